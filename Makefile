@@ -1,0 +1,31 @@
+# Every target sets up its own environment in .venv, once, and again only when its definition changes.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)  ## the main job on built-in real data: out/digits/report.html
+	$(BIN)/flatfold bench digits
+
+test: $(READY)  ## all tests, doctests included, with branch coverage
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+lint: $(READY)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## speed and accuracy as ratios, measured in one run
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove everything that was made here
+	rm -rf $(VENV) out build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "flatfold needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

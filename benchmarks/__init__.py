@@ -1,0 +1,1 @@
+"""Ratios against references and peers, measured in one run: ``make bench``, or ``python -m benchmarks NAME``."""

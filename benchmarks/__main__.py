@@ -1,0 +1,27 @@
+"""Run some or all benchmarks and leave with 1 if a figure is not what it should be."""
+
+import platform
+import sys
+
+import numpy as np
+import torch
+
+from . import autofold, fold, ranking, share
+
+BENCHMARKS = {"fold": fold.run, "autofold": autofold.run, "ranking": ranking.run, "share": share.run}
+
+
+def main(names: list[str]) -> int:
+    """Run the named benchmarks, all of them by default."""
+    unknown = sorted(set(names) - set(BENCHMARKS))
+    if unknown:
+        print(f"no benchmark is called {', '.join(unknown)}. Known: {', '.join(BENCHMARKS)}.", file=sys.stderr)
+        return 2
+    versions = f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
+    print(f"{versions}, {torch.get_num_threads()} threads, float32 unless said otherwise\n")
+    passed = [ok for name in names or BENCHMARKS for ok in BENCHMARKS[name]()]
+    print(f"\n{sum(passed)} of {len(passed)} as wanted")
+    return 0 if all(passed) else 1
+
+
+sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""The command line: one file per command, and the only room that prints."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .bench import bench
+from .methods import methods
+from .report import report
+
+app = typer.Typer(
+    name="flatfold",
+    help="Which inputs does your classifier not know? Out-of-distribution detection from the curvature of the energy.",
+    epilog="Start with: flatfold bench digits",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(bench)
+app.command()(methods)
+app.command()(report)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"flatfold {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Which inputs does your classifier not know? Out-of-distribution detection from the curvature of the energy."""
+
+
+def main() -> None:
+    """Run the command line: exit 0 when done, 1 when the input was wrong, 2 when the usage was."""
+    try:
+        app()
+    except (ValueError, TypeError, OSError) as error:
+        typer.echo(f"flatfold: {error}", err=True)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        typer.echo(f"flatfold: {error}. The built-in suite needs: pip install 'flatfold[demo]'", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("flatfold: interrupted; the same command goes on where it stopped", err=True)
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: the mathematics, free of models, files and devices."""

@@ -1,0 +1,64 @@
+"""A feature bank: the penultimate features of a data set, extracted once and used by every method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .check import as_tensor, check_labels, check_matrix
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureBank:
+    """Features of a data set and, when known, their classes.
+
+    Args:
+        features: ``(n, d)``, finite, float32 or float64; a tensor or a numpy array.
+        labels: ``(n,)`` int64 class indices, or None.
+
+    Example:
+        >>> bank = FeatureBank(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+        >>> len(bank), bank.width
+        (3, 2)
+        >>> bank[bank.labels == 1]
+        FeatureBank(2 rows, 2 features, 1 class, torch.float32)
+    """
+
+    features: Tensor
+    labels: Tensor | None = None
+
+    def __init__(self, features: Tensor | np.ndarray, labels: Tensor | np.ndarray | None = None) -> None:
+        features = as_tensor(features, "features").detach()
+        check_matrix(features, "features")
+        if labels is not None:
+            labels = as_tensor(labels, "labels")
+            check_labels(labels, len(features))
+        object.__setattr__(self, "features", features)
+        object.__setattr__(self, "labels", labels)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @property
+    def width(self) -> int:
+        """Number of features d."""
+        return self.features.shape[1]
+
+    def __getitem__(self, rows: slice | Tensor) -> FeatureBank:
+        """Return the rows that a slice, an index tensor or a boolean mask picks."""
+        return FeatureBank(self.features[rows], None if self.labels is None else self.labels[rows])
+
+    def to(self, device: torch.device | str) -> FeatureBank:
+        """Return this bank on another device."""
+        return FeatureBank(self.features.to(device), None if self.labels is None else self.labels.to(device))
+
+    def __repr__(self) -> str:
+        if self.labels is None:
+            classes = "no labels"
+        else:
+            count = len(torch.unique(self.labels))
+            classes = f"{count} class{'es' if count > 1 else ''}"
+        return f"FeatureBank({len(self)} rows, {self.width} features, {classes}, {self.features.dtype})"

@@ -1,0 +1,107 @@
+"""Sentences about inputs: each check stands once, at the door of the library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .bank import FeatureBank
+    from .head import Head
+
+FLOATS = (torch.float32, torch.float64)
+_ROWS_AT_ONCE = 65_536  # a memory-mapped bank is checked without being read into memory whole
+
+
+def as_tensor(values: Tensor | np.ndarray, name: str) -> Tensor:
+    """Return ``values`` as a tensor that shares its memory, or say which type was expected."""
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, np.ndarray):
+        return torch.from_numpy(values)
+    raise TypeError(
+        f"{name} must be a torch tensor or a numpy array, not {type(values).__name__}. Wrap it in torch.tensor(...)."
+    )
+
+
+def check_matrix(values: Tensor, name: str) -> None:
+    """Raise unless ``values`` is a non-empty, finite float32 or float64 matrix."""
+    if values.ndim != 2:
+        raise ValueError(f"{name} must have two dimensions, got {tuple(values.shape)}. Reshape it first.")
+    if values.shape[0] == 0 or values.shape[1] == 0:
+        raise ValueError(f"{name} must not be empty, got shape {tuple(values.shape)}. Was the data loader empty?")
+    if values.dtype not in FLOATS:
+        raise TypeError(f"{name} must be float32 or float64, got {values.dtype}. Convert with .float() or .double().")
+    check_finite(values, name)
+
+
+def check_finite(values: Tensor, name: str, first: int = 0) -> None:
+    """Raise if ``values`` holds a NaN or an infinity, and name the first row that does, counted from ``first``."""
+    for start in range(0, len(values), _ROWS_AT_ONCE):
+        finite = values[start : start + _ROWS_AT_ONCE].isfinite()
+        if not finite.all():
+            row = first + start + int((~finite).flatten(1).any(dim=1).nonzero()[0])
+            raise ValueError(
+                f"{name} must be finite, but row {row} has a NaN or infinite entry. "
+                "Look at that input and at the model's weights; no row is dropped for you."
+            )
+
+
+def check_labels(labels: Tensor, n: int) -> None:
+    """Raise unless ``labels`` are ``n`` non-negative class indices in int64."""
+    if labels.dtype != torch.int64:
+        raise TypeError(f"labels must be int64 class indices, got {labels.dtype}. Convert with .long().")
+    if labels.shape != (n,):
+        raise ValueError(f"labels must have shape ({n},), one per feature row, got {tuple(labels.shape)}.")
+    if n and int(labels.min()) < 0:
+        raise ValueError(
+            f"labels must be class indices from 0, got {int(labels.min())}. "
+            "A bank holds in-distribution data only: drop the rows marked as unknown."
+        )
+
+
+def check_width(h: Tensor, weight: Tensor) -> None:
+    """Raise unless the rows of ``h`` are as wide as the head's input."""
+    if h.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"features have d={h.shape[-1]} columns but the head expects d={weight.shape[-1]}. "
+            "Were they taken from the input of this model's last linear layer?"
+        )
+
+
+def check_features(h: Tensor, weight: Tensor) -> None:
+    """Raise unless a batch of features ``h`` can be scored by a head of this ``weight``.
+
+    Shapes and types are always checked. The values are checked too, but not while a graph is
+    being traced (``torch.compile``, ``torch.export``), where looking at them is not possible.
+    """
+    if not isinstance(h, Tensor):
+        raise TypeError(f"features must be a torch tensor, not {type(h).__name__}. Wrap them in torch.as_tensor(...).")
+    if h.ndim != 2:
+        raise ValueError(f"features must have shape (n, d), got {tuple(h.shape)}. A single row needs h[None].")
+    check_width(h, weight)
+    if h.dtype != weight.dtype:
+        raise TypeError(
+            f"features are {h.dtype} but the detector was fitted in {weight.dtype}. "
+            "Convert one of them: features.to(dtype) or detector.to(dtype)."
+        )
+    if not torch.compiler.is_compiling():
+        check_finite(h, "features")
+
+
+def check_fit(bank: FeatureBank, head: Head) -> None:
+    """Raise unless ``bank`` and ``head`` belong together."""
+    check_width(bank.features, head.weight)
+    if bank.features.dtype != head.weight.dtype:
+        raise TypeError(
+            f"the bank is {bank.features.dtype} but the head is {head.weight.dtype}. "
+            "Bring both to one type, float32 or float64."
+        )
+    if bank.labels is not None and int(bank.labels.max()) >= head.n_classes:
+        raise ValueError(
+            f"labels go up to {int(bank.labels.max())} but the head has {head.n_classes} classes (0 to "
+            f"{head.n_classes - 1}). Do the labels follow the order of the model's outputs?"
+        )

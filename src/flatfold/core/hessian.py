@@ -1,0 +1,108 @@
+r"""Curvature of the energy over features, in closed form.
+
+Tensors in, tensors out: nothing here knows a model, a file or a device. With ``z = W h + b`` and ``p = softmax(z)``,
+the Hessian of ``logsumexp(z)`` in ``h`` is ``W' (diag p - p p') W``: the covariance of the class weights under ``p``.
+So its trace is half the mean squared distance between two classes drawn from ``p``:
+
+.. math:: \operatorname{tr} H = \tfrac12\, p^\top D\, p, \qquad D_{ij} = \|w_i - w_j\|^2
+
+There are two ways to evaluate it, and both only ever add non-negative numbers. The textbook
+``E|w|^2 - |E w|^2`` subtracts two nearly equal ones and rounds the trace of a confident sample to 0.
+"""
+
+import torch
+from torch import Tensor
+
+
+def class_distances(weight: Tensor) -> Tensor:
+    """Return the squared distances between class weights ``(c, d)`` as ``(c, c)``, zero on the diagonal."""
+    # Differences, not Gram products: near-equal classes would cancel. Done once per head.
+    return torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def prefers_distances(n_classes: int, width: int) -> bool:
+    """Tell whether the pairwise form is the cheaper one for a head of this shape.
+
+    A row costs c² multiplications with the distances and c·d with the centred form. Up to c = 2d the first also wins
+    in practice, because it is a single product; beyond, c² numbers would have to be stored as well.
+    """
+    return n_classes <= 2 * width
+
+
+def feature_hessian_trace(probs: Tensor, distances: Tensor) -> Tensor:
+    r"""Return the trace of the feature Hessian at each row of class probabilities.
+
+    .. math:: \operatorname{tr} H = \tfrac12\, p^\top D\, p
+
+    Every term is non-negative, so a confident sample keeps its tiny trace in float32;
+    ``E|w|^2 - |E w|^2`` would round it to 0 and create ties among the surest inputs.
+
+    Args:
+        probs: Class probabilities, ``(n, c)``.
+        distances: ``class_distances(weight)``, ``(c, c)``.
+
+    Returns:
+        ``(n,)``, never negative, in the dtype and on the device of ``probs``.
+
+    Example:
+        >>> feature_hessian_trace(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 4.0], [4.0, 0.0]]))
+        tensor([1.])
+    """
+    return 0.5 * (probs @ distances).mul(probs).sum(dim=-1)
+
+
+def centred_hessian_trace(probs: Tensor, weight: Tensor) -> Tensor:
+    r"""Return the same trace from the weights alone, for heads with many more classes than features.
+
+    Let t be the likeliest class, r = 1 - p_t the mass of all others, q their distribution and m_q, u the mean and
+    the total variance of their weights. The variance of the mixture of t and the others is
+
+    .. math:: \operatorname{tr} H = r\, u + r (1 - r)\, \|w_t - m_q\|^2
+
+    Both terms are non-negative. ``u`` is a difference of moments, but it only matters beside the second term when q is
+    spread out, and then little cancels. No matrix over pairs of classes is built.
+
+    Args:
+        probs: Class probabilities, ``(n, c)``.
+        weight: Class weights, ``(c, d)``.
+
+    Returns:
+        ``(n,)``, never negative.
+    """
+    centred = weight - weight.mean(dim=0)  # a common shift changes no variance and keeps the moments small
+    top, rest, q = _split_off_top(probs)
+    mean = q @ centred
+    spread = (q @ centred.square().sum(dim=-1) - mean.square().sum(dim=-1)).clamp_min(0.0)
+    gap = (centred[top] - mean).square().sum(dim=-1)
+    return rest * (spread + (1 - rest) * gap)
+
+
+def feature_hessian_diagonal(probs: Tensor, weight: Tensor) -> Tensor:
+    r"""Return the diagonal of the feature Hessian: the variance of the class weights in every dimension.
+
+    .. math:: H_{jj} = r\, u_j + r (1 - r)\, (w_{tj} - m_{qj})^2
+
+    with the letters of :func:`centred_hessian_trace`.
+
+    Args:
+        probs: Class probabilities, ``(n, c)``.
+        weight: Class weights, ``(c, d)``.
+
+    Returns:
+        ``(n, d)``, never negative; its sum over the last dimension is the trace.
+    """
+    centred = weight - weight.mean(dim=0)
+    top, rest, q = _split_off_top(probs)
+    mean = q @ centred
+    spread = (q @ centred.square() - mean.square()).clamp_min(0.0)
+    gap = (centred[top] - mean).square()
+    return rest[:, None] * (spread + (1 - rest)[:, None] * gap)
+
+
+def _split_off_top(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the likeliest class ``(n,)``, the mass of all others ``(n,)`` and their distribution ``(n, c)``."""
+    top = probs.argmax(dim=-1, keepdim=True)
+    others = probs.scatter(-1, top, 0.0)
+    rest = others.sum(dim=-1, keepdim=True)  # summed, not 1 - p_t: a small rest keeps its digits
+    q = others / rest.clamp_min(torch.finfo(probs.dtype).tiny)
+    return top.squeeze(-1), rest.squeeze(-1), q

@@ -1,0 +1,125 @@
+"""Functions features -> features that go in front of a score: ReAct, ASH-B, partial normalisation.
+
+Tensors in, tensors out, nothing changed in place; what ReAct learns is handed over as a number.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .precision import widened
+
+
+def norm_power(h: Tensor, exponent: float | Tensor) -> Tensor:
+    """Return ``|h|^exponent`` per row as ``(n, 1)``, finite also where the features are all zero."""
+    norm: Tensor = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
+    return norm.clamp_min(torch.finfo(h.dtype).tiny).pow(exponent)
+
+
+def partially_normalised(h: Tensor, alpha: float | Tensor) -> Tensor:
+    r"""Return partially normalised features.
+
+    .. math:: \tilde h = h / \|h\|^\alpha
+
+    Args:
+        h: Features, ``(n, d)``. A row of zeros stays a row of zeros.
+        alpha: 0 leaves features as they are, 1 puts them on the unit sphere.
+
+    Example:
+        >>> partially_normalised(torch.tensor([[3.0, 4.0]]), 1.0)
+        tensor([[0.6000, 0.8000]])
+    """
+    return h / norm_power(h, alpha)
+
+
+def partially_normalised_probs(h: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor) -> Tensor:
+    r"""Return the class probabilities of partially normalised features.
+
+    .. math:: p = \operatorname{softmax}(W h / \|h\|^\alpha + b)
+
+    The exponent only rescales the bias-free logits, so one matrix product serves every alpha (:func:`rescaled_logits`).
+    Logits are kept in float64 until the probabilities are known, which then have every digit that the features' type
+    can hold, and do not depend on the size of the batch.
+
+    Args:
+        h: Features, ``(n, d)``.
+        weight: ``(c, d)``.
+        bias: ``(c,)`` or None.
+        alpha: The exponent.
+
+    Returns:
+        ``(n, c)``, in the type of ``h``.
+    """
+    wide = widened(h)
+    projected = wide @ widened(weight).mT
+    return rescaled_logits(projected, norm_power(wide, alpha), bias).softmax(dim=-1).to(h.dtype)
+
+
+def rescaled_logits(projected: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``projected / scale + bias`` for bias-free logits ``(n, c)`` and a scale per row ``(n, 1)``."""
+    logits = projected / scale
+    return logits if bias is None else logits + bias
+
+
+def percentile_threshold(features: Tensor, percentile: float) -> float:
+    """Return the given percentile of all entries of ``features``, linearly interpolated, as ReAct's threshold.
+
+    Example:
+        >>> percentile_threshold(torch.tensor([[0.0, 1.0], [2.0, 3.0]]), 50)
+        1.5
+    """
+    check_percentile(percentile)
+    # numpy, because torch.quantile refuses more than 16 million entries
+    return float(np.percentile(features.detach().cpu().numpy(), percentile))
+
+
+def react(h: Tensor, threshold: float | Tensor) -> Tensor:
+    r"""Return features clipped from above (ReAct, Sun et al. 2021).
+
+    .. math:: h' = \min(h, c)
+
+    Example:
+        >>> react(torch.tensor([[0.5, 2.0]]), 1.0)
+        tensor([[0.5000, 1.0000]])
+    """
+    return h.clamp(max=threshold)
+
+
+def ash_b(h: Tensor, percentile: float) -> Tensor:
+    r"""Return features binarised by activation shaping (ASH-B, Djurisic et al. 2023).
+
+    Keep the k largest entries of a row and set each to S / k, the others to 0:
+
+    .. math:: S = \sum_j h_j, \qquad k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
+
+    Rounding is to even and ties at the k-th entry are cut by position, as in OpenOOD.
+
+    Args:
+        h: Features, ``(n, d)``.
+        percentile: Share of entries to drop, in percent; at least one must be left.
+
+    Example:
+        >>> ash_b(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 50)
+        tensor([[0., 0., 5., 5.]])
+    """
+    check_percentile(percentile)
+    k = h.shape[-1] - round(h.shape[-1] * percentile / 100)
+    if k < 1:
+        raise ValueError(
+            f"percentile {percentile:g} of {h.shape[-1]} features leaves none of them. Use a smaller percentile."
+        )
+    kept = h.topk(k, dim=-1).indices
+    level = h.sum(dim=-1, keepdim=True) / k
+    return torch.zeros_like(h).scatter(-1, kept, level.expand(-1, k))
+
+
+def check_percentile(percentile: float) -> None:
+    """Raise unless ``percentile`` lies between 0 and 100."""
+    if not 0 <= percentile < 100:
+        raise ValueError(f"percentile must be at least 0 and below 100, got {percentile:g}. 90 is customary.")
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise unless ``alpha`` lies between 0 and 1."""
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must lie between 0 (no normalisation) and 1 (unit sphere), got {alpha:g}.")

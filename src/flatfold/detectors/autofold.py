@@ -1,0 +1,207 @@
+"""AutoFold: FOLD that chooses its exponent from in-distribution data alone.
+
+Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detection", ECCV 2026.
+
+Masking the logit of a sample's own class makes a pseudo-unknown: an input whose class the network was never taught.
+The best exponent is the one whose scores tell the pseudo-unknowns from known inputs best.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.calibration import Groups, Weights, group_rows, middle_of_maximum, one_vs_rest, paired
+from ..core.head import Head
+from ..core.hessian import class_distances
+from ..core.masking import Moments
+from ..core.shaping import check_alpha, norm_power, rescaled_logits
+from .ash import Ash
+from .base import Detector
+from .fold import SMALLEST_DIVISOR, Fold, ScoreNorm, check_score_norm
+from .react import ReAct
+from .registry import register
+from .shaped import Shaped
+
+Criterion = Literal["paired", "one_vs_rest"]
+CRITERIA = {"paired": paired, "one_vs_rest": one_vs_rest}
+MIN_PER_CLASS = 3  # a class with fewer samples has no AUROC worth averaging
+GRID = tuple(i / 100 for i in range(1, 101))
+
+
+class AutoFold(Detector):
+    r"""FOLD with the exponent that best separates in-distribution samples from their masked copies.
+
+    .. math:: \alpha^* = \arg\max_\alpha
+        \frac1K \sum_k \operatorname{AUROC}\big(S_k(\alpha),\, S_k^{\text{masked}}(\alpha)\big)
+
+    ``fit`` needs labels and sees in-distribution data only: there is no argument for anything else. It leaves
+    ``alpha_``, ``grid_``, ``curve_`` (the criterion at each exponent of the grid) and ``curve_stderr_``. Among exact
+    ties the middle exponent is taken; a curve that is flat within its standard error raises a warning.
+
+    Args:
+        criterion: ``"paired"`` compares the samples of a class with their own masked copies (the paper).
+            ``"one_vs_rest"`` masks class k for everybody and compares its samples with those of all other classes
+            (the authors' code).
+        grid: Exponents to try.
+        max_classes: Average over at most this many classes, drawn with ``seed``; None means all.
+        seed: Of that draw.
+        score_norm: As in :class:`Fold`, during the choice and for the scores.
+    """
+
+    alpha_: Tensor
+    grid_: Tensor
+    curve_: Tensor
+    curve_stderr_: Tensor
+
+    def __init__(
+        self,
+        criterion: Criterion = "paired",
+        grid: Sequence[float] = GRID,
+        max_classes: int | None = None,
+        seed: int = 0,
+        score_norm: ScoreNorm = None,
+    ) -> None:
+        super().__init__()
+        self.criterion = criterion
+        self.grid = grid
+        self.max_classes = max_classes
+        self.seed = seed
+        self.fold = Fold(score_norm=score_norm)
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Choose the exponent and remember the whole curve."""
+        self._check(bank)
+        curve, stderr = self._curve(bank, head)
+        best = middle_of_maximum(curve)
+        _warn_if_flat(curve, float(stderr[best]), self.grid[best])
+        self.fold.fit(bank, head)
+        for name, values in {
+            "alpha_": curve.new_tensor(self.grid[best]),
+            "grid_": curve.new_tensor(self.grid),
+            "curve_": curve,
+            "curve_stderr_": stderr,
+        }.items():
+            self.register_buffer(name, values.to(head.weight))
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return FOLD's score at the chosen exponent."""
+        return self.fold.score_at(h, self.alpha_)
+
+    @property
+    def fitted_weight(self) -> Tensor:
+        """Weight of the head this detector was fitted with."""
+        return self.fold.fitted_weight
+
+    def _check(self, bank: FeatureBank) -> None:
+        check_score_norm(self.fold.score_norm)
+        if self.criterion not in CRITERIA:
+            raise ValueError(f"criterion must be {' or '.join(CRITERIA)}, got {self.criterion!r}.")
+        if not len(self.grid):
+            raise ValueError("grid must hold at least one exponent. Leave it out for 0.01, 0.02, ..., 1.00.")
+        for alpha in self.grid:
+            check_alpha(alpha)
+        if bank.labels is None:
+            raise ValueError(
+                "AutoFold masks the logit of each sample's own class, but this bank has no labels. "
+                "Give FeatureBank(features, labels), or use FOLD with an alpha of your own."
+            )
+
+    def _curve(self, bank: FeatureBank, head: Head) -> tuple[Tensor, Tensor]:
+        """Return the criterion and its standard error at each exponent, in float64."""
+        if bank.features.device.type == "mps":  # which has no float64
+            bank, head = bank.to("cpu"), head.to("cpu")
+        assert bank.labels is not None
+        h, weight, labels = bank.features.double(), head.weight.double(), bank.labels
+        groups = self._groups(labels)
+        weights = Weights(class_distances(weight), weight.square().sum(dim=-1))
+        projected = h @ weight.mT  # the one product with the features, for every exponent
+        points = []
+        for alpha in self.grid:
+            logits = rescaled_logits(projected, norm_power(h, alpha), head.bias)
+            score = _score(self.fold.score_norm, norm_power(h, 2 - 2 * alpha).squeeze(-1))
+            points.append(torch.stack(CRITERIA[self.criterion](logits, labels, groups, weights, score)))
+        curve, stderr = torch.stack(points, dim=-1)
+        return curve, stderr
+
+    def _groups(self, labels: Tensor) -> Groups:
+        """Return the rows of the classes to average over."""
+        present, counts = torch.unique(labels, return_counts=True)
+        if self.criterion == "one_vs_rest" and len(present) < 2:
+            raise ValueError(
+                'criterion "one_vs_rest" compares classes, but this bank has one class only. Use criterion="paired".'
+            )
+        enough = present[counts >= MIN_PER_CLASS]
+        if len(enough) == 0:
+            raise ValueError(
+                f"AutoFold needs a class with at least {MIN_PER_CLASS} samples, but the largest of the {len(present)} "
+                f"classes here has {int(counts.max())}. Give it more in-distribution data, or use FOLD with an alpha."
+            )
+        if self.max_classes is not None and len(enough) > self.max_classes:
+            # The generator of the authors' code: the same seed draws the same classes.
+            drawn = np.random.RandomState(self.seed).choice(enough.cpu().numpy(), self.max_classes, replace=False)
+            enough = torch.from_numpy(drawn).to(labels)
+        return group_rows(labels, enough)
+
+
+def _score(score_norm: ScoreNorm, feature_norms: Tensor) -> Callable[[Moments], Tensor]:
+    """Return how FOLD turns moments into scores under ``score_norm``."""
+    divisors: dict[ScoreNorm, Callable[[Moments], Tensor]] = {
+        "weight": lambda moments: moments.second - moments.trace,
+        "feature": lambda moments: feature_norms,
+    }
+    if score_norm is None:
+        return lambda moments: moments.trace
+    return lambda moments: moments.trace / divisors[score_norm](moments).clamp_min(SMALLEST_DIVISOR)
+
+
+def _warn_if_flat(curve: Tensor, stderr: float, alpha: float) -> None:
+    spread = float(curve.max() - curve.min())
+    if len(curve) > 1 and spread <= stderr:
+        warnings.warn(
+            f"AutoFold's curve is flat: it moves by {spread:.4f} over the grid and its standard error is {stderr:.4f}, "
+            f"so alpha = {alpha:g} is hardly better than any other. More samples per class would help.",
+            stacklevel=4,
+        )
+
+
+@register("autofold", fits_on="val", tuned_on="id")
+def make_autofold(
+    criterion: Criterion = "paired",
+    grid: Sequence[float] = GRID,
+    max_classes: int | None = None,
+    seed: int = 0,
+    score_norm: ScoreNorm = None,
+) -> Detector:
+    """FOLD whose exponent is chosen on in-distribution data by masking logits."""
+    return AutoFold(criterion, grid, max_classes, seed, score_norm)
+
+
+@register("autofold-r", fits_on="val", tuned_on="id")
+def make_autofold_r(
+    percentile: float = 90,
+    criterion: Criterion = "paired",
+    grid: Sequence[float] = GRID,
+    max_classes: int | None = None,
+    seed: int = 0,
+    score_norm: ScoreNorm = None,
+) -> Detector:
+    """AutoFold on features clipped by ReAct."""
+    return Shaped(ReAct(percentile), AutoFold(criterion, grid, max_classes, seed, score_norm))
+
+
+@register("autofold-a", fits_on="val", tuned_on="id")
+def make_autofold_a(
+    percentile: float = 90,
+    criterion: Criterion = "paired",
+    grid: Sequence[float] = GRID,
+    max_classes: int | None = None,
+    seed: int = 0,
+    score_norm: ScoreNorm = None,
+) -> Detector:
+    """AutoFold on features shaped by ASH."""
+    return Shaped(Ash(percentile), AutoFold(criterion, grid, max_classes, seed, score_norm))

@@ -1,0 +1,83 @@
+"""The contract of every detector.
+
+Hyper-parameters go into the constructor, which only stores them. ``fit(bank, head)`` learns from in-distribution
+features and returns ``self``; what it learns becomes buffers, so ``.to()``, ``state_dict()`` and export come for
+free. A call scores features ``(n, d)`` with one number each. **A higher score means more out-of-distribution**, for
+every method.
+
+To add a method, write :meth:`Detector.score`, and :meth:`Detector.learn` if there is something to learn.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..core.bank import FeatureBank
+from ..core.check import check_features, check_fit
+from ..core.errors import NotFittedError
+from ..core.head import Head
+
+
+class Fittable(nn.Module):
+    """A module whose buffers appear when it is fitted, and also when a fitted state is loaded into it."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for key, value in state_dict.items():
+            name = key.removeprefix(prefix)
+            if key.startswith(prefix) and "." not in name and name not in self._parameters:
+                self.register_buffer(name, torch.empty_like(value))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Detector(Fittable, ABC):
+    """A score for features: fitted once on in-distribution data, higher for inputs unlike it."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def fit(self, bank: FeatureBank, head: Head) -> Self:
+        """Learn from in-distribution data.
+
+        Args:
+            bank: In-distribution features ``(n, d)``, with labels for the methods that need them.
+            head: The last layer of the model that made the features.
+
+        Returns:
+            The detector itself, ready to be called.
+        """
+        check_fit(bank, head)
+        self.learn(bank, head)
+        return self
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return one score per row of features ``(n, d)``, higher for more out-of-distribution."""
+        check_features(h, self.fitted_weight)
+        return self.score(h)
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Turn what ``bank`` and ``head`` teach into buffers; by default remember the head."""
+        self.register_head(head)
+
+    @abstractmethod
+    def score(self, h: Tensor) -> Tensor:
+        """Return one score per row of ``h``; pure torch, and no row may depend on another."""
+
+    def register_head(self, head: Head) -> None:
+        """Keep the head's weight and bias as buffers."""
+        self.register_buffer("weight", head.weight)
+        self.register_buffer("bias", head.bias)
+
+    @property
+    def fitted_weight(self) -> Tensor:
+        """Weight of the head this detector was fitted with."""
+        if "weight" not in self._buffers:
+            raise NotFittedError(
+                f"this {type(self).__name__} has not been fitted. Call .fit(bank, head) first, or load a fitted state."
+            )
+        return self.weight
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Return the logits ``(n, c)`` of features ``(n, d)``."""
+        return nn.functional.linear(h, self.weight, self._buffers.get("bias"))

@@ -1,0 +1,36 @@
+"""EBO: the free energy of the logits.
+
+Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020.
+"""
+
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.head import Head
+from .base import Detector
+from .registry import register
+
+
+@register("ebo")
+class Ebo(Detector):
+    r"""Energy of the logits.
+
+    .. math:: s(h) = -T \log \sum_c \exp(z_c / T), \qquad z = W h + b
+
+    Args:
+        temperature: T, above 0.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Check the temperature and remember the head."""
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature:g}. 1 is the paper's value.")
+        self.register_head(head)
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the energy."""
+        return -self.temperature * (self.logits(h) / self.temperature).logsumexp(dim=-1)

@@ -1,0 +1,113 @@
+"""FOLD: score an input by how sharply the energy bends around its features.
+
+Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detection", ECCV 2026.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.head import Head
+from ..core.hessian import (
+    centred_hessian_trace,
+    class_distances,
+    feature_hessian_diagonal,
+    feature_hessian_trace,
+    prefers_distances,
+)
+from ..core.shaping import check_alpha, norm_power, partially_normalised, partially_normalised_probs
+from .ash import Ash
+from .base import Detector
+from .react import ReAct
+from .registry import register
+from .shaped import Shaped
+
+ScoreNorm = Literal["weight", "feature"] | None
+SMALLEST_DIVISOR = 1e-7  # of a score norm; the authors' AutoFold uses the same
+
+
+class Fold(Detector):
+    r"""Trace of the feature Hessian at partially normalised features.
+
+    .. math:: s(h) = \operatorname{tr} W^\top (\operatorname{diag} p - p p^\top) W, \qquad
+        p = \operatorname{softmax}(W \tilde h + b), \qquad \tilde h = h / \|h\|^\alpha
+
+    Args:
+        alpha: 0 leaves features as they are, 1 puts them on the unit sphere.
+        score_norm: None is the paper's score. The authors' code may divide it by the squared norm of the mean class
+            weight, ``"weight"``: :math:`\|W^\top p\|^2`, or of the features, ``"feature"``: :math:`\|\tilde h\|^2`.
+        kept: Which entries of the normalised features count, ``(n, d) -> (n, d)`` bool; None means all of them.
+            The authors' FOLD-R counts those below ReAct's threshold.
+    """
+
+    distances: Tensor | None
+
+    def __init__(
+        self, alpha: float = 0.5, score_norm: ScoreNorm = None, kept: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.score_norm = score_norm
+        self.kept = kept
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Remember the head and, unless it has very many classes, the distances between them."""
+        check_alpha(self.alpha)
+        check_score_norm(self.score_norm)
+        self.register_head(head)
+        pairwise = prefers_distances(head.n_classes, head.width)
+        self.register_buffer("distances", class_distances(head.weight) if pairwise else None)
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the trace of the feature Hessian."""
+        return self.score_at(h, self.alpha)
+
+    def score_at(self, h: Tensor, alpha: float | Tensor) -> Tensor:
+        """Return the scores under another exponent than the constructor's."""
+        probs = partially_normalised_probs(h, self.weight, self._buffers.get("bias"), alpha)
+        trace = self._trace(probs, h, alpha)
+        if self.score_norm is None:
+            return trace
+        if self.score_norm == "weight":
+            divisor = (probs @ self.weight).square().sum(dim=-1)
+        else:
+            divisor = norm_power(h, 2 - 2 * alpha).squeeze(-1)
+        return trace / divisor.clamp_min(SMALLEST_DIVISOR)
+
+    def _trace(self, probs: Tensor, h: Tensor, alpha: float | Tensor) -> Tensor:
+        if self.kept is not None:
+            kept = self.kept(partially_normalised(h, alpha))
+            return (feature_hessian_diagonal(probs, self.weight) * kept).sum(dim=-1)
+        distances = self._buffers.get("distances")
+        if distances is None:
+            return centred_hessian_trace(probs, self.weight)
+        return feature_hessian_trace(probs, distances)
+
+
+def check_score_norm(score_norm: str | None) -> None:
+    """Raise unless ``score_norm`` is one of those that exist."""
+    if score_norm not in (None, "weight", "feature"):
+        raise ValueError(f'score_norm must be None, "weight" or "feature", got {score_norm!r}.')
+
+
+@register("fold")
+def make_fold(alpha: float = 0.5, score_norm: ScoreNorm = None) -> Detector:
+    """Trace of the feature Hessian at partially normalised features."""
+    return Fold(alpha, score_norm)
+
+
+@register("fold-r", fits_on="val")
+def make_fold_r(
+    alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None, masked: bool = False
+) -> Detector:
+    """FOLD on features clipped by ReAct."""
+    react = ReAct(percentile)
+    return Shaped(react, Fold(alpha, score_norm, kept=react.kept if masked else None))
+
+
+@register("fold-a")
+def make_fold_a(alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None) -> Detector:
+    """FOLD on features shaped by ASH."""
+    return Shaped(Ash(percentile), Fold(alpha, score_norm))

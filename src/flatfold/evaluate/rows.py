@@ -1,0 +1,101 @@
+"""One row of a result table: a method, a data set, and how well the first finds the second."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.ranking import aupr, auroc, fpr_at_tpr
+from .suite import Group
+
+METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method's figures on one data set, all between 0 and 1. The FPR95 names say which class is positive."""
+
+    method: str
+    dataset: str
+    group: Group
+    auroc: float
+    fpr95_ood_positive: float
+    fpr95_id_positive: float
+    aupr_out: float
+    aupr_in: float
+    n_id: int
+    n_ood: int
+
+
+@dataclass(frozen=True)
+class MethodRun:
+    """What was done for one method before it was judged."""
+
+    method: str
+    hyper: dict[str, Any]
+    fits_on: str
+    tuned_on: str
+    fit_seconds: float
+    microseconds_per_sample: float
+    learnt: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Average:
+    """Unweighted means of a method's rows over some data sets."""
+
+    method: str
+    over: str
+    auroc: float
+    fpr95_ood_positive: float
+    fpr95_id_positive: float
+    aupr_out: float
+    aupr_in: float
+
+
+Scores = NDArray[np.floating]
+
+
+def make_row(method: str, dataset: str, group: Group, id_scores: Scores, ood_scores: Scores) -> Row:
+    """Return all metrics of one method on one data set."""
+    return Row(
+        method,
+        dataset,
+        group,
+        auroc(id_scores, ood_scores),
+        fpr_at_tpr(id_scores, ood_scores, positive="ood"),
+        fpr_at_tpr(id_scores, ood_scores, positive="id"),
+        aupr(id_scores, ood_scores, positive="ood"),
+        aupr(id_scores, ood_scores, positive="id"),
+        len(id_scores),
+        len(ood_scores),
+    )
+
+
+def averages(rows: Sequence[Row]) -> list[Average]:
+    """Return near, far and overall means per method.
+
+    ``near`` and ``far`` are OpenOOD's, ``all`` is the paper's "Average": the mean over all data sets, not of the two
+    groups.
+    """
+    means = []
+    for method in dict.fromkeys(row.method for row in rows):
+        mine = [row for row in rows if row.method == method]
+        for over in ("near", "far", "all"):
+            chosen = [row for row in mine if over in (row.group, "all")]
+            if chosen:
+                means.append(Average(method, over, *(_mean(chosen, metric) for metric in METRICS)))
+    return means
+
+
+def _mean(rows: Iterable[Row], metric: str) -> float:
+    return fmean(getattr(row, metric) for row in rows)
+
+
+def column_names() -> list[str]:
+    """Return the columns of a row, in order."""
+    return [column.name for column in fields(Row)]

@@ -1,0 +1,108 @@
+"""What a data loader yields, taken apart: arguments for the model on one side, labels on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.check import check_labels
+
+LABEL_KEYS = ("labels", "label", "y", "target", "targets")
+INPUT_KEYS = ("x", "image", "images", "input", "inputs")
+_KNOWN = "Use a tensor, a pair (x, y), or a dict such as {'pixel_values': x, 'labels': y}."
+
+
+class Batch(NamedTuple):
+    """One batch: call the model as ``model(*args, **kwargs)``.
+
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        labels: ``(n,)`` int64, or None when the loader gives none.
+        rows: Number of inputs n.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    labels: Tensor | None
+    rows: int
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return this batch with its inputs on ``device``; labels stay where they are."""
+        args = tuple(_moved(value, device) for value in self.args)
+        return self._replace(args=args, kwargs={name: _moved(value, device) for name, value in self.kwargs.items()})
+
+
+def split_batch(batch: Any) -> Batch:
+    """Take a batch apart.
+
+    Args:
+        batch: A tensor; ``(x,)`` or ``(x, y)``, where x may be a dict of keyword arguments; or a dict. In a dict the
+            entry under ``labels``, ``label``, ``y``, ``target`` or ``targets`` holds the labels. A single other entry
+            under ``x``, ``image``, ``images``, ``input`` or ``inputs`` is passed by position, anything else by name.
+
+    Example:
+        >>> split_batch({"image": torch.zeros(2, 3), "label": torch.tensor([4, 5])})
+        Batch(args=(tensor([[0., 0., 0.], [0., 0., 0.]]),), kwargs={}, labels=tensor([4, 5]), rows=2)
+    """
+    inputs, labels = _inputs_and_labels(batch)
+    args, kwargs = _arguments(inputs)
+    rows = _count(args, kwargs)
+    return Batch(args, kwargs, None if labels is None else _class_indices(labels, rows), rows)
+
+
+def _inputs_and_labels(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, Mapping):
+        found = [name for name in LABEL_KEYS if name in batch]
+        if len(found) > 1:
+            raise ValueError(f"a batch must have one entry of labels, got {' and '.join(map(repr, found))}. Drop one.")
+        inputs = {str(name): value for name, value in batch.items() if name not in found}
+        return inputs, batch[found[0]] if found else None
+    if isinstance(batch, (tuple, list)):
+        if len(batch) not in (1, 2):
+            raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN}")
+        return batch[0], batch[1] if len(batch) == 2 else None
+    return batch, None
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        names = [str(name) for name in inputs]
+        if len(names) == 1 and names[0] in INPUT_KEYS:
+            return (inputs[names[0]],), {}
+        return (), {str(name): value for name, value in inputs.items()}
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"a batch must hold a tensor, got {type(inputs).__name__}. {_KNOWN}")
+    return (inputs,), {}
+
+
+def _count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the number of inputs: the length of the first tensor."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if not tensors:
+        raise TypeError(f"a batch must hold a tensor for the model, got {sorted(kwargs) or 'none'}. {_KNOWN}")
+    if tensors[0].ndim == 0:
+        raise ValueError("a batch must have a first dimension that counts its inputs, got a tensor without dimensions.")
+    return len(tensors[0])
+
+
+def _class_indices(labels: Any, rows: int) -> Tensor:
+    if isinstance(labels, (list, tuple, np.ndarray)):
+        labels = torch.as_tensor(labels)
+    kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or kind == torch.bool:
+        raise TypeError(
+            f"labels must be integer class indices, one per input, got {kind}. "
+            "Turn one-hot rows into indices with .argmax(1); leave out targets that are no classes."
+        )
+    indices: Tensor = labels.detach().cpu().long()
+    check_labels(indices, rows)
+    return indices
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value

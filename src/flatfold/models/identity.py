@@ -1,0 +1,52 @@
+"""What tells one extraction from another: the weights and the data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from .sources import Source
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Return the sha256 of the names, shapes, types and bytes in a model's ``state_dict``.
+
+    Example:
+        >>> weights_hash(nn.Linear(2, 2)) == weights_hash(nn.Linear(2, 2))
+        False
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        if isinstance(value, Tensor):  # other entries are a module's private state, without a form that stays the same
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def data_key(loader: Iterable[Any], key: str | None) -> str:
+    """Return a string that identifies the data of ``loader``, or say that one must be given.
+
+    Args:
+        loader: A source has a fingerprint of its own.
+        key: The user's name for the data; for a source it is added to the fingerprint.
+    """
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler) if isinstance(loader, DataLoader) else None
+    if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
+        raise ValueError(
+            "out= needs a loader that gives the same order in every pass, but this one shuffles: rows of an "
+            "interrupted pass could not be told apart. Use shuffle=False."
+        )
+    if isinstance(loader, Source):
+        return loader.fingerprint if key is None else f"{loader.fingerprint} {key}"
+    if not key:
+        raise ValueError(
+            "out= needs to know which data this is, so that a bank of other data is never mistaken for it; a "
+            f"{type(loader).__name__} does not say. Pass key='...', any string that changes with the data and its "
+            "preparation, or use FolderImages or NpzImages."
+        )
+    return key

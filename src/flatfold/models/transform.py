@@ -1,0 +1,111 @@
+"""From pixels to the tensor a model was trained on: resize, crop, scale, normalise. Needs Pillow only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The usual preparation of an image, step by step as torchvision does it.
+
+    Args:
+        resize: Length of the shorter side after a bilinear resize, or None to leave the size as it is.
+        crop: Side of the square cut from the middle, or None for no crop.
+        mean: Subtracted from the channels, which lie in [0, 1]; one number per channel.
+        std: Then divided by; one number per channel.
+        mode: ``"RGB"`` or ``"L"`` (grey); images of the other kind are converted.
+
+    Example:
+        >>> Transform(resize=8, crop=4)(np.zeros((20, 30), np.uint8)).shape
+        torch.Size([3, 4, 4])
+    """
+
+    resize: int | None = None
+    crop: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    mode: Literal["RGB", "L"] = "RGB"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("RGB", "L"):
+            raise ValueError(f'mode must be "RGB" or "L", got {self.mode!r}.')
+        for name in ("resize", "crop"):
+            size = getattr(self, name)
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+                raise ValueError(f"{name} must be a positive number of pixels or None, got {size!r}.")
+        for name in ("mean", "std"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, self._per_channel(name))
+
+    def _per_channel(self, name: str) -> tuple[float, ...]:
+        values, channels = tuple(map(float, getattr(self, name))), len(self.mode)  # "RGB" has 3, "L" has 1
+        if len(values) != channels:
+            raise ValueError(f"{name} must have one number per channel of {self.mode}, {channels}, got {len(values)}.")
+        if not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
+            raise ValueError(f"{name} must be finite, and std above 0, got {values}. Channels lie between 0 and 1.")
+        return values
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def __call__(self, image: Image.Image | NDArray[np.uint8]) -> Tensor:
+        """Return the tensor ``(c, h, w)``, float32, of a PIL image or a uint8 array ``(h, w)`` or ``(h, w, 3)``."""
+        picture = self._cropped(self._resized(_in_mode(_as_image(image), self.mode)))
+        pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1)
+        values = pixels.permute(2, 0, 1).contiguous().float().div_(255)
+        if self.mean is not None:
+            values.sub_(torch.tensor(self.mean)[:, None, None])
+        if self.std is not None:
+            values.div_(torch.tensor(self.std)[:, None, None])
+        return values
+
+    def _resized(self, image: Image.Image) -> Image.Image:
+        if self.resize is None:
+            return image
+        short = min(image.size)
+        width, height = (int(self.resize * side / short) if side != short else self.resize for side in image.size)
+        return image.resize((width, height), Image.Resampling.BILINEAR)
+
+    def _cropped(self, image: Image.Image) -> Image.Image:
+        if self.crop is None:
+            return image
+        if min(image.size) < self.crop:
+            raise ValueError(
+                f"a crop of {self.crop} needs an image at least that large, got {image.width} x {image.height}. "
+                f"Resize first: Transform(resize={self.crop}, ...)."
+            )
+        left, top = (round((side - self.crop) / 2) for side in image.size)
+        return image.crop((left, top, left + self.crop, top + self.crop))
+
+
+def _as_image(image: Image.Image | NDArray[np.uint8]) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return image
+    if not isinstance(image, np.ndarray):
+        raise TypeError(f"an image must be a PIL image or a numpy array, not {type(image).__name__}.")
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
+        raise ValueError(
+            f"an image array must be uint8 of shape (h, w) or (h, w, 3), got {image.dtype} of shape {image.shape}. "
+            "Bring the channels last and the values to 0..255."
+        )
+    return Image.fromarray(image)
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode == "F" or image.mode.startswith("I"):
+        raise ValueError(
+            f"images must have 8 bits per channel, got mode {image.mode!r}: Pillow would clip its values to 255. "
+            "Scale it to 8 bits first."
+        )
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the way Pillow asks for: it warns about the direct one
+    return image if image.mode == mode else image.convert(mode)

@@ -1,0 +1,157 @@
+"""Where extracted rows go: into memory, or shard by shard to disk, so that a pass stopped at any moment can go on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from .manifest import NAME, Manifest, read_manifest
+from .store import is_intact, load_bank, open_folder, write_shard
+
+logger = logging.getLogger(__name__)
+_ELSEWHERE = "Choose another directory, or delete this one to start again."
+
+
+class MemoryBank:
+    """Rows kept in memory until the end of the pass."""
+
+    rows: int | None = None
+
+    def __init__(self) -> None:
+        self._features: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def missing(self, start: int, stop: int) -> list[range]:
+        """Return all of it: nothing is there from an earlier pass."""
+        return [range(start, stop)] if start < stop else []
+
+    def add(self, start: int, features: Tensor, labels: Tensor | None) -> None:
+        """Take the rows from ``start`` on."""
+        self._features.append(features)
+        self._labels += [] if labels is None else [labels]
+
+    def end(self, rows: int) -> None:
+        """Note that the data has ``rows`` rows."""
+        self.rows = rows
+
+    def finish(self) -> FeatureBank:
+        """Return the bank of all rows."""
+        return FeatureBank(torch.cat(self._features), torch.cat(self._labels) if self._labels else None)
+
+
+class BankWriter:
+    """Rows written to a directory in shards of fixed size, in any number of passes.
+
+    Shard i always covers the rows from ``i * shard_rows`` on, whatever the batch size. Only one process may write to a
+    directory at a time.
+
+    Args:
+        path: The directory; when it holds an unfinished bank of the same key, its intact shards are kept, and with
+            them its ``shard_rows``.
+        like: Key, width, type, labels and ``shard_rows`` of the bank to write.
+
+    Attributes:
+        rows: Number of rows when an earlier pass has seen the end of the data, else None.
+    """
+
+    def __init__(self, path: Path | str, like: Manifest) -> None:
+        self._folder = open_folder(path)
+        self._manifest = _resumed(self._folder, like) if (self._folder / NAME).exists() else like
+        if not self._manifest.complete:  # a finished bank may lie where nobody can write
+            self._manifest.write(self._folder)
+        self._pending: dict[int, list[tuple[Tensor, Tensor | None]]] = {}
+
+    @property
+    def rows(self) -> int | None:
+        """Number of rows, if known from an earlier pass."""
+        return self._manifest.rows
+
+    def missing(self, start: int, stop: int) -> list[range]:
+        """Return the rows between ``start`` and ``stop`` that lie in no finished shard."""
+        size, shards = self._manifest.shard_rows, self._manifest.shards
+        numbers = range(start // size, -(-stop // size)) if start < stop else ()
+        return [range(max(start, i * size), min(stop, i * size + size)) for i in numbers if i not in shards]
+
+    def add(self, start: int, features: Tensor, labels: Tensor | None) -> None:
+        """Take the rows from ``start`` on, in ascending order; rows of finished shards are passed over."""
+        stop = start + len(features)
+        if self.rows is not None and stop > self.rows:
+            raise ValueError(self._changed(f"at least {stop}"))
+        for rows in self.missing(start, stop):
+            index, part = rows.start // self._manifest.shard_rows, slice(rows.start - start, rows.stop - start)
+            pending = self._pending.setdefault(index, [])
+            pending.append((features[part], None if labels is None else labels[part]))
+            if sum(len(h) for h, _ in pending) == self._manifest.size_of(index):
+                self._flush(index)
+
+    def end(self, rows: int) -> None:
+        """Note that the data has ``rows`` rows, and write the last shard, which may be shorter."""
+        there = self._manifest.shards
+        if self.rows not in (None, rows) or any(i * self._manifest.shard_rows + there[i].rows > rows for i in there):
+            raise ValueError(self._changed(str(rows)))
+        if self._manifest.complete:
+            return
+        self._manifest.rows = rows
+        for index in list(self._pending):
+            self._flush(index)
+        self._manifest.write(self._folder)
+
+    def finish(self) -> FeatureBank:
+        """Return the bank of all rows."""
+        assert self._manifest.complete
+        return load_bank(self._folder, verify=False)
+
+    def _flush(self, index: int) -> None:
+        parts = self._pending.pop(index)
+        labels = [y for _, y in parts if y is not None]
+        features = torch.cat([h for h, _ in parts])
+        shard = write_shard(self._folder, index, features, torch.cat(labels) if labels else None)
+        self._manifest.shards[index] = shard
+        self._manifest.write(self._folder)
+
+    def _changed(self, rows: str) -> str:
+        known = (
+            str(self.rows) if self.rows else f"at least {(max(self._manifest.shards) + 1) * self._manifest.shard_rows}"
+        )
+        return (
+            f"the bank in {self._folder} was begun with data of {known} rows, now there are {rows}. "
+            f"The same key must mean the same data in the same order. {_ELSEWHERE}"
+        )
+
+
+Sink = MemoryBank | BankWriter
+
+
+def _resumed(folder: Path, like: Manifest) -> Manifest:
+    """Return the manifest in ``folder`` without its damaged shards, or say why it belongs to another bank."""
+    manifest = read_manifest(folder)
+    _check_same(folder, manifest, like)
+    for shard in list(manifest.shards.values()):
+        if not is_intact(folder, shard):
+            logger.warning("%s is damaged or missing; its rows are extracted again", folder / shard.file)
+            del manifest.shards[shard.index]
+    return manifest
+
+
+def _check_same(folder: Path, there: Manifest, now: Manifest) -> None:
+    if there.key is None or now.key is None:
+        raise ValueError(f"{folder} holds a bank that extract did not write, so it cannot be continued. {_ELSEWHERE}")
+    for part in sorted(now.key.keys() | there.key.keys()):
+        was, is_now = there.key.get(part), now.key.get(part)
+        if was != is_now:
+            raise ValueError(
+                f"{folder} holds features of other {part}: {_short(was)} there, {_short(is_now)} now. {_ELSEWHERE}"
+            )
+    for name in ("labels", "width", "dtype"):
+        if getattr(there, name) != getattr(now, name):
+            raise ValueError(
+                f"{folder} was begun with {name}={getattr(there, name)}, now it is {getattr(now, name)}. {_ELSEWHERE}"
+            )
+
+
+def _short(part: str | None) -> str:
+    return repr(part if part is None or len(part) <= 24 else part[:12] + "...")

@@ -1,0 +1,146 @@
+"""`core.hessian` against autograd in float64, and the laws a variance obeys."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.func import hessian, vmap
+from torch.testing import assert_close
+
+from flatfold.core.hessian import (
+    centred_hessian_trace,
+    class_distances,
+    feature_hessian_diagonal,
+    feature_hessian_trace,
+    prefers_distances,
+)
+from flatfold.core.shaping import partially_normalised_probs
+
+RTOL = {torch.float64: 1e-9, torch.float32: 2e-6}
+
+
+def make_case(n, c, d, dtype=torch.float64, seed=0, scale=1.0):
+    g = torch.Generator().manual_seed(seed)
+    h, w, b = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((n, d), (c, d), (c,)))
+    return (scale * h).to(dtype), (w / d**0.5).to(dtype), b.to(dtype)
+
+
+def pairwise(h, w, b):
+    return feature_hessian_trace(partially_normalised_probs(h, w, b, 0.0), class_distances(w))
+
+
+def centred(h, w, b):
+    return centred_hessian_trace(partially_normalised_probs(h, w, b, 0.0), w)
+
+
+def diagonal(h, w, b):
+    return feature_hessian_diagonal(partially_normalised_probs(h, w, b, 0.0), w).sum(-1)
+
+
+FORMS = {"pairwise": pairwise, "centred": centred, "diagonal": diagonal}
+
+
+def autograd_hessian(h, w, b):
+    """Slow and obvious: differentiate the energy twice, in float64."""
+    h, w, b = h.double(), w.double(), b.double()
+    return vmap(hessian(lambda x: torch.logsumexp(w @ x + b, 0)))(h)
+
+
+def autograd_trace(h, w, b):
+    return autograd_hessian(h, w, b).diagonal(dim1=1, dim2=2).sum(-1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", RTOL, ids=str)
+@pytest.mark.parametrize(("n", "c", "d"), [(1, 2, 1), (5, 3, 4), (16, 100, 7), (3, 10, 512), (4, 100, 64)])
+def test_every_form_agrees_with_autograd(form, n, c, d, dtype):
+    h, w, b = make_case(n, c, d, dtype)
+    got = FORMS[form](h, w, b)
+    assert got.dtype == dtype
+    assert_close(got.double(), autograd_trace(h, w, b), rtol=RTOL[dtype], atol=0)
+
+
+def confident_case(c, d=64, uncertainty=1e-10, n=16):
+    """float32 features near a class weight, as far out as leaves the given mass to all other classes."""
+    h, w, b = make_case(n, c, d, torch.float32, seed=c)
+    h = w[torch.arange(n) % c] + 0.02 * h
+    for _ in range(60):  # stretch each row until 1 - max p is as asked; the bias makes this a fixed-point search
+        z = h.double() @ w.double().T + b.double()
+        top = z.max(-1, keepdim=True).values
+        rest = torch.where(z == top, -torch.inf, z).logsumexp(-1, keepdim=True)
+        stretch = (-torch.log(torch.tensor(uncertainty)) / (top - rest)).clamp(0.5, 2)
+        h = (h.double() * torch.where(top > rest, stretch, 2)).float()
+    return h, w, b
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("c", [2, 10, 100])
+def test_a_confident_sample_keeps_its_digits_in_float32(form, c):
+    h, w, b = confident_case(c)
+    rest = 1 - (h.double() @ w.double().T + b.double()).softmax(-1).max(-1).values
+    assert_close(rest, torch.full_like(rest, 1e-10), rtol=0.05, atol=0)
+    got = FORMS[form](h, w, b).double()
+    assert_close(got, autograd_trace(h, w, b), rtol=1e-5, atol=0)  # autograd subtracts: 1e-16 of 1e-10 is its own limit
+    assert_close(got, pairwise(h.double(), w.double(), b.double()), rtol=1e-6, atol=0)
+
+
+def test_the_textbook_form_would_not_keep_them():
+    """The reason for the others: the Gram form has no digit left where ours has five or more."""
+    h, w, b = confident_case(10)
+    p = (h @ w.T + b).softmax(-1)
+    gram = p @ w.square().sum(-1) - (p @ w).square().sum(-1)
+    assert ((gram.double() - autograd_trace(h, w, b)) / autograd_trace(h, w, b)).abs().median() > 0.9
+
+
+def test_confident_samples_do_not_tie_in_float32():
+    h = torch.tensor([[20.0, 0.0], [25.0, 0.0]])
+    nearer, farther = pairwise(h, torch.eye(2), torch.zeros(2))
+    assert nearer > farther > 0
+
+
+def test_the_diagonal_is_that_of_the_hessian():
+    h, w, b = make_case(3, 5, 6)
+    got = feature_hessian_diagonal((h @ w.T + b).softmax(-1), w)
+    assert_close(got, autograd_hessian(h, w, b).diagonal(dim1=1, dim2=2))
+
+
+@given(n=st.integers(1, 6), c=st.integers(2, 9), d=st.integers(1, 9), seed=st.integers(0, 2**31))
+def test_ignores_class_order_and_common_shift(n, c, d, seed):
+    h, w, b = make_case(n, c, d, seed=seed)
+    for form in FORMS.values():
+        assert_close(form(h, w.flip(0), b.flip(0)), form(h, w, b))
+        # the shift moves all logits of a row by the same amount, and all weights by the same vector
+        assert_close(form(h, w + h[0], b), form(h, w, b), rtol=1e-6, atol=1e-12)
+
+
+@given(seed=st.integers(0, 2**31), scale=st.floats(0, 100))
+def test_lies_between_zero_and_the_largest_squared_distance_over_two(seed, scale):
+    h, w, b = make_case(4, 6, 5, seed=seed, scale=scale)
+    for form in FORMS.values():
+        trace = form(h, w, b)
+        assert (trace >= 0).all()
+        assert (trace <= class_distances(w).max() / 2 * (1 + 1e-9)).all()
+
+
+def test_equal_classes_have_no_curvature():
+    h, _, b = make_case(3, 4, 5, torch.float32)
+    w = torch.ones(4, 5)
+    for form in FORMS.values():
+        assert_close(form(h, w, b), torch.zeros(3), rtol=0, atol=1e-12)
+
+
+def test_a_probability_of_one_gives_zero_and_no_nan():
+    p = torch.tensor([[1.0, 0.0, 0.0]])
+    _, w, _ = make_case(1, 3, 4, torch.float32)
+    assert centred_hessian_trace(p, w) == 0
+    assert feature_hessian_trace(p, class_distances(w)) == 0
+
+
+def test_distances_are_those_between_rows():
+    w = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    assert_close(class_distances(w), torch.tensor([[0.0, 25.0], [25.0, 0.0]]))
+
+
+@pytest.mark.parametrize(("c", "d", "expected"), [(10, 64, True), (1000, 2048, True), (21843, 768, False)])
+def test_the_form_is_chosen_by_cost(c, d, expected):
+    assert prefers_distances(c, d) is expected

@@ -1,0 +1,68 @@
+"""`core.masking` against softmaxes with one logit really set to minus infinity."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from flatfold.core.hessian import class_distances
+from flatfold.core.masking import masked_softmax, with_and_without, without_each
+
+
+def make_case(n=7, c=5, d=4, seed=0, scale=3.0):
+    g = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(n, c, generator=g, dtype=torch.float64)
+    weight = torch.randn(c, d, generator=g, dtype=torch.float64)
+    labels = torch.randint(c, (n,), generator=g)
+    return logits, labels, weight
+
+
+def moments(probs, weight):
+    """The definition: E|w - E w|^2 and E|w|^2."""
+    mean = probs @ weight
+    spread = (weight[None] - mean[:, None]).square().sum(-1)
+    return (probs * spread).sum(-1), probs @ weight.square().sum(-1)
+
+
+def masked_probs(logits, k):
+    logits = logits.clone()
+    logits[torch.arange(len(logits)), k] = -torch.inf
+    return logits.softmax(-1)
+
+
+@given(seed=st.integers(0, 2**31), scale=st.floats(0.01, 8))
+def test_with_and_without_equal_their_definitions(seed, scale):
+    logits, labels, weight = make_case(seed=seed, scale=scale)
+    whole, masked = with_and_without(logits, labels, class_distances(weight), weight.square().sum(-1))
+    for got, probs in ((whole, logits.softmax(-1)), (masked, masked_probs(logits, labels))):
+        trace, second = moments(probs, weight)
+        assert_close(got.trace, trace, rtol=1e-9, atol=1e-12)
+        assert_close(got.second, second, rtol=1e-9, atol=1e-12)
+
+
+@given(seed=st.integers(0, 2**31), scale=st.floats(0.01, 8))
+def test_without_each_equals_masking_one_class_at_a_time(seed, scale):
+    logits, _, weight = make_case(seed=seed, scale=scale)
+    classes = torch.tensor([3, 0, 4])
+    got = without_each(logits, classes, class_distances(weight), weight.square().sum(-1))
+    for row, k in enumerate(classes):
+        trace, second = moments(masked_probs(logits, torch.full((len(logits),), int(k))), weight)
+        assert_close(got.trace[row], trace, rtol=1e-6, atol=1e-9)
+        assert_close(got.second[row], second, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("gap", [10.0, 40.0, 700.0])
+def test_masking_the_winner_of_a_very_confident_row_is_exact(gap):
+    weight = make_case()[2]
+    logits = torch.tensor([[gap, 1.0, 0.5, 0.0, -1.0]], dtype=torch.float64)
+    trace, second = moments(masked_probs(logits, torch.tensor([0])), weight)
+    got = without_each(logits, torch.tensor([0]), class_distances(weight), weight.square().sum(-1))
+    assert_close(got.trace[0], trace, rtol=1e-12, atol=0)
+    assert_close(got.second[0], second, rtol=1e-12, atol=0)
+
+
+def test_masked_softmax_gives_no_mass_to_the_mask_and_keeps_a_tiny_rest():
+    q, r = masked_softmax(torch.tensor([[50.0, 0.0, 0.0]]), torch.tensor([0]))
+    assert_close(q, torch.tensor([[0.0, 0.5, 0.5]]))
+    assert_close(r, 2 * torch.exp(torch.tensor([-50.0])), rtol=1e-5, atol=0)

@@ -1,0 +1,151 @@
+"""AutoFold's curve against loops that mask one class at a time, and its behaviour at the edges."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+import flatfold as ff
+from flatfold.detectors import METHODS
+
+GRID = [0.01, 0.2, 0.5, 0.9, 1.0]
+NORMS = [None, "weight", "feature"]
+
+
+def naive_scores(logits, h, head, score_norm):
+    """FOLD in float64 from logits, by the definition of a variance."""
+    p, w = logits.softmax(-1), head.weight.double()
+    mean = p @ w
+    trace = (p * (w[None] - mean[:, None]).square().sum(-1)).sum(-1)
+    divisor = {None: 1.0, "weight": mean.square().sum(-1), "feature": h.square().sum(-1)}[score_norm]
+    return trace / divisor
+
+
+def naive_curve(world, criterion, score_norm=None, classes=range(6)):
+    """Mask, score, rank: one class and one exponent at a time."""
+    labels, curve = world.bank.labels, []
+    for alpha in GRID:
+        h = world.bank.features.double()
+        h = h / h.norm(dim=-1, keepdim=True) ** alpha
+        logits = h @ world.head.weight.double().T + world.head.bias.double()
+        aurocs = []
+        for k in classes:
+            masked_logits = logits.clone()
+            masked_logits[:, k] = -torch.inf
+            plain = naive_scores(logits, h, world.head, score_norm)
+            masked = naive_scores(masked_logits, h, world.head, score_norm)
+            known = plain[labels == k] if criterion == "paired" else masked[labels != k]
+            aurocs.append(ff.auroc(known, masked[labels == k]))
+        curve.append(np.mean(aurocs))
+    return torch.tensor(curve)
+
+
+@pytest.fixture
+def blurred(make_world):
+    """A world with overlapping classes, so that the curves move."""
+    world = make_world(per_class=25)
+    noise = torch.randn(world.bank.features.shape, generator=torch.Generator().manual_seed(3))
+    features = (0.5 * world.bank.features + 1.2 * noise).relu() + 0.01
+    return type(world)(world.head, ff.FeatureBank(features, world.bank.labels), world.unknown)
+
+
+@pytest.mark.parametrize("criterion", ["paired", "one_vs_rest"])
+@pytest.mark.parametrize("score_norm", NORMS)
+def test_the_curve_is_the_naive_one(criterion, score_norm, blurred):
+    detector = ff.AutoFold(criterion, GRID, score_norm=score_norm).fit(blurred.bank, blurred.head)
+    assert_close(detector.curve_.double(), naive_curve(blurred, criterion, score_norm), rtol=0, atol=1e-6)
+    assert detector.curve_.std() > 1e-3  # a flat curve would prove nothing
+
+
+@pytest.mark.parametrize("criterion", ["paired", "one_vs_rest"])
+def test_it_scores_like_fold_at_the_chosen_exponent(criterion, blurred):
+    detector = ff.AutoFold(criterion, GRID).fit(blurred.bank, blurred.head)
+    assert_close(detector.alpha_, detector.grid_[detector.curve_.argmax()])
+    fold = ff.Fold(float(detector.alpha_)).fit(blurred.bank, blurred.head)
+    assert_close(detector(blurred.unknown), fold(blurred.unknown), rtol=1e-5, atol=0)
+
+
+def test_the_grid_is_the_papers(blurred):
+    detector = ff.AutoFold().fit(blurred.bank, blurred.head)
+    assert_close(detector.grid_, torch.arange(1, 101) / 100)
+    assert detector.curve_.shape == detector.curve_stderr_.shape == (100,)
+    assert (detector.curve_stderr_ > 0).all()
+
+
+def test_the_variants_calibrate_on_shaped_features(blurred):
+    detector = ff.create("autofold-r", percentile=70, grid=GRID).fit(blurred.bank, blurred.head)
+    clipped = blurred.bank.features.clamp(max=float(detector.shaping.threshold_))
+    world = type(blurred)(blurred.head, ff.FeatureBank(clipped, blurred.bank.labels), blurred.unknown)
+    assert_close(detector.detector.curve_.double(), naive_curve(world, "paired"), rtol=0, atol=1e-6)
+
+
+def test_max_classes_draws_the_classes_of_the_authors_generator(blurred):
+    drawn = np.random.RandomState(42).choice(np.arange(6), 3, replace=False)
+    detector = ff.AutoFold("one_vs_rest", GRID, max_classes=3, seed=42).fit(blurred.bank, blurred.head)
+    assert_close(detector.curve_.double(), naive_curve(blurred, "one_vs_rest", classes=drawn), rtol=0, atol=1e-6)
+    everything = ff.AutoFold("one_vs_rest", GRID, max_classes=6).fit(blurred.bank, blurred.head)
+    assert_close(everything.curve_.double(), naive_curve(blurred, "one_vs_rest"), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("criterion", ["paired", "one_vs_rest"])
+def test_classes_with_too_few_samples_do_not_count(criterion, blurred):
+    keep = (blurred.bank.labels != 2) | (torch.arange(len(blurred.bank)) < 12)  # two of class 2 are left
+    world = type(blurred)(blurred.head, blurred.bank[keep], blurred.unknown)
+    assert int((world.bank.labels == 2).sum()) == 2
+    detector = ff.AutoFold(criterion, GRID).fit(world.bank, world.head)
+    assert_close(detector.curve_.double(), naive_curve(world, criterion, classes=[0, 1, 3, 4, 5]), rtol=0, atol=1e-6)
+
+
+def test_a_perfect_separation_takes_the_middle_and_warns():
+    head = ff.Head(torch.eye(3) * 4)
+    labels = torch.arange(3).repeat(5)
+    bank = ff.FeatureBank(5 * torch.eye(3)[labels] + 0.01 * torch.rand(15, 3), labels)
+    with pytest.warns(UserWarning, match="AutoFold's curve is flat: it moves by 0.0000"):
+        detector = ff.AutoFold(grid=[0.1, 0.2, 0.3, 0.4, 0.5]).fit(bank, head)
+    assert_close(detector.curve_, torch.ones(5))
+    assert_close(float(detector.alpha_), 0.3)
+
+
+def test_a_single_exponent_is_no_flat_curve(blurred):
+    assert_close(float(ff.AutoFold(grid=[0.4]).fit(blurred.bank, blurred.head).alpha_), 0.4)
+
+
+def test_it_cannot_be_given_ood_data():
+    for name in ("autofold", "autofold-r", "autofold-a"):
+        assert METHODS[name].tuned_on == "id"
+        assert not any("ood" in parameter for parameter in inspect.signature(METHODS[name].factory).parameters)
+    assert list(inspect.signature(ff.AutoFold.fit).parameters) == ["self", "bank", "head"]
+
+
+def test_too_few_samples_of_every_class_are_refused(blurred):
+    bank = blurred.bank[:12]
+    with pytest.raises(ValueError, match="class with at least 3 samples, but the largest of the 6 classes here has 2"):
+        ff.AutoFold().fit(bank, blurred.head)
+
+
+def test_missing_labels_are_refused(blurred):
+    with pytest.raises(ValueError, match="this bank has no labels"):
+        ff.AutoFold().fit(ff.FeatureBank(blurred.bank.features), blurred.head)
+
+
+def test_one_class_cannot_be_compared_with_the_rest(blurred):
+    bank = blurred.bank[blurred.bank.labels == 4]
+    with pytest.raises(ValueError, match="this bank has one class only"):
+        ff.AutoFold("one_vs_rest").fit(bank, blurred.head)
+    assert ff.AutoFold("paired", GRID).fit(bank, blurred.head).curve_.shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"criterion": "best"}, "criterion must be paired or one_vs_rest, got 'best'"),
+        ({"grid": []}, "at least one exponent"),
+        ({"grid": [0.5, 2.0]}, "alpha must lie between 0"),
+        ({"score_norm": "l1"}, "score_norm must be"),
+    ],
+)
+def test_bad_hyper_parameters_are_refused(arguments, message, blurred):
+    with pytest.raises(ValueError, match=message):
+        ff.AutoFold(**arguments).fit(blurred.bank, blurred.head)

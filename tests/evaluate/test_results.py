@@ -1,0 +1,65 @@
+"""Result files: written whole, read back equal, refused when they are something else."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from flatfold.evaluate.results import AlphaCurve, Results, load_results
+from flatfold.evaluate.rows import MethodRun, averages, make_row
+
+
+@pytest.fixture
+def results():
+    rng = np.random.default_rng(0)
+    scores = {"msp/id": rng.normal(size=50), "msp/noise": rng.normal(1, 1, size=40)}
+    scores = {name: values.astype(np.float32) for name, values in scores.items()}
+    rows = [make_row("msp", "noise", "far", scores["msp/id"], scores["msp/noise"])]
+    return Results(
+        suite={"name": "toy", "ood": [{"name": "noise", "group": "far", "n": 40, "about": "Noise."}]},
+        methods=[MethodRun("msp", {"alpha": 0.5}, "nothing", "nothing", 0.1, 2.0, {"alpha_": 0.3}, ["careful"])],
+        rows=rows,
+        averages=averages(rows),
+        alpha_curves=[AlphaCurve("autofold", [0.1, 0.2], [0.5, 0.6], [0.01, 0.01], 0.2, {"all": [0.7, 0.8]})],
+        provenance={"seed": 0},
+        scores=scores,
+    )
+
+
+def test_what_is_saved_is_what_is_loaded(results, tmp_path):
+    results.save(tmp_path)
+    loaded = load_results(tmp_path)
+    for name in ("suite", "methods", "rows", "averages", "alpha_curves", "provenance"):
+        assert getattr(loaded, name) == getattr(results, name)
+    assert all(np.array_equal(loaded.scores[key], results.scores[key]) for key in results.scores)
+    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "results.csv", "scores.safetensors"}
+
+
+def test_the_csv_has_a_line_per_row_and_says_what_was_tuned_on_what(results, tmp_path):
+    results.save(tmp_path)
+    with (tmp_path / "results.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert line["method"] == "msp"
+    assert line["tuned_on"] == "nothing"
+    assert json.loads(line["hyper"]) == {"alpha": 0.5}
+    assert float(line["fpr95_ood_positive"]) == results.rows[0].fpr95_ood_positive
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no results.json in .* Run `flatfold bench` first"):
+        load_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("{}", "not a flatfold-results file of version 1"),
+        ('{"format": "flatfold-results", "version": 99}', "not a flatfold-results file of version 1"),
+    ],
+)
+def test_another_file_under_that_name_is_refused(content, message, tmp_path):
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_results(tmp_path)

@@ -1,0 +1,28 @@
+"""Rows and averages."""
+
+import numpy as np
+import pytest
+
+from flatfold.evaluate.rows import averages, make_row
+
+LOW, HIGH = np.arange(100.0), np.arange(90.0, 110.0)
+
+
+def test_a_row_names_both_conventions_of_fpr95():
+    row = make_row("msp", "photos", "far", LOW, HIGH)
+    assert (row.fpr95_ood_positive, row.fpr95_id_positive) == (0.09, 0.25)
+    assert (row.n_id, row.n_ood) == (100, 20)
+
+
+def test_the_average_is_over_data_sets_and_not_over_groups():
+    rows = [
+        make_row("msp", "a", "near", LOW, LOW),  # AUROC 0.5
+        make_row("msp", "b", "far", LOW, LOW + 1000),  # 1.0
+        make_row("msp", "c", "far", LOW, LOW + 1000),  # 1.0
+    ]
+    means = {mean.over: mean.auroc for mean in averages(rows)}
+    assert means == {"near": 0.5, "far": 1.0, "all": pytest.approx(2.5 / 3)}
+
+
+def test_a_group_without_data_sets_has_no_average():
+    assert {mean.over for mean in averages([make_row("msp", "a", "far", LOW, HIGH)])} == {"far", "all"}

@@ -1,0 +1,67 @@
+"""Training of the digits network: seeded, kept, and done again when anything about it changes."""
+
+import numpy as np
+import pytest
+import torch
+
+import flatfold as ff
+from flatfold.evaluate import train
+from flatfold.models.images import ArrayImages
+
+
+@pytest.fixture
+def images():
+    rng = np.random.default_rng(0)
+    labels = np.arange(128) % 2
+    x = rng.integers(0, 40, (128, 28, 28)) + 150 * labels[:, None, None]
+    return ArrayImages(x.astype(np.uint8), labels, ff.Transform(mode="L"), batch_size=64)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(train, "EPOCHS", 2)
+
+
+def weights(network):
+    return torch.cat([value.flatten() for value in network.state_dict().values()])
+
+
+def test_the_same_seed_gives_the_same_network_and_leaves_the_generator_alone(images, tmp_path):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = train.trained_network(images, images, tmp_path / "a", seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    second = train.trained_network(images, images, tmp_path / "b", seed=1)
+    assert torch.equal(weights(first), weights(second))
+    assert not torch.equal(weights(first), weights(train.trained_network(images, images, tmp_path / "c", seed=2)))
+
+
+def test_it_learns_and_comes_back_in_evaluation_mode(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "EPOCHS", 10)
+    network = train.trained_network(images, images, tmp_path / "a", seed=1)
+    assert not network.training
+    assert train.accuracy(network, torch.cat([x for x, _ in images]), images.labels) == 1.0
+
+
+def test_it_is_trained_once(images, tmp_path, monkeypatch):
+    first = train.trained_network(images, images, tmp_path / "a", seed=1)
+    monkeypatch.setattr(train, "_train", None)
+    again = train.trained_network(images, images, tmp_path / "a", seed=1)
+    assert torch.equal(weights(first), weights(again))
+
+
+@pytest.mark.parametrize("change", ["seed", "recipe", "damage"])
+def test_it_is_trained_again_when_something_changed(change, images, tmp_path, monkeypatch):
+    path, seed = tmp_path / "a", 1
+    train.trained_network(images, images, path, seed=seed)
+    calls = []
+    monkeypatch.setattr(train, "_train", lambda *args: calls.append(args))
+    if change == "seed":
+        seed = 2
+    elif change == "recipe":
+        monkeypatch.setattr(train, "EPOCHS", 3)
+    else:
+        path.write_bytes(path.read_bytes()[:1000])
+    train.trained_network(images, images, path, seed=seed)
+    assert len(calls) == 1

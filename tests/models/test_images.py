@@ -1,0 +1,325 @@
+"""`models.images`: the right pixels with the right labels in a fixed order, and a sentence for every broken file."""
+
+import io
+import os
+import shutil
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from flatfold.core.errors import UnreadableImage
+from flatfold.models.extract import extract
+from flatfold.models.images import ArrayImages, FolderImages, NpzImages, Transform, read_image
+
+PLAIN = Transform()
+
+
+def make_pixels(n=7, h=4, w=5, grey=False):
+    return np.random.default_rng(n).integers(0, 256, (n, h, w) if grey else (n, h, w, 3), dtype=np.uint8)
+
+
+def make_folder(root, names, size=(5, 4)):
+    """Write one small image per name; its colour is its position in the list."""
+    for value, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, (value, value, value)).save(path)
+    return root
+
+
+def colours(source):
+    batches = [batch[0] if isinstance(batch, tuple) else batch for batch in source]
+    return [round(value) for batch in batches for value in (batch[:, 0, 0, 0] * 255).tolist()]
+
+
+CLASSES = ["cat/b.png", "cat/sub/a.PNG", "ant/c.png", "bee/d.bmp", "bee/e.png"]
+
+
+def test_sub_folders_give_labels_in_the_order_of_their_names(tmp_path):
+    source = FolderImages(make_folder(tmp_path, CLASSES), PLAIN, batch_size=2)
+    assert source.classes == ("ant", "bee", "cat")
+    assert colours(source) == [2, 3, 4, 0, 1]
+    assert torch.cat([y for _, y in source]).tolist() == [0, 1, 1, 2, 2]
+    assert [path.name for path in source.paths] == ["c.png", "d.bmp", "e.png", "b.png", "a.PNG"]
+    assert (source.rows, len(source)) == (5, 3)
+
+
+def test_a_flat_folder_gives_no_labels(tmp_path):
+    source = FolderImages(str(make_folder(tmp_path, ["b.png", "a.png"])), PLAIN)
+    assert source.labels is None
+    assert source.classes == ()
+    assert colours(source) == [1, 0]
+
+
+def test_a_source_can_be_iterated_again(tmp_path):
+    source = FolderImages(make_folder(tmp_path, CLASSES), PLAIN, batch_size=2)
+    assert colours(source) == colours(source)
+
+
+def test_hidden_files_and_files_of_other_kinds_are_left_out(tmp_path):
+    make_folder(tmp_path, ["a/x.png", "a/.x.png", ".git/x.png"])
+    (tmp_path / "a" / "notes.txt").write_text("")
+    assert len(FolderImages(tmp_path, PLAIN).paths) == 1
+
+
+def test_linked_folders_are_followed_but_not_in_circles(tmp_path):
+    make_folder(tmp_path / "far", ["x.png"])
+    make_folder(tmp_path / "root", ["a/y.png"])
+    (tmp_path / "root" / "b").symlink_to(tmp_path / "far")
+    (tmp_path / "root" / "a" / "up").symlink_to(tmp_path / "root")
+    assert FolderImages(tmp_path / "root", PLAIN).labels.tolist() == [0, 1]
+
+
+def test_images_beside_class_folders_are_refused_unless_labels_are_not_wanted(tmp_path):
+    make_folder(tmp_path, ["a/x.png", "y.png"])
+    with pytest.raises(
+        ValueError, match=r"either images or one sub-folder per class, but has both: y.png .* labels=False"
+    ):
+        FolderImages(tmp_path, PLAIN)
+    source = FolderImages(tmp_path, PLAIN, labels=False)
+    assert (source.rows, source.labels, source.classes) == (2, None, ())
+
+
+def test_an_empty_class_folder_is_refused_because_it_would_shift_labels(tmp_path):
+    make_folder(tmp_path, ["a/x.png", "c/x.png"])
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ValueError, match=r"every class folder of .* must hold an image, but 'b' has none\. Remove it"):
+        FolderImages(tmp_path, PLAIN)
+
+
+def test_a_folder_without_images_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(ValueError, match=r"holds no image: no file ends in \.bmp, .*\. Check the path"):
+        FolderImages(tmp_path, PLAIN)
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path):
+    with pytest.raises(NotADirectoryError, match=r"images are read from a folder, but .*none does not exist"):
+        FolderImages(tmp_path / "none", PLAIN)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"file is a file\. Check the path"):
+        FolderImages(tmp_path / "file", PLAIN)
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.jpg", "x.gif", "x.tif", "x.webp", "x.bmp"])
+def test_a_truncated_image_is_named(tmp_path, name):
+    noise = Image.fromarray(make_pixels(1, 64, 64)[0])
+    noise.save(tmp_path / name)
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data[: len(data) // 2])
+    with pytest.raises(UnreadableImage, match=f"{name} could not be read as an image: .*replace or remove the file"):
+        list(FolderImages(tmp_path, PLAIN))
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n", b"GIF89a"], ids=str)
+def test_a_file_that_is_no_image_is_named(tmp_path, content):
+    (tmp_path / "x.png").write_bytes(content)
+    with pytest.raises(UnreadableImage, match=r"x.png could not be read as an image"):
+        read_image(tmp_path / "x.png")
+
+
+@settings(deadline=None)
+@given(
+    st.binary(max_size=200),
+    st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"BM", b"II*\x00", b"P6 "]),
+)
+def test_any_bytes_are_an_image_or_unreadable(noise, start):
+    with suppress(UnreadableImage):
+        assert isinstance(read_image(io.BytesIO(start + noise)), Image.Image)
+
+
+def test_bytes_that_are_no_image_are_called_by_the_name_given():
+    with pytest.raises(UnreadableImage, match=r"^upload\.jpg could not be read as an image"):
+        read_image(io.BytesIO(b"hello"), "upload.jpg")
+
+
+@pytest.mark.filterwarnings("ignore")  # so that it is not pytest that turns the warning into an error
+def test_an_image_meant_to_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    make_folder(tmp_path, ["x.png"], size=(30, 30))
+    for limit in (800, 100):  # Pillow warns above the limit and raises above twice the limit
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(UnreadableImage, match=r"x.png could not be read as an image: .*decompression bomb"):
+            list(FolderImages(tmp_path, PLAIN))
+
+
+def test_an_open_file_is_read():
+    file = io.BytesIO()
+    Image.new("L", (3, 2)).save(file, "PNG")
+    assert read_image(file).size == (3, 2)
+
+
+def test_images_of_several_sizes_need_a_transform_that_makes_them_equal(tmp_path):
+    make_folder(tmp_path, ["a.png"])
+    make_folder(tmp_path, ["b.png"], size=(8, 8))
+    with pytest.raises(
+        ValueError, match=r"must have one size, got \(h, w\) = \(4, 5\) and \(8, 8\)\. Give the transform"
+    ):
+        list(FolderImages(tmp_path, PLAIN))
+    (x,) = FolderImages(tmp_path, Transform(resize=4, crop=4))
+    assert x.shape == (2, 3, 4, 4)
+
+
+def test_an_image_the_transform_refuses_is_named(tmp_path):
+    make_folder(tmp_path, ["a.png"])
+    with pytest.raises(ValueError, match=r"a.png: a crop of 9 needs an image at least that large"):
+        list(FolderImages(tmp_path, Transform(crop=9)))
+    with pytest.raises(ValueError, match="image 0: a crop of 9 needs"):
+        list(ArrayImages(make_pixels(), None, Transform(crop=9)))
+
+
+def rename(root):
+    (root / "bee" / "e.png").rename(root / "bee" / "f.png")
+
+
+def move(root):
+    (root / "bee" / "e.png").rename(root / "ant" / "e.png")
+
+
+def grow(root):
+    with (root / "bee" / "e.png").open("ab") as file:
+        file.write(b"\0")
+
+
+def remove(root):
+    (root / "bee" / "e.png").unlink()
+
+
+@pytest.mark.parametrize("change", [rename, move, grow, remove])
+def test_the_fingerprint_of_a_folder_changes_with_its_files(tmp_path, change):
+    make_folder(tmp_path, CLASSES)
+    before = FolderImages(tmp_path, PLAIN).fingerprint
+    change(tmp_path)
+    assert FolderImages(tmp_path, PLAIN).fingerprint != before
+
+
+def test_the_fingerprint_of_a_folder_depends_on_nothing_else(tmp_path):
+    make_folder(tmp_path / "one", CLASSES)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    os.utime(tmp_path / "two" / "bee" / "e.png", (0, 0))
+    one = FolderImages(tmp_path / "one", PLAIN, batch_size=2)
+    assert one.fingerprint == FolderImages(tmp_path / "two", PLAIN, batch_size=3).fingerprint
+    assert one.fingerprint != FolderImages(tmp_path / "one", Transform(crop=2)).fingerprint
+    assert one.fingerprint != FolderImages(tmp_path / "one", PLAIN, labels=False).fingerprint
+
+
+def save_npz(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize("grey", [False, True])
+def test_npz_images_come_with_their_labels(tmp_path, grey):
+    pixels, y = make_pixels(grey=grey), np.arange(7, dtype=np.uint8)
+    source = NpzImages(save_npz(tmp_path / "d.npz", x=pixels, y=y, more=y), PLAIN, batch_size=3)
+    x = torch.cat([x for x, _ in source])
+    expected = torch.from_numpy(np.stack([pixels] * 3, 1) if grey else pixels.transpose(0, 3, 1, 2)) / 255
+    assert torch.equal(x, expected)
+    assert torch.cat([labels for _, labels in source]).tolist() == list(range(7))
+    assert (source.rows, len(source)) == (7, 3)
+
+
+def test_names_of_the_arrays_can_be_chosen_and_labels_left_out(tmp_path):
+    path = save_npz(tmp_path / "d.npz", images=make_pixels(), classes=np.arange(7))
+    assert NpzImages(path, PLAIN, x="images", y="classes").labels.tolist() == list(range(7))
+    assert NpzImages(path, PLAIN, x="images", y=None).labels is None
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_a_missing_array_is_named_with_those_that_are_there(tmp_path, name):
+    arrays = {"x": make_pixels(), "y": np.arange(7), "z": np.arange(2)}
+    arrays.pop(name)
+    present = ", ".join(map(repr, arrays))
+    with pytest.raises(
+        ValueError, match=rf"d.npz has no array '{name}'; it has {present}\. Pass x='\.\.\.' for the images"
+    ):
+        NpzImages(save_npz(tmp_path / "d.npz", **arrays), PLAIN)
+
+
+def test_a_npz_with_pickled_objects_is_refused(tmp_path):
+    path = save_npz(tmp_path / "d.npz", x=np.array([{}], dtype=object), y=np.arange(1))
+    with pytest.raises(ValueError, match=r"must be a \.npz file of plain arrays: .*allow_pickle"):
+        NpzImages(path, PLAIN)
+
+
+def test_a_file_that_is_no_npz_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*none.npz\. Check the path"):
+        NpzImages(tmp_path / "none.npz", PLAIN)
+    np.save(tmp_path / "d.npy", make_pixels())
+    np.savez_compressed(tmp_path / "e.npz", x=np.zeros((50, 8, 8), np.uint8), y=np.arange(50))
+    data = bytearray((tmp_path / "e.npz").read_bytes())
+    (tmp_path / "cut.npz").write_bytes(data[:100])
+    start = 30 + sum(struct.unpack("<HH", data[26:30]))  # behind the header, the name and the extra field
+    data[start] = 0xFF  # a block of a type that does not exist
+    (tmp_path / "altered.npz").write_bytes(data)
+    (tmp_path / "empty.npz").write_bytes(b"")
+    for name in ("d.npy", "cut.npz", "altered.npz", "empty.npz"):
+        with pytest.raises(
+            ValueError, match=rf"{name} must be a \.npz file of plain arrays: .* Write it with numpy.savez"
+        ):
+            NpzImages(tmp_path / name, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "message"),
+    [
+        (make_pixels() / 255, None, ValueError, r"images must be a uint8 array of shape .* got float64"),
+        (make_pixels()[0, 0], None, ValueError, r"got uint8 of shape \(5, 3\)"),
+        (make_pixels()[:0], None, ValueError, r"with n > 0, got uint8 of shape \(0, 4, 5, 3\)"),
+        (make_pixels(), np.arange(6), ValueError, r"labels must have shape \(7,\)"),
+        (make_pixels(), np.arange(7.0), TypeError, "labels must be integer class indices, got float64"),
+        (make_pixels(), np.arange(7) - 1, ValueError, "labels must be class indices from 0, got -1"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(x, y, error, message):
+    with pytest.raises(error, match=message):
+        ArrayImages(x, y, PLAIN)
+
+
+def test_the_fingerprint_of_arrays_is_that_of_their_contents(tmp_path):
+    x, y = make_pixels(), np.arange(7)
+    before = ArrayImages(x, y, PLAIN).fingerprint
+    assert NpzImages(save_npz(tmp_path / "d.npz", x=x, y=y), PLAIN, batch_size=2).fingerprint == before
+    assert ArrayImages(np.asfortranarray(x), y.astype(np.int32), PLAIN).fingerprint == before
+    changed = x.copy()
+    changed[6, 3, 4, 2] ^= 1
+    others = [
+        ArrayImages(changed, y, PLAIN),
+        ArrayImages(x, y[::-1], PLAIN),
+        ArrayImages(x, None, PLAIN),
+        ArrayImages(x, y, Transform(mean=(0, 0, 1))),
+        ArrayImages(x.reshape(7, 5, 4, 3), y, PLAIN),
+    ]
+    assert len({before, *(other.fingerprint for other in others)}) == 6
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, None])
+def test_a_batch_size_that_is_no_positive_number_is_refused(size):
+    with pytest.raises(ValueError, match="batch_size must be a positive whole number"):
+        ArrayImages(make_pixels(), None, PLAIN, size)
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 30), size=st.integers(1, 12), data=st.data())
+def test_batches_from_given_rows_lie_on_the_grid_and_cover_them(n, size, data):
+    source = ArrayImages(np.arange(n, dtype=np.uint8).reshape(n, 1, 1), None, PLAIN, size)
+    starts = data.draw(st.lists(st.integers(0, n), max_size=3))
+    ranges = [range(start, data.draw(st.integers(start, n))) for start in starts]
+    wanted = {row for rows in ranges for row in rows}
+    got = [(start, colours([batch])) for start, batch in source.touching(ranges)]
+    expected = [list(range(i, min(i + size, n))) for i in range(0, n, size)]
+    assert got == [(rows[0], rows) for rows in expected if wanted & set(rows)]
+
+
+def test_a_folder_is_extracted_with_its_labels(tmp_path):
+    make_folder(tmp_path, CLASSES)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 3))
+    bank, _ = extract(model, FolderImages(tmp_path, PLAIN, batch_size=2))
+    assert [round(value) for value in (bank.features[:, 0] * 255).tolist()] == [2, 3, 4, 0, 1]
+    assert bank.labels.tolist() == [0, 1, 1, 2, 2]

@@ -1,0 +1,124 @@
+"""The page: complete, self-contained, and safe with whatever stands in a result file."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from flatfold.evaluate.results import AlphaCurve, Results
+from flatfold.evaluate.rows import MethodRun, averages, make_row
+from flatfold.report.page import render, write_report
+
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Strict(HTMLParser):
+    """Notes every tag and fails on one that is not closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.text, self.links = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def make_results(methods=("autofold", "msp"), curves=True, about="Known and unknown.", near=True):
+    rng = np.random.default_rng(0)
+    sets = {"near-set": "near", "far-set": "far"} if near else {"far-set": "far"}
+    scores = {}
+    for method in methods:
+        scores[f"{method}/id"] = rng.lognormal(-5, 3, 200).astype(np.float32)
+        scores |= {f"{method}/{name}": rng.lognormal(0, 1, 100).astype(np.float32) for name in sets}
+    rows = [make_row(m, s, g, scores[f"{m}/id"], scores[f"{m}/{s}"]) for m in methods for s, g in sets.items()]
+    grid = [0.1, 0.5, 1.0]
+    curve = AlphaCurve("autofold", grid, [0.7, 0.9, 0.8], [0.01] * 3, 0.5, {**dict.fromkeys(sets, grid), "all": grid})
+    return Results(
+        suite={
+            "name": "toy",
+            "about": about,
+            "n_classes": 3,
+            "accuracy": 0.9,
+            "n_test": 200,
+            "ood": [
+                {"name": name, "group": group, "n": 100, "about": f"About {name}."} for name, group in sets.items()
+            ],
+        },
+        methods=[MethodRun(m, {"grid": grid}, "val", "id", 0.1, 2.0, {"alpha_": 0.5}, ["take care"]) for m in methods],
+        rows=rows,
+        averages=averages(rows),
+        alpha_curves=[curve] if curves else [],
+        provenance={"seed": 0, "command": "flatfold bench toy"},
+        scores=scores,
+    )
+
+
+def parsed(results):
+    page = Strict()
+    page.feed(render(results))
+    return page
+
+
+def test_the_page_is_well_formed_and_no_two_figures_share_an_id():
+    page = parsed(make_results())
+    assert page.open in ([], ["html"])
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_page_asks_nothing_of_the_outside():
+    page = parsed(make_results())
+    assert all(link.startswith("#") for link in page.links)
+    assert "<script" not in render(make_results())
+
+
+def test_every_number_of_the_table_is_there():
+    results = make_results()
+    text = " ".join(parsed(results).text)
+    for cell in [*results.rows, *results.averages]:
+        assert f"{100 * cell.auroc:.2f}" in text
+        assert f"{100 * cell.fpr95_ood_positive:.2f}" in text
+    assert "FPR95 counts OOD as positive" in " ".join(text.split())
+    assert "take care" in text
+    assert "0.5*" in text
+
+
+def test_the_best_of_each_column_is_marked():
+    marked = re.findall(r'class="best"><b>([\d.]+)</b>', render(make_results()))
+    best = max(row.auroc for row in make_results().rows if row.dataset == "far-set")
+    assert f"{100 * best:.2f}" in marked
+    assert len(marked) == 5
+
+
+def test_what_stands_in_a_result_file_cannot_become_markup():
+    page = render(make_results(about="<script>alert(1)</script> $title"))
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; $title" in page
+
+
+@pytest.mark.parametrize("methods", [("msp",), tuple(f"m{i}" for i in range(12))])
+def test_any_number_of_methods_and_groups_can_be_drawn(methods):
+    text = " ".join(parsed(make_results(methods, curves=False, near=False)).text)
+    assert "No AutoFold among the methods" in text
+    assert all(method in text for method in methods)
+
+
+def test_the_same_results_give_the_same_page(tmp_path):
+    make_results().save(tmp_path)
+    first = write_report(tmp_path).read_text()
+    assert write_report(tmp_path).read_text() == first == render(make_results())
