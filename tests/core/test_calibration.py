@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flatfold.core.calibration import Weights, group_rows, middle_of_maximum, one_vs_rest, paired
+from flatfold.core.calibration import group_rows, middle_of_maximum, one_vs_rest, paired
 from flatfold.core.hessian import class_distances
+from flatfold.core.masking import Weights
 
 CENTRES = 3 * torch.randn(6, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 WEIGHTS = Weights(class_distances(CENTRES), CENTRES.square().sum(-1))
@@ -34,7 +35,7 @@ def test_the_standard_error_is_the_spread_over_fresh_samples(criterion):
 def test_group_rows_lists_the_rows_of_each_class():
     groups = group_rows(torch.tensor([2, 0, 2, 1, 2]), torch.tensor([2, 1]))
     assert groups.rows[0].tolist() == [0, 2, 4]
-    assert groups.rows[1][groups.valid[1]].tolist() == [3]
+    assert groups.rows[1][groups.members.valid[1]].tolist() == [3]
 
 
 @pytest.mark.parametrize(

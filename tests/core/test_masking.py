@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from flatfold.core.hessian import class_distances
-from flatfold.core.masking import masked_softmax, with_and_without, without_each
+from flatfold.core.masking import Weights, masked_softmax, with_and_without, without_each
 
 
 def make_case(n=7, c=5, d=4, seed=0, scale=3.0):
@@ -16,6 +16,10 @@ def make_case(n=7, c=5, d=4, seed=0, scale=3.0):
     weight = torch.randn(c, d, generator=g, dtype=torch.float64)
     labels = torch.randint(c, (n,), generator=g)
     return logits, labels, weight
+
+
+def weights_of(weight):
+    return Weights(class_distances(weight), weight.square().sum(-1))
 
 
 def moments(probs, weight):
@@ -34,7 +38,7 @@ def masked_probs(logits, k):
 @given(seed=st.integers(0, 2**31), scale=st.floats(0.01, 8))
 def test_with_and_without_equal_their_definitions(seed, scale):
     logits, labels, weight = make_case(seed=seed, scale=scale)
-    whole, masked = with_and_without(logits, labels, class_distances(weight), weight.square().sum(-1))
+    whole, masked = with_and_without(logits, labels, weights_of(weight))
     for got, probs in ((whole, logits.softmax(-1)), (masked, masked_probs(logits, labels))):
         trace, second = moments(probs, weight)
         assert_close(got.trace, trace, rtol=1e-9, atol=1e-12)
@@ -45,11 +49,21 @@ def test_with_and_without_equal_their_definitions(seed, scale):
 def test_without_each_equals_masking_one_class_at_a_time(seed, scale):
     logits, _, weight = make_case(seed=seed, scale=scale)
     classes = torch.tensor([3, 0, 4])
-    got = without_each(logits, classes, class_distances(weight), weight.square().sum(-1))
+    got = without_each(logits, classes, weights_of(weight))
     for row, k in enumerate(classes):
         trace, second = moments(masked_probs(logits, torch.full((len(logits),), int(k))), weight)
         assert_close(got.trace[row], trace, rtol=1e-6, atol=1e-9)
         assert_close(got.second[row], second, rtol=1e-6, atol=1e-9)
+
+
+def test_the_second_moment_is_left_out_when_it_is_not_asked_for():
+    logits, labels, weight = make_case()
+    distances = Weights(class_distances(weight))
+    assert with_and_without(logits, labels, distances)[0].second is None
+    assert without_each(logits, labels, distances).second is None
+    assert torch.equal(
+        without_each(logits, labels, distances).trace, without_each(logits, labels, weights_of(weight)).trace
+    )
 
 
 @pytest.mark.parametrize("gap", [10.0, 40.0, 700.0])
@@ -57,7 +71,7 @@ def test_masking_the_winner_of_a_very_confident_row_is_exact(gap):
     weight = make_case()[2]
     logits = torch.tensor([[gap, 1.0, 0.5, 0.0, -1.0]], dtype=torch.float64)
     trace, second = moments(masked_probs(logits, torch.tensor([0])), weight)
-    got = without_each(logits, torch.tensor([0]), class_distances(weight), weight.square().sum(-1))
+    got = without_each(logits, torch.tensor([0]), weights_of(weight))
     assert_close(got.trace[0], trace, rtol=1e-12, atol=0)
     assert_close(got.second[0], second, rtol=1e-12, atol=0)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from flatfold.core.placements import grouped_auroc
+from flatfold.core.placements import Side, grouped_auroc
 from flatfold.core.ranking import auroc
 
 
@@ -19,14 +19,14 @@ def ragged(rng, sizes, ties):
 
 @given(
     seed=st.integers(0, 2**31),
-    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4),
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), min_size=1, max_size=4),
     ties=st.booleans(),
 )
 def test_each_group_has_the_auroc_of_its_own_samples(seed, sizes, ties):
     rng = np.random.default_rng(seed)
     low, low_valid = ragged(rng, [n for n, _ in sizes], ties)
     high, high_valid = ragged(rng, [m for _, m in sizes], ties)
-    got = grouped_auroc(low, low_valid, high, high_valid)
+    got = grouped_auroc(low, Side.of(low_valid), high, Side.of(high_valid))
     for g in range(len(sizes)):
         expected = auroc(low[g][low_valid[g]], high[g][high_valid[g]])
         assert_close(float(got.auroc[g]), expected)
@@ -42,7 +42,7 @@ def test_the_influences_give_delongs_standard_error():
     placed_high = np.array([np.mean(low < x) for x in high])
     placed_low = np.array([np.mean(high > x) for x in low])
     delong = np.sqrt(placed_high.var(ddof=1) / len(high) + placed_low.var(ddof=1) / len(low))
-    ones = torch.ones(1, 40, dtype=torch.bool), torch.ones(1, 25, dtype=torch.bool)
-    got = grouped_auroc(torch.from_numpy(low)[None], ones[0], torch.from_numpy(high)[None], ones[1])
+    low_side, high_side = (Side.of(torch.ones(1, size, dtype=torch.bool)) for size in (40, 25))
+    got = grouped_auroc(torch.from_numpy(low)[None], low_side, torch.from_numpy(high)[None], high_side)
     stderr = torch.cat([got.low_influence, got.high_influence], -1).norm()
     assert_close(float(stderr), float(delong))

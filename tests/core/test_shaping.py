@@ -38,6 +38,13 @@ def test_rescaling_logits_is_normalising_features(bias):
     assert_close(got, expected.softmax(-1))
 
 
+def test_a_large_head_is_multiplied_in_the_type_of_the_features():
+    h, weight = torch.randn(3, 2048), torch.randn(1000, 2048) / 45
+    got = partially_normalised_probs(h, weight, None, 0.0)
+    assert_close(got, (h @ weight.T).softmax(-1), rtol=0, atol=0)
+    assert_close(got.double(), (h.double() @ weight.double().T).softmax(-1), rtol=1e-4, atol=0)
+
+
 def test_probabilities_do_not_depend_on_the_batch_not_even_in_the_last_bit():
     h, weight = torch.randn(300, 512), torch.randn(100, 512)
     together = partially_normalised_probs(h, weight, None, 0.3)

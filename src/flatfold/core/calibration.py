@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .masking import Moments, with_and_without, without_each
-from .placements import grouped_auroc
+from .masking import Moments, Weights, with_and_without, without_each
+from .placements import Side, grouped_auroc
 
 
 class Groups(NamedTuple):
@@ -19,17 +19,10 @@ class Groups(NamedTuple):
     """``(k,)``, the classes averaged over."""
     rows: Tensor
     """``(k, m)``, indices of the rows of each class."""
-    valid: Tensor
-    """``(k, m)``, False at the padding."""
-
-
-class Weights(NamedTuple):
-    """What the criteria need to know of the class weights."""
-
-    distances: Tensor
-    """``(c, c)``, squared distances between them."""
-    square_norms: Tensor
-    """``(c,)``."""
+    members: Side
+    """Which entries of ``rows`` are no padding, ``(k, m)``."""
+    others: Side
+    """Which rows belong to any other class, ``(k, n)``."""
 
 
 Score = Callable[[Moments], Tensor]
@@ -43,9 +36,10 @@ def group_rows(labels: Tensor, classes: Tensor) -> Groups:
         >>> group_rows(torch.tensor([1, 0, 1]), torch.tensor([1])).rows
         tensor([[0, 2]])
     """
-    valid, rows = (labels == classes[:, None]).sort(dim=-1, descending=True, stable=True)
+    inside = labels == classes[:, None]
+    valid, rows = inside.sort(dim=-1, descending=True, stable=True)
     longest = int(valid.sum(dim=-1).max())
-    return Groups(classes, rows[:, :longest], valid[:, :longest])
+    return Groups(classes, rows[:, :longest].contiguous(), Side.of(valid[:, :longest]), Side.of(~inside))
 
 
 def paired(logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, score: Score) -> tuple[Tensor, Tensor]:
@@ -55,14 +49,14 @@ def paired(logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, sco
         logits: ``(n, c)``.
         labels: ``(n,)``.
         groups: Rows of the classes to average over.
-        weights: Distances and norms of the class weights.
+        weights: Of the classes.
         score: Turns moments ``(n,)`` into scores ``(n,)``.
 
     Returns:
         The mean AUROC and its standard error.
     """
-    known, masked = (score(moments)[groups.rows] for moments in with_and_without(logits, labels, *weights))
-    result = grouped_auroc(known, groups.valid, masked, groups.valid)
+    known, masked = (score(moments)[groups.rows] for moments in with_and_without(logits, labels, weights))
+    result = grouped_auroc(known, groups.members, masked, groups.members)
     influence = result.low_influence + result.high_influence  # a sample and its copy move together
     return result.auroc.mean(), influence.norm() / len(groups.classes)
 
@@ -74,9 +68,8 @@ def one_vs_rest(
 
     Args and returns as in :func:`paired`; ``score`` meets moments of shape ``(k, n)``.
     """
-    masked = score(without_each(logits, groups.classes, *weights))
-    others = labels != groups.classes[:, None]
-    result = grouped_auroc(masked, others, masked.gather(-1, groups.rows), groups.valid)
+    masked = score(without_each(logits, groups.classes, weights))
+    result = grouped_auroc(masked, groups.others, masked.gather(-1, groups.rows), groups.members)
     influence = result.low_influence.sum(dim=0)  # one sample takes part in the AUROC of every class
     influence = influence.index_add(0, groups.rows.flatten(), result.high_influence.flatten())
     return result.auroc.mean(), influence.norm() / len(groups.classes)

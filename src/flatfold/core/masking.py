@@ -22,8 +22,17 @@ class Moments(NamedTuple):
 
     trace: Tensor
     """Their total variance, which is the trace of the feature Hessian."""
-    second: Tensor
-    """Their mean squared norm; ``second - trace`` is the squared norm of their mean."""
+    second: Tensor | None = None
+    """Their mean squared norm, when it was asked for; ``second - trace`` is the squared norm of their mean."""
+
+
+class Weights(NamedTuple):
+    """What moments need to know of the class weights."""
+
+    distances: Tensor
+    """``(c, c)``, squared distances between them."""
+    square_norms: Tensor | None = None
+    """``(c,)``, their squared norms; without them there is no second moment."""
 
 
 def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,67 +52,68 @@ def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """
     column = classes[:, None]
     without = logits.scatter(-1, column, -torch.inf)
-    rest = torch.sigmoid(without.logsumexp(dim=-1) - logits.gather(-1, column).squeeze(-1))
-    return without.softmax(dim=-1), rest
+    q = without.softmax(dim=-1)
+    logsumexp = without.amax(dim=-1) - q.amax(dim=-1).log()  # without another exponential of everything
+    return q, torch.sigmoid(logsumexp - logits.gather(-1, column).squeeze(-1))
 
 
-def with_and_without(
-    logits: Tensor, classes: Tensor, distances: Tensor, square_norms: Tensor
-) -> tuple[Moments, Moments]:
+def with_and_without(logits: Tensor, classes: Tensor, weights: Weights) -> tuple[Moments, Moments]:
     """Return the moments of each row as it is and with one class masked, from a single product.
 
     Args:
         logits: ``(n, c)``.
         classes: The class to mask in each row, ``(n,)`` int64.
-        distances: ``class_distances(weight)``, ``(c, c)``.
-        square_norms: Squared norms of the class weights, ``(c,)``.
+        weights: Of the classes.
 
     Returns:
         The moments without a mask and with it, ``(n,)`` each.
     """
     q, r = masked_softmax(logits, classes)
-    pull = q @ distances
+    pull = q @ weights.distances
     u = 0.5 * (pull * q).sum(dim=-1)
     v = pull.gather(-1, classes[:, None]).squeeze(-1)
-    second = q @ square_norms
-    whole = Moments(r.square() * u + r * (1 - r) * v, r * second + (1 - r) * square_norms[classes])
-    return whole, Moments(u, second)
+    trace = r * (r * u + (1 - r) * v)
+    if weights.square_norms is None:
+        return Moments(trace), Moments(u)
+    second = q @ weights.square_norms
+    return Moments(trace, r * second + (1 - r) * weights.square_norms[classes]), Moments(u, second)
 
 
-def without_each(logits: Tensor, classes: Tensor, distances: Tensor, square_norms: Tensor) -> Moments:
+def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
     r"""Return the moments of each row with each of some classes masked in turn, from a single product.
 
-    With ``S = tr H``, masking class k leaves the trace
+    Masking class k leaves the trace ``(tr H - p_k (D p)_k) / (1 - p_k)^2``. The difference would cancel for the
+    likeliest class t of a confident row, so the product is taken with that class masked, ``p = r q + (1 - r) e_t``:
 
-    .. math:: \frac{S - p_k\, (D p)_k}{(1 - p_k)^2}
+    .. math:: \operatorname{tr}_{k \neq t} =
+        r\, \frac{r u + (1 - r) v - q_k \big( r (D q)_k + (1 - r) D_{tk} \big)}{(1 - r q_k)^2},
+        \qquad \operatorname{tr}_{t} = u
 
-    The difference cancels when a row has almost all its mass on k, so for the likeliest class of each row the
-    value comes from :func:`masked_softmax` instead. Call it in float64: at the runner-up of a very
-    confident row a few digits are still lost.
+    Call it in float64: at the runner-up of a very confident row a few digits are still lost.
 
     Args:
         logits: ``(n, c)``.
         classes: The k classes to mask, ``(k,)`` int64.
-        distances: ``class_distances(weight)``, ``(c, c)``.
-        square_norms: Squared norms of the class weights, ``(c,)``.
+        weights: Of the classes.
 
     Returns:
         Moments of shape ``(k, n)`` each.
     """
     top = logits.argmax(dim=-1)
+    column = top[:, None]
     q, r = masked_softmax(logits, top)
-    pull = q @ distances
-    u = 0.5 * (pull * q).sum(dim=-1)
-    v = pull.gather(-1, top[:, None]).squeeze(-1)
-    a = 1 - r
-    whole = Moments(r * (r * u + a * v), r * (q @ square_norms) + a * square_norms[top])
-    # p = r q + a e_top turns the product with q into the product with p; from here on only the columns asked for
-    is_top = top[:, None] == classes
-    p = torch.where(is_top, a[:, None], r[:, None] * q[:, classes])
-    pull = r[:, None] * pull[:, classes] + a[:, None] * distances[top][:, classes]
-    left = torch.where(is_top, r[:, None], 1 - p).clamp_min(torch.finfo(p.dtype).tiny)
-    trace = ((whole.trace[:, None] - p * pull) / left.square()).clamp_min(0.0)
-    second = (whole.second[:, None] - p * square_norms[classes]) / left
-    trace = torch.where(is_top, u[:, None], trace)
-    second = torch.where(is_top, (q @ square_norms)[:, None], second)
-    return Moments(trace.mT.contiguous(), second.mT.contiguous())
+    pull = q @ weights.distances
+    u = 0.5 * (pull * q).sum(dim=-1, keepdim=True)
+    v = pull.gather(-1, column)
+    r = r[:, None]
+    others = r * q
+    left = (1 - others).clamp_min_(torch.finfo(q.dtype).tiny)  # of the mass, when class k is masked
+    # In place from here on: these are matrices of all rows and all classes, made anew for every exponent.
+    trace = pull.mul_(r).addcmul_(weights.distances[top], 1 - r).mul_(q).neg_().add_(r * u + (1 - r) * v)
+    trace = trace.mul_(r).div_(left).div_(left).clamp_min_(0.0).scatter_(-1, column, u)
+    if weights.square_norms is None:
+        return Moments(trace.mT[classes])
+    masked = (q @ weights.square_norms)[:, None]
+    whole = r * masked + (1 - r) * weights.square_norms[column]
+    second = ((whole - others * weights.square_norms) / left).scatter_(-1, column, masked)
+    return Moments(trace.mT[classes], second.mT[classes])

@@ -10,10 +10,10 @@ from torch import Tensor
 from .precision import widened
 
 
-def norm_power(h: Tensor, exponent: float | Tensor) -> Tensor:
-    """Return ``|h|^exponent`` per row as ``(n, 1)``, finite also where the features are all zero."""
-    norm: Tensor = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
-    return norm.clamp_min(torch.finfo(h.dtype).tiny).pow(exponent)
+def row_norms(h: Tensor) -> Tensor:
+    """Return ``|h|`` per row as ``(n, 1)``, never quite zero, so that any power of it is finite."""
+    norms: Tensor = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
+    return norms.clamp_min(torch.finfo(h.dtype).tiny)
 
 
 def partially_normalised(h: Tensor, alpha: float | Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def partially_normalised(h: Tensor, alpha: float | Tensor) -> Tensor:
         >>> partially_normalised(torch.tensor([[3.0, 4.0]]), 1.0)
         tensor([[0.6000, 0.8000]])
     """
-    return h / norm_power(h, alpha)
+    return h / row_norms(h) ** alpha
 
 
 def partially_normalised_probs(h: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor) -> Tensor:
@@ -38,8 +38,7 @@ def partially_normalised_probs(h: Tensor, weight: Tensor, bias: Tensor | None, a
     .. math:: p = \operatorname{softmax}(W h / \|h\|^\alpha + b)
 
     The exponent only rescales the bias-free logits, so one matrix product serves every alpha (:func:`rescaled_logits`).
-    Logits are kept in float64 until the probabilities are known, which then have every digit that the features' type
-    can hold, and do not depend on the size of the batch.
+    Unless the head is very large, logits are kept in float64 until the probabilities are known (:func:`widened`).
 
     Args:
         h: Features, ``(n, d)``.
@@ -50,9 +49,9 @@ def partially_normalised_probs(h: Tensor, weight: Tensor, bias: Tensor | None, a
     Returns:
         ``(n, c)``, in the type of ``h``.
     """
-    wide = widened(h)
-    projected = wide @ widened(weight).mT
-    return rescaled_logits(projected, norm_power(wide, alpha), bias).softmax(dim=-1).to(h.dtype)
+    wide_weight, wide_h = widened(weight, h)
+    logits = rescaled_logits(wide_h @ wide_weight.mT, row_norms(wide_h) ** alpha, bias)
+    return logits.softmax(dim=-1).to(h.dtype)
 
 
 def rescaled_logits(projected: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.calibration import Groups, Weights, group_rows, middle_of_maximum, one_vs_rest, paired
+from ..core.calibration import Groups, group_rows, middle_of_maximum, one_vs_rest, paired
 from ..core.head import Head
 from ..core.hessian import class_distances
-from ..core.masking import Moments
-from ..core.shaping import check_alpha, norm_power, rescaled_logits
+from ..core.masking import Moments, Weights
+from ..core.shaping import check_alpha, rescaled_logits, row_norms
 from .ash import Ash
 from .base import Detector
 from .fold import SMALLEST_DIVISOR, Fold, ScoreNorm, check_score_norm
@@ -118,12 +118,13 @@ class AutoFold(Detector):
         assert bank.labels is not None
         h, weight, labels = bank.features.double(), head.weight.double(), bank.labels
         groups = self._groups(labels)
-        weights = Weights(class_distances(weight), weight.square().sum(dim=-1))
-        projected = h @ weight.mT  # the one product with the features, for every exponent
+        square_norms = weight.square().sum(dim=-1) if self.fold.score_norm == "weight" else None
+        weights = Weights(class_distances(weight), square_norms)
+        projected, norms = h @ weight.mT, row_norms(h)  # all that is needed of the features, for every exponent
         points = []
         for alpha in self.grid:
-            logits = rescaled_logits(projected, norm_power(h, alpha), head.bias)
-            score = _score(self.fold.score_norm, norm_power(h, 2 - 2 * alpha).squeeze(-1))
+            logits = rescaled_logits(projected, norms**alpha, head.bias)
+            score = _score(self.fold.score_norm, norms.squeeze(-1) ** (2 - 2 * alpha))
             points.append(torch.stack(CRITERIA[self.criterion](logits, labels, groups, weights, score)))
         curve, stderr = torch.stack(points, dim=-1)
         return curve, stderr
@@ -150,13 +151,18 @@ class AutoFold(Detector):
 
 def _score(score_norm: ScoreNorm, feature_norms: Tensor) -> Callable[[Moments], Tensor]:
     """Return how FOLD turns moments into scores under ``score_norm``."""
-    divisors: dict[ScoreNorm, Callable[[Moments], Tensor]] = {
-        "weight": lambda moments: moments.second - moments.trace,
-        "feature": lambda moments: feature_norms,
-    }
-    if score_norm is None:
-        return lambda moments: moments.trace
-    return lambda moments: moments.trace / divisors[score_norm](moments).clamp_min(SMALLEST_DIVISOR)
+
+    def score(moments: Moments) -> Tensor:
+        if score_norm is None:
+            return moments.trace
+        if score_norm == "weight":
+            assert moments.second is not None
+            divisor = moments.second - moments.trace
+        else:
+            divisor = feature_norms
+        return moments.trace / divisor.clamp_min(SMALLEST_DIVISOR)
+
+    return score
 
 
 def _warn_if_flat(curve: Tensor, stderr: float, alpha: float) -> None:

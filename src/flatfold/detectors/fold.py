@@ -17,7 +17,7 @@ from ..core.hessian import (
     feature_hessian_trace,
     prefers_distances,
 )
-from ..core.shaping import check_alpha, norm_power, partially_normalised, partially_normalised_probs
+from ..core.shaping import check_alpha, partially_normalised, partially_normalised_probs, row_norms
 from .ash import Ash
 from .base import Detector
 from .react import ReAct
@@ -73,7 +73,7 @@ class Fold(Detector):
         if self.score_norm == "weight":
             divisor = (probs @ self.weight).square().sum(dim=-1)
         else:
-            divisor = norm_power(h, 2 - 2 * alpha).squeeze(-1)
+            divisor = row_norms(h).squeeze(-1) ** (2 - 2 * alpha)
         return trace / divisor.clamp_min(SMALLEST_DIVISOR)
 
     def _trace(self, probs: Tensor, h: Tensor, alpha: float | Tensor) -> Tensor:
