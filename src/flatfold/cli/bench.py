@@ -32,6 +32,7 @@ def bench(
     from .table import print_results
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("flatfold.models").setLevel(logging.WARNING)  # the runner says once what is found
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else detectors.methods()
     for name in names:
         detectors.get_method(name)  # a misspelt name is told before the network is trained

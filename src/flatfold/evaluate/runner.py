@@ -92,6 +92,7 @@ def extract_all(suite: Suite, folder: Path, device: str = "cpu") -> Banks:
     banks = {}
     for name, images in sources.items():
         banks[name], head = extract(suite.model, images, device=device, out=folder / f"{name}-seed{suite.seed}")
+    log.info("features of %d images from the input of %r", sum(map(len, banks.values())), head)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}
     return Banks(head, banks["train"], banks["val"], banks["test"], ood)
 

@@ -71,6 +71,7 @@ def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int)
         torch.manual_seed(seed)
         network = DigitNet(int(y.max()) + 1)
         if not _load(network, path, key):
+            log.info("training the network on %d images, %d epochs", len(x), EPOCHS)
             _train(network, x, y)
             write_atomically(path, save(network.state_dict(), metadata={"recipe": key}))
     log.info("validation accuracy %.2f %%", 100 * accuracy(network.eval(), *_tensors(val)))
