@@ -30,6 +30,8 @@ NAMES = {
     "FolderImages",
     "NpzImages",
     "Transform",
+    # decisions
+    "Guard",
     # metrics
     "auroc",
     "aupr",

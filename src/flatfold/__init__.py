@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .models.images import Transform as Transform
     from .models.store import load_bank as load_bank
     from .models.store import save_bank as save_bank
+    from .scoring.guard import Guard as Guard
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ _HOMES = {
     "FeatureBank": "core.bank",
     "Fold": "detectors.fold",
     "FolderImages": "models.images",
+    "Guard": "scoring.guard",
     "Head": "core.head",
     "Mls": "detectors.mls",
     "Msp": "detectors.msp",

@@ -36,6 +36,8 @@ class Detector(Fittable, ABC):
 
     weight: Tensor
     bias: Tensor | None
+    made_by: tuple[str, dict[str, Any]] | None = None
+    """Name and hyper-parameters, when the detector was made by ``create``: what a file needs to make it again."""
 
     def fit(self, bank: FeatureBank, head: Head) -> Self:
         """Learn from in-distribution data.

@@ -73,7 +73,10 @@ def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector:
     """
     bound, alpha = _bind(name, preset, hyper)
     detector = get_method(name).factory(**bound)
-    return detector if alpha is None else with_partial_normalisation(detector, alpha)
+    if alpha is not None:
+        detector = with_partial_normalisation(detector, alpha)
+    detector.made_by = (name, hyperparameters(name, preset=preset, **hyper))
+    return detector
 
 
 def hyperparameters(name: str, *, preset: str | None = None, **hyper: Any) -> dict[str, Any]:

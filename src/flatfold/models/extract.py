@@ -14,7 +14,7 @@ from ..core.check import check_finite
 from ..core.head import Head
 from .batches import Batch
 from .forward import as_it_was
-from .heads import FoundHead, probe, run
+from .heads import FoundHead, probe, run, warn_of_other_logits
 from .identity import data_key, weights_hash
 from .manifest import Manifest
 from .stream import check_loader, first_batch, remaining
@@ -60,6 +60,21 @@ def extract(
         >>> extract(model, [torch.zeros(5, 4), torch.zeros(2, 4)])
         (FeatureBank(7 rows, 8 features, no labels, torch.float32), Head(3 classes, 8 features, bias, torch.float32))
     """
+    bank, found = extract_and_find(model, loader, device=device, head=head, out=out, key=key, shard_rows=shard_rows)
+    return bank, found.head
+
+
+def extract_and_find(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    device: torch.device | str | None = None,
+    head: str | None = None,
+    out: Path | str | None = None,
+    key: str | None = None,
+    shard_rows: int = 4096,
+) -> tuple[FeatureBank, FoundHead]:
+    """Do what ``extract`` does, and also tell which layer of the model the head is."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"the model must be a torch.nn.Module, not {type(model).__name__}. Call extract(model, loader)."
@@ -70,6 +85,7 @@ def extract(
         batches = iter(loader)
         first = first_batch(batches)
         found, result = probe(model, first.to(place), head)
+        warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
         sink: Sink = MemoryBank()
         if out is not None:
             identity = {"weights": weights_hash(model), "data": str(data), "head": found.name}
@@ -78,7 +94,7 @@ def extract(
         for start, batch in remaining(loader, batches, first.rows, sink):
             _check_labelled(batch, first, start)
             _keep(sink, start, batch, run(model, found, batch.to(place)).features)
-    return sink.finish(), found.head
+    return sink.finish(), found
 
 
 def _blank(identity: dict[str, str], found: FoundHead, first: Batch, shard_rows: int) -> Manifest:

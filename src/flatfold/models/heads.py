@@ -66,7 +66,19 @@ def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHea
         '2'
     """
     with as_it_was(model) as device:
-        return probe(model, split_batch(batch).to(device), name)[0]
+        found, _ = probe(model, split_batch(batch).to(device), name)
+    warn_of_other_logits(found, stacklevel=3)
+    return found
+
+
+def warn_of_other_logits(found: FoundHead, stacklevel: int) -> None:
+    """Warn when the user named a layer whose output is not what the model returns."""
+    if not found.gives_logits:
+        warnings.warn(
+            f"the output of {quoted(found.name)} is not what the model returns, so scores describe this layer and not "
+            "the model's own logits. Leave out head= to let flatfold look for the layer that gives them.",
+            stacklevel=stacklevel,
+        )
 
 
 def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[FoundHead, Pass]:
@@ -122,16 +134,10 @@ def _same(output: Tensor | None, logits: Tensor) -> bool:
 
 
 def _last_call(calls: list[Call], logits: Tensor, name: str | None) -> Call:
-    """Return the last call of the layer the user named, with a warning; refuse when none was named."""
+    """Return the last call of the layer the user named; refuse when none was named."""
     call = _last_flat(calls)
     if name is None or call is None:
         raise UnsupportedHead(not_a_head(calls, logits, name))
-    warnings.warn(
-        f"the output of {quoted(name)} is not what the model returns, so scores describe this layer and not the "
-        "model's own logits. Leave out head= to let flatfold look for the layer that gives them.",
-        UserWarning,
-        stacklevel=4,
-    )
     return call
 
 

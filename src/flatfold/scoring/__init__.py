@@ -1,0 +1,1 @@
+"""A model and a detector, joined: from an input to a decision."""

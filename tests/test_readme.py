@@ -1,0 +1,88 @@
+"""Every Python block of the documentation runs, in the order it stands there."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from flatfold.detectors import METHODS
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(name):
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf8"), re.DOTALL)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """What a reader has: a model, data, a folder of photos."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 5))
+    x = torch.rand(60, 3, 8, 8)
+    y = model(x).argmax(-1)
+    monkeypatch.chdir(tmp_path)
+    for label in range(2):
+        (tmp_path / "photos" / f"class{label}").mkdir(parents=True)
+        for index in range(3):
+            pixels = np.random.default_rng(index).integers(0, 256, (260, 300, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / f"class{label}" / f"{index}.png")
+    return {
+        "model": model,
+        "val_loader": [(x[:30], y[:30]), (x[30:], y[30:])],
+        "new_images": torch.rand(4, 3, 8, 8),
+        "new_loader": [torch.rand(9, 3, 8, 8)],
+        "weight": torch.randn(5, 7),
+        "bias": torch.randn(5),
+        "features": torch.rand(20, 7),
+        "labels": torch.arange(20) % 5,
+    }
+
+
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+def test_the_readme_runs(world):
+    code = blocks("README.md")
+    assert len(code) == 4
+    for block in code:
+        exec(block, world)
+    assert world["scores"].shape == (20,)
+
+
+def test_the_method_of_the_contributing_page_is_one(monkeypatch, make_world):
+    import flatfold as ff
+
+    monkeypatch.setattr("flatfold.detectors.registry.METHODS", METHODS.copy())
+    (block,) = blocks("CONTRIBUTING.md")
+    exec(block, {})
+    world = make_world()
+    detector = ff.create("centre").fit(world.bank, world.head)
+    assert torch.equal(detector(world.unknown), (world.unknown - world.bank.features.mean(0)).norm(dim=-1))
+
+
+def test_every_method_of_the_readme_exists_and_none_is_missing():
+    table = (ROOT / "README.md").read_text(encoding="utf8").split("## What it does")[1].split("A higher score")[0]
+    named = {
+        name
+        for line in table.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`([a-z-]+)`", line.split("|")[1])
+    }
+    assert named == set(METHODS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf8")):
+        assert target.startswith("https://") or (ROOT / target).exists()
+
+
+def test_the_architecture_names_every_file_of_the_package():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf8")
+    rooms = {"core": set(), "models": set(), "evaluate": set(), "scoring": set()}
+    for room in rooms:
+        files = {path.stem for path in (ROOT / "src" / "flatfold" / room).glob("*.py")} - {"__init__"}
+        assert {name for name in files if not re.search(rf"\b{name}\b", text)} == set()
