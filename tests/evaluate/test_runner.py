@@ -103,7 +103,7 @@ def test_what_a_method_learnt_and_was_tuned_on_is_told(suite, tmp_path):
     assert (runs["autofold"].tuned_on, runs["react"].tuned_on, runs["msp"].tuned_on) == ("id", "nothing", "nothing")
     assert (runs["autofold"].fits_on, runs["react"].fits_on, runs["msp"].fits_on) == ("val", "val", "nothing")
     assert set(runs["react"].learnt) == {"threshold_"}
-    assert runs["react"].hyper == {"percentile": 90}
+    assert runs["react"].hyper == {"percentile": 90, "temperature": 1.0}
 
 
 @pytest.fixture

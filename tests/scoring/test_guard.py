@@ -149,7 +149,7 @@ class TestFiles:
             old = json.loads(file.metadata()["guard"])
         save_file({**load_file(path), **tensors}, path, {"guard": json.dumps({**old, **(settings or {})})})
 
-    def refused(self, path, model, message):
+    def check_refused(self, path, model, message):
         with pytest.raises(ValueError, match=message):
             ff.Guard.load(path, model)
 
@@ -161,23 +161,23 @@ class TestFiles:
         other = make_model()
         with torch.no_grad():
             other[3].bias += 1
-        self.refused(path, other, "was made for other weights in '3'")
+        self.check_refused(path, other, "was made for other weights in '3'")
 
     def test_another_architecture(self, path):
-        self.refused(path, nn.Linear(8, 4), "a last layer '3', this one has none")
+        self.check_refused(path, nn.Linear(8, 4), "a last layer '3', this one has none")
 
     @pytest.mark.parametrize("size", [0, 7, 100, 1000])
     def test_cut_short(self, path, model, size):
         path.write_bytes(path.read_bytes()[:size])
-        self.refused(path, model, "cannot be read as a guard")
+        self.check_refused(path, model, "cannot be read as a guard")
 
     def test_another_safetensors_file(self, path, model):
         save_file({"x": torch.zeros(1)}, path)
-        self.refused(path, model, "holds no guard")
+        self.check_refused(path, model, "holds no guard")
 
     def test_another_version(self, path, model):
         self.rewrite(path, {"version": 2})
-        self.refused(path, model, "has version 2, this flatfold reads version 1")
+        self.check_refused(path, model, "has version 2, this flatfold reads version 1")
 
     @pytest.mark.parametrize(
         "settings",
@@ -186,7 +186,7 @@ class TestFiles:
     )
     def test_nonsense_in_the_settings(self, path, model, settings):
         self.rewrite(path, settings)
-        self.refused(path, model, r"damaged|no method is called|fpr must lie|could not convert")
+        self.check_refused(path, model, r"damaged|no method is called|fpr must lie|could not convert")
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -200,4 +200,4 @@ class TestFiles:
     )
     def test_tensors_that_save_would_not_write(self, path, model, name, value):
         self.rewrite(path, **{name: value})
-        self.refused(path, model, "is damaged")
+        self.check_refused(path, model, "is damaged")

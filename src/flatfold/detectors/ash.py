@@ -8,10 +8,9 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank
 from ..core.shaping import ash_b, check_percentile
-from .base import Detector
 from .ebo import Ebo
 from .registry import register
-from .shaped import Shaped, Shaping
+from .shaped import Shaping, behind
 
 
 class Ash(Shaping):
@@ -36,7 +35,4 @@ class Ash(Shaping):
         return ash_b(h, self.percentile)
 
 
-@register("ash")
-def make_ash(percentile: float = 90) -> Detector:
-    """Energy of pruned and flattened features."""
-    return Shaped(Ash(percentile), Ebo())
+register("ash")(behind(Ash, Ebo, "Energy of pruned and flattened features."))

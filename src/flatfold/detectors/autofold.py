@@ -25,7 +25,7 @@ from .base import Detector
 from .fold import SMALLEST_DIVISOR, Fold, ScoreNorm, check_score_norm
 from .react import ReAct
 from .registry import register
-from .shaped import Shaped
+from .shaped import behind
 
 Criterion = Literal["paired", "one_vs_rest"]
 CRITERIA = {"paired": paired, "one_vs_rest": one_vs_rest}
@@ -175,39 +175,6 @@ def _warn_if_flat(curve: Tensor, stderr: float, alpha: float) -> None:
         )
 
 
-@register("autofold", fits_on="val", tuned_on="id")
-def make_autofold(
-    criterion: Criterion = "paired",
-    grid: Sequence[float] = GRID,
-    max_classes: int | None = None,
-    seed: int = 0,
-    score_norm: ScoreNorm = None,
-) -> Detector:
-    """FOLD whose exponent is chosen on in-distribution data by masking logits."""
-    return AutoFold(criterion, grid, max_classes, seed, score_norm)
-
-
-@register("autofold-r", fits_on="val", tuned_on="id")
-def make_autofold_r(
-    percentile: float = 90,
-    criterion: Criterion = "paired",
-    grid: Sequence[float] = GRID,
-    max_classes: int | None = None,
-    seed: int = 0,
-    score_norm: ScoreNorm = None,
-) -> Detector:
-    """AutoFold on features clipped by ReAct."""
-    return Shaped(ReAct(percentile), AutoFold(criterion, grid, max_classes, seed, score_norm))
-
-
-@register("autofold-a", fits_on="val", tuned_on="id")
-def make_autofold_a(
-    percentile: float = 90,
-    criterion: Criterion = "paired",
-    grid: Sequence[float] = GRID,
-    max_classes: int | None = None,
-    seed: int = 0,
-    score_norm: ScoreNorm = None,
-) -> Detector:
-    """AutoFold on features shaped by ASH."""
-    return Shaped(Ash(percentile), AutoFold(criterion, grid, max_classes, seed, score_norm))
+register("autofold", fits_on="val", tuned_on="id")(AutoFold)
+register("autofold-r", fits_on="val", tuned_on="id")(behind(ReAct, AutoFold, "AutoFold on features clipped by ReAct."))
+register("autofold-a", fits_on="val", tuned_on="id")(behind(Ash, AutoFold, "AutoFold on features shaped by ASH."))

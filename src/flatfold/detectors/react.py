@@ -8,10 +8,9 @@ from torch import Tensor
 from ..core.bank import FeatureBank
 from ..core.errors import NotFittedError
 from ..core.shaping import percentile_threshold, react
-from .base import Detector
 from .ebo import Ebo
 from .registry import register
-from .shaped import Shaped, Shaping
+from .shaped import Shaping, behind
 
 
 class ReAct(Shaping):
@@ -55,7 +54,4 @@ class ReAct(Shaping):
         return self.threshold_
 
 
-@register("react", fits_on="val")
-def make_react(percentile: float = 90) -> Detector:
-    """Energy of clipped features."""
-    return Shaped(ReAct(percentile), Ebo())
+register("react", fits_on="val")(behind(ReAct, Ebo, "Energy of clipped features."))

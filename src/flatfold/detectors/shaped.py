@@ -1,6 +1,9 @@
 """Put a shaping in front of a detector: ``Shaped(ReAct(90), Fold(0.5))`` is FOLD-R."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from inspect import Parameter, signature
+from typing import Any
 
 from torch import Tensor
 
@@ -46,3 +49,25 @@ class Shaped(Detector):
     def fitted_weight(self) -> Tensor:
         """Weight of the head the inner detector was fitted with."""
         return self.detector.fitted_weight
+
+
+def behind(
+    shaping: Callable[[float], Shaping], detector: Callable[..., Detector], summary: str
+) -> Callable[..., Detector]:
+    """Return a factory of a detector behind a shaping with a percentile, to be registered under a name of its own.
+
+    Args:
+        shaping: Takes the percentile.
+        detector: Takes all other hyper-parameters.
+        summary: The factory's docstring.
+    """
+
+    def factory(percentile: float = 90, **hyper: Any) -> Detector:
+        return Shaped(shaping(percentile), detector(**hyper))
+
+    first = Parameter("percentile", Parameter.POSITIONAL_OR_KEYWORD, default=90)
+    factory.__signature__ = signature(detector).replace(  # type: ignore[attr-defined]
+        parameters=[first, *signature(detector).parameters.values()]
+    )
+    factory.__doc__ = summary
+    return factory

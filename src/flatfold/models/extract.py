@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,36 +60,45 @@ def extract(
         >>> extract(model, [torch.zeros(5, 4), torch.zeros(2, 4)])
         (FeatureBank(7 rows, 8 features, no labels, torch.float32), Head(3 classes, 8 features, bias, torch.float32))
     """
-    bank, found = extract_and_find(model, loader, device=device, head=head, out=out, key=key, shard_rows=shard_rows)
+    data = None if out is None else data_key(loader, key)
+
+    def sink(found: FoundHead, first: Batch) -> Sink:
+        if out is None:
+            return MemoryBank()
+        identity = {"weights": weights_hash(model), "data": str(data), "head": found.name}
+        return BankWriter(out, _blank(identity, found, first, shard_rows))
+
+    bank, found = one_pass(model, loader, device, head, sink)
     return bank, found.head
 
 
-def extract_and_find(
+def one_pass(
     model: nn.Module,
     loader: Iterable[Any],
-    *,
     device: torch.device | str | None = None,
     head: str | None = None,
-    out: Path | str | None = None,
-    key: str | None = None,
-    shard_rows: int = 4096,
+    make_sink: Callable[[FoundHead, Batch], Sink] = lambda found, first: MemoryBank(),
 ) -> tuple[FeatureBank, FoundHead]:
-    """Do what ``extract`` does, and also tell which layer of the model the head is."""
+    """Run a data set through a model once; return its features and which layer the head is.
+
+    Args:
+        model: As in ``extract``.
+        loader: As in ``extract``.
+        device: As in ``extract``.
+        head: As in ``extract``.
+        make_sink: Says where the rows go, once the head and the first batch are known.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"the model must be a torch.nn.Module, not {type(model).__name__}. Call extract(model, loader)."
         )
     check_loader(loader)
-    data = None if out is None else data_key(loader, key)
     with as_it_was(model, device) as place:
         batches = iter(loader)
         first = first_batch(batches)
         found, result = probe(model, first.to(place), head)
         warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
-        sink: Sink = MemoryBank()
-        if out is not None:
-            identity = {"weights": weights_hash(model), "data": str(data), "head": found.name}
-            sink = BankWriter(out, _blank(identity, found, first, shard_rows))
+        sink = make_sink(found, first)
         _keep(sink, 0, first, result.features)
         for start, batch in remaining(loader, batches, first.rows, sink):
             _check_labelled(batch, first, start)

@@ -14,7 +14,7 @@ from ..core.conformal import p_values, samples_needed
 from ..detectors import create
 from ..detectors.base import Detector
 from ..models.batches import split_batch
-from ..models.extract import extract_and_find
+from ..models.extract import one_pass
 from ..models.forward import as_it_was
 from ..models.heads import FoundHead, run
 from . import artefact
@@ -83,11 +83,11 @@ class Guard:
             seed: Of the draw.
         """
         _check_rate(fpr)
-        bank, found = extract_and_find(model, loader, device=device, head=head)
+        bank, found = one_pass(model, loader, device, head)
         if calibration is None:
             bank, held_out = _halves(bank, seed)
         else:
-            held_out, _ = extract_and_find(model, calibration, device=device, head=found.name)
+            held_out, _ = one_pass(model, calibration, device, found.name)
         _check_rate(fpr, len(held_out))
         fitted = (create(detector) if isinstance(detector, str) else detector).fit(bank, found.head)
         with torch.no_grad():
