@@ -73,6 +73,14 @@ def test_each_image_goes_through_the_network_once(suite, tmp_path):
     assert suite.model.seen == everything + 5 * 16
 
 
+def test_another_network_or_other_images_get_features_of_their_own(suite, tmp_path):
+    before = run(suite, ["mls"], tmp_path)
+    with torch.no_grad():
+        suite.model.head.weight *= 2
+    after = run(suite, ["mls"], tmp_path)
+    assert np.allclose(after.scores["mls/noise"], 2 * before.scores["mls/noise"])
+
+
 def test_rows_are_those_of_the_public_functions(suite, tmp_path):
     results = run(suite, ["fold"], tmp_path)
     banks = extract_all(suite, tmp_path / "elsewhere")

@@ -37,6 +37,19 @@ def test_the_same_seed_gives_the_same_network_and_leaves_the_generator_alone(ima
     assert not torch.equal(weights(first), weights(train.trained_network(images, images, tmp_path / "c", seed=2)))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_is_neither_seen_nor_changed(threads, images, tmp_path):
+    one = train.trained_network(images, images, tmp_path / "a", seed=1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        other = train.trained_network(images, images, tmp_path / "b", seed=1)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(weights(one), weights(other))
+
+
 def test_it_learns_and_comes_back_in_evaluation_mode(images, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "EPOCHS", 10)
     network = train.trained_network(images, images, tmp_path / "a", seed=1)

@@ -1,5 +1,6 @@
 """Run a suite: extract every data set once, then fit and judge each method on the features."""
 
+import hashlib
 import logging
 import platform
 import sys
@@ -24,6 +25,7 @@ from ..detectors.autofold import AutoFold
 from ..detectors.base import Detector
 from ..detectors.shaped import Shaped
 from ..models.extract import extract
+from ..models.identity import weights_hash
 from ..progress import track
 from .results import ID, AlphaCurve, Results
 from .rows import MethodRun, averages, make_row
@@ -86,12 +88,18 @@ def run(suite: Suite, names: Sequence[str], out: Path, device: str = "cpu") -> R
 
 
 def extract_all(suite: Suite, folder: Path, device: str = "cpu") -> Banks:
-    """Return the features of every data set, from ``folder`` where they are there already."""
+    """Return the features of every data set, from ``folder`` where they are there already.
+
+    Each bank lies under a name that holds the weights and the data, so that those of another network never get in the
+    way.
+    """
     splits = {"train": suite.train, "val": suite.val, "test": suite.test}
     sources = splits | {ood.name: ood.images for ood in suite.ood}
+    weights = weights_hash(suite.model)
     banks = {}
     for name, images in sources.items():
-        banks[name], head = extract(suite.model, images, device=device, out=folder / f"{name}-seed{suite.seed}")
+        key = hashlib.sha256(f"{weights} {images.fingerprint}".encode()).hexdigest()[:16]
+        banks[name], head = extract(suite.model, images, device=device, out=folder / f"{name}-{key}")
     log.info("features of %d images from the input of %r", sum(map(len, banks.values())), head)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}
     return Banks(head, banks["train"], banks["val"], banks["test"], ood)
@@ -136,15 +144,16 @@ def learnt_numbers(detector: Detector) -> dict[str, float]:
 def alpha_curve(name: str, detector: Detector, banks: Banks) -> AlphaCurve | None:
     """Return the curve of an AutoFold beside the AUROC that each exponent would really have given."""
     if isinstance(detector, Shaped):
-        shaped = {name: FeatureBank(detector.shaping(bank.features)) for name, bank in banks.judged.items()}
         inner = detector.detector
+        features = {dataset: detector.shaping(bank.features) for dataset, bank in banks.judged.items()}
     else:
-        shaped, inner = banks.judged, detector
+        inner = detector
+        features = {dataset: bank.features for dataset, bank in banks.judged.items()}
     if not isinstance(inner, AutoFold):
         return None
     truth: dict[str, list[float]] = {dataset: [] for dataset in banks.ood}
     for alpha in inner.grid:
-        scores = {dataset: inner.fold.score_at(bank.features, alpha) for dataset, bank in shaped.items()}
+        scores = {dataset: inner.fold.score_at(h, alpha) for dataset, h in features.items()}
         for dataset, values in truth.items():
             values.append(auroc(scores[ID], scores[dataset]))
     truth["all"] = np.mean(list(truth.values()), axis=0).tolist()

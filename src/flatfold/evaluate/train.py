@@ -3,6 +3,8 @@
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -67,7 +69,7 @@ def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int)
     }
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     x, y = _tensors(train)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)
         network = DigitNet(int(y.max()) + 1)
         if not _load(network, path, key):
@@ -102,6 +104,17 @@ def _load(network: nn.Module, path: Path, key: str) -> bool:
         log.warning("%s is damaged; the network is trained again", path)
         return False
     return True
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run torch on one thread: sums then have one order, and a seed gives the same network on any number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _train(network: nn.Module, x: Tensor, y: Tensor) -> None:
