@@ -77,6 +77,17 @@ def test_a_fitted_state_can_be_loaded_into_a_fresh_detector(name, world):
 
 
 @every_method
+def test_a_loaded_detector_has_tensors_of_its_own(name, world):
+    state = ff.create(name).fit(world.bank, world.head).state_dict()
+    fresh = ff.create(name)
+    fresh.load_state_dict(state)
+    before = fresh(world.unknown)
+    for value in state.values():
+        value.zero_()
+    assert torch.equal(fresh(world.unknown), before)
+
+
+@every_method
 def test_its_state_can_be_written_to_safetensors(name, world, tmp_path):
     """Which refuses tensors that share memory: nothing may be stored twice."""
     from safetensors.torch import load_file, save_file

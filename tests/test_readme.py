@@ -1,6 +1,10 @@
 """Every Python block of the documentation runs, in the order it stands there."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,7 @@ def world(tmp_path, monkeypatch):
     """What a reader has: a model, data, a folder of photos."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 5))
+    rng = np.random.default_rng(0)
     x = torch.rand(60, 3, 8, 8)
     y = model(x).argmax(-1)
     monkeypatch.chdir(tmp_path)
@@ -36,10 +41,11 @@ def world(tmp_path, monkeypatch):
         "val_loader": [(x[:30], y[:30]), (x[30:], y[30:])],
         "new_images": torch.rand(4, 3, 8, 8),
         "new_loader": [torch.rand(9, 3, 8, 8)],
-        "weight": torch.randn(5, 7),
-        "bias": torch.randn(5),
-        "features": torch.rand(20, 7),
-        "labels": torch.arange(20) % 5,
+        "test_loader": [(x[:20], y[:20])],
+        "weight": rng.normal(size=(5, 7)).astype(np.float32),
+        "bias": rng.normal(size=5).astype(np.float32),
+        "features": rng.random((20, 7)).astype(np.float32),
+        "labels": np.arange(20, dtype=np.int32) % 5,
     }
 
 
@@ -52,15 +58,37 @@ def test_the_readme_runs(world):
     assert world["scores"].shape == (20,)
 
 
-def test_the_method_of_the_contributing_page_is_one(monkeypatch, make_world):
-    import flatfold as ff
-
-    monkeypatch.setattr("flatfold.detectors.registry.METHODS", METHODS.copy())
+@pytest.fixture
+def package_with_centre(tmp_path):
+    """A copy of the package with the method of the contributing page added as the page says."""
+    package = tmp_path / "src" / "flatfold"
+    shutil.copytree(ROOT / "src" / "flatfold", package, ignore=shutil.ignore_patterns("__pycache__"))
     (block,) = blocks("CONTRIBUTING.md")
-    exec(block, {})
-    world = make_world()
-    detector = ff.create("centre").fit(world.bank, world.head)
-    assert torch.equal(detector(world.unknown), (world.unknown - world.bank.features.mean(0)).norm(dim=-1))
+    (package / "detectors" / "centre.py").write_text(block)
+    page = package / "detectors" / "__init__.py"
+    page.write_text(page.read_text().replace("from . import ash, autofold,", "from . import ash, autofold, centre,"))
+    return tmp_path / "src"
+
+
+def test_the_method_of_the_contributing_page_is_one(package_with_centre):
+    """It passes the contract, and a linter and a type checker have nothing to say."""
+    tests = ["tests/test_contract.py", "-k", "centre", "-q", "-p", "no:cacheprovider", "--confcutdir=tests"]
+    environment = {**os.environ, "PYTHONPATH": str(package_with_centre)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *tests], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+    config = str(ROOT / "pyproject.toml")
+    file = str(package_with_centre / "flatfold" / "detectors" / "centre.py")
+    for command in (["ruff", "check", "--config", config], ["mypy", "--strict", "--config-file", config]):
+        done = subprocess.run([sys.executable, "-m", *command, file], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_nothing_is_left_to_be_filled_in():
+    for page in ROOT.glob("*.md"):
+        assert not re.search(r"[A-Z]+_[A-Z]+\b(?<!FLATFOLD_DATA)", page.read_text(encoding="utf8")), page.name
 
 
 def test_every_method_of_the_readme_exists_and_none_is_missing():

@@ -44,7 +44,7 @@ def test_the_bad_row_is_named_in_a_large_bank_too():
 @pytest.mark.parametrize(
     ("labels", "error", "message"),
     [
-        (torch.zeros(3), TypeError, r"int64 class indices, got torch\.float32"),
+        (torch.zeros(3), TypeError, r"whole class indices, got torch\.float32"),
         (torch.zeros(2, dtype=torch.int64), ValueError, r"shape \(3,\), one per feature row, got \(2,\)"),
         (torch.tensor([0, -1, 1]), ValueError, "class indices from 0, got -1"),
     ],
@@ -77,6 +77,11 @@ def test_numpy_arrays_are_taken_without_a_copy():
     assert bank.labels.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64])
+def test_labels_of_any_integer_type_become_int64(dtype):
+    assert FeatureBank(GOOD, np.array([0, 1, 1], dtype=dtype)).labels.dtype == torch.int64
+
+
 def test_a_bank_can_be_cut_and_moved():
     bank = FeatureBank(GOOD, torch.tensor([0, 1, 1]))
     assert bank[1:].labels.tolist() == [1, 1]
@@ -99,6 +104,10 @@ def test_a_head_gives_logits_with_and_without_bias():
     h = torch.tensor([[1.0, 2.0]])
     assert_close(Head(GOOD)(h), h @ GOOD.T)
     assert_close(Head(GOOD, torch.ones(3))(h), h @ GOOD.T + 1)
+
+
+def test_a_bank_does_not_hold_on_to_a_graph():
+    assert not FeatureBank(torch.ones(2, 2, requires_grad=True)).features.requires_grad
 
 
 def test_a_head_does_not_hold_on_to_the_models_graph():

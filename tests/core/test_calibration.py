@@ -40,7 +40,13 @@ def test_group_rows_lists_the_rows_of_each_class():
 
 @pytest.mark.parametrize(
     ("curve", "index"),
-    [([0.1, 0.5, 0.3], 1), ([1.0, 1.0, 1.0, 1.0, 1.0], 2), ([1.0, 1.0], 0), ([0.2, 1.0, 1.0 - 1e-15, 1.0, 0.9], 2)],
+    [
+        ([0.1, 0.5, 0.3], 1),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], 2),
+        ([1.0, 1.0], 0),
+        ([0.9, 0.90001, 0.90002, 0.2], 2),
+        ([0.2, 1.0, 1.0 - 1e-15, 1.0, 0.9], 2),
+    ],
 )
 def test_among_ties_the_middle_one_is_taken(curve, index):
     assert middle_of_maximum(torch.tensor(curve, dtype=torch.float64)) == index

@@ -129,6 +129,29 @@ def test_equal_classes_have_no_curvature():
         assert_close(form(h, w, b), torch.zeros(3), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_rounding_makes_no_trace_negative(seed):
+    """Two equal classes hold all the mass: the true trace is 0, and a difference of moments may fall on either side."""
+    _, w, _ = make_case(1, 3, 64, torch.float32, seed=seed)
+    w[1] = w[0]
+    p = torch.tensor([[0.6, 0.4, 0.0]])
+    assert centred_hessian_trace(p, w) >= 0
+    assert (feature_hessian_diagonal(p, w) >= 0).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_large_common_offset_costs_no_digits_in_float32(form):
+    h, w, b = make_case(8, 10, 16, torch.float32)
+    probs = (h @ w.T + b).softmax(-1)
+    shifted = w + 1000 * torch.ones(16)
+    direct = {
+        "pairwise": lambda w: feature_hessian_trace(probs, class_distances(w)),
+        "centred": lambda w: centred_hessian_trace(probs, w),
+        "diagonal": lambda w: feature_hessian_diagonal(probs, w).sum(-1),
+    }[form]
+    assert_close(direct(shifted), direct((shifted.double() - 1000).float()), rtol=1e-3, atol=0)
+
+
 def test_a_probability_of_one_gives_zero_and_no_nan():
     p = torch.tensor([[1.0, 0.0, 0.0]])
     _, w, _ = make_case(1, 3, 4, torch.float32)

@@ -76,6 +76,12 @@ def test_masking_the_winner_of_a_very_confident_row_is_exact(gap):
     assert_close(got.second[0], second, rtol=1e-12, atol=0)
 
 
+@given(seed=st.integers(0, 2**31))
+def test_rounding_makes_no_masked_trace_negative(seed):
+    logits, _, weight = make_case(seed=seed, scale=60.0)
+    assert (without_each(logits, torch.arange(5), weights_of(weight)).trace >= 0).all()
+
+
 def test_masked_softmax_gives_no_mass_to_the_mask_and_keeps_a_tiny_rest():
     q, r = masked_softmax(torch.tensor([[50.0, 0.0, 0.0]]), torch.tensor([0]))
     assert_close(q, torch.tensor([[0.0, 0.5, 0.5]]))

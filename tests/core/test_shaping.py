@@ -1,5 +1,7 @@
 """`core.shaping`: the formulas, row by row."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from flatfold.core.precision import widened
 from flatfold.core.shaping import (
     ash_b,
     partially_normalised,
@@ -21,6 +24,10 @@ H = torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 @given(st.floats(0, 1))
 def test_partial_normalisation_leaves_a_norm_of_one_minus_alpha(alpha):
     assert_close(partially_normalised(H, alpha).norm(dim=-1), H.norm(dim=-1) ** (1 - alpha))
+
+
+def test_very_short_features_are_normalised_like_others():
+    assert_close(partially_normalised(1e-6 * H, 1.0), partially_normalised(H, 1.0))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
@@ -38,6 +45,11 @@ def test_rescaling_logits_is_normalising_features(bias):
     assert_close(got, expected.softmax(-1))
 
 
+def test_a_device_without_float64_is_left_in_peace():
+    weight = SimpleNamespace(device=SimpleNamespace(type="mps"), numel=lambda: 1)
+    assert widened(weight, "features") == (weight, "features")
+
+
 def test_a_large_head_is_multiplied_in_the_type_of_the_features():
     h, weight = torch.randn(3, 2048), torch.randn(1000, 2048) / 45
     got = partially_normalised_probs(h, weight, None, 0.0)
@@ -53,7 +65,7 @@ def test_probabilities_do_not_depend_on_the_batch_not_even_in_the_last_bit():
     assert_close(together, alone, rtol=2e-7, atol=0)
 
 
-@given(st.floats(0, 99.99))
+@given(st.floats(1, 99.99))
 def test_the_threshold_is_numpys_percentile(percentile):
     assert percentile_threshold(H, percentile) == np.percentile(H.numpy(), percentile)
 
@@ -86,11 +98,11 @@ def test_no_shaping_changes_its_input():
     assert_close(H, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("percentile", [-1, 100, 100.5])
+@pytest.mark.parametrize("percentile", [-1, 0.9, 100, 100.5])
 def test_a_percentile_outside_the_range_is_refused(percentile):
-    with pytest.raises(ValueError, match="at least 0 and below 100"):
+    with pytest.raises(ValueError, match="at least 1 and below 100"):
         ash_b(H, percentile)
-    with pytest.raises(ValueError, match="at least 0 and below 100"):
+    with pytest.raises(ValueError, match="at least 1 and below 100"):
         percentile_threshold(H, percentile)
 
 

@@ -85,6 +85,9 @@ def test_max_classes_draws_the_classes_of_the_authors_generator(blurred):
     drawn = np.random.RandomState(42).choice(np.arange(6), 3, replace=False)
     detector = ff.AutoFold("one_vs_rest", GRID, max_classes=3, seed=42).fit(blurred.bank, blurred.head)
     assert_close(detector.curve_.double(), naive_curve(blurred, "one_vs_rest", classes=drawn), rtol=0, atol=1e-6)
+    other = np.random.RandomState(1).choice(np.arange(6), 3, replace=False)
+    detector = ff.AutoFold("one_vs_rest", GRID, max_classes=3, seed=1).fit(blurred.bank, blurred.head)
+    assert_close(detector.curve_.double(), naive_curve(blurred, "one_vs_rest", classes=other), rtol=0, atol=1e-6)
     everything = ff.AutoFold("one_vs_rest", GRID, max_classes=6).fit(blurred.bank, blurred.head)
     assert_close(everything.curve_.double(), naive_curve(blurred, "one_vs_rest"), rtol=0, atol=1e-6)
 
@@ -106,6 +109,26 @@ def test_a_perfect_separation_takes_the_middle_and_warns():
         detector = ff.AutoFold(grid=[0.1, 0.2, 0.3, 0.4, 0.5]).fit(bank, head)
     assert_close(detector.curve_, torch.ones(5))
     assert_close(float(detector.alpha_), 0.3)
+
+
+def test_a_curve_within_its_standard_error_is_flat(blurred):
+    with pytest.warns(UserWarning, match="AutoFold's curve is flat"):
+        detector = ff.AutoFold(grid=[0.50, 0.51, 0.52]).fit(blurred.bank, blurred.head)
+    assert 0 < detector.curve_.max() - detector.curve_.min() < detector.curve_stderr_.min()
+
+
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+def test_three_samples_of_a_class_are_enough(blurred):
+    detector = ff.AutoFold(grid=GRID).fit(blurred.bank[:18], blurred.head)
+    assert detector.curve_.isfinite().all()
+
+
+def test_the_variants_hand_every_hyper_parameter_on():
+    hyper = {"criterion": "one_vs_rest", "grid": [0.5], "max_classes": 3, "seed": 5}
+    for name in ("autofold-r", "autofold-a"):
+        inner = ff.create(name, **hyper, score_norm="weight", percentile=70).detector
+        assert {key: getattr(inner, key) for key in hyper} == hyper
+        assert inner.fold.score_norm == "weight"
 
 
 def test_a_single_exponent_is_no_flat_curve(blurred):
@@ -142,7 +165,7 @@ def test_one_class_cannot_be_compared_with_the_rest(blurred):
     [
         ({"criterion": "best"}, "criterion must be paired or one_vs_rest, got 'best'"),
         ({"grid": []}, "at least one exponent"),
-        ({"grid": [0.5, 2.0]}, "alpha must lie between 0"),
+        ({"grid": [0.5, 2.0]}, "alpha must be a number between 0"),
         ({"score_norm": "l1"}, "score_norm must be"),
     ],
 )

@@ -53,10 +53,10 @@ def test_ash_is_the_energy_of_shaped_features(world):
 
 
 def test_partial_normalisation_comes_after_react(world):
-    threshold = torch.quantile(world.bank.features.flatten(), 0.9)
-    clipped = world.unknown.clamp(max=threshold)
+    threshold = torch.quantile(world.bank.features.flatten(), 0.7)
+    clipped = world.bank.features.clamp(max=threshold)
     clipped = clipped / clipped.norm(dim=-1, keepdim=True) ** 0.5
-    scores = ff.create("react", alpha=0.5).fit(world.bank, world.head)(world.unknown)
+    scores = ff.create("react", percentile=70, alpha=0.5).fit(world.bank, world.head)(world.bank.features)
     assert_close(scores.double(), FORMULAS["ebo"](double_logits(clipped, world.head)), rtol=1e-5, atol=1e-5)
 
 

@@ -74,6 +74,25 @@ def test_the_authors_mask_leaves_out_normalised_features_above_the_threshold(wor
     assert_close(detector(small).double(), (variance * kept).sum(-1), rtol=1e-4, atol=1e-9)
 
 
+def test_the_authors_mask_leaves_out_what_was_clipped(world):
+    """Without normalisation the clipped entries lie on the threshold, not below it."""
+    detector = ff.create("fold-r", alpha=0.0, percentile=80, masked=True).fit(world.bank, world.head)
+    threshold, w = detector.shaping.threshold_.double(), world.head.weight.double()
+    _, p = probabilities(world.bank.features.double().clamp(max=threshold), world.head, 0.0)
+    kept = world.bank.features.double() < threshold
+    expected = ((p @ w.square() - (p @ w).square()) * kept).sum(-1)
+    assert_close(detector(world.bank.features).double(), expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("score_norm", ["weight", "feature"])
+def test_a_divisor_of_zero_gives_a_finite_score(score_norm):
+    """Two opposite classes and a feature of zero: neither the mean weight nor the feature has a length."""
+    head = ff.Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    bank = ff.FeatureBank(torch.zeros(6, 2), torch.arange(6) % 2)
+    assert ff.Fold(0.5, score_norm).fit(bank, head)(bank.features).isfinite().all()
+    assert ff.AutoFold(grid=[0.5], score_norm=score_norm).fit(bank, head).curve_.isfinite().all()
+
+
 def test_many_classes_and_few_features_use_the_centred_form():
     g = torch.Generator().manual_seed(0)
     head = ff.Head(torch.randn(100, 5, generator=g), torch.randn(100, generator=g))
@@ -89,11 +108,11 @@ def test_confident_samples_of_real_size_do_not_tie(make_world):
     assert len(torch.unique(ff.Fold(0.0).fit(world.bank, world.head)(h))) == 50
 
 
-@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan"), "half"])
 def test_an_exponent_outside_the_range_is_refused(alpha, make_world):
     world = make_world()
     for detector in (ff.Fold(alpha), ff.create("msp", alpha=alpha)):
-        with pytest.raises(ValueError, match="alpha must lie between 0"):
+        with pytest.raises(ValueError, match="alpha must be a number between 0"):
             detector.fit(world.bank, world.head)
 
 

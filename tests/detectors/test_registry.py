@@ -40,12 +40,63 @@ def test_the_authors_preset_can_be_overridden():
     told = hyperparameters("autofold", preset="authors", max_classes=5)
     assert told["criterion"] == "one_vs_rest"
     assert (told["max_classes"], told["seed"], told["score_norm"]) == (5, 42, "weight")
-    assert hyperparameters("msp", preset="authors") == {}
+    with pytest.raises(ValueError, match=r"preset 'authors' says nothing about msp. It has: fold, fold-r"):
+        ff.create("msp", preset="authors")
+
+
+def test_a_method_that_chooses_alpha_is_not_given_one():
+    with pytest.raises(TypeError, match="autofold-r chooses alpha itself"):
+        ff.create("autofold-r", alpha=0.3)
+
+
+AUTHORS = {
+    "fold": {"alpha": 0.1, "score_norm": "weight"},
+    "fold-r": {"alpha": 0.1, "percentile": 90, "score_norm": None, "masked": True},
+    "fold-a": {"alpha": 0.1, "percentile": 90, "score_norm": "weight"},
+    "autofold": {"criterion": "one_vs_rest", "max_classes": 20, "seed": 42, "score_norm": "weight"},
+    "autofold-r": {"criterion": "one_vs_rest", "max_classes": 20, "seed": 42, "score_norm": None, "percentile": 90},
+    "autofold-a": {"criterion": "one_vs_rest", "max_classes": 20, "seed": 42, "score_norm": "weight", "percentile": 90},
+}
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+def test_the_authors_preset_is_what_their_code_starts_from(name):
+    told = hyperparameters(name, preset="authors")
+    assert {key: told[key] for key in AUTHORS[name]} == AUTHORS[name]
+    assert ff.create(name, preset="authors").made_by == (name, told)
+
+
+FITS_ON = {"val": {"fold-r", "autofold", "autofold-r", "autofold-a", "react"}, "train": set()}
+
+
+@pytest.mark.parametrize("name", ff.methods())
+def test_each_method_says_what_it_learns_from(name):
+    expected = next((split for split, names in FITS_ON.items() if name in names), "nothing")
+    assert METHODS[name].fits_on == expected
 
 
 def test_an_unknown_preset_is_refused():
     with pytest.raises(ValueError, match=r"no preset is called 'paper'. Known: authors"):
         ff.create("fold", preset="paper")
+
+
+def test_a_method_that_forgets_the_head_is_told_so(make_world):
+    class Forgetful(ff.Detector):
+        def learn(self, bank, head):
+            pass
+
+        def score(self, h):
+            return h.sum(-1)
+
+    world = make_world()
+    with pytest.raises(TypeError, match=r"Forgetful.learn must call self.register_head\(head\)"):
+        Forgetful().fit(world.bank, world.head)
+
+
+def test_the_arguments_of_fit_in_the_wrong_order_are_told_apart(make_world):
+    world = make_world()
+    with pytest.raises(TypeError, match="takes a FeatureBank and a Head, in this order, got Head and FeatureBank"):
+        ff.Fold().fit(world.head, world.bank)
 
 
 def test_a_name_can_be_registered_once():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,6 +45,12 @@ def test_the_csv_has_a_line_per_row_and_says_what_was_tuned_on_what(results, tmp
     assert line["tuned_on"] == "nothing"
     assert json.loads(line["hyper"]) == {"alpha": 0.5}
     assert float(line["fpr95_ood_positive"]) == results.rows[0].fpr95_ood_positive
+
+
+def test_a_number_that_is_none_is_not_written(results, tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        replace(results, provenance={"seconds": float("nan")}).save(tmp_path)
+    assert not (tmp_path / "results.json").exists()
 
 
 def test_a_folder_without_results_is_refused(tmp_path):

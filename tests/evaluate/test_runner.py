@@ -104,13 +104,20 @@ def test_autofolds_curve_stands_beside_the_truth(suite, tmp_path):
     assert curve.auroc["dark"][at] == pytest.approx(truth)
     assert curve.auroc["all"][at] == pytest.approx((truth + curve.auroc["noise"][at]) / 2)
     assert results.methods[0].learnt["alpha_"] == curve.chosen
+    assert 0 < max(curve.stderr) < 0.2
+    fold_r = ff.create("fold-r", alpha=0.3).fit(banks.val, banks.head)
+    truth = ff.auroc(fold_r(banks.test.features), fold_r(banks.ood["dark"].features))
+    assert results.alpha_curves[1].auroc["dark"][at] == pytest.approx(truth)
 
 
 def test_what_a_method_learnt_and_was_tuned_on_is_told(suite, tmp_path):
     runs = {run.method: run for run in run(suite, ["autofold", "react", "msp"], tmp_path).methods}
     assert (runs["autofold"].tuned_on, runs["react"].tuned_on, runs["msp"].tuned_on) == ("id", "nothing", "nothing")
     assert (runs["autofold"].fits_on, runs["react"].fits_on, runs["msp"].fits_on) == ("val", "val", "nothing")
-    assert set(runs["react"].learnt) == {"threshold_"}
+    banks = extract_all(suite, tmp_path / "banks")
+    assert runs["react"].learnt == {
+        "threshold_": pytest.approx(np.percentile(banks.val.features.numpy(), 90), abs=1e-5)
+    }
     assert runs["react"].hyper == {"percentile": 90, "temperature": 1.0}
 
 
@@ -150,6 +157,11 @@ def test_a_misspelt_method_is_refused_before_the_network_runs(suite, tmp_path):
     with pytest.raises(ValueError, match="Did you mean autofold"):
         run(suite, ["autofoold"], tmp_path)
     assert suite.model.seen == 0
+
+
+def test_the_accuracy_is_that_on_test_data(suite, tmp_path):
+    suite.test.labels[:20] = (suite.test.labels[:20] + 1) % 4
+    assert run(suite, ["msp"], tmp_path).suite["accuracy"] == 0.75
 
 
 def test_accuracy_needs_labels():

@@ -42,12 +42,12 @@ def _options(
 def main() -> None:
     """Run the command line: exit 0 when done, 1 when the input was wrong, 2 when the usage was."""
     try:
-        app()
+        app(prog_name="flatfold")
     except (ValueError, TypeError, OSError) as error:
         typer.echo(f"flatfold: {error}", err=True)
         sys.exit(1)
     except ModuleNotFoundError as error:
-        typer.echo(f"flatfold: {error}. The built-in suite needs: pip install 'flatfold[demo]'", err=True)
+        typer.echo(f"flatfold: {error}. The built-in suite needs the extra [demo].", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("flatfold: interrupted; the same command goes on where it stopped", err=True)

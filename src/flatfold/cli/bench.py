@@ -19,7 +19,7 @@ def bench(
     """Judge methods on a suite: AUROC and FPR95 on every data set that the network has never met.
 
     Features are extracted once and kept under --out, so a second run is quick and an interrupted one goes on where it
-    stopped. Writes results.json, results.csv, scores.safetensors and report.html.
+    stopped. Writes results.json, results.csv, scores.safetensors and report.html, in place of those of an earlier run.
 
     Example: flatfold bench digits --methods msp,ebo,autofold
     """

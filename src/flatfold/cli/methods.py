@@ -14,8 +14,16 @@ def methods() -> None:
     for name in detectors.methods():
         method = detectors.get_method(name)
         hyper = ", ".join(f"{key}={_short(value)}" for key, value in detectors.hyperparameters(name).items())
-        table.add_row(name, method.summary, method.fits_on, hyper)
-    Console().print(table)
+        learns = {"nothing": "the head alone", "val": "ID validation data", "train": "ID training data"}[method.fits_on]
+        table.add_row(name, method.summary, learns, hyper)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no width to respect
+    console.print(table)
+    console.print(
+        "\nalpha=... on any method without one puts partial normalisation, h / |h|^alpha, in front of its score."
+    )
+    console.print("From Python: flatfold.create(name, alpha=..., preset='authors').")
 
 
 def _short(value: object) -> str:

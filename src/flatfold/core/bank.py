@@ -10,14 +10,16 @@ from torch import Tensor
 
 from .check import as_tensor, check_labels, check_matrix
 
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 @dataclass(frozen=True, eq=False)
 class FeatureBank:
     """Features of a data set and, when known, their classes.
 
     Args:
-        features: ``(n, d)``, finite, float32 or float64; a tensor or a numpy array.
-        labels: ``(n,)`` int64 class indices, or None.
+        features: ``(n, d)``, finite, float32 or float64; a tensor or a numpy array, which is not copied.
+        labels: ``(n,)`` class indices of any integer type, kept as int64, or None.
 
     Example:
         >>> bank = FeatureBank(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
@@ -35,6 +37,7 @@ class FeatureBank:
         check_matrix(features, "features")
         if labels is not None:
             labels = as_tensor(labels, "labels")
+            labels = labels.long() if labels.dtype in INTEGERS else labels
             check_labels(labels, len(features))
         object.__setattr__(self, "features", features)
         object.__setattr__(self, "labels", labels)

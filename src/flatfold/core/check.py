@@ -53,7 +53,7 @@ def check_finite(values: Tensor, name: str, first: int = 0) -> None:
 def check_labels(labels: Tensor, n: int) -> None:
     """Raise unless ``labels`` are ``n`` non-negative class indices in int64."""
     if labels.dtype != torch.int64:
-        raise TypeError(f"labels must be int64 class indices, got {labels.dtype}. Convert with .long().")
+        raise TypeError(f"labels must be whole class indices, got {labels.dtype}. Turn one-hot rows with .argmax(1).")
     if labels.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), one per feature row, got {tuple(labels.shape)}.")
     if n and int(labels.min()) < 0:
@@ -79,7 +79,10 @@ def check_features(h: Tensor, weight: Tensor) -> None:
     being traced (``torch.compile``, ``torch.export``), where looking at them is not possible.
     """
     if not isinstance(h, Tensor):
-        raise TypeError(f"features must be a torch tensor, not {type(h).__name__}. Wrap them in torch.as_tensor(...).")
+        raise TypeError(
+            f"features must be a torch tensor, not {type(h).__name__}. "
+            "Of a bank take bank.features, of an array torch.as_tensor(array)."
+        )
     if h.ndim != 2:
         raise ValueError(f"features must have shape (n, d), got {tuple(h.shape)}. A single row needs h[None].")
     check_width(h, weight)
@@ -94,6 +97,10 @@ def check_features(h: Tensor, weight: Tensor) -> None:
 
 def check_fit(bank: FeatureBank, head: Head) -> None:
     """Raise unless ``bank`` and ``head`` belong together."""
+    if not hasattr(bank, "features") or not hasattr(head, "n_classes"):
+        raise TypeError(
+            f"fit takes a FeatureBank and a Head, in this order, got {type(bank).__name__} and {type(head).__name__}."
+        )
     check_width(bank.features, head.weight)
     if bank.features.dtype != head.weight.dtype:
         raise TypeError(

@@ -107,7 +107,7 @@ def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
     v = pull.gather(-1, column)
     r = r[:, None]
     others = r * q
-    left = (1 - others).clamp_min_(torch.finfo(q.dtype).tiny)  # of the mass, when class k is masked
+    left = 1 - others  # of the mass when class k is masked: at least a half, for k is not the likeliest
     # In place from here on: these are matrices of all rows and all classes, made anew for every exponent.
     trace = pull.mul_(r).addcmul_(weights.distances[top], 1 - r).mul_(q).neg_().add_(r * u + (1 - r) * v)
     trace = trace.mul_(r).div_(left).div_(left).clamp_min_(0.0).scatter_(-1, column, u)

@@ -3,6 +3,8 @@
 Tensors in, tensors out, nothing changed in place; what ReAct learns is handed over as a number.
 """
 
+from numbers import Real
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -113,12 +115,14 @@ def ash_b(h: Tensor, percentile: float) -> Tensor:
 
 
 def check_percentile(percentile: float) -> None:
-    """Raise unless ``percentile`` lies between 0 and 100."""
-    if not 0 <= percentile < 100:
-        raise ValueError(f"percentile must be at least 0 and below 100, got {percentile:g}. 90 is customary.")
+    """Raise unless ``percentile`` lies between 0 and 100; a share such as 0.9 is taken for a mistake."""
+    if not 0 <= percentile < 100 or 0 < percentile < 1:
+        raise ValueError(
+            f"percentile must be 0, or at least 1 and below 100, got {percentile:g}. It is in percent: 90 is customary."
+        )
 
 
 def check_alpha(alpha: float) -> None:
     """Raise unless ``alpha`` lies between 0 and 1."""
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must lie between 0 (no normalisation) and 1 (unit sphere), got {alpha:g}.")
+    if not isinstance(alpha, Real) or not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be a number between 0 (no normalisation) and 1 (unit sphere), got {alpha!r}.")

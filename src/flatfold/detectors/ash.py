@@ -6,8 +6,7 @@ on the pooled feature vector, as OpenOOD evaluates it.
 
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.shaping import ash_b, check_percentile
+from ..core.shaping import ash_b
 from .ebo import Ebo
 from .registry import register
 from .shaped import Shaping, behind
@@ -25,10 +24,6 @@ class Ash(Shaping):
     def __init__(self, percentile: float = 90) -> None:
         super().__init__()
         self.percentile = percentile
-
-    def learn(self, bank: FeatureBank) -> None:
-        """Check the percentile; there is nothing to learn."""
-        check_percentile(self.percentile)
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the shaped features."""

@@ -51,7 +51,16 @@ class Detector(Fittable, ABC):
         """
         check_fit(bank, head)
         self.learn(bank, head)
+        if not self.is_fitted:
+            raise TypeError(
+                f"{type(self).__name__}.learn must call self.register_head(head), so that it can be called."
+            )
         return self
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the detector can be called."""
+        return "weight" in self._buffers
 
     def forward(self, h: Tensor) -> Tensor:
         """Return one score per row of features ``(n, d)``, higher for more out-of-distribution."""
@@ -74,7 +83,7 @@ class Detector(Fittable, ABC):
     @property
     def fitted_weight(self) -> Tensor:
         """Weight of the head this detector was fitted with."""
-        if "weight" not in self._buffers:
+        if not self.is_fitted:
             raise NotFittedError(
                 f"this {type(self).__name__} has not been fitted. Call .fit(bank, head) first, or load a fitted state."
             )

@@ -91,7 +91,11 @@ def _bind(name: str, preset: str | None, hyper: dict[str, Any]) -> tuple[dict[st
     parameters = {p.name: p for p in named if p.kind is p.POSITIONAL_OR_KEYWORD}  # not the *args of a bare Module
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"no preset is called {preset!r}. Known: {', '.join(PRESETS)}.")
-    asked = {**(PRESETS[preset].get(name, {}) if preset else {}), **hyper}
+    if preset is not None and name not in PRESETS[preset]:
+        raise ValueError(f"preset {preset!r} says nothing about {name}. It has: {', '.join(PRESETS[preset])}.")
+    asked = {**(PRESETS[preset][name] if preset else {}), **hyper}
+    if "alpha" in asked and get_method(name).tuned_on == "id":
+        raise TypeError(f"{name} chooses alpha itself. For one of your own use fold, or grid=[{asked['alpha']}].")
     alpha = asked.pop("alpha", None) if "alpha" not in parameters else None
     unknown = sorted(set(asked) - set(parameters))
     if unknown:

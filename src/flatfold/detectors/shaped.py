@@ -46,6 +46,11 @@ class Shaped(Detector):
         return self.detector.score(self.shaping(h))
 
     @property
+    def is_fitted(self) -> bool:
+        """Whether the detector can be called."""
+        return self.detector.is_fitted
+
+    @property
     def fitted_weight(self) -> Tensor:
         """Weight of the head the inner detector was fitted with."""
         return self.detector.fitted_weight

@@ -26,8 +26,8 @@ __all__ = ["ArrayImages", "FolderImages", "NpzImages", "Transform", "read_image"
 class FolderImages(ImageSource):
     """The images of a folder, searched recursively, in a fixed order; hidden files are left out.
 
-    The fingerprint holds paths and sizes, not the pixels: after editing an image without changing the size of its file,
-    pass a new ``key`` or a new ``out`` to ``extract``.
+    The fingerprint holds paths, sizes and times of change, not the pixels: a bank of files that were touched or
+    copied is not taken for theirs.
 
     Args:
         root: A folder with one sub-folder per class (sorted names give labels 0, 1, ...), or with images and no labels.
@@ -56,9 +56,11 @@ class FolderImages(ImageSource):
         return str(self.paths[row]), read_image(self.paths[row])
 
     def identify(self, digest: hashlib._Hash) -> None:
-        """Feed relative paths and sizes."""
-        entries = [[path.relative_to(self.root).as_posix(), path.stat().st_size] for path in self.paths]
-        digest.update(json.dumps(entries).encode())
+        """Feed relative paths, sizes and times of change."""
+        for path in self.paths:
+            status = path.stat()
+            entry = [path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime_ns]
+            digest.update(json.dumps(entry).encode())
 
 
 class _Pixels(ImageSource):

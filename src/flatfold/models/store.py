@@ -14,7 +14,11 @@ from ..core.errors import DamagedBank
 from ..files import sha256_of, sweep, written
 from .manifest import DTYPES, Manifest, Shard, read_manifest
 
-_REDO = "Call extract(..., out=...) again as before: it redoes these rows only."
+
+def _redo(manifest: Manifest) -> str:
+    if manifest.key is None:
+        return "Save the bank again with save_bank, or copy it again from where it came."
+    return "Call extract(..., out=...) again as before: it redoes these rows only."
 
 
 def save_bank(bank: FeatureBank, path: Path | str) -> None:
@@ -90,17 +94,17 @@ def read_shard(folder: Path, manifest: Manifest, shard: Shard, verify: bool) -> 
     """Return the tensors of a shard, mapped into memory."""
     path = folder / shard.file
     if verify and not is_intact(folder, shard):
-        raise DamagedBank(f"{path} is not as it was written: it is missing, cut short or altered. {_REDO}")
+        raise DamagedBank(f"{path} is not as it was written: it is missing, cut short or altered. {_redo(manifest)}")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError) as error:
-        raise DamagedBank(f"{path} cannot be read: {error}. {_REDO}") from error
+        raise DamagedBank(f"{path} cannot be read: {error}. {_redo(manifest)}") from error
     shapes = {"features": (torch.Size((shard.rows, manifest.width)), DTYPES[manifest.dtype])}
     if manifest.labels:
         shapes["labels"] = (torch.Size((shard.rows,)), torch.int64)
     if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != shapes:
-        raise DamagedBank(f"{path} does not hold the tensors its manifest promises. {_REDO}")
+        raise DamagedBank(f"{path} does not hold the tensors its manifest promises. {_redo(manifest)}")
     return tensors["features"], tensors.get("labels")
 
 

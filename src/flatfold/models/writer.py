@@ -134,6 +134,9 @@ def _resumed(folder: Path, like: Manifest) -> Manifest:
         if not is_intact(folder, shard):
             logger.warning("%s is damaged or missing; its rows are extracted again", folder / shard.file)
             del manifest.shards[shard.index]
+    if manifest.shards and not manifest.complete:
+        there = sum(shard.rows for shard in manifest.shards.values())
+        logger.info("going on with the bank in %s: %d rows are there", folder, there)
     return manifest
 
 

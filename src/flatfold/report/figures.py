@@ -83,6 +83,7 @@ def roc_curves(results: Results) -> str:
                 axes.plot(*_roc(known, unknown), style, color=PALETTE[index % len(PALETTE)], label=run.method, lw=1.2)
             axes.set_xscale("log")
             axes.set_xlim(1 / len(known), 1)
+            axes.set_ylim(0, 1.02)
             axes.set_title(name)
             axes.set_xlabel("false alarms: known inputs flagged")
             axes.set_ylabel("unknown inputs found")
@@ -120,7 +121,7 @@ def _alpha_curve(axes: Axes, curve: AlphaCurve) -> None:
     axes.plot(grid, curve.auroc["all"], color=INK, lw=1.2, ls="--", label="true: average")
     best = grid[int(np.argmax(curve.auroc["all"]))]
     axes.axvline(curve.chosen, color=INK, lw=0.9, ls=":")
-    axes.set_title(f"{curve.method}: α = {curve.chosen:g} (best {best:g})")
+    axes.set_title(f"{curve.method}: α = {curve.chosen:g} ({best:g} was best)")
     axes.set_xlabel("α")
 
 

@@ -24,7 +24,7 @@ FORMAT, VERSION = "flatfold-guard", 1
 _AGAIN = "Fit and save the guard again."
 
 
-def save(path: Path, found: FoundHead, detector: Detector, calibration: Tensor, fpr: float) -> None:
+def save(path: Path, model: nn.Module, found: FoundHead, detector: Detector, calibration: Tensor, fpr: float) -> None:
     """Write a guard to ``path`` in one step."""
     if detector.made_by is None:
         raise ValueError(
@@ -41,7 +41,7 @@ def save(path: Path, found: FoundHead, detector: Detector, calibration: Tensor, 
         "fpr": fpr,
         "head": found.name,
         "gives_logits": found.gives_logits,
-        "head_sha256": weights_hash(found.module),
+        "weights_sha256": weights_hash(model),
     }
     tensors = {f"detector.{key}": value.contiguous() for key, value in detector.state_dict().items()}
     write_atomically(path, to_bytes({**tensors, "calibration": calibration}, {"guard": json.dumps(settings)}))
@@ -86,9 +86,9 @@ def _head(settings: dict[str, Any], model: nn.Module, path: Path) -> FoundHead:
     module = dict(model.named_modules(remove_duplicate=False)).get(name)
     if module is None or not is_linear(module):
         raise ValueError(f"{path} was made for a model with a last layer {name!r}, this one has none. Is it the same?")
-    if weights_hash(module) != settings["head_sha256"]:
+    if weights_hash(model) != settings["weights_sha256"]:
         raise ValueError(
-            f"{path} was made for other weights in {name!r}: its scores would mean nothing here. "
+            f"{path} was made for a model with other weights: its calibration means nothing here. "
             "Load the model that the guard was fitted on, or fit a new guard."
         )
     return FoundHead(name, module, head_of(module), settings["gives_logits"] is True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -74,7 +75,8 @@ class Guard:
         Args:
             model: Any classifier that ends in a linear layer.
             loader: Labelled in-distribution batches (labels may be missing if the detector needs none).
-            detector: A name for ``create``, or an unfitted detector.
+            detector: A name for ``create``, or a detector, which is copied. Only one that came from ``create`` can be
+                saved.
             fpr: The share of known inputs that may raise an alarm.
             calibration: More such batches, to calibrate on. Without it half of ``loader``'s data, drawn at random, is
                 kept for that.
@@ -88,8 +90,9 @@ class Guard:
             bank, held_out = _halves(bank, seed)
         else:
             held_out, _ = one_pass(model, calibration, device, found.name)
-        _check_rate(fpr, len(held_out))
-        fitted = (create(detector) if isinstance(detector, str) else detector).fit(bank, found.head)
+        _check_rate(fpr, len(held_out), "half of the data" if calibration is None else "the calibration data")
+        fitted = create(detector) if isinstance(detector, str) else deepcopy(detector)  # the caller may fit it again
+        fitted.fit(bank, found.head)
         with torch.no_grad():
             scores = fitted(held_out.features).sort().values
         return cls(model, found, fitted, scores, fpr)
@@ -105,7 +108,7 @@ class Guard:
 
     def save(self, path: Path | str) -> None:
         """Write everything but the model to a safetensors file."""
-        artefact.save(Path(path), self.found, self.detector, self.calibration, self.fpr)
+        artefact.save(Path(path), self.model, self.found, self.detector, self.calibration, self.fpr)
 
     @classmethod
     def load(cls, path: Path | str, model: nn.Module) -> Self:
@@ -126,11 +129,11 @@ def _halves(bank: FeatureBank, seed: int) -> tuple[FeatureBank, FeatureBank]:
     return bank[order[: len(bank) // 2]], bank[order[len(bank) // 2 :]]
 
 
-def _check_rate(fpr: float, samples: int | None = None) -> None:
+def _check_rate(fpr: float, samples: int | None = None, where: str = "the calibration data") -> None:
     if not 0 < fpr < 1:
         raise ValueError(f"fpr must lie between 0 and 1, got {fpr:g}. 0.05 allows 5 false alarms in 100 known inputs.")
     if samples is not None and samples < samples_needed(fpr):
         raise ValueError(
-            f"a false-alarm rate of {fpr:g} takes {samples_needed(fpr)} calibration samples, there are {samples}. "
+            f"a false-alarm rate of {fpr:g} takes {samples_needed(fpr)} calibration samples, {where} has {samples}. "
             "Give more in-distribution data, or allow a higher rate."
         )
