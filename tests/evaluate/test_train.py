@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import flatfold as ff
 from flatfold.evaluate import train
@@ -64,7 +66,14 @@ def test_it_is_trained_once(images, tmp_path, monkeypatch):
     assert torch.equal(weights(first), weights(again))
 
 
-@pytest.mark.parametrize("change", ["seed", "recipe", "damage"])
+def test_images_are_moved_by_a_few_pixels_while_it_trains():
+    x = torch.zeros(1, 1, 28, 28)
+    x[0, 0, 14, 14] = 1
+    places = {tuple(train._shifted(x).nonzero()[0, 2:].tolist()) for _ in range(300)}
+    assert places == {(row, column) for row in range(12, 17) for column in range(12, 17)}
+
+
+@pytest.mark.parametrize("change", ["seed", "recipe", "damage", "other tensors"])
 def test_it_is_trained_again_when_something_changed(change, images, tmp_path, monkeypatch):
     path, seed = tmp_path / "a", 1
     train.trained_network(images, images, path, seed=seed)
@@ -74,7 +83,10 @@ def test_it_is_trained_again_when_something_changed(change, images, tmp_path, mo
         seed = 2
     elif change == "recipe":
         monkeypatch.setattr(train, "EPOCHS", 3)
-    else:
+    elif change == "damage":
         path.write_bytes(path.read_bytes()[:1000])
+    else:
+        with safe_open(path, framework="pt") as file:
+            save_file({"head.weight": torch.zeros(3, 3)}, path, file.metadata())
     train.trained_network(images, images, path, seed=seed)
     assert len(calls) == 1
