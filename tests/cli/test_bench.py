@@ -89,6 +89,9 @@ def test_the_page_can_be_drawn_again(bench):
     [
         (["bench", "cifar11"], 1, "flatfold: no suite is called 'cifar11'. Built in: digits."),
         (["bench", "digits", "--methods", "fould"], 1, "flatfold: no method is called 'fould'. Did you mean fold"),
+        (["bench", "digits", "--methods", ""], 1, "flatfold: no method is called ''"),
+        (["bench", "digits", "--device", "abacus"], 1, "flatfold: device 'abacus' cannot be used here"),
+        (["bench", "digits", "--seed", "-1"], 2, "seed"),
         (["report", "nowhere"], 1, "flatfold: there is no results.json in nowhere"),
         (["bench"], 2, "Missing argument 'suite'"),
         (["bench", "digits", "--batch-size", "0"], 2, "batch-size"),

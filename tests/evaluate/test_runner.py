@@ -164,6 +164,12 @@ def test_the_accuracy_is_that_on_test_data(suite, tmp_path):
     assert run(suite, ["msp"], tmp_path).suite["accuracy"] == 0.75
 
 
+def test_a_method_named_twice_is_run_once_and_none_is_refused(suite, tmp_path):
+    assert len(run(suite, ["msp", "msp"], tmp_path).rows) == 2
+    with pytest.raises(ValueError, match="at least one method, got none"):
+        run(suite, [], tmp_path)
+
+
 def test_accuracy_needs_labels():
     head = ff.Head(torch.eye(2))
     assert accuracy(ff.FeatureBank(torch.eye(2), torch.tensor([0, 0])), head) == 0.5

@@ -141,3 +141,12 @@ def test_a_model_on_several_devices_cannot_be_moved_as_one():
 def test_a_model_without_parameters_runs_on_the_cpu():
     with as_it_was(nn.ReLU()) as device:
         assert device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("device", ["abacus", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(device):
+    with (
+        pytest.raises(ValueError, match=f"device '{device}' cannot be used here: .* Try 'cpu'"),
+        as_it_was(nn.Linear(1, 1), device),
+    ):
+        pass

@@ -1,6 +1,7 @@
 """The page: complete, self-contained, and safe with whatever stands in a result file."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from flatfold.evaluate.results import AlphaCurve, Results
 from flatfold.evaluate.rows import MethodRun, averages, make_row
+from flatfold.report.figures import _roc
 from flatfold.report.page import render, write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -122,3 +124,36 @@ def test_the_same_results_give_the_same_page(tmp_path):
     make_results().save(tmp_path)
     first = write_report(tmp_path).read_text()
     assert write_report(tmp_path).read_text() == first == render(make_results())
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def test_no_name_or_note_can_become_markup():
+    results = make_results()
+    (run, *others) = results.methods
+    run = replace(run, hyper={"kind": HOSTILE}, learnt={HOSTILE: 1.0}, warnings=[HOSTILE], fits_on=HOSTILE)
+    suite = {**results.suite, "name": HOSTILE, "about": HOSTILE}
+    suite["ood"] = [{**ood, "about": HOSTILE} for ood in suite["ood"]]
+    page = render(replace(results, suite=suite, methods=[run, *others], provenance={HOSTILE: HOSTILE}))
+    assert "<img" not in page
+    assert page.count("&lt;img") >= 9
+
+
+def test_methods_are_ranked_and_only_a_chosen_alpha_has_a_star():
+    results = make_results()
+    runs = [replace(run, learnt={}, hyper={"alpha": 0.25}) if run.method == "msp" else run for run in results.methods]
+    page = render(replace(results, methods=runs))
+    names = re.findall(r'<th scope="row">([a-z]+)</th>', page)[:2]
+    means = {mean.method: mean.auroc for mean in results.averages if mean.over == "all"}
+    assert names == sorted(means, key=means.get, reverse=True)
+    assert "<td>0.25</td>" in page
+    assert "<td>0.5*</td>" in page
+
+
+def test_the_curve_counts_alarms_at_every_known_score():
+    known, unknown = np.array([1.0, 2.0, 2.0, 3.0]), np.array([0.0, 2.0, 2.5, 9.0])
+    false_alarms, found = _roc(known, unknown)
+    thresholds = [3.0, 2.0, 1.0]
+    assert false_alarms.tolist() == [np.mean(known >= t) for t in thresholds]
+    assert found.tolist() == [np.mean(unknown >= t) for t in thresholds]

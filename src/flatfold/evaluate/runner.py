@@ -58,10 +58,13 @@ def run(suite: Suite, names: Sequence[str], out: Path, device: str = "cpu") -> R
 
     Args:
         suite: Network and data.
-        names: Methods, by their names in the registry.
+        names: Methods, by their names in the registry; a name that comes twice is run once.
         out: Folder under which the features are kept, so that an interrupted run goes on where it stopped.
         device: Any torch device string.
     """
+    names = list(dict.fromkeys(names))
+    if not names:
+        raise ValueError("a benchmark needs at least one method, got none. `flatfold methods` lists them.")
     for name in names:
         get_method(name)  # a misspelt name is told before the network runs
     start = perf_counter()

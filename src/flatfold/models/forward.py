@@ -42,7 +42,7 @@ def as_it_was(model: nn.Module, device: torch.device | str | None = None) -> Ite
     """
     homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    target = home if device is None else torch.device(device)
+    target = home if device is None else usable_device(device)
     if target != home and len(homes) > 1:
         raise ValueError(
             f"device={str(target)!r} needs a model that lies on one device, this one lies on "
@@ -59,6 +59,15 @@ def as_it_was(model: nn.Module, device: torch.device | str | None = None) -> Ite
             # a compiled model skips the hooks that were added after its first call
             undo.enter_context(torch.compiler.set_stance("force_eager"))
         yield target
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return ``device`` after trying it, or say that this machine has none of that name."""
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:  # torch raises either, depending on what is missing
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {str(device)!r} cannot be used here: {reason}. Try 'cpu'.") from error
 
 
 def _restore_modes(was: dict[nn.Module, bool]) -> None:
