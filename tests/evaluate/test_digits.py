@@ -44,6 +44,17 @@ def test_the_unknown_sets_have_no_labels_and_the_promised_size(folder):
     assert all(values["x"].dtype == np.uint8 for values in data.values())
 
 
+def test_the_suite_hands_out_each_split_under_its_own_name(folder, monkeypatch):
+    monkeypatch.setattr(digits, "trained_network", lambda *args: None)
+    suite, data = digits.digits(folder), arrays(folder)
+    for name in digits.SPLITS:
+        assert np.array_equal(getattr(suite, name).x, data[name]["x"])
+        assert np.array_equal(getattr(suite, name).labels.numpy(), data[name]["y"])
+    for ood in suite.ood:
+        assert np.array_equal(ood.images.x, data[ood.name]["x"])
+    assert [ood.group for ood in suite.ood] == ["near", "far", "far", "far"]
+
+
 def test_every_unknown_image_shows_something(folder):
     data = arrays(folder)
     assert (data["letters"]["x"].max(axis=(1, 2)) > 200).all()  # a glyph, not an empty box

@@ -49,7 +49,9 @@ def suite():
         labels = np.arange(n) % 4
         return ArrayImages(quarter(rng, labels), labels, transform, batch_size=16)
 
-    noise = ArrayImages(rng.integers(0, 256, (30, 8, 8), dtype=np.uint8), None, transform, batch_size=16)
+    pixels = rng.integers(0, 256, (30, 8, 8), dtype=np.uint8)
+    pixels[:10] = quarter(rng, np.arange(10) % 4)  # some look like known ones, so that no method is perfect
+    noise = ArrayImages(pixels, None, transform, batch_size=16)
     dark = ArrayImages(rng.integers(0, 9, (20, 8, 8), dtype=np.uint8), None, transform, batch_size=16)
     ood = (OodSet("noise", "far", noise, "Noise."), OodSet("dark", "near", dark, "Darkness."))
     return Suite("bars", "Bars.", Bars(), known(40), known(60), known(80), ood, seed=3)
@@ -103,6 +105,8 @@ def test_autofolds_curve_stands_beside_the_truth(suite, tmp_path):
     truth = ff.auroc(fold(banks.test.features), fold(banks.ood["dark"].features))
     assert curve.auroc["dark"][at] == pytest.approx(truth)
     assert curve.auroc["all"][at] == pytest.approx((truth + curve.auroc["noise"][at]) / 2)
+    assert curve.auroc["all"] == pytest.approx(np.mean([curve.auroc["noise"], curve.auroc["dark"]], axis=0))
+    assert np.ptp([curve.auroc["noise"], curve.auroc["dark"]], axis=0).max() > 0.01  # or any average would do
     assert results.methods[0].learnt["alpha_"] == curve.chosen
     assert 0 < max(curve.stderr) < 0.2
     fold_r = ff.create("fold-r", alpha=0.3).fit(banks.val, banks.head)

@@ -73,7 +73,7 @@ def test_images_are_moved_by_a_few_pixels_while_it_trains():
     assert places == {(row, column) for row in range(12, 17) for column in range(12, 17)}
 
 
-@pytest.mark.parametrize("change", ["seed", "recipe", "damage", "other tensors"])
+@pytest.mark.parametrize("change", ["seed", "recipe", "data", "damage", "other tensors"])
 def test_it_is_trained_again_when_something_changed(change, images, tmp_path, monkeypatch):
     path, seed = tmp_path / "a", 1
     train.trained_network(images, images, path, seed=seed)
@@ -83,6 +83,8 @@ def test_it_is_trained_again_when_something_changed(change, images, tmp_path, mo
         seed = 2
     elif change == "recipe":
         monkeypatch.setattr(train, "EPOCHS", 3)
+    elif change == "data":
+        images = ArrayImages(255 - images.x, images.labels.numpy(), images.transform, batch_size=64)
     elif change == "damage":
         path.write_bytes(path.read_bytes()[:1000])
     else:
