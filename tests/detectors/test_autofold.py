@@ -164,7 +164,9 @@ def test_one_class_cannot_be_compared_with_the_rest(blurred):
     ("arguments", "message"),
     [
         ({"criterion": "best"}, "criterion must be paired or one_vs_rest, got 'best'"),
-        ({"grid": []}, "at least one exponent"),
+        ({"grid": []}, "grid must be a sequence of exponents, got"),
+        ({"grid": 0.5}, "grid must be a sequence of exponents, got 0.5"),
+        ({"max_classes": 0}, "max_classes must be at least 1"),
         ({"grid": [0.5, 2.0]}, "alpha must be a number between 0"),
         ({"score_norm": "l1"}, "score_norm must be"),
     ],

@@ -36,7 +36,7 @@ def quarter(rng, labels):
     x = rng.integers(0, 60, (len(labels), 8, 8))
     for image, label in zip(x, labels, strict=True):
         top, left = divmod(int(label), 2)
-        image[4 * top : 4 * top + 4, 4 * left : 4 * left + 4] += rng.integers(60, 190)
+        image[4 * top : 4 * top + 4, 4 * left : 4 * left + 4] += rng.integers(5, 190)
     return x.astype(np.uint8)
 
 
@@ -62,7 +62,7 @@ def test_every_method_gets_a_row_per_data_set(suite, tmp_path):
     results = run(suite, names, tmp_path)
     assert [(row.method, row.dataset) for row in results.rows] == [(n, d) for n in names for d in ("noise", "dark")]
     assert {row.n_id for row in results.rows} == {80}
-    assert results.suite["accuracy"] == 1.0
+    assert 0.9 < results.suite["accuracy"] < 1
     assert [ood["n"] for ood in results.suite["ood"]] == [30, 20]
     assert results.provenance["seed"] == 3
 
@@ -164,8 +164,10 @@ def test_a_misspelt_method_is_refused_before_the_network_runs(suite, tmp_path):
 
 
 def test_the_accuracy_is_that_on_test_data(suite, tmp_path):
-    suite.test.labels[:20] = (suite.test.labels[:20] + 1) % 4
-    assert run(suite, ["msp"], tmp_path).suite["accuracy"] == 0.75
+    suite.test.labels[:] = 3
+    banks = extract_all(suite, tmp_path / "elsewhere")
+    told = run(suite, ["msp"], tmp_path).suite["accuracy"]
+    assert told == float((banks.head(banks.test.features).argmax(-1) == 3).double().mean()) < 0.5
 
 
 def test_a_method_named_twice_is_run_once_and_none_is_refused(suite, tmp_path):

@@ -7,7 +7,7 @@ The best exponent is the one whose scores tell the pseudo-unknowns from known in
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -106,8 +106,10 @@ class AutoFold(Detector):
         check_score_norm(self.fold.score_norm)
         if self.criterion not in CRITERIA:
             raise ValueError(f"criterion must be {' or '.join(CRITERIA)}, got {self.criterion!r}.")
-        if not len(self.grid):
-            raise ValueError("grid must hold at least one exponent. Leave it out for 0.01, 0.02, ..., 1.00.")
+        if not isinstance(self.grid, Iterable) or not len(self.grid):
+            raise ValueError(f"grid must be a sequence of exponents, got {self.grid!r}. Leave it out for the paper's.")
+        if self.max_classes is not None and self.max_classes < 1:
+            raise ValueError(f"max_classes must be at least 1, or None for all classes, got {self.max_classes}.")
         for alpha in self.grid:
             check_alpha(alpha)
         if bank.labels is None:
