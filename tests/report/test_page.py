@@ -157,3 +157,16 @@ def test_the_curve_counts_alarms_at_every_known_score():
     thresholds = [3.0, 2.0, 1.0]
     assert false_alarms.tolist() == [np.mean(known >= t) for t in thresholds]
     assert found.tolist() == [np.mean(unknown >= t) for t in thresholds]
+
+
+def test_the_figure_of_alpha_says_what_was_chosen_and_what_was_best():
+    text = " ".join(parsed(make_results()).text)
+    assert "autofold: α = 0.5 (1 was best)" in text
+
+
+def test_settings_without_a_value_are_left_out():
+    results = make_results()
+    runs = [replace(run, hyper={"score_norm": None, "seed": 3}) for run in results.methods]
+    text = " ".join(parsed(replace(results, methods=runs)).text)
+    assert "seed = 3" in text
+    assert "score_norm" not in text
