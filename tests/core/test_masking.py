@@ -83,6 +83,15 @@ def test_rounding_makes_no_masked_trace_negative(seed):
 
 
 def test_masked_softmax_gives_no_mass_to_the_mask_and_keeps_a_tiny_rest():
-    q, r = masked_softmax(torch.tensor([[50.0, 0.0, 0.0]]), torch.tensor([0]))
+    q, r, own = masked_softmax(torch.tensor([[50.0, 0.0, 0.0]]), torch.tensor([0]))
     assert_close(q, torch.tensor([[0.0, 0.5, 0.5]]))
     assert_close(r, 2 * torch.exp(torch.tensor([-50.0])), rtol=1e-5, atol=0)
+    assert own == 1
+
+
+def test_a_class_that_has_hardly_any_mass_keeps_its_part_of_the_trace():
+    logits, weight = torch.tensor([[0.0, -40.0, -45.0, -46.0, -50.0]], dtype=torch.float64), make_case()[2]
+    whole, _ = with_and_without(logits, torch.tensor([1]), weights_of(weight))
+    p = logits.softmax(-1)[0]
+    pairs = sum(p[i] * p[j] * (weight[i] - weight[j]).square().sum() for i in range(5) for j in range(i))
+    assert_close(whole.trace[0], pairs, rtol=1e-12, atol=0)

@@ -81,6 +81,7 @@ def test_the_variants_calibrate_on_shaped_features(blurred):
     assert_close(detector.detector.curve_.double(), naive_curve(world, "paired"), rtol=0, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
 def test_max_classes_draws_the_classes_of_the_authors_generator(blurred):
     drawn = np.random.RandomState(42).choice(np.arange(6), 3, replace=False)
     detector = ff.AutoFold("one_vs_rest", GRID, max_classes=3, seed=42).fit(blurred.bank, blurred.head)
@@ -174,3 +175,9 @@ def test_one_class_cannot_be_compared_with_the_rest(blurred):
 def test_bad_hyper_parameters_are_refused(arguments, message, blurred):
     with pytest.raises(ValueError, match=message):
         ff.AutoFold(**arguments).fit(blurred.bank, blurred.head)
+
+
+def test_two_classes_are_refused():
+    bank = ff.FeatureBank(torch.rand(12, 3), torch.arange(12) % 2)
+    with pytest.raises(ValueError, match="which two classes do not have"):
+        ff.AutoFold().fit(bank, ff.Head(torch.randn(2, 3)))

@@ -86,9 +86,9 @@ def test_the_authors_mask_leaves_out_what_was_clipped(world):
 
 @pytest.mark.parametrize("score_norm", ["weight", "feature"])
 def test_a_divisor_of_zero_gives_a_finite_score(score_norm):
-    """Two opposite classes and a feature of zero: neither the mean weight nor the feature has a length."""
-    head = ff.Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
-    bank = ff.FeatureBank(torch.zeros(6, 2), torch.arange(6) % 2)
+    """Opposite classes and a feature of zero: neither the mean weight nor the feature has a length."""
+    head = ff.Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+    bank = ff.FeatureBank(torch.zeros(12, 2), torch.arange(12) % 4)
     assert ff.Fold(0.5, score_norm).fit(bank, head)(bank.features).isfinite().all()
     assert ff.AutoFold(grid=[0.5], score_norm=score_norm).fit(bank, head).curve_.isfinite().all()
 
@@ -120,3 +120,13 @@ def test_an_unknown_score_norm_is_refused(make_world):
     world = make_world()
     with pytest.raises(ValueError, match='None, "weight" or "feature", got \'l2\''):
         ff.Fold(score_norm="l2").fit(world.bank, world.head)
+
+
+def test_a_model_that_is_trained_on_does_not_reach_a_fitted_detector(make_world):
+    world = make_world()
+    layer = torch.nn.Linear(24, 6)
+    detector = ff.Fold().fit(world.bank, ff.Head(layer.weight, layer.bias))
+    before = detector(world.unknown)
+    with torch.no_grad():
+        layer.weight.mul_(3)
+    assert torch.equal(detector(world.unknown), before)

@@ -53,6 +53,15 @@ def test_a_number_that_is_none_is_not_written(results, tmp_path):
     assert not (tmp_path / "results.json").exists()
 
 
+@pytest.mark.parametrize("size", [None, 0, 100])
+def test_scores_that_are_missing_or_cut_short_are_refused(size, results, tmp_path):
+    results.save(tmp_path)
+    path = tmp_path / "scores.safetensors"
+    path.unlink() if size is None else path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match="are damaged"):
+        load_results(tmp_path)
+
+
 def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"there is no results.json in .* Run `flatfold bench` first"):
         load_results(tmp_path)
@@ -62,6 +71,8 @@ def test_a_folder_without_results_is_refused(tmp_path):
     ("content", "message"),
     [
         ("{", "not valid JSON"),
+        ("null", "not a flatfold-results file of version 1"),
+        ('{"format": "flatfold-results", "version": 1}', "are damaged"),
         ("{}", "not a flatfold-results file of version 1"),
         ('{"format": "flatfold-results", "version": 99}', "not a flatfold-results file of version 1"),
     ],

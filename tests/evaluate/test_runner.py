@@ -1,6 +1,7 @@
 """The runner on a toy suite: one pass over each data set, every method, results that do not depend on the road."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -181,3 +182,10 @@ def test_accuracy_needs_labels():
     assert accuracy(ff.FeatureBank(torch.eye(2), torch.tensor([0, 0])), head) == 0.5
     with pytest.raises(ValueError, match="accuracy needs labels"):
         accuracy(ff.FeatureBank(torch.eye(2)), head)
+
+
+@pytest.mark.parametrize("name", ["val", "id", "all", "noise", "../evil", "", ".hidden", "a/b"])
+def test_a_data_set_whose_name_would_get_in_the_way_is_refused(name, suite):
+    other = OodSet(name, "far", suite.ood[0].images, "Another.")
+    with pytest.raises(ValueError, match="an unknown data set cannot be called"):
+        replace(suite, ood=(*suite.ood, other))

@@ -35,18 +35,19 @@ class Weights(NamedTuple):
     """``(c,)``, their squared norms; without them there is no second moment."""
 
 
-def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the class probabilities without one class per row, and the mass of all others while it is there.
+def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the class probabilities without one class per row, and how the mass is shared while it is there.
 
     Args:
         logits: ``(n, c)``.
         classes: The class to leave out of each row, ``(n,)`` int64.
 
     Returns:
-        ``q`` of shape ``(n, c)``, zero at the masked class, and ``r = 1 - p_k`` of shape ``(n,)``.
+        ``q`` of shape ``(n, c)``, zero at the masked class; the mass ``r`` of all others and ``p_k = 1 - r`` of the
+        class itself, ``(n,)`` each, both with all their digits.
 
     Example:
-        >>> q, r = masked_softmax(torch.zeros(1, 3), torch.tensor([0]))
+        >>> q, r, own = masked_softmax(torch.zeros(1, 3), torch.tensor([0]))
         >>> q, round(float(r), 4)
         (tensor([[0.0000, 0.5000, 0.5000]]), 0.6667)
     """
@@ -54,7 +55,8 @@ def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     without = logits.scatter(-1, column, -torch.inf)
     q = without.softmax(dim=-1)
     logsumexp = without.amax(dim=-1) - q.amax(dim=-1).log()  # without another exponential of everything
-    return q, torch.sigmoid(logsumexp - logits.gather(-1, column).squeeze(-1))
+    margin = logsumexp - logits.gather(-1, column).squeeze(-1)
+    return q, torch.sigmoid(margin), torch.sigmoid(-margin)
 
 
 def with_and_without(logits: Tensor, classes: Tensor, weights: Weights) -> tuple[Moments, Moments]:
@@ -68,15 +70,15 @@ def with_and_without(logits: Tensor, classes: Tensor, weights: Weights) -> tuple
     Returns:
         The moments without a mask and with it, ``(n,)`` each.
     """
-    q, r = masked_softmax(logits, classes)
+    q, r, own = masked_softmax(logits, classes)
     pull = q @ weights.distances
     u = 0.5 * (pull * q).sum(dim=-1)
     v = pull.gather(-1, classes[:, None]).squeeze(-1)
-    trace = r * (r * u + (1 - r) * v)
+    trace = r * (r * u + own * v)
     if weights.square_norms is None:
         return Moments(trace), Moments(u)
     second = q @ weights.square_norms
-    return Moments(trace, r * second + (1 - r) * weights.square_norms[classes]), Moments(u, second)
+    return Moments(trace, r * second + own * weights.square_norms[classes]), Moments(u, second)
 
 
 def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
@@ -89,7 +91,8 @@ def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
         r\, \frac{r u + (1 - r) v - q_k \big( r (D q)_k + (1 - r) D_{tk} \big)}{(1 - r q_k)^2},
         \qquad \operatorname{tr}_{t} = u
 
-    Call it in float64: at the runner-up of a very confident row a few digits are still lost.
+    Call it in float64: at the runner-up of a row digits are still lost, all of them when it leaves less than 1e-16 of
+    the remaining mass to the classes behind it.
 
     Args:
         logits: ``(n, c)``.
@@ -101,19 +104,19 @@ def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
     """
     top = logits.argmax(dim=-1)
     column = top[:, None]
-    q, r = masked_softmax(logits, top)
+    q, r, own = masked_softmax(logits, top)
     pull = q @ weights.distances
     u = 0.5 * (pull * q).sum(dim=-1, keepdim=True)
     v = pull.gather(-1, column)
-    r = r[:, None]
+    r, own = r[:, None], own[:, None]
     others = r * q
     left = 1 - others  # of the mass when class k is masked: at least a half, for k is not the likeliest
     # In place from here on: these are matrices of all rows and all classes, made anew for every exponent.
-    trace = pull.mul_(r).addcmul_(weights.distances[top], 1 - r).mul_(q).neg_().add_(r * u + (1 - r) * v)
+    trace = pull.mul_(r).addcmul_(weights.distances[top], own).mul_(q).neg_().add_(r * u + own * v)
     trace = trace.mul_(r).div_(left).div_(left).clamp_min_(0.0).scatter_(-1, column, u)
     if weights.square_norms is None:
         return Moments(trace.mT[classes])
     masked = (q @ weights.square_norms)[:, None]
-    whole = r * masked + (1 - r) * weights.square_norms[column]
+    whole = r * masked + own * weights.square_norms[column]
     second = ((whole - others * weights.square_norms) / left).scatter_(-1, column, masked)
     return Moments(trace.mT[classes], second.mT[classes])

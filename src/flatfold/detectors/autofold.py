@@ -75,10 +75,11 @@ class AutoFold(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Choose the exponent and remember the whole curve."""
-        self._check(bank)
+        self._check(bank, head)
         curve, stderr = self._curve(bank, head)
         best = middle_of_maximum(curve)
-        _warn_if_flat(curve, float(stderr[best]), self.grid[best])
+        # At an AUROC of 1 the error is 0 whatever the sample, so the other end of the curve has a say.
+        _warn_if_flat(curve, float(max(stderr[best], stderr[curve.argmin()])), self.grid[best])
         self.fold.fit(bank, head)
         for name, values in {
             "alpha_": curve.new_tensor(self.grid[best]),
@@ -102,8 +103,13 @@ class AutoFold(Detector):
         """Weight of the head this detector was fitted with."""
         return self.fold.fitted_weight
 
-    def _check(self, bank: FeatureBank) -> None:
+    def _check(self, bank: FeatureBank, head: Head) -> None:
         check_score_norm(self.fold.score_norm)
+        if head.n_classes < 3:
+            raise ValueError(
+                "AutoFold masks one class and looks at the curvature of the others, which two classes do not have. "
+                "Use FOLD with an alpha of your own."
+            )
         if self.criterion not in CRITERIA:
             raise ValueError(f"criterion must be {' or '.join(CRITERIA)}, got {self.criterion!r}.")
         if not isinstance(self.grid, Iterable) or not len(self.grid):

@@ -76,9 +76,9 @@ class Detector(Fittable, ABC):
         """Return one score per row of ``h``; pure torch, and no row may depend on another."""
 
     def register_head(self, head: Head) -> None:
-        """Keep the head's weight and bias as buffers."""
-        self.register_buffer("weight", head.weight)
-        self.register_buffer("bias", head.bias)
+        """Keep a copy of the head's weight and bias as buffers: a model that is trained on does not reach them."""
+        self.register_buffer("weight", head.weight.clone())
+        self.register_buffer("bias", None if head.bias is None else head.bias.clone())
 
     @property
     def fitted_weight(self) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from ..files import write_atomically
@@ -77,13 +78,24 @@ def load_results(folder: Path) -> Results:
         content = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON ({error}). Run `flatfold bench` again.") from error
-    if content.pop("format", None) != FORMAT or content.pop("version", None) != VERSION:
+    if (
+        not isinstance(content, dict)
+        or content.pop("format", None) != FORMAT
+        or content.pop("version", None) != VERSION
+    ):
         raise ValueError(f"{path} is not a {FORMAT} file of version {VERSION}. Run `flatfold bench` again.")
+    try:
+        return _from_json(content, load_file(folder / "scores.safetensors"))
+    except (AttributeError, KeyError, OSError, SafetensorError, TypeError) as error:
+        raise ValueError(f"the results in {folder} are damaged: {error}. Run `flatfold bench` again.") from error
+
+
+def _from_json(content: dict[str, Any], scores: dict[str, NDArray[np.float32]]) -> Results:
     return Results(
         methods=[MethodRun(**run) for run in content.pop("methods")],
         rows=[Row(**row) for row in content.pop("rows")],
         averages=[Average(**mean) for mean in content.pop("averages")],
         alpha_curves=[AlphaCurve(**curve) for curve in content.pop("alpha_curves")],
-        scores=load_file(folder / "scores.safetensors"),
+        scores=scores,
         **content,
     )

@@ -1,5 +1,6 @@
 """What a benchmark is made of: a network, in-distribution splits, and data sets it has never met."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +9,7 @@ from torch import nn
 from ..models.sources import ImageSource
 
 Group = Literal["near", "far"]
+RESERVED = ("train", "val", "test", "id", "near", "far", "all")  # they mean something else in folders and tables
 
 
 @dataclass(frozen=True)
@@ -48,3 +50,12 @@ class Suite:
     test: ImageSource
     ood: tuple[OodSet, ...]
     seed: int
+
+    def __post_init__(self) -> None:
+        names = [ood.name for ood in self.ood]
+        for name in names:
+            if name in RESERVED or names.count(name) > 1 or not re.fullmatch(r"[\w.+-]+", name) or name.startswith("."):
+                raise ValueError(
+                    f"an unknown data set cannot be called {name!r}. Names are unique, made of letters, digits and "
+                    f"-_.+, and none of {', '.join(RESERVED)}."
+                )
