@@ -1,4 +1,4 @@
-"""What every registered method promises. A new detector is born tested."""
+"""What every registered method that sees features promises. A new detector is born tested."""
 
 import copy
 import inspect
@@ -10,9 +10,32 @@ from torch.testing import assert_close
 import flatfold as ff
 from flatfold.detectors import METHODS
 
-pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
+    pytest.mark.filterwarnings("ignore:the reference optimiser went to a temperature"),
+]
 
-every_method = pytest.mark.parametrize("name", sorted(METHODS))
+every_method = pytest.mark.parametrize("name", sorted(n for n, method in METHODS.items() if method.sees == "features"))
+BAD = {
+    "alpha": 1.5,
+    "criterion": "paird",
+    "dim": 24,
+    "gamma": 0.0,
+    "grid": [7.0],
+    "k": 361,
+    "max_classes": 0,
+    "metric": "cosin",
+    "percentile": 100.0,
+    "relative_to": "mean",
+    "score_norm": "weights",
+    "share": 0.0,
+    "solver": "newton",
+    "storage": "float8",
+    "strength": -1.0,
+    "tail": 0,
+    "temperature": 0.0,
+    "top": 0,
+}
 RTOL = {torch.float32: 2e-5, torch.float64: 1e-12}  # float32: a matrix product may sum in another order in a batch
 
 
@@ -33,7 +56,7 @@ def test_fit_returns_the_detector_itself(name, world):
 @every_method
 def test_higher_means_more_out_of_distribution(name, world):
     detector = ff.create(name).fit(world.bank, world.head)
-    assert ff.auroc(detector(world.bank.features), detector(world.unknown)) > 0.9
+    assert ff.auroc(detector(world.bank.features), detector(world.unknown)) > 0.8
 
 
 @every_method
@@ -41,7 +64,7 @@ def test_a_sample_scores_the_same_alone_as_in_a_batch(name, world):
     detector = ff.create(name).fit(world.bank, world.head)
     together = detector(world.unknown)
     alone = torch.cat([detector(row[None]) for row in world.unknown])
-    assert_close(alone, together, rtol=RTOL[together.dtype], atol=1e-7)
+    assert_close(alone, together, rtol=RTOL[together.dtype], atol=1e-7 if together.dtype == torch.float32 else 1e-12)
 
 
 @every_method
@@ -128,12 +151,16 @@ def test_can_be_exported_for_any_batch_size(name, make_world):
 @every_method
 def test_the_constructor_only_stores_its_arguments_and_fit_refuses_the_bad_ones(name, make_world):
     world = make_world()
-    bad = {"percentile": 100.0, "temperature": 0.0, "grid": [7.0]}.items()
-    for key, value in bad:
-        if key in inspect.signature(METHODS[name].factory).parameters:
-            detector = ff.create(name, **{key: value})
-            with pytest.raises(ValueError, match=f"{key}|alpha"):
-                detector.fit(world.bank, world.head)
+    for key in set(BAD) & set(inspect.signature(METHODS[name].factory).parameters):
+        detector = ff.create(name, **{key: BAD[key]})
+        with pytest.raises(ValueError, match=f"{key}|alpha"):
+            detector.fit(world.bank, world.head)
+
+
+def test_every_hyper_parameter_has_a_bad_value_here():
+    """Except those that any value is good for."""
+    known = {key for method in METHODS.values() for key in inspect.signature(method.factory).parameters}
+    assert known - set(BAD) == {"logarithm", "masked", "seed", "std", "layers", "weights", "epsilon", "args", "kwargs"}
 
 
 @every_method
@@ -181,6 +208,51 @@ def test_refuses_a_bank_that_does_not_belong_to_the_head(name, make_world):
         ff.create(name).fit(ff.FeatureBank(world.bank.features, world.bank.labels + 1), world.head)
     with pytest.raises(TypeError, match=r"the bank is torch.float64 but the head is torch.float32"):
         ff.create(name).fit(ff.FeatureBank(world.bank.features.double(), world.bank.labels), world.head)
+
+
+@every_method
+def test_a_failed_refit_leaves_the_detector_as_it_was(name, make_world, monkeypatch):
+    world, other = make_world(), make_world(seed=1)
+    detector = ff.create(name).fit(world.bank, world.head)
+    before = detector(world.unknown)
+    last = detector
+    while hasattr(last, "detector") or hasattr(last, "chosen"):
+        last = last.chosen if hasattr(last, "chosen") else last.detector
+    learn = type(last).learn
+
+    def learn_and_fail(self, bank, head):
+        learn(self, bank, head)
+        raise RuntimeError("at the last moment")
+
+    monkeypatch.setattr(type(last), "learn", learn_and_fail)
+    with pytest.raises(RuntimeError, match="at the last moment"):
+        detector.fit(other.bank, other.head)
+    assert torch.equal(detector(world.unknown), before)
+
+
+@every_method
+def test_learns_as_if_the_network_had_never_met_a_class(name, make_world):
+    world = make_world()
+    detector = ff.create(name).fit_without(world.bank, world.head, 2)
+    assert detector.fitted_weight.shape == (5, 24)
+    missed, kept = world.bank.labels == 2, world.bank.labels == 3
+    assert ff.auroc(detector(world.bank.features[kept]), detector(world.bank.features[missed])) > 0.6
+
+
+@every_method
+def test_keeps_float64_where_a_device_has_it_and_float32_elsewhere(name, make_world):
+    def to_a_device_without_float64(tensor):
+        if tensor.dtype == torch.float64:
+            raise TypeError("no float64 here")
+        return tensor.clone()
+
+    world = make_world()
+    detector = ff.create(name).fit(world.bank, world.head)
+    moved = copy.deepcopy(detector)._apply(to_a_device_without_float64)
+    assert torch.float64 not in {buffer.dtype for buffer in moved.buffers()}
+    if name not in ("mds", "rmds", "openmax", "klm", "vim"):  # whose learnt matrices are in float64 for a reason
+        assert torch.float64 not in {buffer.dtype for buffer in detector.buffers()}
+    assert_close(moved(world.unknown), detector(world.unknown), rtol=1e-3, atol=1e-3)
 
 
 @every_method

@@ -23,17 +23,38 @@ if TYPE_CHECKING:
     from .detectors.ash import Ash as Ash
     from .detectors.autofold import AutoFold as AutoFold
     from .detectors.base import Detector as Detector
+    from .detectors.dice import Dice as Dice
     from .detectors.ebo import Ebo as Ebo
+    from .detectors.fdbd import Fdbd as Fdbd
     from .detectors.fold import Fold as Fold
+    from .detectors.gen import Gen as Gen
+    from .detectors.gradnorm import GradNorm as GradNorm
+    from .detectors.inputs import InputDetector as InputDetector
+    from .detectors.klm import Klm as Klm
+    from .detectors.knn import Knn as Knn
+    from .detectors.mds import Mds as Mds
+    from .detectors.mdsens import MdsEns as MdsEns
     from .detectors.mls import Mls as Mls
     from .detectors.msp import Msp as Msp
+    from .detectors.nci import Nci as Nci
+    from .detectors.nnguide import NNGuide as NNGuide
     from .detectors.normalise import PartialNorm as PartialNorm
+    from .detectors.odin import Odin as Odin
+    from .detectors.openmax import OpenMax as OpenMax
     from .detectors.react import ReAct as ReAct
+    from .detectors.rmds import Rmds as Rmds
+    from .detectors.scale import Scale as Scale
     from .detectors.shaped import Shaped as Shaped
+    from .detectors.she import She as She
+    from .detectors.tempscale import TempScale as TempScale
+    from .detectors.vim import Vim as Vim
+    from .evaluate.tuning import tune as tune
     from .models.extract import extract as extract
     from .models.images import FolderImages as FolderImages
     from .models.images import NpzImages as NpzImages
     from .models.images import Transform as Transform
+    from .models.layers import layers_of as layers_of
+    from .models.layers import logits_function as logits_function
     from .models.store import load_bank as load_bank
     from .models.store import save_bank as save_bank
     from .scoring.guard import Guard as Guard
@@ -45,31 +66,52 @@ _HOMES = {
     "AutoFold": "detectors.autofold",
     "DamagedBank": "core.errors",
     "Detector": "detectors.base",
+    "Dice": "detectors.dice",
     "Ebo": "detectors.ebo",
+    "Fdbd": "detectors.fdbd",
     "FeatureBank": "core.bank",
     "Fold": "detectors.fold",
     "FolderImages": "models.images",
+    "Gen": "detectors.gen",
+    "GradNorm": "detectors.gradnorm",
     "Guard": "scoring.guard",
     "Head": "core.head",
+    "InputDetector": "detectors.inputs",
+    "Klm": "detectors.klm",
+    "Knn": "detectors.knn",
+    "Mds": "detectors.mds",
+    "MdsEns": "detectors.mdsens",
     "Mls": "detectors.mls",
     "Msp": "detectors.msp",
+    "NNGuide": "detectors.nnguide",
+    "Nci": "detectors.nci",
     "NotFittedError": "core.errors",
     "NpzImages": "models.images",
+    "Odin": "detectors.odin",
+    "OpenMax": "detectors.openmax",
     "PartialNorm": "detectors.normalise",
     "ReAct": "detectors.react",
+    "Rmds": "detectors.rmds",
+    "Scale": "detectors.scale",
     "Shaped": "detectors.shaped",
+    "She": "detectors.she",
+    "TempScale": "detectors.tempscale",
     "Transform": "models.images",
     "UnreadableImage": "core.errors",
     "UnsupportedHead": "core.errors",
+    "Vim": "detectors.vim",
     "aupr": "core.ranking",
     "auroc": "core.ranking",
     "create": "detectors",
     "extract": "models.extract",
     "fpr_at_tpr": "core.ranking",
+    "layers_of": "models.layers",
     "load_bank": "models.store",
+    "logits_function": "models.layers",
     "methods": "detectors",
     "register": "detectors",
     "save_bank": "models.store",
+    "tune": "evaluate.tuning",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

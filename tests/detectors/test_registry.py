@@ -26,14 +26,20 @@ def test_a_name_like_no_other_gets_the_list():
 def test_an_unknown_hyper_parameter_gets_the_known_ones():
     with pytest.raises(TypeError, match=r"fold-r has no hyper-parameter k. It takes: alpha, percentile"):
         ff.create("fold-r", k=5)
-    with pytest.raises(TypeError, match=r"msp has no hyper-parameter k. It takes: alpha only"):
-        ff.create("msp", k=5)
+    with pytest.raises(TypeError, match=r"mls has no hyper-parameter k. It takes: alpha only"):
+        ff.create("mls", k=5)
+
+
+def test_a_method_that_sees_inputs_has_no_features_to_normalise():
+    with pytest.raises(TypeError, match="odin sees inputs, and alpha normalises features"):
+        ff.create("odin", alpha=0.5)
 
 
 def test_hyper_parameters_are_told_with_their_defaults():
     assert hyperparameters("fold-a", alpha=0.2) == {"alpha": 0.2, "percentile": 90, "score_norm": None}
-    assert hyperparameters("msp") == {}
-    assert hyperparameters("msp", alpha=0.5) == {"alpha": 0.5}
+    assert hyperparameters("mls") == {}
+    assert hyperparameters("mls", alpha=0.5) == {"alpha": 0.5}
+    assert hyperparameters("odin") == {"temperature": 1000, "epsilon": 0.0014, "std": 0.5}
 
 
 def test_the_authors_preset_can_be_overridden():
@@ -66,13 +72,63 @@ def test_the_authors_preset_is_what_their_code_starts_from(name):
     assert ff.create(name, preset="authors").made_by == (name, told)
 
 
-FITS_ON = {"val": {"fold-r", "autofold", "autofold-r", "autofold-a", "react"}, "train": set()}
+FITS_ON = {
+    "val": {"fold-r", "autofold", "autofold-r", "autofold-a", "react", "tempscale", "klm"},
+    "train": {"openmax", "mds", "mdsens", "rmds", "vim", "knn", "she", "nnguide", "fdbd", "nci", "dice"},
+}
 
 
 @pytest.mark.parametrize("name", ff.methods())
 def test_each_method_says_what_it_learns_from(name):
     expected = next((split for split, names in FITS_ON.items() if name in names), "nothing")
     assert METHODS[name].fits_on == expected
+
+
+ALPHAS = tuple(i / 10 for i in range(1, 11))
+ASH = (65, 70, 75, 80, 85, 90, 95)
+GRIDS = {
+    "odin": {"temperature": (1, 10, 100, 1000), "epsilon": (0.0014, 0.0028)},
+    "mdsens": {"epsilon": (0.0014,)},
+    "ebo": {"temperature": (1.0,)},
+    "react": {"percentile": (85, 90, 95, 99)},
+    "vim": {"dim": (256, 1000)},
+    "knn": {"k": (50, 100, 200, 500, 1000)},
+    "ash": {"percentile": ASH},
+    "scale": {"percentile": ASH},
+    "gen": {"gamma": (0.01, 0.1, 0.5, 1, 2, 5, 10), "top": (10, 50, 100, 200, 500, 1000)},
+    "fdbd": {"relative_to": ("centre", "norm")},
+    "nci": {"strength": (1e-4, 1e-3, 1e-2, 1e-1)},
+    "fold": {"alpha": ALPHAS},
+    "fold-r": {"percentile": (85, 90, 95, 99), "alpha": ALPHAS},
+    "fold-a": {"percentile": ASH, "alpha": ALPHAS},
+}
+
+
+@pytest.mark.parametrize("name", ff.methods())
+def test_the_grids_are_openoods_and_the_papers(name):
+    assert METHODS[name].grid == GRIDS.get(name, {})
+    assert list(METHODS[name].grid) == list(GRIDS.get(name, {}))  # the first varies fastest
+
+
+def test_the_papers_fourteen_are_there():
+    names = [
+        "msp",
+        "openmax",
+        "tempscale",
+        "odin",
+        "mds",
+        "mdsens",
+        "rmds",
+        "ebo",
+        "react",
+        "mls",
+        "vim",
+        "knn",
+        "ash",
+        "she",
+    ]
+    assert len(names) == 14
+    assert set(names) <= set(ff.methods())
 
 
 def test_an_unknown_preset_is_refused():

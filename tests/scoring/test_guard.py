@@ -123,9 +123,26 @@ def test_a_saved_guard_says_the_same(name, model, tmp_path):
 
 
 def test_hyper_parameters_travel_with_the_file(model, tmp_path):
-    guard = ff.Guard.fit(model, [known(200)], detector=ff.create("msp", alpha=0.7))
+    guard = ff.Guard.fit(model, [known(200)], detector=ff.create("mls", alpha=0.7))
     guard.save(tmp_path / "guard.safetensors")
-    assert ff.Guard.load(tmp_path / "guard.safetensors", model).detector.made_by == ("msp", {"alpha": 0.7})
+    assert ff.Guard.load(tmp_path / "guard.safetensors", model).detector.made_by == ("mls", {"alpha": 0.7})
+
+
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+@pytest.mark.parametrize("name", ["autofold-r", "autofold-a", "knn", "mds", "openmax", "vim"])
+def test_what_a_method_learnt_travels_with_the_file(name, model, tmp_path):
+    detector = ff.create("knn", k=5) if name == "knn" else ff.create(name)
+    guard = ff.Guard.fit(model, [known(400)], detector=detector)
+    guard.save(tmp_path / "guard.safetensors")
+    loaded = ff.Guard.load(tmp_path / "guard.safetensors", model)
+    x = known(20)[0]
+    assert torch.equal(loaded(x).score, guard(x).score)
+    assert torch.equal(loaded(x).is_ood, guard(x).is_ood)
+
+
+def test_a_method_that_sees_inputs_is_refused(model):
+    with pytest.raises(TypeError, match="a guard scores features, .* but Odin runs the network and its gradient again"):
+        ff.Guard.fit(model, [known(200)], detector="odin")
 
 
 @pytest.mark.parametrize(("fpr", "needed"), [(0.05, 19), (0.01, 99)])

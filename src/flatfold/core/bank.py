@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .check import as_tensor, check_labels, check_matrix
+from .head import Head
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -65,3 +66,22 @@ class FeatureBank:
             count = len(torch.unique(self.labels))
             classes = f"{count} class{'es' if count > 1 else ''}"
         return f"FeatureBank({len(self)} rows, {self.width} features, {classes}, {self.features.dtype})"
+
+
+def without_class(bank: FeatureBank, head: Head, label: int) -> tuple[FeatureBank, Head]:
+    """Return what there would be had the network never been taught a class.
+
+    Args:
+        bank: Labelled; its samples of that class are left out and labels above it move down by one.
+        head: Its row of that class is left out.
+        label: The class.
+    """
+    if head.n_classes < 3:
+        raise ValueError("leaving out a class takes at least three of them, but this head has two.")
+    others = torch.arange(head.n_classes, device=head.weight.device) != label
+    smaller = Head(head.weight[others], None if head.bias is None else head.bias[others])
+    if bank.labels is None:
+        return bank, smaller
+    kept = bank.labels != label
+    labels = bank.labels[kept]
+    return FeatureBank(bank.features[kept], labels - (labels > label).long()), smaller

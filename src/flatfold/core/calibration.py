@@ -6,6 +6,8 @@ Both return the mean over classes of an AUROC and its standard error, and both n
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from .masking import Moments, Weights, with_and_without, without_each
@@ -26,6 +28,47 @@ class Groups(NamedTuple):
 
 
 Score = Callable[[Moments], Tensor]
+MIN_PER_CLASS = 3  # a class with fewer samples has no AUROC worth averaging
+
+
+def calibration_classes(labels: Tensor, max_classes: int | None, seed: int, who: str) -> Tensor:
+    """Return the classes with enough samples, at most ``max_classes`` of them, or say that there are none.
+
+    Args:
+        labels: ``(n,)``.
+        max_classes: None means all.
+        seed: Of the draw when there are more.
+        who: For the message.
+    """
+    if max_classes is not None and max_classes < 1:
+        raise ValueError(f"max_classes must be at least 1, or None for all classes, got {max_classes}.")
+    present, counts = torch.unique(labels, return_counts=True)
+    enough: Tensor = present[counts >= MIN_PER_CLASS]
+    if len(enough) == 0:
+        raise ValueError(
+            f"{who} needs a class with at least {MIN_PER_CLASS} samples, but the largest of the {len(present)} classes "
+            f"here has {int(counts.max())}. Give it more in-distribution data, or choose hyper-parameters yourself."
+        )
+    if max_classes is not None and len(enough) > max_classes:
+        # The generator of the authors' code: the same seed draws the same classes.
+        drawn = np.random.RandomState(seed).choice(enough.cpu().numpy(), max_classes, replace=False)
+        enough = torch.from_numpy(drawn).to(labels)
+    return enough
+
+
+def flatness(curve: Tensor, stderr: Tensor) -> str:
+    """Return a sentence about a curve that moves no more than its standard error, or nothing.
+
+    Example:
+        >>> flatness(torch.tensor([0.5, 0.9]), torch.tensor([0.01, 0.01]))
+        ''
+    """
+    spread = float(curve.max() - curve.min())
+    # At an AUROC of 1 the error is 0 whatever the sample, so the other end of the curve has a say.
+    error = float(max(stderr[curve.argmax()], stderr[curve.argmin()]))
+    if len(curve) == 1 or spread > error:
+        return ""
+    return f"it moves by {spread:.4f} over the grid and its standard error is {error:.4f}"
 
 
 def group_rows(labels: Tensor, classes: Tensor) -> Groups:
@@ -55,10 +98,8 @@ def paired(logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, sco
     Returns:
         The mean AUROC and its standard error.
     """
-    known, masked = (score(moments)[groups.rows] for moments in with_and_without(logits, labels, weights))
-    result = grouped_auroc(known, groups.members, masked, groups.members)
-    influence = result.low_influence + result.high_influence  # a sample and its copy move together
-    return result.auroc.mean(), influence.norm() / len(groups.classes)
+    known, masked = (score(moments) for moments in with_and_without(logits, labels, weights))
+    return paired_auroc(known, masked, groups)
 
 
 def one_vs_rest(
@@ -68,7 +109,29 @@ def one_vs_rest(
 
     Args and returns as in :func:`paired`; ``score`` meets moments of shape ``(k, n)``.
     """
-    masked = score(without_each(logits, groups.classes, weights))
+    return one_vs_rest_auroc(score(without_each(logits, groups.classes, weights)), groups)
+
+
+def paired_auroc(known: Tensor, masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Return how well scores tell samples from their masked copies, as a mean over classes, and its standard error.
+
+    Args:
+        known: Scores of the samples, ``(n,)``.
+        masked: Scores of their copies, ``(n,)``.
+        groups: Rows of the classes to average over.
+    """
+    result = grouped_auroc(known[groups.rows], groups.members, masked[groups.rows], groups.members)
+    influence = result.low_influence + result.high_influence  # a sample and its copy move together
+    return result.auroc.mean(), influence.norm() / len(groups.classes)
+
+
+def one_vs_rest_auroc(masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Return how well scores tell the samples of a masked class from all others, as a mean over classes, and its error.
+
+    Args:
+        masked: Scores of everybody with each class masked, ``(k, n)``.
+        groups: Rows of the classes to average over.
+    """
     result = grouped_auroc(masked, groups.others, masked.gather(-1, groups.rows), groups.members)
     influence = result.low_influence.sum(dim=0)  # one sample takes part in the AUROC of every class
     influence = influence.index_add(0, groups.rows.flatten(), result.high_influence.flatten())

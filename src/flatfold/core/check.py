@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .chunks import row_chunks
+
 if TYPE_CHECKING:
     from .bank import FeatureBank
     from .head import Head
 
 FLOATS = (torch.float32, torch.float64)
-_ROWS_AT_ONCE = 65_536  # a memory-mapped bank is checked without being read into memory whole
 
 
 def as_tensor(values: Tensor | np.ndarray, name: str) -> Tensor:
@@ -40,10 +41,10 @@ def check_matrix(values: Tensor, name: str) -> None:
 
 def check_finite(values: Tensor, name: str, first: int = 0) -> None:
     """Raise if ``values`` holds a NaN or an infinity, and name the first row that does, counted from ``first``."""
-    for start in range(0, len(values), _ROWS_AT_ONCE):
-        finite = values[start : start + _ROWS_AT_ONCE].isfinite()
+    for part in row_chunks(len(values)):
+        finite = values[part].isfinite()
         if not finite.all():
-            row = first + start + int((~finite).flatten(1).any(dim=1).nonzero()[0])
+            row = first + part.start + int((~finite).flatten(1).any(dim=1).nonzero()[0])
             raise ValueError(
                 f"{name} must be finite, but row {row} has a NaN or infinite entry. "
                 "Look at that input and at the model's weights; no row is dropped for you."
@@ -112,3 +113,31 @@ def check_fit(bank: FeatureBank, head: Head) -> None:
             f"labels go up to {int(bank.labels.max())} but the head has {head.n_classes} classes (0 to "
             f"{head.n_classes - 1}). Do the labels follow the order of the model's outputs?"
         )
+
+
+def labels_of(bank: FeatureBank, who: str) -> Tensor:
+    """Return the labels of ``bank``, or say that ``who`` needs them."""
+    if bank.labels is None:
+        raise ValueError(f"{who} needs to know the class of each sample. Give FeatureBank(features, labels).")
+    return bank.labels
+
+
+def check_not_negative(h: Tensor, who: str) -> None:
+    """Raise if a feature is negative; like other values this is not looked at while a graph is being traced."""
+    if not torch.compiler.is_compiling() and h.numel() and float(h.amin()) < 0:
+        raise ValueError(
+            f"{who} is made for activations that are never negative, the smallest here is {float(h.amin()):.3g}. "
+            "Take the features after a ReLU, or use a method without it."
+        )
+
+
+def check_above_zero(name: str, value: float, customary: str) -> None:
+    """Raise unless a hyper-parameter is above 0."""
+    if not value > 0:
+        raise ValueError(f"{name} must be above 0, got {value:g}. {customary} is customary.")
+
+
+def check_count(name: str, value: int, most: int, of: str) -> None:
+    """Raise unless a hyper-parameter is a whole number from 1 to ``most``, the number of ``of``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{name} must be a whole number from 1 to {most}, the number of {of}, got {value!r}.")

@@ -24,3 +24,8 @@ def widened(weight: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     if weight.device.type == "mps" or weight.numel() > WIDE_WEIGHTS:
         return weight, h
     return weight.double(), h.double()
+
+
+def as_double(values: Tensor) -> Tensor:
+    """Return ``values`` in float64; from a device that has none (MPS), on the CPU."""
+    return (values.cpu() if values.device.type == "mps" else values).double()

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from .precision import widened
 
+SMALLEST_DIVISOR = 1e-7
+"""Of scores that are divided by a norm; the authors' AutoFold uses the same."""
+
 
 def row_norms(h: Tensor) -> Tensor:
     """Return ``|h|`` per row as ``(n, 1)``, never quite zero, so that any power of it is finite."""
@@ -103,15 +106,39 @@ def ash_b(h: Tensor, percentile: float) -> Tensor:
         >>> ash_b(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 50)
         tensor([[0., 0., 5., 5.]])
     """
-    check_percentile(percentile)
-    k = h.shape[-1] - round(h.shape[-1] * percentile / 100)
-    if k < 1:
-        raise ValueError(
-            f"percentile {percentile:g} of {h.shape[-1]} features leaves none of them. Use a smaller percentile."
-        )
+    k = kept_entries(h.shape[-1], percentile)
     kept = h.topk(k, dim=-1).indices
     level = h.sum(dim=-1, keepdim=True) / k
     return torch.zeros_like(h).scatter(-1, kept, level.expand(-1, k))
+
+
+def scale(h: Tensor, percentile: float) -> Tensor:
+    r"""Return features scaled by how much of their sum the largest entries hold (SCALE, Xu et al. 2024).
+
+    .. math:: h' = h\, e^{r}, \qquad r = \sum_j h_j \Big/ \sum_{j \in \text{top } k} h_j, \qquad
+        k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
+
+    Args:
+        h: Features, ``(n, d)``. A row of zeros stays a row of zeros.
+        percentile: Share of entries that do not count among the largest, in percent.
+
+    Example:
+        >>> scale(torch.tensor([[1.0, 1.0]]), 50)
+        tensor([[7.3891, 7.3891]])
+    """
+    largest = h.topk(kept_entries(h.shape[-1], percentile), dim=-1).values.sum(dim=-1, keepdim=True)
+    return h * (h.sum(dim=-1, keepdim=True) / largest.clamp_min(torch.finfo(h.dtype).tiny)).exp()
+
+
+def kept_entries(width: int, percentile: float) -> int:
+    """Return how many of ``width`` entries lie above a percentile, rounded to even as in OpenOOD."""
+    check_percentile(percentile)
+    k = width - round(width * percentile / 100)
+    if k < 1:
+        raise ValueError(
+            f"percentile {percentile:g} of {width} features leaves none of them. Use a smaller percentile."
+        )
+    return k
 
 
 def check_percentile(percentile: float) -> None:

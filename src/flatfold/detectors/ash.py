@@ -6,7 +6,9 @@ on the pooled feature vector, as OpenOOD evaluates it.
 
 from torch import Tensor
 
-from ..core.shaping import ash_b
+from ..core.bank import FeatureBank
+from ..core.check import check_not_negative
+from ..core.shaping import ash_b, check_percentile
 from .ebo import Ebo
 from .registry import register
 from .shaped import Shaping, behind
@@ -25,9 +27,15 @@ class Ash(Shaping):
         super().__init__()
         self.percentile = percentile
 
+    def learn(self, bank: FeatureBank) -> None:
+        """Check the percentile; there is nothing to learn."""
+        check_percentile(self.percentile)
+
     def forward(self, h: Tensor) -> Tensor:
-        """Return the shaped features."""
+        """Return the shaped features; with negative ones S may be anything, so they are refused."""
+        check_not_negative(h, "ASH")
         return ash_b(h, self.percentile)
 
 
-register("ash")(behind(Ash, Ebo, "Energy of pruned and flattened features."))
+PERCENTILES = (65, 70, 75, 80, 85, 90, 95)
+register("ash", grid={"percentile": PERCENTILES})(behind(Ash, Ebo, "Energy of pruned and flattened features."))

@@ -10,26 +10,31 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.calibration import Groups, group_rows, middle_of_maximum, one_vs_rest, paired
+from ..core.calibration import (
+    Groups,
+    calibration_classes,
+    flatness,
+    group_rows,
+    middle_of_maximum,
+    one_vs_rest,
+    paired,
+)
 from ..core.head import Head
 from ..core.hessian import class_distances
 from ..core.masking import Moments, Weights
-from ..core.shaping import check_alpha, rescaled_logits, row_norms
-from .ash import Ash
+from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_norms
+from . import ash, react
 from .base import Detector
-from .fold import SMALLEST_DIVISOR, Fold, ScoreNorm, check_score_norm
-from .react import ReAct
+from .fold import Fold, ScoreNorm, check_score_norm
+from .joint import jointly
 from .registry import register
-from .shaped import behind
 
 Criterion = Literal["paired", "one_vs_rest"]
 CRITERIA = {"paired": paired, "one_vs_rest": one_vs_rest}
-MIN_PER_CLASS = 3  # a class with fewer samples has no AUROC worth averaging
 GRID = tuple(i / 100 for i in range(1, 101))
 
 
@@ -78,8 +83,12 @@ class AutoFold(Detector):
         self._check(bank, head)
         curve, stderr = self._curve(bank, head)
         best = middle_of_maximum(curve)
-        # At an AUROC of 1 the error is 0 whatever the sample, so the other end of the curve has a say.
-        _warn_if_flat(curve, float(max(stderr[best], stderr[curve.argmin()])), self.grid[best])
+        if why := flatness(curve, stderr):
+            warnings.warn(
+                f"AutoFold's curve is flat: {why}, so alpha = {self.grid[best]:g} is hardly better than any other. "
+                "More samples per class would help.",
+                stacklevel=4,
+            )
         self.fold.fit(bank, head)
         for name, values in {
             "alpha_": curve.new_tensor(self.grid[best]),
@@ -114,8 +123,6 @@ class AutoFold(Detector):
             raise ValueError(f"criterion must be {' or '.join(CRITERIA)}, got {self.criterion!r}.")
         if not isinstance(self.grid, Iterable) or not len(self.grid):
             raise ValueError(f"grid must be a sequence of exponents, got {self.grid!r}. Leave it out for the paper's.")
-        if self.max_classes is not None and self.max_classes < 1:
-            raise ValueError(f"max_classes must be at least 1, or None for all classes, got {self.max_classes}.")
         for alpha in self.grid:
             check_alpha(alpha)
         if bank.labels is None:
@@ -144,22 +151,12 @@ class AutoFold(Detector):
 
     def _groups(self, labels: Tensor) -> Groups:
         """Return the rows of the classes to average over."""
-        present, counts = torch.unique(labels, return_counts=True)
-        if self.criterion == "one_vs_rest" and len(present) < 2:
+        if self.criterion == "one_vs_rest" and len(torch.unique(labels)) < 2:
             raise ValueError(
                 'criterion "one_vs_rest" compares classes, but this bank has one class only. Use criterion="paired".'
             )
-        enough = present[counts >= MIN_PER_CLASS]
-        if len(enough) == 0:
-            raise ValueError(
-                f"AutoFold needs a class with at least {MIN_PER_CLASS} samples, but the largest of the {len(present)} "
-                f"classes here has {int(counts.max())}. Give it more in-distribution data, or use FOLD with an alpha."
-            )
-        if self.max_classes is not None and len(enough) > self.max_classes:
-            # The generator of the authors' code: the same seed draws the same classes.
-            drawn = np.random.RandomState(self.seed).choice(enough.cpu().numpy(), self.max_classes, replace=False)
-            enough = torch.from_numpy(drawn).to(labels)
-        return group_rows(labels, enough)
+        classes = calibration_classes(labels, self.max_classes, self.seed, "AutoFold")
+        return group_rows(labels, classes)
 
 
 def _score(score_norm: ScoreNorm, feature_norms: Tensor) -> Callable[[Moments], Tensor]:
@@ -178,16 +175,10 @@ def _score(score_norm: ScoreNorm, feature_norms: Tensor) -> Callable[[Moments], 
     return score
 
 
-def _warn_if_flat(curve: Tensor, stderr: float, alpha: float) -> None:
-    spread = float(curve.max() - curve.min())
-    if len(curve) > 1 and spread <= stderr:
-        warnings.warn(
-            f"AutoFold's curve is flat: it moves by {spread:.4f} over the grid and its standard error is {stderr:.4f}, "
-            f"so alpha = {alpha:g} is hardly better than any other. More samples per class would help.",
-            stacklevel=4,
-        )
-
-
 register("autofold", fits_on="val", tuned_on="id")(AutoFold)
-register("autofold-r", fits_on="val", tuned_on="id")(behind(ReAct, AutoFold, "AutoFold on features clipped by ReAct."))
-register("autofold-a", fits_on="val", tuned_on="id")(behind(Ash, AutoFold, "AutoFold on features shaped by ASH."))
+register("autofold-r", fits_on="val", tuned_on="id")(
+    jointly(react.ReAct, AutoFold, react.PERCENTILES, "AutoFold on features clipped by ReAct, percentile chosen too.")
+)
+register("autofold-a", fits_on="val", tuned_on="id")(
+    jointly(ash.Ash, AutoFold, ash.PERCENTILES, "AutoFold on features shaped by ASH, percentile chosen too.")
+)

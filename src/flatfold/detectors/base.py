@@ -1,4 +1,4 @@
-"""The contract of every detector.
+"""The contract of every detector that sees features; ``detectors/inputs.py`` has that of the two that see images.
 
 Hyper-parameters go into the constructor, which only stores them. ``fit(bank, head)`` learns from in-distribution
 features and returns ``self``; what it learns becomes buffers, so ``.to()``, ``state_dict()`` and export come for
@@ -9,12 +9,14 @@ To add a method, write :meth:`Detector.score`, and :meth:`Detector.learn` if the
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..core.bank import FeatureBank
+from ..core.bank import FeatureBank, without_class
 from ..core.check import check_features, check_fit
 from ..core.errors import NotFittedError
 from ..core.head import Head
@@ -22,6 +24,26 @@ from ..core.head import Head
 
 class Fittable(nn.Module):
     """A module whose buffers appear when it is fitted, and also when a fitted state is loaded into it."""
+
+    made_by: tuple[str, dict[str, Any]] | None = None
+    """Name and hyper-parameters, when the detector was made by ``create``: what a file needs to make it again."""
+
+    def register_buffers(self, **buffers: Tensor) -> None:
+        """Keep what was learnt, each tensor under its name."""
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert every buffer, in float32 where the device it goes to has no float64 (MPS)."""
+
+        def convert(tensor: Tensor) -> Tensor:
+            try:
+                return fn(tensor)
+            except TypeError:
+                return fn(tensor.float())
+
+        super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for key, value in state_dict.items():
@@ -31,13 +53,24 @@ class Fittable(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+@contextmanager
+def _all_or_nothing(module: nn.Module) -> Iterator[None]:
+    """Give every buffer back that it had before, should the block fail: no detector is half old and half new."""
+    before = {part: dict(part._buffers) for part in module.modules()}
+    try:
+        yield
+    except BaseException:
+        for part, buffers in before.items():
+            part._buffers.clear()
+            part._buffers.update(buffers)
+        raise
+
+
 class Detector(Fittable, ABC):
     """A score for features: fitted once on in-distribution data, higher for inputs unlike it."""
 
     weight: Tensor
     bias: Tensor | None
-    made_by: tuple[str, dict[str, Any]] | None = None
-    """Name and hyper-parameters, when the detector was made by ``create``: what a file needs to make it again."""
 
     def fit(self, bank: FeatureBank, head: Head) -> Self:
         """Learn from in-distribution data.
@@ -50,12 +83,17 @@ class Detector(Fittable, ABC):
             The detector itself, ready to be called.
         """
         check_fit(bank, head)
-        self.learn(bank, head)
-        if not self.is_fitted:
-            raise TypeError(
-                f"{type(self).__name__}.learn must call self.register_head(head), so that it can be called."
-            )
-        return self
+        with _all_or_nothing(self):
+            self.learn(bank, head)
+            if not self.is_fitted:
+                raise TypeError(
+                    f"{type(self).__name__}.learn must call self.register_head(head), so that it can be called."
+                )
+        return self.to(head.weight.device)
+
+    def fit_without(self, bank: FeatureBank, head: Head, label: int) -> Self:
+        """Learn as if the network had never met a class: without its row of the head and without its samples."""
+        return self.fit(*without_class(bank, head, label))
 
     @property
     def is_fitted(self) -> bool:

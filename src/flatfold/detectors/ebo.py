@@ -6,12 +6,13 @@ Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020.
 from torch import Tensor
 
 from ..core.bank import FeatureBank
+from ..core.check import check_above_zero
 from ..core.head import Head
 from .base import Detector
 from .registry import register
 
 
-@register("ebo")
+@register("ebo", grid={"temperature": (1.0,)})
 class Ebo(Detector):
     r"""Energy of the logits.
 
@@ -27,8 +28,7 @@ class Ebo(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Check the temperature and remember the head."""
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature:g}. 1 is the paper's value.")
+        check_above_zero("temperature", self.temperature, "1")
         self.register_head(head)
 
     def score(self, h: Tensor) -> Tensor:

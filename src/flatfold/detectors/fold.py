@@ -17,15 +17,19 @@ from ..core.hessian import (
     feature_hessian_trace,
     prefers_distances,
 )
-from ..core.shaping import check_alpha, partially_normalised, partially_normalised_probs, row_norms
-from .ash import Ash
+from ..core.shaping import (
+    SMALLEST_DIVISOR,
+    check_alpha,
+    partially_normalised,
+    partially_normalised_probs,
+    row_norms,
+)
+from . import ash, react
 from .base import Detector
-from .react import ReAct
 from .registry import register
 from .shaped import Shaped
 
 ScoreNorm = Literal["weight", "feature"] | None
-SMALLEST_DIVISOR = 1e-7  # of a score norm; the authors' AutoFold uses the same
 
 
 class Fold(Detector):
@@ -92,22 +96,25 @@ def check_score_norm(score_norm: str | None) -> None:
         raise ValueError(f'score_norm must be None, "weight" or "feature", got {score_norm!r}.')
 
 
-@register("fold")
+ALPHAS = tuple(i / 10 for i in range(1, 11))
+
+
+@register("fold", grid={"alpha": ALPHAS})
 def make_fold(alpha: float = 0.5, score_norm: ScoreNorm = None) -> Detector:
     """Trace of the feature Hessian at partially normalised features."""
     return Fold(alpha, score_norm)
 
 
-@register("fold-r", fits_on="val")
+@register("fold-r", fits_on="val", grid={"percentile": react.PERCENTILES, "alpha": ALPHAS})
 def make_fold_r(
     alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None, masked: bool = False
 ) -> Detector:
     """FOLD on features clipped by ReAct."""
-    react = ReAct(percentile)
-    return Shaped(react, Fold(alpha, score_norm, kept=react.kept if masked else None))
+    clipping = react.ReAct(percentile)
+    return Shaped(clipping, Fold(alpha, score_norm, kept=clipping.kept if masked else None))
 
 
-@register("fold-a")
+@register("fold-a", grid={"percentile": ash.PERCENTILES, "alpha": ALPHAS})
 def make_fold_a(alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None) -> Detector:
     """FOLD on features shaped by ASH."""
-    return Shaped(Ash(percentile), Fold(alpha, score_norm))
+    return Shaped(ash.Ash(percentile), Fold(alpha, score_norm))

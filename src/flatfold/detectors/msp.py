@@ -4,6 +4,7 @@ Hendrycks and Gimpel, "A Baseline for Detecting Misclassified and Out-of-Distrib
 ICLR 2017.
 """
 
+import torch
 from torch import Tensor
 
 from .base import Detector
@@ -17,8 +18,20 @@ class Msp(Detector):
     .. math:: s(h) = -\max_c \operatorname{softmax}(W h + b)_c
 
     In float32 a confident sample saturates at exactly -1, which creates ties; the reference does the same.
+
+    Args:
+        logarithm: Score by :math:`\log (1 / \max_c p_c - 1)` instead: the same order, and no ties.
     """
+
+    def __init__(self, logarithm: bool = False) -> None:
+        super().__init__()
+        self.logarithm = logarithm
 
     def score(self, h: Tensor) -> Tensor:
         """Return minus the largest class probability."""
-        return -self.logits(h).softmax(dim=-1).amax(dim=-1)
+        logits = self.logits(h)
+        if not self.logarithm:
+            return -logits.softmax(dim=-1).amax(dim=-1)
+        top = logits.argmax(dim=-1, keepdim=True)
+        others = logits.scatter(-1, top, -torch.inf).logsumexp(dim=-1)
+        return others - logits.amax(dim=-1)

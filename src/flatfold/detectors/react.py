@@ -54,4 +54,5 @@ class ReAct(Shaping):
         return self.threshold_
 
 
-register("react", fits_on="val")(behind(ReAct, Ebo, "Energy of clipped features."))
+PERCENTILES = (85, 90, 95, 99)
+register("react", fits_on="val", grid={"percentile": PERCENTILES})(behind(ReAct, Ebo, "Energy of clipped features."))

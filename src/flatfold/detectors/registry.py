@@ -1,25 +1,29 @@
 """Detectors by name: ``create("fold-r", alpha=0.3, percentile=90)``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import getdoc, signature
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from .base import Detector
+from .inputs import InputDetector, Sees
 from .normalise import with_partial_normalisation
 from .presets import PRESETS
 
 FitsOn = Literal["nothing", "val", "train"]
 TunedOn = Literal["nothing", "id"]
-Factory = TypeVar("Factory", bound=Callable[..., Detector])
+Grid = Mapping[str, Sequence[Any]]
+Factory = TypeVar("Factory", bound=Callable[..., Detector | InputDetector])
 
 
 class Method(NamedTuple):
     """An entry of the registry."""
 
-    factory: Callable[..., Detector]
+    factory: Callable[..., Any]
     fits_on: FitsOn
     tuned_on: TunedOn
+    grid: Grid
+    sees: Sees
 
     @property
     def summary(self) -> str:
@@ -30,19 +34,29 @@ class Method(NamedTuple):
 METHODS: dict[str, Method] = {}
 
 
-def register(name: str, fits_on: FitsOn = "nothing", tuned_on: TunedOn = "nothing") -> Callable[[Factory], Factory]:
+def register(
+    name: str,
+    fits_on: FitsOn = "nothing",
+    tuned_on: TunedOn = "nothing",
+    grid: Grid | None = None,
+    sees: Sees = "features",
+) -> Callable[[Factory], Factory]:
     """Make a detector available under a name in :func:`create`, the benchmark and the contract test.
 
     Args:
         name: Lower case, words joined by hyphens.
         fits_on: Which in-distribution split it learns from. ``"nothing"`` means that only the head matters.
         tuned_on: ``"id"`` if ``fit`` chooses a hyper-parameter on that split.
+        grid: What :func:`~flatfold.evaluate.tuning.tune` tries unless told otherwise: values for each hyper-parameter,
+            the first of which varies fastest.
+        sees: ``"features"`` for a :class:`Detector`; ``"logits"`` or ``"layers"`` for an :class:`InputDetector`,
+            which runs the network itself.
     """
 
     def add(factory: Factory) -> Factory:
         if name in METHODS:
             raise ValueError(f"a method called {name!r} is registered already. Choose another name.")
-        METHODS[name] = Method(factory, fits_on, tuned_on)
+        METHODS[name] = Method(factory, fits_on, tuned_on, grid or {}, sees)
         return factory
 
     return add
@@ -62,8 +76,12 @@ def get_method(name: str) -> Method:
     return METHODS[name]
 
 
-def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector:
-    """Build an unfitted detector by name.
+@overload
+def create(name: Literal["odin", "mdsens"], *, preset: str | None = None, **hyper: Any) -> InputDetector: ...
+@overload
+def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector: ...
+def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector | InputDetector:
+    """Build an unfitted detector by name: a :class:`Detector`, or an :class:`InputDetector` (odin, mdsens).
 
     Args:
         name: One of :func:`methods`.
@@ -72,8 +90,8 @@ def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector:
             normalisation in front of its score.
     """
     bound, alpha = _bind(name, preset, hyper)
-    detector = get_method(name).factory(**bound)
-    if alpha is not None:
+    detector: Detector | InputDetector = get_method(name).factory(**bound)
+    if alpha is not None and isinstance(detector, Detector):
         detector = with_partial_normalisation(detector, alpha)
     detector.made_by = (name, hyperparameters(name, preset=preset, **hyper))
     return detector
@@ -96,6 +114,8 @@ def _bind(name: str, preset: str | None, hyper: dict[str, Any]) -> tuple[dict[st
     asked = {**(PRESETS[preset][name] if preset else {}), **hyper}
     if "alpha" in asked and get_method(name).tuned_on == "id":
         raise TypeError(f"{name} chooses alpha itself. For one of your own use fold, or grid=[{asked['alpha']}].")
+    if "alpha" in asked and get_method(name).sees != "features":
+        raise TypeError(f"{name} sees inputs, and alpha normalises features: it has none.")
     alpha = asked.pop("alpha", None) if "alpha" not in parameters else None
     unknown = sorted(set(asked) - set(parameters))
     if unknown:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -41,6 +41,12 @@ class Shaped(Detector):
         self.shaping.learn(bank)
         self.detector.fit(FeatureBank(self.shaping(bank.features), bank.labels), head)
 
+    def fit_without(self, bank: FeatureBank, head: Head, label: int) -> Self:
+        """Learn the shaping from everything, for it knows no classes, and the detector without one of them."""
+        self.shaping.learn(bank)
+        self.detector.fit_without(FeatureBank(self.shaping(bank.features), bank.labels), head, label)
+        return self
+
     def score(self, h: Tensor) -> Tensor:
         """Return the detector's scores of the shaped features."""
         return self.detector.score(self.shaping(h))
@@ -57,7 +63,7 @@ class Shaped(Detector):
 
 
 def behind(
-    shaping: Callable[[float], Shaping], detector: Callable[..., Detector], summary: str
+    shaping: Callable[[float], Shaping], detector: Callable[..., Detector], summary: str, percentile: float = 90
 ) -> Callable[..., Detector]:
     """Return a factory of a detector behind a shaping with a percentile, to be registered under a name of its own.
 
@@ -65,12 +71,29 @@ def behind(
         shaping: Takes the percentile.
         detector: Takes all other hyper-parameters.
         summary: The factory's docstring.
+        percentile: Its default.
+    """
+    return with_percentile(
+        lambda value, hyper: Shaped(shaping(value), detector(**hyper)), percentile, detector, summary
+    )
+
+
+def with_percentile(
+    build: Callable[[Any, dict[str, Any]], Detector], default: Any, detector: Callable[..., Detector], summary: str
+) -> Callable[..., Detector]:
+    """Return a factory that takes a ``percentile`` and the hyper-parameters of ``detector``, and tells them.
+
+    Args:
+        build: Takes the percentile and the other hyper-parameters.
+        default: Of the percentile.
+        detector: Whose signature follows it.
+        summary: The factory's docstring.
     """
 
-    def factory(percentile: float = 90, **hyper: Any) -> Detector:
-        return Shaped(shaping(percentile), detector(**hyper))
+    def factory(percentile: Any = default, **hyper: Any) -> Detector:
+        return build(percentile, hyper)
 
-    first = Parameter("percentile", Parameter.POSITIONAL_OR_KEYWORD, default=90)
+    first = Parameter("percentile", Parameter.POSITIONAL_OR_KEYWORD, default=default)
     factory.__signature__ = signature(detector).replace(  # type: ignore[attr-defined]
         parameters=[first, *signature(detector).parameters.values()]
     )

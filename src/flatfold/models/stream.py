@@ -13,8 +13,6 @@ from .batches import Batch, split_batch
 from .sources import Source
 from .writer import Sink
 
-_TITLE = "extracting features"
-
 
 def check_loader(loader: Iterable[Any]) -> None:
     """Raise unless ``loader`` gives batches."""
@@ -39,7 +37,9 @@ def first_batch(batches: Iterator[Any]) -> Batch:
     raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
 
 
-def remaining(loader: Iterable[Any], batches: Iterator[Any], start: int, sink: Sink) -> Iterator[tuple[int, Batch]]:
+def remaining(
+    loader: Iterable[Any], batches: Iterator[Any], start: int, sink: Sink, title: str = "extracting features"
+) -> Iterator[tuple[int, Batch]]:
     """Yield the batches from row ``start`` on that hold a row ``sink`` misses, and tell it where the data ends.
 
     A source reads only these batches. Of any other loader all are drawn, up to the last that is needed.
@@ -49,19 +49,20 @@ def remaining(loader: Iterable[Any], batches: Iterator[Any], start: int, sink: S
         batches: Its iterator, standing before the batch that begins at row ``start``.
         start: Number of rows already drawn.
         sink: Where the rows go.
+        title: Of the progress bar.
 
     Yields:
         The number of the batch's first row, and the batch.
     """
     if isinstance(loader, Source):
         wanted = sink.missing(start, loader.rows)
-        for first, raw in track(loader.touching(wanted), _TITLE, len(loader.touched(wanted))):
+        for first, raw in track(loader.touching(wanted), title, len(loader.touched(wanted))):
             yield first, split_batch(raw)
         sink.end(loader.rows)
         return
     if _nothing_after(start, sink):
         return
-    for raw in track(batches, _TITLE, _length(loader)):
+    for raw in track(batches, title, _length(loader)):
         batch = split_batch(raw)
         if sink.missing(start, start + batch.rows):
             yield start, batch

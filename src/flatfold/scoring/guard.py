@@ -85,13 +85,18 @@ class Guard:
             seed: Of the draw.
         """
         _check_rate(fpr)
+        fitted = create(detector) if isinstance(detector, str) else deepcopy(detector)  # the caller may fit it again
+        if not isinstance(fitted, Detector):
+            raise TypeError(
+                f"a guard scores features, which costs next to nothing, but {type(fitted).__name__} runs the network "
+                "and its gradient again for every input. Use a method that sees features."
+            )
         bank, found = one_pass(model, loader, device, head)
         if calibration is None:
             bank, held_out = _halves(bank, seed)
         else:
             held_out, _ = one_pass(model, calibration, device, found.name)
         _check_rate(fpr, len(held_out), "half of the data" if calibration is None else "the calibration data")
-        fitted = create(detector) if isinstance(detector, str) else deepcopy(detector)  # the caller may fit it again
         fitted.fit(bank, found.head)
         with torch.no_grad():
             scores = fitted(held_out.features).sort().values

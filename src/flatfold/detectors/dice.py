@@ -1,0 +1,47 @@
+"""DICE: the energy of a head that keeps only the weights which matter most.
+
+Sun and Li, "DICE: Leveraging Sparsification for Out-of-Distribution Detection", ECCV 2022.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.gaussian import mean_row
+from ..core.head import Head
+from ..core.shaping import check_percentile
+from .base import Detector
+from .registry import register
+
+
+@register("dice", fits_on="train")
+class Dice(Detector):
+    r"""Energy under the weights with the largest mean contribution.
+
+    .. math:: s(h) = -\log \sum_c \exp \Big( \sum_j M_{cj} W_{cj} h_j + b_c \Big), \qquad
+        M_{cj} = 1\big[ W_{cj} \bar h_j > q \big]
+
+    with :math:`\bar h` the mean training feature and q a percentile of all contributions :math:`W_{cj} \bar h_j`.
+
+    Args:
+        percentile: Share of weights to drop, in percent.
+    """
+
+    sparse: Tensor
+
+    def __init__(self, percentile: float = 90) -> None:
+        super().__init__()
+        self.percentile = percentile
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Learn which weights to keep."""
+        check_percentile(self.percentile)
+        contribution = head.weight * mean_row(bank.features)
+        threshold = float(np.percentile(contribution.cpu().numpy(), self.percentile))
+        self.register_head(head)
+        self.register_buffer("sparse", head.weight * (contribution > threshold))
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the energy of the sparse head."""
+        return -torch.nn.functional.linear(h, self.sparse, self._buffers.get("bias")).logsumexp(dim=-1)

@@ -1,0 +1,57 @@
+"""fDBD: how far a feature is from the decision boundaries, relative to how far it is from all training data.
+
+Liu and Qin, "Fast Decision Boundary based Out-of-Distribution Detector", ICML 2024.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.gaussian import mean_row
+from ..core.head import Head
+from ..core.hessian import class_distances
+from ..core.shaping import SMALLEST_DIVISOR, row_norms
+from .base import Detector
+from .registry import register
+
+Relative = Literal["centre", "norm"]
+RELATIVE = ("centre", "norm")
+
+
+@register("fdbd", fits_on="train", grid={"relative_to": RELATIVE})
+class Fdbd(Detector):
+    r"""Minus the distances from the decision boundaries, over the distance from the mean of the training features.
+
+    .. math:: s(h) = -\frac{1}{\|h - \mu\|} \sum_{c \neq \hat y} \frac{|z_{\hat y} - z_c|}{\|w_{\hat y} - w_c\|}
+
+    Args:
+        relative_to: ``"norm"`` divides by :math:`\|h\|` instead.
+    """
+
+    centre: Tensor
+    gaps: Tensor
+
+    def __init__(self, relative_to: Relative = "centre") -> None:
+        super().__init__()
+        self.relative_to = relative_to
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Learn the mean of the features and the distances between class weights."""
+        if self.relative_to not in RELATIVE:
+            raise ValueError(f'relative_to must be "centre" or "norm", got {self.relative_to!r}.')
+        gaps = class_distances(head.weight).sqrt()
+        self.register_head(head)
+        self.register_buffers(
+            centre=mean_row(bank.features),
+            gaps=gaps.where(gaps > 0, torch.ones_like(gaps)),  # no boundary between a class and itself
+        )
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return minus the relative distance from the boundaries."""
+        logits = self.logits(h)
+        best, predicted = logits.max(dim=-1, keepdim=True)
+        boundaries = ((best - logits) / self.gaps[predicted.squeeze(-1)]).sum(dim=-1)
+        reach = row_norms(h - self.centre if self.relative_to == "centre" else h).squeeze(-1)
+        return -boundaries / reach.clamp_min(SMALLEST_DIVISOR)

@@ -1,0 +1,53 @@
+"""GEN: a generalised entropy of the class probabilities.
+
+Liu, Lochman and Zach, "GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection", CVPR 2023.
+"""
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.check import check_above_zero, check_count
+from ..core.head import Head
+from ..core.precision import widened
+from .base import Detector
+from .registry import register
+
+_GRID = {"gamma": (0.01, 0.1, 0.5, 1, 2, 5, 10), "top": (10, 50, 100, 200, 500, 1000)}
+
+
+@register("gen", grid=_GRID)
+class Gen(Detector):
+    r"""Generalised entropy of the largest class probabilities.
+
+    .. math:: s(h) = \sum_{c \in \text{top } M} p_c^\gamma (1 - p_c)^\gamma, \qquad p = \operatorname{softmax}(W h + b)
+
+    A small power makes much of :math:`1 - p`, of which float32 keeps nothing near p = 1; it is taken from the
+    probabilities of the other classes, in float64 unless the head is very large.
+
+    Args:
+        gamma: The power, above 0.
+        top: M, how many of the largest probabilities count; all if there are fewer classes.
+    """
+
+    def __init__(self, gamma: float = 0.1, top: int = 100) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.top = top
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Check the hyper-parameters and remember the head."""
+        check_above_zero("gamma", self.gamma, "0.1")
+        check_count("top", self.top, 10**9, "probabilities")
+        self.register_head(head)
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the generalised entropy."""
+        weight, wide = widened(self.weight, h)
+        bias = self._buffers.get("bias")
+        logits = wide @ weight.mT if bias is None else wide @ weight.mT + bias
+        probs = logits.softmax(dim=-1).topk(min(self.top, logits.shape[-1]), dim=-1).values
+        best = logits.argmax(dim=-1, keepdim=True)
+        margin = logits.amax(dim=-1, keepdim=True) - logits.scatter(-1, best, -torch.inf).logsumexp(-1, keepdim=True)
+        others = torch.cat([torch.sigmoid(-margin), 1 - probs[:, 1:]], dim=-1)
+        return (probs * others).pow(self.gamma).sum(dim=-1).to(h.dtype)

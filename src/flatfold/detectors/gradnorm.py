@@ -1,0 +1,24 @@
+"""GradNorm: the size of the gradient that would pull a prediction towards the uniform one.
+
+Huang, Geng and Li, "On the Importance of Gradients for Detecting Distributional Shifts in the Wild", NeurIPS 2021.
+"""
+
+from torch import Tensor
+
+from .base import Detector
+from .registry import register
+
+
+@register("gradnorm")
+class GradNorm(Detector):
+    r"""Minus the L1 norm of the gradient, in the head's weight, of the cross-entropy with all classes at once.
+
+    .. math:: s(h) = -\Big\| \frac{\partial}{\partial W} \sum_c -\log p_c \Big\|_1 = -\|h\|_1 \sum_c |C p_c - 1|
+
+    In closed form: no backward pass.
+    """
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return minus the norm of the gradient."""
+        probs = self.logits(h).softmax(dim=-1)
+        return -h.abs().sum(dim=-1) * (probs.shape[-1] * probs - 1).abs().sum(dim=-1)

@@ -1,0 +1,99 @@
+"""A shaping's percentile chosen together with what the detector behind it chooses, from in-distribution data alone."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.calibration import middle_of_maximum
+from ..core.head import Head
+from .base import Detector
+from .shaped import Shaped, Shaping, with_percentile
+
+
+class Joint(Detector):
+    """The best of several shaped detectors, each of which has fitted its own curve.
+
+    AutoFold's criterion is an AUROC, so its maxima under different percentiles can be compared: their maximum is that
+    over percentile and exponent together. ``fit`` leaves ``percentile_``, ``percentiles_`` and ``maxima_``, the best
+    of the curve at each percentile; ``chosen`` is the detector that won. Among exact ties the middle one is taken.
+
+    Args:
+        make: Makes the shaped detector of a percentile; what is behind the shaping must fit a ``curve_``.
+        percentiles: Those to try.
+    """
+
+    percentile_: Tensor
+    percentiles_: Tensor
+    maxima_: Tensor
+
+    def __init__(self, make: Callable[[float], Shaped], percentiles: Sequence[float]) -> None:
+        super().__init__()
+        self.make = make
+        self.percentiles = percentiles
+        self.chosen = make(percentiles[0])
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Fit one detector per percentile and keep the best."""
+        candidates, notes = [], []
+        for percentile in self.percentiles:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                candidates.append(self.make(percentile).fit(bank, head))
+            notes.append(caught)
+        maxima = torch.stack([candidate.detector.get_buffer("curve_").amax() for candidate in candidates])
+        best = middle_of_maximum(maxima)
+        for note in notes[best]:
+            warnings.warn(note.message, stacklevel=4)
+        self.chosen = candidates[best]
+        self.register_buffers(
+            percentile_=maxima.new_tensor(self.percentiles[best]),
+            percentiles_=maxima.new_tensor(self.percentiles),
+            maxima_=maxima,
+        )
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the scores of the detector that won."""
+        return self.chosen.score(h)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the detector can be called."""
+        return self.chosen.is_fitted
+
+    @property
+    def fitted_weight(self) -> Tensor:
+        """Weight of the head this detector was fitted with."""
+        return self.chosen.fitted_weight
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if f"{prefix}percentile_" in state_dict:  # the shaping of that percentile takes up the rest of the state
+            self.chosen = self.make(state_dict[f"{prefix}percentile_"].item())
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def jointly(
+    shaping: Callable[[float], Shaping],
+    detector: Callable[..., Detector],
+    percentiles: Sequence[float],
+    summary: str,
+) -> Callable[..., Detector]:
+    """Return a factory whose ``percentile`` is a number to use, or several to choose from.
+
+    Args:
+        shaping: Takes the percentile.
+        detector: Takes all other hyper-parameters and fits a ``curve_``.
+        percentiles: The default choice.
+        summary: The factory's docstring.
+    """
+
+    def build(percentile: float | Sequence[float], hyper: dict[str, Any]) -> Detector:
+        def make(percentile: float) -> Shaped:
+            return Shaped(shaping(percentile), detector(**hyper))
+
+        return Joint(make, percentile) if isinstance(percentile, Sequence) else make(percentile)
+
+    return with_percentile(build, percentiles, detector, summary)

@@ -1,0 +1,47 @@
+"""NCI: how well a feature, seen from the mean of all, points along the weight of its predicted class.
+
+Liu and Qin, "Detecting Out-of-Distribution Through the Lens of Neural Collapse", CVPR 2025.
+"""
+
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.gaussian import mean_row
+from ..core.head import Head
+from ..core.shaping import SMALLEST_DIVISOR, row_norms
+from .base import Detector
+from .registry import register
+
+
+@register("nci", fits_on="train", grid={"strength": (1e-4, 1e-3, 1e-2, 1e-1)})
+class Nci(Detector):
+    r"""Minus the proximity to the class weight and a share of the feature's size.
+
+    .. math:: s(h) = -\frac{\langle w_{\hat y},\, h - \mu \rangle}{\|h - \mu\|} - \lambda \|h\|_1
+
+    with :math:`\mu` the mean of the training features.
+
+    Args:
+        strength: :math:`\lambda`, how much the size of the feature counts.
+    """
+
+    centre: Tensor
+
+    def __init__(self, strength: float = 1e-4) -> None:
+        super().__init__()
+        self.strength = strength
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Learn the mean of the features."""
+        if not self.strength >= 0:
+            raise ValueError(f"strength must not be negative, got {self.strength:g}. 1e-4 is customary.")
+        self.register_head(head)
+        self.register_buffer("centre", mean_row(bank.features))
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return minus the proximity."""
+        weight = self.weight[self.logits(h).argmax(dim=-1)]
+        moved = h - self.centre
+        reach = row_norms(moved).squeeze(-1).clamp_min(SMALLEST_DIVISOR)
+        proximity = (weight * moved).sum(dim=-1) / reach
+        return -proximity - self.strength * h.abs().sum(dim=-1)

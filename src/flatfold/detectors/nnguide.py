@@ -1,0 +1,56 @@
+"""NNGuide: the energy, trusted as far as the nearest training samples agree.
+
+Park, Jung and Teoh, "Nearest Neighbor Guidance for Out-of-Distribution Detection", ICCV 2023.
+"""
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.check import check_count
+from ..core.head import Head
+from ..core.neighbours import largest_products
+from ..core.shaping import partially_normalised
+from .base import Detector
+from .registry import register
+
+
+@register("nnguide", fits_on="train")
+class NNGuide(Detector):
+    r"""Minus the log-sum-exp of the logits times a guidance by neighbours.
+
+    .. math:: s(h) = -g(h) \log \sum_c e^{z_c}, \qquad g(h) = \frac1k \sum_{\text{top } k} \langle \bar h, b_i \rangle,
+        \qquad b_i = \bar h_i \log \sum_c e^{z_{ic}}, \qquad \bar h = h / \|h\|
+
+    Args:
+        k: How many of the largest inner products guide.
+        share: Which part of the training features is kept, but at least k of them.
+        seed: None keeps the first ones as OpenOOD does, which in data sorted by class are of few classes. A number
+            draws them at random.
+    """
+
+    bank: Tensor
+
+    def __init__(self, k: int = 100, share: float = 0.01, seed: int | None = None) -> None:
+        super().__init__()
+        self.k = k
+        self.share = share
+        self.seed = seed
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Keep some features, each as long as its energy."""
+        check_count("k", self.k, len(bank), "samples in the bank")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, got {self.share:g}. 0.01 is customary.")
+        count = max(self.k, round(self.share * len(bank)))
+        rows = torch.arange(len(bank))
+        if self.seed is not None:
+            rows = torch.randperm(len(bank), generator=torch.Generator().manual_seed(self.seed))
+        h = bank.features[rows[:count].to(bank.features.device)]
+        self.register_head(head)
+        self.register_buffer("bank", partially_normalised(h, 1.0) * head(h).logsumexp(dim=-1, keepdim=True))
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return minus the guided energy."""
+        guidance = largest_products(partially_normalised(h, 1.0), self.bank, self.k)[0].mean(dim=-1)
+        return -guidance * self.logits(h).logsumexp(dim=-1)

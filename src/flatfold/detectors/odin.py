@@ -1,0 +1,57 @@
+"""ODIN: MSP at a high temperature, after a small step that makes the prediction surer.
+
+Liang, Li and Srikant, "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks", ICLR 2018.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ..core.check import check_above_zero
+from .inputs import InputDetector, check_epsilon, stepped
+from .registry import register
+
+
+@register("odin", sees="logits", grid={"temperature": (1, 10, 100, 1000), "epsilon": (0.0014, 0.0028)})
+class Odin(InputDetector):
+    r"""Minus the largest class probability of a slightly moved input.
+
+    .. math:: s(x) = -\max_c \operatorname{softmax}(z(x') / T)_c, \qquad
+        x' = x - \epsilon\, \operatorname{sign}\!\big( \nabla_x\, {-\log} \operatorname{softmax}(z(x) / T)_{\hat y}
+        \big) / \sigma
+
+    The reference averages the loss over the batch and divides by T, so that its float32 gradients may vanish; here they
+    are neither, which changes no sign, and a score does not depend on the size of the batch.
+
+    Args:
+        temperature: T, above 0.
+        epsilon: Length of the step on the scale of pixels in [0, 1].
+        std: :math:`\sigma`, what the channels were divided by in normalisation: one number, or one per channel.
+    """
+
+    sees = "logits"
+
+    def __init__(self, temperature: float = 1000, epsilon: float = 0.0014, std: Sequence[float] | float = 0.5) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.epsilon = epsilon
+        self.std = std
+
+    def learn(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Check the hyper-parameters; there is nothing to learn."""
+        check_above_zero("temperature", self.temperature, "1000")
+        check_epsilon(self.epsilon)
+
+    def score(self, x: Tensor) -> Tensor:
+        """Return minus the largest probability after the step."""
+        moved = stepped(x, self._loss, self.epsilon, self.std)
+        with torch.no_grad():
+            logits: Tensor = self.run(moved)
+        return -(logits / self.temperature).softmax(dim=-1).amax(dim=-1)
+
+    def _loss(self, x: Tensor) -> Tensor:
+        logits = self.run(x)
+        predicted = logits.detach().argmax(dim=-1)
+        return self.temperature * cross_entropy(logits / self.temperature, predicted, reduction="none")

@@ -1,0 +1,87 @@
+"""OpenMax: the probability of an unknown class, from how far logits lie beyond those of training.
+
+Bendale and Boult, "Towards Open Set Deep Networks", CVPR 2016; as OpenOOD evaluates it.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.check import check_count, labels_of
+from ..core.head import Head
+from ..core.precision import as_double
+from ..core.templates import class_templates
+from ..core.weibull import Weibull, fit_tails
+from .base import Detector
+from .registry import register
+
+
+@register("openmax", fits_on="train")
+class OpenMax(Detector):
+    r"""Probability of an unknown class beside the known ones.
+
+    For each class, the mean logits :math:`m_c` of its correctly classified samples, and a Weibull :math:`w_c` of the
+    largest distances :math:`\|z - m_c\|` among them. The r-th likeliest class gives up a share of its logit:
+
+    .. math:: v_c = z_c (1 - \omega_c w_c), \qquad u = \sum_c z_c\, \omega_c w_c, \qquad
+        s(h) = \frac{e^u}{\sum_c e^{v_c} + e^u}, \qquad \omega = 1,\, \tfrac23,\, \tfrac13,\, 0,\, \dots
+
+    Only those classes can change, so only their distances are computed. Scores are probabilities and nothing overflows.
+    A class without a correctly classified sample uses all its samples, with a warning; one whose tail distances are all
+    equal gets a step instead of a Weibull.
+
+    Args:
+        tail: How many of the largest distances the Weibull of a class is fitted to.
+        top: How many classes give up a share, 3 in :math:`\omega` above.
+    """
+
+    means: Tensor
+    smallest: Tensor
+    scale: Tensor
+    shape: Tensor
+
+    def __init__(self, tail: int = 20, top: int = 3) -> None:
+        super().__init__()
+        self.tail = tail
+        self.top = top
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Learn the mean logits of each class and the tail of the distances from them."""
+        check_count("tail", self.tail, len(bank), "samples")
+        check_count("top", self.top, max(head.n_classes, 3), "classes")
+        labels = labels_of(bank, "OpenMax")
+        logits = as_double(head(bank.features))
+        labels = labels.to(logits.device)
+        templates = class_templates(logits, labels, logits.argmax(dim=-1), head.n_classes, "OpenMax")
+        distances = (logits - templates.means[labels]).norm(dim=-1)
+        tails, valid = _largest(distances, labels, templates.used, head.n_classes, self.tail)
+        self.register_head(head)
+        self.register_buffers(means=templates.means, **fit_tails(tails, valid)._asdict())
+        if templates.note:
+            warnings.warn(templates.note, stacklevel=4)
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the probability of an unknown class."""
+        logits = self.logits(h).to(self.means.dtype)
+        values, classes = logits.topk(min(self.top, logits.shape[-1]), dim=-1)
+        distances = (logits[:, None] - self.means[classes]).norm(dim=-1)
+        tails = Weibull(self.smallest[classes], self.scale[classes], self.shape[classes])
+        omega = 1 - torch.arange(values.shape[-1], device=h.device) / self.top
+        moved = values * omega * tails.cdf(distances)
+        known = logits.scatter(-1, classes, values - moved).logsumexp(dim=-1)
+        return torch.sigmoid(moved.sum(dim=-1) - known).to(h.dtype)
+
+
+def _largest(distances: Tensor, labels: Tensor, used: Tensor, n_classes: int, tail: int) -> tuple[Tensor, Tensor]:
+    """Return the largest distances of each class, ``(c, tail)``, and which entries are distances."""
+    distances = distances[used]
+    order = distances.argsort(descending=True)
+    order = order[labels[used][order].argsort(stable=True)]  # by class, the largest distance first
+    counts = labels[used].bincount(minlength=n_classes)
+    place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[labels[used][order]]
+    kept = place < tail
+    tails = distances.new_zeros(n_classes, tail)
+    tails[labels[used][order][kept], place[kept]] = distances[order][kept]
+    return tails, torch.arange(tail, device=order.device) < counts[:, None]

@@ -1,0 +1,43 @@
+"""RMDS: the Mahalanobis distance to the nearest class, relative to that from all data.
+
+Ren et al., "A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection", 2021.
+"""
+
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.check import labels_of
+from ..core.gaussian import Gaussian, fit_gaussian, squared_distances
+from ..core.head import Head
+from .base import Detector
+from .registry import register
+
+
+@register("rmds", fits_on="train")
+class Rmds(Detector):
+    r"""Squared Mahalanobis distance to the nearest class minus that to the mean of everything.
+
+    .. math:: s(h) = \min_c\, (h - \mu_c)^\top \Sigma^{+} (h - \mu_c) - (h - \mu_0)^\top \Sigma_0^{+} (h - \mu_0)
+
+    The classes share :math:`\Sigma`; :math:`\mu_0, \Sigma_0` are the mean and covariance of all features. ``fit`` needs
+    labels.
+    """
+
+    centre: Tensor
+    whitening: Tensor
+    means: Tensor
+    background: Tensor
+    background_mean: Tensor
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Learn the Gaussians of the classes and of everything."""
+        classes = fit_gaussian(bank.features, labels_of(bank, "RMDS"))
+        everything = fit_gaussian(bank.features)
+        self.register_head(head)
+        self.register_buffers(**classes._asdict(), background=everything.whitening, background_mean=everything.means)
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the difference of the two distances."""
+        nearest = squared_distances(h, Gaussian(self.centre, self.whitening, self.means)).amin(dim=-1)
+        everything = squared_distances(h, Gaussian(self.centre, self.background, self.background_mean)).squeeze(-1)
+        return (nearest - everything).to(h.dtype)

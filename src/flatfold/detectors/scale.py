@@ -1,0 +1,41 @@
+"""SCALE: stretch features by how much of them sits in few entries, then take the energy.
+
+Xu et al., "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement", ICLR 2024.
+"""
+
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.check import check_not_negative
+from ..core.shaping import check_percentile, scale
+from .ash import PERCENTILES
+from .ebo import Ebo
+from .registry import register
+from .shaped import Shaping, behind
+
+
+class Scale(Shaping):
+    r"""Features multiplied by :math:`e^r`.
+
+    .. math:: r = \sum_j h_j \Big/ \sum_{j \in \text{top } k} h_j, \qquad
+        k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
+
+    Args:
+        percentile: Share of entries that do not count among the largest, in percent.
+    """
+
+    def __init__(self, percentile: float = 85) -> None:
+        super().__init__()
+        self.percentile = percentile
+
+    def learn(self, bank: FeatureBank) -> None:
+        """Check the percentile; there is nothing to learn."""
+        check_percentile(self.percentile)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the scaled features; the ratio means nothing for negative ones, so they are refused."""
+        check_not_negative(h, "SCALE")
+        return scale(h, self.percentile)
+
+
+register("scale", grid={"percentile": PERCENTILES})(behind(Scale, Ebo, "Energy of scaled features.", percentile=85))

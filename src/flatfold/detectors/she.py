@@ -1,0 +1,62 @@
+"""SHE: how well a feature agrees with the stored pattern of its predicted class.
+
+Zhang et al., "Out-of-Distribution Detection based on In-Distribution Data Patterns Memorization with Modern Hopfield
+Energy", ICLR 2023.
+"""
+
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.check import labels_of
+from ..core.head import Head
+from ..core.shaping import row_norms
+from ..core.templates import class_templates
+from .base import Detector
+from .registry import register
+
+Metric = Literal["inner_product", "euclidean", "cosine"]
+METRICS = ("inner_product", "euclidean", "cosine")
+
+
+@register("she", fits_on="train")
+class She(Detector):
+    r"""Minus the inner product with the mean feature of the predicted class.
+
+    .. math:: s(h) = -\langle h,\, T_{\hat y} \rangle, \qquad T_c = \operatorname{mean}
+        \{ h_i : y_i = \hat y_i = c \}
+
+    A class that the network never gets right uses all its samples, with a warning. ``fit`` needs labels.
+
+    Args:
+        metric: ``"euclidean"`` scores by the distance from the pattern, ``"cosine"`` by minus the cosine.
+    """
+
+    templates: Tensor
+
+    def __init__(self, metric: Metric = "inner_product") -> None:
+        super().__init__()
+        self.metric = metric
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Learn the pattern of each class."""
+        if self.metric not in METRICS:
+            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}.")
+        predicted = head(bank.features).argmax(dim=-1)
+        found = class_templates(bank.features, labels_of(bank, "SHE"), predicted, head.n_classes, "SHE")
+        self.register_head(head)
+        self.register_buffer("templates", found.means.to(head.weight))
+        if found.note:
+            warnings.warn(found.note, stacklevel=4)
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return how little the features agree with the pattern of their predicted class."""
+        pattern = self.templates[self.logits(h).argmax(dim=-1)]
+        if self.metric == "euclidean":
+            return row_norms(h - pattern).squeeze(-1)
+        if self.metric == "cosine":
+            return -torch.cosine_similarity(h, pattern, dim=-1)
+        return -(h * pattern).sum(dim=-1)

@@ -1,0 +1,61 @@
+"""TempScale: MSP at the temperature that calibrates the network.
+
+Guo et al., "On Calibration of Modern Neural Networks", ICML 2017.
+"""
+
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.check import labels_of
+from ..core.head import Head
+from ..core.temperature import best_temperature, reference_temperature
+from .base import Detector
+from .registry import register
+
+Solver = Literal["reference", "exact"]
+SOLVERS = {"reference": reference_temperature, "exact": best_temperature}
+
+
+@register("tempscale", fits_on="val")
+class TempScale(Detector):
+    r"""Minus the largest class probability at a fitted temperature.
+
+    .. math:: s(h) = -\max_c \operatorname{softmax}(z / T)_c, \qquad
+        T = \arg\min_T \frac1n \sum_i -\log \operatorname{softmax}(z_i / T)_{y_i}
+
+    ``fit`` needs labels and leaves ``temperature_``.
+
+    Args:
+        solver: ``"reference"`` takes the steps of OpenOOD's optimiser, which stops far from the optimum (on real logits
+            we saw 1.18 where 0.83 is best, the wrong side of 1) and sometimes below 0, where the exact one takes over
+            with a warning. ``"exact"`` solves the convex problem.
+    """
+
+    temperature_: Tensor
+
+    def __init__(self, solver: Solver = "reference") -> None:
+        super().__init__()
+        self.solver = solver
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Fit the temperature."""
+        if self.solver not in SOLVERS:
+            raise ValueError(f"solver must be {' or '.join(map(repr, SOLVERS))}, got {self.solver!r}.")
+        logits, labels = head(bank.features), labels_of(bank, "TempScale")
+        temperature = SOLVERS[self.solver](logits, labels)
+        if not temperature > 0:
+            warnings.warn(
+                f'the reference optimiser went to a temperature of {temperature:g}, so solver="exact" took over.',
+                stacklevel=4,
+            )
+            temperature = best_temperature(logits, labels)
+        self.register_head(head)
+        self.register_buffer("temperature_", torch.tensor(temperature).to(head.weight))
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return minus the largest class probability."""
+        return -(self.logits(h) / self.temperature_).softmax(dim=-1).amax(dim=-1)

@@ -1,0 +1,94 @@
+"""ViM: a virtual logit from the part of the features that training data hardly uses.
+
+Wang et al., "ViM: Out-Of-Distribution with Virtual-logit Matching", CVPR 2022.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.chunks import row_chunks
+from ..core.head import Head
+from ..core.precision import as_double
+from ..core.shaping import row_norms
+from .base import Detector
+from .registry import register
+
+REFERENCE_DIM = 256
+
+
+@register("vim", fits_on="train", grid={"dim": (256, 1000)})
+class Vim(Detector):
+    r"""Residual of the features, on the scale of the logits, minus the log-sum-exp of the logits.
+
+    .. math:: s(h) = \alpha \|R^\top (h - u)\| - \log \sum_c e^{z_c}, \qquad u = -W^{+} b, \qquad
+        \alpha = \frac{\sum_i \max_c z_{ic}}{\sum_i \|R^\top (h_i - u)\|}
+
+    R spans the directions of the smallest eigenvalues of :math:`\frac1n \sum_i (h_i - u)(h_i - u)^\top`, all but the
+    largest ``dim``. ``fit`` leaves ``dim_`` and ``alpha_virtual_``.
+
+    Args:
+        dim: Dimension of the principal space, below the number of features. None takes 256 as OpenOOD does, or the
+            paper's rule where 256 is too many. ``"paper"`` takes that rule: 1000 for 2048 features and more, 512 for
+            768 and more, else half of them.
+    """
+
+    origin: Tensor
+    residual: Tensor
+    alpha_virtual_: Tensor
+    dim_: Tensor
+
+    def __init__(self, dim: int | Literal["paper"] | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Learn the residual space and the scale of the virtual logit."""
+        dim = _dimension(self.dim, head.width)
+        weight = as_double(head.weight)
+        bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.to(weight)
+        origin = -(torch.linalg.pinv(weight) @ bias)
+        scatter = weight.new_zeros(head.width, head.width)
+        for part in row_chunks(len(bank)):
+            moved = as_double(bank.features[part]) - origin
+            scatter.addmm_(moved.mT, moved)
+        residual = torch.linalg.eigh(scatter).eigenvectors[:, : head.width - dim].contiguous()
+        largest = norms = 0.0
+        for part in row_chunks(len(bank)):
+            h = as_double(bank.features[part])
+            largest += float((h @ weight.mT + bias).amax(dim=-1).sum())
+            norms += float(row_norms((h - origin) @ residual).sum())
+        if norms <= len(bank) * 1e-12 * float(scatter.diagonal().sum().sqrt()):
+            raise ValueError(
+                f"the features leave nothing outside of {dim} dimensions, so ViM has no residual to measure. "
+                "Use a smaller dim."
+            )
+        self.register_head(head)
+        self.register_buffers(
+            origin=origin,
+            residual=residual,
+            alpha_virtual_=origin.new_tensor(largest / norms),
+            dim_=torch.tensor(dim),
+        )
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the virtual logit minus the energy of the others."""
+        residual = row_norms((h.to(self.origin.dtype) - self.origin) @ self.residual).squeeze(-1)
+        return (self.alpha_virtual_ * residual - self.logits(h).logsumexp(dim=-1)).to(h.dtype)
+
+
+def _dimension(dim: int | str | None, width: int) -> int:
+    """Return the dimension of the principal space, or say why it cannot be."""
+    rule = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
+    if dim == "paper":
+        return rule
+    if dim is None:
+        return REFERENCE_DIM if width > REFERENCE_DIM else rule
+    if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim < width:
+        raise ValueError(
+            f"dim must be a whole number from 1 to {width - 1}, so that some of the {width} features are left for the "
+            f'residual, got {dim!r}. "paper" would take {rule}.'
+        )
+    return dim

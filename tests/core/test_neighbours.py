@@ -1,0 +1,80 @@
+"""Exact neighbours against scikit-learn, whatever the chunks."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.neighbors import NearestNeighbors
+from torch.testing import assert_close
+
+from flatfold.core import neighbours
+from flatfold.core.neighbours import half_squares, kth_distance, largest_products, unit_rows
+
+
+def make_case(n=40, m=300, d=8, seed=0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(k, d, generator=g, dtype=torch.float64).to(dtype) for k in (n, m))
+
+
+def distance(queries, bank, k):
+    return kth_distance(queries, bank, half_squares(bank, bank.dtype), k)
+
+
+@pytest.mark.parametrize("products", [40 * 7, 40 * 1024, 40 * 2500, 2**24])
+@pytest.mark.parametrize("block", [100, 1024])
+@pytest.mark.parametrize("k", [1, 5, 2400])
+def test_distances_are_scikit_learns(products, block, k, monkeypatch):
+    monkeypatch.setattr(neighbours, "PRODUCTS", products)
+    monkeypatch.setattr(neighbours, "BLOCK_ROWS", block)
+    queries, bank = make_case(m=2600)
+    expected = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(bank.numpy()).kneighbors(queries.numpy())[0]
+    assert_close(
+        distance(queries, bank, k).sqrt(),
+        torch.from_numpy(expected[:, -1]),
+        rtol=1e-9,
+        atol=1e-9,
+    )
+
+
+@given(
+    n=st.integers(1, 5), m=st.integers(1, 30), k=st.integers(1, 30), chunk=st.integers(1, 40), seed=st.integers(0, 99)
+)
+def test_products_do_not_depend_on_the_chunks(n, m, k, chunk, seed):
+    queries, bank = make_case(n, m, 3, seed)
+    k = min(k, m)
+    whole = queries @ bank.T
+    before, neighbours.PRODUCTS = neighbours.PRODUCTS, chunk
+    try:
+        values, rows = largest_products(queries, bank, k)
+    finally:
+        neighbours.PRODUCTS = before
+    assert_close(values, whole.topk(k).values)
+    assert_close(whole.gather(1, rows), values)
+
+
+def test_gradients_flow_through_the_distance():
+    queries, bank = make_case()
+    queries = queries[:3].clone().requires_grad_()
+    halves = half_squares(bank, bank.dtype)
+    assert torch.autograd.gradcheck(lambda q: kth_distance(q, bank, halves, 4), (queries,))
+    assert torch.autograd.gradcheck(lambda q: largest_products(q, bank, 4)[0], (queries,))
+
+
+def test_rows_of_zeros_are_neither_near_nor_far():
+    bank = unit_rows(torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 3.0]]), torch.float32)
+    assert_close(bank, torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]))
+    query = torch.tensor([[1.0, 0.0]])
+    assert [round(float(distance(query, bank, k)), 6) for k in (1, 2, 3)] == [
+        0.0,
+        1.0,
+        2.0,
+    ]
+
+
+def test_near_neighbours_keep_their_digits_in_float32():
+    """Squared distances of 1e-8 between unit vectors: 2 - 2 cos has no digit of them left."""
+    g = torch.Generator().manual_seed(0)
+    centre = torch.nn.functional.normalize(torch.randn(1, 64, generator=g, dtype=torch.float64))
+    bank = centre + 1e-4 * torch.randn(1, 64, generator=g, dtype=torch.float64) / 8
+    got = distance(centre.float(), bank.float(), 1)
+    assert_close(got.double(), (centre.float() - bank.float()).double().square().sum(-1), rtol=1e-5, atol=0)

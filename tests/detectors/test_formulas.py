@@ -1,0 +1,368 @@
+"""Every baseline against its formula, written down slowly in float64, one sample at a time."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp, softmax
+from scipy.stats import entropy, weibull_min
+from sklearn.covariance import EmpiricalCovariance
+from torch.testing import assert_close
+
+import flatfold as ff
+from flatfold.detectors import knn
+from flatfold.detectors.vim import _dimension
+
+
+class Slow:
+    """The formulas, with everything they need in numpy."""
+
+    def __init__(self, world):
+        self.h = world.bank.features.double().numpy()
+        self.y = world.bank.labels.numpy()
+        self.W, self.b = world.head.weight.double().numpy(), world.head.bias.double().numpy()
+        self.z = self.h @ self.W.T + self.b
+        self.classes = range(len(self.W))
+        self.mean = self.h.mean(0)
+
+    def logits(self, h):
+        return self.W @ h + self.b
+
+    def unit(self, h):
+        return h / np.linalg.norm(h)
+
+    def correct(self, c):
+        return (self.y == c) & (self.z.argmax(1) == c)
+
+    def gaussian(self):
+        means = np.stack([self.h[self.y == c].mean(0) for c in self.classes])
+        return means, EmpiricalCovariance().fit(self.h - means[self.y]).precision_
+
+    def gen(self, h):
+        p = np.sort(softmax(self.logits(h)))[::-1][:100]
+        return sum(p**0.1 * (1 - p) ** 0.1)
+
+    def gradnorm(self, h):
+        W = torch.tensor(self.W, requires_grad=True)
+        (W @ torch.tensor(h) + torch.tensor(self.b)).log_softmax(0).neg().sum().backward()
+        return -float(W.grad.abs().sum())
+
+    def klm(self, h):
+        p, predicted = softmax(self.z, axis=1), self.z.argmax(1)
+        return min(entropy(softmax(self.logits(h)), p[predicted == c].mean(0)) for c in self.classes)
+
+    def tempscale(self, h):
+        return -softmax(self.logits(h) / self.temperature).max()
+
+    def openmax(self, h):
+        v = self.logits(h)
+        weights = np.zeros(len(v))
+        for rank, c in enumerate(np.argsort(-v)[:3]):
+            mean = self.z[self.correct(c)].mean(0)
+            tail = np.sort(np.linalg.norm(self.z[self.correct(c)] - mean, axis=1))[-20:]
+            shape, _, scale = weibull_min.fit(tail - tail[0] + 1, floc=0)
+            distance = np.linalg.norm(v - mean) - tail[0] + 1
+            weights[c] = (3 - rank) / 3 * weibull_min.cdf(distance, shape, scale=scale)
+        moved = v * weights
+        unknown = moved.sum()
+        return np.exp(unknown) / (np.exp(v - moved).sum() + np.exp(unknown))
+
+    def mds(self, h):
+        means, precision = self.gaussian()
+        return min((h - m) @ precision @ (h - m) for m in means)
+
+    def rmds(self, h):
+        return self.mds(h) - EmpiricalCovariance().fit(self.h).mahalanobis(h[None])[0]
+
+    def vim(self, h):
+        u = -np.linalg.pinv(self.W) @ self.b
+        moved = self.h - u
+        values, vectors = np.linalg.eig(moved.T @ moved / len(moved))
+        R = vectors[:, np.argsort(-values)[12:]]
+        alpha = self.z.max(1).mean() / np.linalg.norm(moved @ R, axis=1).mean()
+        return alpha * np.linalg.norm(R.T @ (h - u)) - logsumexp(self.logits(h))
+
+    def knn(self, h):
+        return np.sort([np.sum((self.unit(h) - self.unit(row)) ** 2) for row in self.h])[49]
+
+    def she(self, h):
+        return -h @ self.h[self.correct(self.logits(h).argmax())].mean(0)
+
+    def nnguide(self, h):
+        bank = [self.unit(row) * logsumexp(z) for row, z in zip(self.h[:100], self.z[:100], strict=True)]
+        return -np.mean(np.sort([self.unit(h) @ row for row in bank])[-100:]) * logsumexp(self.logits(h))
+
+    def fdbd(self, h):
+        v = self.logits(h)
+        best = v.argmax()
+        away = [abs(v[c] - v[best]) / np.linalg.norm(self.W[c] - self.W[best]) for c in self.classes if c != best]
+        return -sum(away) / np.linalg.norm(h - self.mean)
+
+    def nci(self, h):
+        moved = h - self.mean
+        return -self.W[self.logits(h).argmax()] @ moved / np.linalg.norm(moved) - 1e-4 * abs(h).sum()
+
+    def dice(self, h):
+        contribution = self.W * self.mean
+        kept = contribution > np.percentile(contribution, 90)
+        return -logsumexp((self.W * kept) @ h + self.b)
+
+    def scale(self, h):
+        k = 24 - round(24 * 0.85)
+        return -logsumexp(self.logits(h * np.exp(h.sum() / np.sort(h)[-k:].sum())))
+
+
+NAMES = [name for name in vars(Slow) if name in ff.methods()]
+RTOL = {torch.float32: 2e-5, torch.float64: 1e-7}  # the last because scipy's own Weibull fit stops there
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_agrees_with_its_formula(name, world):
+    detector = ff.create(name).fit(world.bank, world.head)
+    slow = Slow(world)
+    slow.temperature = float(getattr(detector, "temperature_", 1.0))
+    h = torch.cat([world.unknown[:10], world.bank.features[:10]])
+    expected = [getattr(slow, name)(row) for row in h.double().numpy()]
+    rtol = 1e-3 if name == "openmax" else RTOL[h.dtype]  # its tails are fitted by a search
+    assert_close(detector(h).double(), torch.tensor(expected, dtype=torch.float64), rtol=rtol, atol=3e-6)
+
+
+def test_fifteen_formulas_are_compared():
+    assert len(NAMES) == 15
+
+
+def test_one_loop_makes_the_papers_table(make_world):
+    """{MSP, EBO, ReAct, ASH, FOLD, FOLD-R, FOLD-A} x {none, partial, full}, each as composed by hand."""
+    world = make_world()
+    shapings = {"react": ff.ReAct(90), "fold-r": ff.ReAct(90), "ash": ff.Ash(90), "fold-a": ff.Ash(90)}
+    for name in ("msp", "ebo", "react", "ash", "fold", "fold-r", "fold-a"):
+        for alpha in (0.0, 0.5, 1.0):
+            scores = ff.create(name, alpha=alpha).fit(world.bank, world.head)(world.unknown)
+            inner = {"msp": ff.Msp()}.get(name, ff.Ebo())
+            by_hand = ff.Fold(alpha) if name.startswith("fold") else ff.Shaped(ff.PartialNorm(alpha), inner)
+            if name in shapings:
+                by_hand = ff.Shaped(shapings[name], by_hand)
+            assert_close(scores, by_hand.fit(world.bank, world.head)(world.unknown))
+
+
+@pytest.mark.parametrize("name", ["knn", "mds", "vim", "she", "openmax", "nnguide", "gradnorm"])
+@pytest.mark.parametrize("shaping", [lambda: ff.ReAct(90), lambda: ff.Ash(65), lambda: ff.Scale(85)])
+def test_any_shaping_goes_in_front_of_any_method(name, shaping, make_world):
+    world = make_world()
+    together = ff.Shaped(shaping(), ff.create(name)).fit(world.bank, world.head)
+    alone = shaping()
+    alone.learn(world.bank)
+    by_hand = ff.create(name).fit(ff.FeatureBank(alone(world.bank.features), world.bank.labels), world.head)
+    assert_close(together(world.unknown), by_hand(alone(world.unknown)))
+
+
+def test_mahalanobis_plus_plus_is_composition(make_world):
+    world = make_world(torch.float64)
+    unit = torch.nn.functional.normalize
+    by_hand = ff.create("mds").fit(ff.FeatureBank(unit(world.bank.features), world.bank.labels), world.head)
+    scores = ff.create("mds", alpha=1.0).fit(world.bank, world.head)(world.unknown)
+    assert_close(scores, by_hand(unit(world.unknown)))
+
+
+def test_msp_has_an_order_without_ties():
+    head = ff.Head(torch.eye(3))
+    h = torch.tensor([[20.0, 0.0, 0.0], [30.0, 0.0, 0.0], [40.0, 1.0, 0.0], [1.0, 0.5, 0.0]])
+    bank = ff.FeatureBank(h)
+    plain, fine = ff.Msp().fit(bank, head)(h), ff.Msp(logarithm=True).fit(bank, head)(h)
+    assert plain[0] == plain[1] == plain[2] == -1
+    probs = h.double().softmax(-1)
+    others = probs.sort(-1).values[:, :2].sum(-1)
+    assert_close(fine.double(), (others / probs.amax(-1)).log(), rtol=1e-6, atol=0)
+    assert fine.argsort().tolist() == [2, 1, 0, 3]
+
+
+def test_temperature_can_be_solved_properly(make_world):
+    world = make_world()
+    labels = world.bank.labels.clone()
+    labels[::7] = (labels[::7] + 1) % 6  # without mistakes the best temperature is 0
+    bank = ff.FeatureBank(world.bank.features, labels)
+    reference, exact = (ff.TempScale(solver).fit(bank, world.head).temperature_ for solver in ("reference", "exact"))
+
+    def loss(temperature):
+        return float(torch.nn.functional.cross_entropy(world.head(bank.features) / temperature, labels))
+
+    assert loss(exact) < loss(reference)
+
+
+def test_an_optimiser_gone_astray_is_replaced_and_said(make_world):
+    world = make_world(torch.float32, per_class=40, seed=0)
+    shaped = ff.FeatureBank(
+        world.bank.features / world.bank.features.norm(dim=-1, keepdim=True) ** 0.5, world.bank.labels
+    )
+    with pytest.warns(UserWarning, match=r'went to a temperature of -\d.*solver="exact" took over'):
+        detector = ff.TempScale().fit(shaped, world.head)
+    assert detector.temperature_ > 0
+
+
+DIMENSIONS = {24: (12, 12), 256: (128, 128), 257: (256, 128), 800: (256, 512), 2048: (256, 1000)}
+
+
+@pytest.mark.parametrize("width", DIMENSIONS)
+def test_vim_takes_256_dimensions_where_they_fit_else_the_papers_rule(width):
+    assert (_dimension(None, width), _dimension("paper", width)) == DIMENSIONS[width]
+
+
+def test_vim_tells_the_dimension_it_took(make_world):
+    world = make_world()
+    assert [int(ff.Vim(dim).fit(world.bank, world.head).dim_) for dim in (None, "paper", 5)] == [12, 12, 5]
+
+
+def test_float16_halves_the_bank_of_knn(make_world):
+    world = make_world()
+    full, half = (ff.Knn(k=5, storage=storage).fit(world.bank, world.head) for storage in (None, "float16"))
+    assert half.bank.dtype == torch.float16
+    assert half.bank.nbytes * 2 == full.bank.nbytes
+    assert_close(half(world.unknown), full(world.unknown), rtol=0, atol=2e-3)
+    assert half(world.unknown).dtype == torch.float32
+
+
+def test_queries_are_scored_in_pieces(make_world, monkeypatch):
+    world = make_world()
+    detector = ff.Knn().fit(world.bank, world.head)
+    together = detector(world.unknown)
+    monkeypatch.setattr(knn, "QUERIES", 7)
+    assert_close(detector(world.unknown), together)
+
+
+def test_nnguide_keeps_the_first_samples_or_draws_them(make_world):
+    world = make_world()
+    first, drawn, again = (ff.NNGuide(k=10, seed=seed).fit(world.bank, world.head).bank for seed in (None, 1, 1))
+    assert torch.equal(drawn, again)
+    assert not torch.equal(first, drawn)
+    assert len(first) == 10  # 1 % of 360 would be 4
+    assert len(ff.NNGuide(k=10, share=0.5).fit(world.bank, world.head).bank) == 180
+
+
+def test_fdbd_can_be_relative_to_the_norm(make_world):
+    world = make_world()
+    centre, norm = (ff.Fdbd(r).fit(world.bank, world.head)(world.unknown) for r in ("centre", "norm"))
+    reach = (world.unknown - world.bank.features.mean(0)).norm(dim=-1)
+    assert_close(norm * world.unknown.norm(dim=-1), centre * reach, rtol=1e-4, atol=1e-5)
+
+
+def test_classes_with_equal_weights_have_no_boundary_between_them(make_world):
+    world = make_world()
+    weight = world.head.weight.clone()
+    weight[1] = weight[0]
+    assert ff.Fdbd().fit(world.bank, ff.Head(weight, world.head.bias))(world.unknown).isfinite().all()
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_she_knows_other_metrics(metric, make_world):
+    world = make_world()
+    detector = ff.She(metric).fit(world.bank, world.head)
+    pattern = detector.templates[world.head(world.unknown).argmax(-1)]
+    expected = {
+        "euclidean": (world.unknown - pattern).norm(dim=-1),
+        "cosine": -torch.cosine_similarity(world.unknown, pattern),
+    }[metric]
+    assert_close(detector(world.unknown), expected)
+
+
+def test_klm_takes_certainty_for_a_class_that_is_never_predicted(make_world):
+    world = make_world()
+    known = world.bank[world.head(world.bank.features).argmax(-1) != 2]
+    detector = ff.Klm().fit(known, world.head)
+    assert_close(detector.log_means[2].exp(), torch.eye(6)[2].double(), rtol=0, atol=1e-30)
+    assert detector(world.unknown).isfinite().all()
+
+
+def scrambled(world, label):
+    """The world with every sample of one class moved to where the network sees the next one."""
+    features = world.bank.features.clone()
+    other = world.bank.labels == (label + 1) % 6
+    features[world.bank.labels == label] = features[other]
+    return ff.FeatureBank(features, world.bank.labels)
+
+
+@pytest.mark.parametrize("name", ["she", "openmax"])
+def test_a_class_without_a_correct_sample_uses_all_its_samples(name, make_world):
+    world = make_world()
+    bank = scrambled(world, 2)
+    with pytest.warns(UserWarning, match="found no correctly classified sample of class 2 and takes all its samples"):
+        detector = ff.create(name).fit(bank, world.head)
+    assert detector(world.unknown).isfinite().all()
+    learnt = detector.templates if name == "she" else detector.means
+    values = bank.features if name == "she" else world.head(bank.features)
+    assert_close(learnt[2].float(), values[bank.labels == 2].mean(0))
+
+
+@pytest.mark.parametrize("name", ["she", "openmax"])
+def test_a_class_without_any_sample_is_refused(name, make_world):
+    world = make_world()
+    bank = world.bank[world.bank.labels != 4]
+    with pytest.raises(ValueError, match=r"needs samples of every class, but the bank has none of class 4. Give"):
+        ff.create(name).fit(bank, world.head)
+
+
+@pytest.mark.parametrize("name", ["mds", "rmds", "knn"])
+def test_a_class_without_any_sample_is_not_compared_with(name, make_world):
+    world = make_world()
+    detector = ff.create(name).fit(world.bank[world.bank.labels != 4], world.head)
+    assert detector(world.unknown).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["openmax", "tempscale", "mds", "rmds", "she"])
+def test_says_that_it_needs_labels(name, make_world):
+    world = make_world()
+    with pytest.raises(ValueError, match="needs to know the class of each sample"):
+        ff.create(name).fit(ff.FeatureBank(world.bank.features), world.head)
+
+
+REFUSALS = {
+    "as many neighbours as samples and one": (
+        "knn",
+        {"k": 361},
+        r"k must be a whole number from 1 to 360, the number of",
+    ),
+    "no neighbour": ("knn", {"k": 0}, "k must be a whole number from 1 to 360"),
+    "half a neighbour": ("nnguide", {"k": 1.5}, "k must be a whole number"),
+    "no residual": (
+        "vim",
+        {"dim": 24},
+        r'dim must be a whole number from 1 to 23, so that some of the 24.*"paper" would take',
+    ),
+    "a word for a number": ("vim", {"dim": "all"}, "dim must be a whole number"),
+    "everything clipped": ("react", {"percentile": 100}, "percentile must be 0, or at least 1 and below 100"),
+    "a share for a percentage": ("ash", {"percentile": 0.9}, "It is in percent: 90 is customary"),
+    "nothing left of 24 features": ("scale", {"percentile": 99}, "of 24 features leaves none of them. Use a smaller"),
+    "a cold energy": ("ebo", {"temperature": 0}, r"temperature must be above 0, got 0. 1 is customary"),
+    "a flat entropy": ("gen", {"gamma": 0}, "gamma must be above 0"),
+    "an empty tail": ("openmax", {"tail": 0}, "tail must be a whole number from 1 to 360, the number of samples"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_hyper_parameters_out_of_range_get_a_sentence(case, make_world):
+    name, hyper, message = REFUSALS[case]
+    world = make_world()
+    with pytest.raises(ValueError, match=message):
+        ff.create(name, **hyper).fit(world.bank, world.head)
+
+
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+@pytest.mark.parametrize("name", ["ash", "scale", "fold-a", "autofold-a"])
+def test_negative_features_are_refused_by_what_shapes_activations(name, make_world):
+    world = make_world()
+    detector = ff.create(name)
+    spoilt = ff.FeatureBank(world.bank.features - 0.25, world.bank.labels)
+    message = (
+        r"is made for activations that are never negative, the smallest here is -0.25. Take the features after a ReLU"
+    )
+    with pytest.raises(ValueError, match=message):
+        detector.fit(spoilt, world.head)
+    detector.fit(world.bank, world.head)
+    with pytest.raises(ValueError, match="never negative"):
+        detector(world.unknown - 0.25)
+
+
+def test_features_inside_of_the_principal_space_are_refused_by_vim(make_world):
+    world = make_world()
+    flat = world.bank.features.clone()
+    flat[:, 3:] = 0
+    with pytest.raises(ValueError, match="leave nothing outside of 12 dimensions"):
+        ff.Vim().fit(ff.FeatureBank(flat), ff.Head(world.head.weight))
