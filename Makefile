@@ -17,12 +17,16 @@ lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## speed and accuracy as ratios, measured in one run
+bench: $(VENV)/.ready-bench  ## speed and accuracy as ratios, measured in one run
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) out build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.ready-bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "flatfold needs Python 3.11 or newer; set PYTHON=...")'

@@ -6,9 +6,17 @@ import sys
 import numpy as np
 import torch
 
-from . import autofold, fold, ranking, share
+from . import autofold, fold, mahalanobis, neighbours, onepass, ranking, share
 
-BENCHMARKS = {"fold": fold.run, "autofold": autofold.run, "ranking": ranking.run, "share": share.run}
+BENCHMARKS = {
+    "fold": fold.run,
+    "autofold": autofold.run,
+    "ranking": ranking.run,
+    "share": share.run,
+    "neighbours": neighbours.run,
+    "mahalanobis": mahalanobis.run,
+    "onepass": onepass.run,
+}
 
 
 def main(names: list[str]) -> int:

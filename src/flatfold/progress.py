@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 T = TypeVar("T")
+_shown: list[Progress] = []
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
@@ -27,5 +31,22 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     if total is None:
         total = len(items) if isinstance(items, Sized) else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    if _shown:  # work inside of other work: one more line below it
+        yield from _followed(_shown[-1], items, description, total)
+        return
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield from bar.track(items, total=total, description=description)
+        _shown.append(bar)
+        try:
+            yield from _followed(bar, items, description, total)
+        finally:
+            _shown.pop()
+
+
+def _followed(bar: Progress, items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    task = bar.add_task(description, total=total)
+    try:
+        for item in items:
+            yield item
+            bar.advance(task)
+    finally:
+        bar.remove_task(task)

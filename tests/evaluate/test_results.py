@@ -16,10 +16,11 @@ def results():
     rng = np.random.default_rng(0)
     scores = {"msp/id": rng.normal(size=50), "msp/noise": rng.normal(1, 1, size=40)}
     scores = {name: values.astype(np.float32) for name, values in scores.items()}
-    rows = [make_row("msp", "noise", "far", scores["msp/id"], scores["msp/noise"])]
+    rows = [make_row("msp", "nothing", "noise", "far", scores["msp/id"], scores["msp/noise"])]
     return Results(
         suite={"name": "toy", "ood": [{"name": "noise", "group": "far", "n": 40, "about": "Noise."}]},
-        methods=[MethodRun("msp", {"alpha": 0.5}, "nothing", "nothing", 0.1, 2.0, {"alpha_": 0.3}, ["careful"])],
+        methods=[MethodRun("msp", "msp", {"alpha": 0.5}, "nothing", "nothing", 0.1, 2.0, {"alpha_": 0.3}, ["careful"])],
+        refused={"ash": "Negative features."},
         rows=rows,
         averages=averages(rows),
         alpha_curves=[AlphaCurve("autofold", [0.1, 0.2], [0.5, 0.6], [0.01, 0.01], 0.2, {"all": [0.7, 0.8]})],
@@ -31,7 +32,7 @@ def results():
 def test_what_is_saved_is_what_is_loaded(results, tmp_path):
     results.save(tmp_path)
     loaded = load_results(tmp_path)
-    for name in ("suite", "methods", "rows", "averages", "alpha_curves", "provenance"):
+    for name in ("suite", "methods", "refused", "rows", "averages", "alpha_curves", "provenance"):
         assert getattr(loaded, name) == getattr(results, name)
     assert all(np.array_equal(loaded.scores[key], results.scores[key]) for key in results.scores)
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "results.csv", "scores.safetensors"}
@@ -71,10 +72,10 @@ def test_a_folder_without_results_is_refused(tmp_path):
     ("content", "message"),
     [
         ("{", "not valid JSON"),
-        ("null", "not a flatfold-results file of version 1"),
-        ('{"format": "flatfold-results", "version": 1}', "are damaged"),
-        ("{}", "not a flatfold-results file of version 1"),
-        ('{"format": "flatfold-results", "version": 99}', "not a flatfold-results file of version 1"),
+        ("null", "not a flatfold-results file of version 2"),
+        ('{"format": "flatfold-results", "version": 2}', "are damaged"),
+        ("{}", "not a flatfold-results file of version 2"),
+        ('{"format": "flatfold-results", "version": 99}', "not a flatfold-results file of version 2"),
     ],
 )
 def test_another_file_under_that_name_is_refused(content, message, tmp_path):

@@ -48,12 +48,13 @@ def make_results(methods=("autofold", "msp"), curves=True, about="Known and unkn
     for method in methods:
         scores[f"{method}/id"] = rng.lognormal(-5, 3, 200).astype(np.float32)
         scores |= {f"{method}/{name}": rng.lognormal(0, 1, 100).astype(np.float32) for name in sets}
-    rows = [make_row(m, s, g, scores[f"{m}/id"], scores[f"{m}/{s}"]) for m in methods for s, g in sets.items()]
+    rows = [make_row(m, "id", s, g, scores[f"{m}/id"], scores[f"{m}/{s}"]) for m in methods for s, g in sets.items()]
     grid = [0.1, 0.5, 1.0]
     curve = AlphaCurve("autofold", grid, [0.7, 0.9, 0.8], [0.01] * 3, 0.5, {**dict.fromkeys(sets, grid), "all": grid})
     return Results(
         suite={
             "name": "toy",
+            "network": "",
             "about": about,
             "n_classes": 3,
             "accuracy": 0.9,
@@ -62,7 +63,10 @@ def make_results(methods=("autofold", "msp"), curves=True, about="Known and unkn
                 {"name": name, "group": group, "n": 100, "about": f"About {name}."} for name, group in sets.items()
             ],
         },
-        methods=[MethodRun(m, {"grid": grid}, "val", "id", 0.1, 2.0, {"alpha_": 0.5}, ["take care"]) for m in methods],
+        methods=[
+            MethodRun(m, m, {"grid": grid}, "val", "id", 0.1, 2.0, {"alpha_": 0.5}, ["take care"]) for m in methods
+        ],
+        refused={"ash": "ASH is made for <positive> features."},
         rows=rows,
         averages=averages(rows),
         alpha_curves=[curve] if curves else [],

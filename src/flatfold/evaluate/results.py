@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save
 from ..files import write_atomically
 from .rows import Average, MethodRun, Row, column_names
 
-FORMAT, VERSION = "flatfold-results", 1
+FORMAT, VERSION = "flatfold-results", 2
 ID = "id"  # the name of the in-distribution test data among the scores
 
 
@@ -38,12 +38,36 @@ class Results:
 
     suite: dict[str, Any]
     methods: list[MethodRun]
+    refused: dict[str, str]
+    """Methods that could not be run on this data, and why."""
     rows: list[Row]
     averages: list[Average]
     alpha_curves: list[AlphaCurve]
     provenance: dict[str, Any]
     scores: dict[str, NDArray[np.float32]]
     """Keyed by ``method/dataset``, with ``id`` for the in-distribution test data."""
+
+    @property
+    def columns(self) -> list[str]:
+        """What a table shows for each method: every data set, then the averages that exist."""
+        return [ood["name"] for ood in self.suite["ood"]] + self.groups
+
+    @property
+    def groups(self) -> list[str]:
+        """The averages that exist, of ``near``, ``far`` and ``all``."""
+        return [over for over in ("near", "far", "all") if any(mean.over == over for mean in self.averages)]
+
+    @property
+    def cells(self) -> dict[tuple[str, str], Row | Average]:
+        """The figures by method and column."""
+        cells: dict[tuple[str, str], Row | Average] = {(row.method, row.dataset): row for row in self.rows}
+        return cells | {(mean.method, mean.over): mean for mean in self.averages}
+
+    @property
+    def ranked(self) -> list[MethodRun]:
+        """The methods, best average AUROC first."""
+        average = {mean.method: mean.auroc for mean in self.averages if mean.over == "all"}
+        return sorted(self.methods, key=lambda run: -average[run.method])
 
     def save(self, folder: Path) -> None:
         """Write the three files, each of them at once or not at all."""
@@ -56,7 +80,7 @@ class Results:
     def _csv(self) -> str:
         text = io.StringIO()
         runs = {run.method: run for run in self.methods}
-        extra = ["hyper", "learnt", "fits_on", "tuned_on", "fit_seconds", "microseconds_per_sample"]
+        extra = ["hyper", "learnt", "fits_on", "fit_seconds", "microseconds_per_sample"]
         table = csv.writer(text, lineterminator="\n")
         table.writerow(column_names() + extra)
         for row in self.rows:

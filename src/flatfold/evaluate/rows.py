@@ -19,6 +19,7 @@ class Row:
     """A method's figures on one data set, all between 0 and 1. The FPR95 names say which class is positive."""
 
     method: str
+    tuned_on: str
     dataset: str
     group: Group
     auroc: float
@@ -32,9 +33,20 @@ class Row:
 
 @dataclass(frozen=True)
 class MethodRun:
-    """What was done for one method before it was judged."""
+    """What was done for one method before it was judged.
+
+    Attributes:
+        method: How tables and figures call it: the name, hyper-parameters that were asked for, and ``@id`` or ``@ood``
+            when others were tuned on such data.
+        name: In the registry.
+        hyper: All hyper-parameters, tuned ones included.
+        fits_on: Which in-distribution split it learnt from.
+        tuned_on: Which data chose its hyper-parameters: ``"nothing"``, ``"id"`` or ``"ood"``.
+        trials: What was tried in tuning, and how it was judged.
+    """
 
     method: str
+    name: str
     hyper: dict[str, Any]
     fits_on: str
     tuned_on: str
@@ -42,6 +54,13 @@ class MethodRun:
     microseconds_per_sample: float
     learnt: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    trials: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def alpha(self) -> str:
+        """The exponent of partial normalisation, with a star when AutoFold chose it, or nothing."""
+        alpha = self.learnt.get("alpha_", self.hyper.get("alpha"))
+        return "" if alpha is None else f"{alpha:g}{'*' if 'alpha_' in self.learnt else ''}"
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,7 @@ class Average:
     """Unweighted means of a method's rows over some data sets."""
 
     method: str
+    tuned_on: str
     over: str
     auroc: float
     fpr95_ood_positive: float
@@ -60,10 +80,11 @@ class Average:
 Scores = NDArray[np.floating]
 
 
-def make_row(method: str, dataset: str, group: Group, id_scores: Scores, ood_scores: Scores) -> Row:
+def make_row(method: str, tuned_on: str, dataset: str, group: Group, id_scores: Scores, ood_scores: Scores) -> Row:
     """Return all metrics of one method on one data set."""
     return Row(
         method,
+        tuned_on,
         dataset,
         group,
         auroc(id_scores, ood_scores),
@@ -88,7 +109,7 @@ def averages(rows: Sequence[Row]) -> list[Average]:
         for over in ("near", "far", "all"):
             chosen = [row for row in mine if over in (row.group, "all")]
             if chosen:
-                means.append(Average(method, over, *(_mean(chosen, metric) for metric in METRICS)))
+                means.append(Average(method, mine[0].tuned_on, over, *(_mean(chosen, metric) for metric in METRICS)))
     return means
 
 

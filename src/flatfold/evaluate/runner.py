@@ -1,91 +1,77 @@
 """Run a suite: extract every data set once, then fit and judge each method on the features."""
 
-import hashlib
 import logging
 import platform
 import sys
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .. import __version__
-from ..core.bank import FeatureBank
-from ..core.head import Head
 from ..core.ranking import auroc
-from ..detectors import create, get_method, hyperparameters
 from ..detectors.autofold import AutoFold
 from ..detectors.base import Detector
+from ..detectors.inputs import InputDetector
+from ..detectors.joint import Joint
 from ..detectors.shaped import Shaped
-from ..models.extract import extract
-from ..models.identity import weights_hash
 from ..progress import track
+from .banks import Banks, accuracy, extract_all
+from .judge import judge
 from .results import ID, AlphaCurve, Results
-from .rows import MethodRun, averages, make_row
+from .rows import averages, make_row
+from .spec import Spec, parse_spec
 from .suite import Suite
 
 log = logging.getLogger(__name__)
 
-TIMED_ROUNDS = 5  # each method scores everything this often; the median counts
 
-
-@dataclass(frozen=True)
-class Banks:
-    """The features of every data set of a suite, each extracted once."""
-
-    head: Head
-    train: FeatureBank
-    val: FeatureBank
-    test: FeatureBank
-    ood: dict[str, FeatureBank]
-
-    @property
-    def judged(self) -> dict[str, FeatureBank]:
-        """The banks that are scored: the in-distribution test data first."""
-        return {ID: self.test, **self.ood}
-
-
-def run(suite: Suite, names: Sequence[str], out: Path, device: str = "cpu") -> Results:
+def run(suite: Suite, methods: Sequence[str | Spec], out: Path, device: str = "cpu") -> Results:
     """Return the results of some methods on a suite.
+
+    A method that refuses the data, such as ASH with negative features, is left out with its reason, unless it is the
+    only one.
 
     Args:
         suite: Network and data.
-        names: Methods, by their names in the registry; a name that comes twice is run once.
+        methods: As on the command line: ``"knn"``, ``"knn:k=10"``, ``"knn@ood"``. One that comes twice is run once.
         out: Folder under which the features are kept, so that an interrupted run goes on where it stopped.
         device: Any torch device string.
     """
-    names = list(dict.fromkeys(names))
-    if not names:
-        raise ValueError("a benchmark needs at least one method, got none. `flatfold methods` lists them.")
-    for name in names:
-        get_method(name)  # a misspelt name is told before the network runs
+    specs = checked_specs(methods, suite)
     start = perf_counter()
     banks = extract_all(suite, out / "banks", device)
-    run_method("fold", banks)  # a rehearsal: whoever comes first would pay for torch's own start
-    runs, curves, scores = [], [], {}
-    for name in track(names, "fitting and scoring"):
-        detector, method_run, mine = run_method(name, banks)
-        runs.append(method_run)
-        scores.update({f"{name}/{dataset}": values for dataset, values in mine.items()})
-        curve = alpha_curve(name, detector, banks)
+    judge(Spec("fold"), suite, banks, out)  # a rehearsal: whoever comes first would pay for torch's own start
+    done, curves, scores, refused = [], [], {}, {}
+    for spec in track(specs, "fitting and scoring"):
+        try:
+            judged = judge(spec, suite, banks, out / "scores", device)
+        except ValueError as error:
+            log.warning("%s is left out: %s", spec.label, error)
+            refused[spec.label] = str(error)
+            continue
+        done.append(judged.run)
+        scores.update({f"{spec.label}/{dataset}": values for dataset, values in judged.scores.items()})
+        curve = alpha_curve(spec.label, judged.detector, banks)
         if curve is not None:
             curves.append(curve)
+    if not done:
+        raise ValueError("; ".join(f"{label}: {reason}" for label, reason in refused.items()))
     rows = [
-        make_row(name, ood.name, ood.group, scores[f"{name}/{ID}"], scores[f"{name}/{ood.name}"])
-        for name in names
+        make_row(
+            m.method, m.tuned_on, ood.name, ood.group, scores[f"{m.method}/{ID}"], scores[f"{m.method}/{ood.name}"]
+        )
+        for m in done
         for ood in suite.ood
     ]
     return Results(
         suite=describe(suite, banks),
-        methods=runs,
+        methods=done,
+        refused=refused,
         rows=rows,
         averages=averages(rows),
         alpha_curves=curves,
@@ -94,71 +80,26 @@ def run(suite: Suite, names: Sequence[str], out: Path, device: str = "cpu") -> R
     )
 
 
-def extract_all(suite: Suite, folder: Path, device: str = "cpu") -> Banks:
-    """Return the features of every data set, from ``folder`` where they are there already.
-
-    Each bank lies under a name that holds the weights and the data, so that those of another network never get in the
-    way.
-    """
-    splits = {"train": suite.train, "val": suite.val, "test": suite.test}
-    sources = splits | {ood.name: ood.images for ood in suite.ood}
-    weights = weights_hash(suite.model)
-    banks = {}
-    for name, images in sources.items():
-        key = hashlib.sha256(f"{weights} {images.fingerprint}".encode()).hexdigest()[:16]
-        banks[name], head = extract(suite.model, images, device=device, out=folder / f"{name}-{key}")
-    log.info("features of %d images from the input of %r", sum(map(len, banks.values())), head)
-    ood = {ood.name: banks[ood.name] for ood in suite.ood}
-    return Banks(head, banks["train"], banks["val"], banks["test"], ood)
+def checked_specs(methods: Sequence[str | Spec], suite: Suite | None = None) -> list[Spec]:
+    """Return what is to be run, each once; what cannot be is told before any network runs."""
+    specs = {spec.label: spec for spec in (parse_spec(m) if isinstance(m, str) else m for m in methods)}
+    if not specs:
+        raise ValueError("a benchmark needs at least one method, got none. `flatfold methods` lists them.")
+    for spec in specs.values():
+        if spec.tune == "ood" and suite is not None and suite.ood_val is None:
+            raise ValueError(
+                f"{spec.label} is to be tuned on unknown images, but the suite {suite.name} has none for that: its "
+                "file needs an [ood_val]. Or tune it on known ones, @id."
+            )
+    return list(specs.values())
 
 
-def run_method(name: str, banks: Banks) -> tuple[Detector, MethodRun, dict[str, Any]]:
-    """Fit one method, score every data set with it, and note how long that took."""
-    method = get_method(name)
-    bank = banks.train if method.fits_on == "train" else banks.val
-    start = perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        detector = create(name).fit(bank, banks.head).eval()
-    fitted = perf_counter()
-    with torch.no_grad():
-        rounds = [_scored(detector, banks) for _ in range(TIMED_ROUNDS)]
-    scores, seconds = rounds[0][0], median(seconds for _, seconds in rounds)
-    notes = [str(warning.message) for warning in caught]
-    for note in notes:
-        log.warning("%s: %s", name, note)
-    method_run = MethodRun(
-        method=name,
-        hyper=hyperparameters(name),
-        fits_on=method.fits_on,
-        tuned_on=method.tuned_on,
-        fit_seconds=fitted - start,
-        microseconds_per_sample=1e6 * seconds / sum(map(len, scores.values())),
-        learnt=learnt_numbers(detector),
-        warnings=notes,
-    )
-    return detector, method_run, scores
-
-
-def _scored(detector: Detector, banks: Banks) -> tuple[dict[str, Any], float]:
-    """Return the scores of every data set and the seconds they took."""
-    start = perf_counter()
-    scores = {dataset: detector(bank.features).numpy() for dataset, bank in banks.judged.items()}
-    return scores, perf_counter() - start
-
-
-def learnt_numbers(detector: Detector) -> dict[str, float]:
-    """Return the single numbers that ``fit`` learnt, such as ``alpha_`` and ``threshold_``."""
-    buffers = {name.rpartition(".")[2]: buffer for name, buffer in detector.named_buffers()}
-    return {
-        name: round(buffer.item(), 6) for name, buffer in buffers.items() if name.endswith("_") and buffer.ndim == 0
-    }
-
-
-def alpha_curve(name: str, detector: Detector, banks: Banks) -> AlphaCurve | None:
+def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> AlphaCurve | None:
     """Return the curve of an AutoFold beside the AUROC that each exponent would really have given."""
+    if isinstance(detector, Joint):
+        detector = detector.chosen
     if isinstance(detector, Shaped):
-        inner = detector.detector
+        inner: Detector | InputDetector = detector.detector
         features = {dataset: detector.shaping(bank.features) for dataset, bank in banks.judged.items()}
     else:
         inner = detector
@@ -185,6 +126,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
     """Return what a reader must know of the suite: data sets, sizes, the network's accuracy."""
     return {
         "name": suite.name,
+        "network": suite.network,
         "about": suite.about,
         "n_classes": banks.head.n_classes,
         "n_features": banks.head.width,
@@ -197,14 +139,6 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
             for ood in suite.ood
         ],
     }
-
-
-def accuracy(bank: FeatureBank, head: Head) -> float:
-    """Return the share of a labelled bank that the head classifies correctly."""
-    if bank.labels is None:
-        raise ValueError("accuracy needs labels, but this bank has none. Give FeatureBank(features, labels).")
-    hits: Tensor = head(bank.features).argmax(dim=-1) == bank.labels
-    return float(hits.double().mean())
 
 
 def provenance(suite: Suite, device: str, seconds: float) -> dict[str, Any]:

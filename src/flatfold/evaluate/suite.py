@@ -9,7 +9,8 @@ from torch import nn
 from ..models.sources import ImageSource
 
 Group = Literal["near", "far"]
-RESERVED = ("train", "val", "test", "id", "near", "far", "all")  # they mean something else in folders and tables
+NAME = re.compile(r"[\w+-][\w.+-]*")  # names become folders
+RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # taken, in folders and tables
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Suite:
         train, val, test: In-distribution splits. Methods learn from the first two and are judged on the last.
         ood: Data sets of unknown inputs.
         seed: Of the data and of the training.
+        ood_val: Unknown images by which hyper-parameters may be chosen, or None. No method is judged on them.
+        network: Name of the network, to tell it from others that are judged on the same data.
+        head: Name of the network's last layer, where it cannot be found by itself (see ``find_head``).
     """
 
     name: str
@@ -50,11 +54,14 @@ class Suite:
     test: ImageSource
     ood: tuple[OodSet, ...]
     seed: int
+    ood_val: ImageSource | None = None
+    network: str = ""
+    head: str | None = None
 
     def __post_init__(self) -> None:
         names = [ood.name for ood in self.ood]
         for name in names:
-            if name in RESERVED or names.count(name) > 1 or not re.fullmatch(r"[\w.+-]+", name) or name.startswith("."):
+            if name in RESERVED or names.count(name) > 1 or not NAME.fullmatch(name):
                 raise ValueError(
                     f"an unknown data set cannot be called {name!r}. Names are unique, made of letters, digits and "
                     f"-_.+, and none of {', '.join(RESERVED)}."

@@ -37,10 +37,10 @@ Scores = NDArray[np.floating]
 
 
 def histograms(results: Results) -> str:
-    """Return one panel per method: its scores of known inputs and of each unknown data set."""
+    """Return one panel per method, best first: its scores of known inputs and of each unknown data set."""
     names = _datasets(results)
     with _grid("histograms", len(results.methods), columns=3, height=2.1) as (figure, panels, finish):
-        for axes, run in zip(panels, results.methods, strict=True):
+        for axes, run in zip(panels, results.ranked, strict=True):
             scores = {name: results.scores[f"{run.method}/{name}"] for name in (ID, *names)}
             _histogram(axes, run.method, scores)
         handles, labels = panels[0].get_legend_handles_labels()
@@ -73,14 +73,14 @@ def _histogram(axes: Axes, method: str, scores: dict[str, Scores]) -> None:
 
 
 def roc_curves(results: Results) -> str:
-    """Return one panel per unknown data set with a curve per method; the false alarms are on a logarithmic axis."""
+    """Return one panel per unknown data set with the best methods' curves; false alarms are on a logarithmic axis."""
     names = _datasets(results)
+    shown = results.ranked[: len(PALETTE)]
     with _grid("roc", len(names), columns=2, height=3.2) as (figure, panels, finish):
         for axes, name in zip(panels, names, strict=True):
-            for index, run in enumerate(results.methods):
+            for colour, run in zip(PALETTE, shown, strict=False):
                 known, unknown = results.scores[f"{run.method}/{ID}"], results.scores[f"{run.method}/{name}"]
-                style = "-" if index < len(PALETTE) else "--"
-                axes.plot(*_roc(known, unknown), style, color=PALETTE[index % len(PALETTE)], label=run.method, lw=1.2)
+                axes.plot(*_roc(known, unknown), color=colour, label=run.method, lw=1.2)
             axes.set_xscale("log")
             axes.set_xlim(1 / len(known), 1)
             axes.set_ylim(0, 1.02)

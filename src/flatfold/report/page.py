@@ -11,6 +11,7 @@ from ..files import write_atomically
 from . import figures
 
 HERE = Path(__file__).parent
+TUNED = {"nothing": "", "id": "ID data", "ood": "OOD data"}
 
 
 def write_report(folder: Path) -> Path:
@@ -24,7 +25,7 @@ def render(results: Results) -> str:
     """Return the page as text."""
     suite = results.suite
     return Template((HERE / "page.html").read_text(encoding="utf8")).substitute(
-        title=escape(f"flatfold: {suite['name']}"),
+        title=escape(f"flatfold: {suite['name']}" + (f", {suite['network']}" if suite["network"] else "")),
         about=escape(suite["about"]),
         facts=_facts(results),
         table=_table(results),
@@ -52,18 +53,15 @@ def _facts(results: Results) -> str:
 
 
 def _table(results: Results) -> str:
-    cells: dict[tuple[str, str], Row | Average] = {(row.method, row.dataset): row for row in results.rows}
-    cells |= {(mean.method, mean.over): mean for mean in results.averages}
-    columns = [ood["name"] for ood in results.suite["ood"]]
-    columns += [over for over in ("near", "far", "all") if any(key[1] == over for key in cells)]
+    cells, columns = results.cells, results.columns
     best = {column: max(cells[run.method, column].auroc for run in results.methods) for column in columns}
-    heads = "".join(f'<th scope="col">{escape("average" if column == "all" else column)}</th>' for column in columns)
-    lines = [f'<thead><tr><th scope="col">method</th>{heads}<th scope="col">α</th></tr></thead><tbody>']
-    for run in sorted(results.methods, key=lambda run: -cells[run.method, "all"].auroc):
+    names = ["method", *("average" if column == "all" else column for column in columns), "α", "tuned on"]
+    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    lines = [f"<thead><tr>{heads}</tr></thead><tbody>"]
+    for run in results.ranked:
         figures_ = "".join(_cell(cells[run.method, column], best[column]) for column in columns)
-        alpha = run.learnt.get("alpha_", run.hyper.get("alpha"))
-        shown = "" if alpha is None else f"{alpha:g}{'*' if 'alpha_' in run.learnt else ''}"
-        lines.append(f'<tr><th scope="row">{escape(run.method)}</th>{figures_}<td>{shown}</td></tr>')
+        last = f"<td>{run.alpha}</td><td>{TUNED[run.tuned_on]}</td>"
+        lines.append(f'<tr><th scope="row">{escape(run.method)}</th>{figures_}{last}</tr>')
     return f"<table>{''.join(lines)}</tbody></table>"
 
 
@@ -93,6 +91,7 @@ def _settings(values: Mapping[str, object]) -> str:
 
 def _notes(results: Results) -> str:
     notes = [f"{run.method}: {note}" for run in results.methods for note in run.warnings]
+    notes += [f"{method} was left out: {reason}" for method, reason in results.refused.items()]
     return "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
 
 

@@ -1,0 +1,91 @@
+"""KNN against faiss's flat index, and what a large bank takes of the memory."""
+
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+import flatfold as ff
+
+from .ratio import report, seconds, time_ratio
+
+BANK, WIDTH, QUERIES, K = 50_000, 512, 1000, 50
+
+
+def run() -> list[bool]:
+    """Measure the time of a search, and the memory of a fit and a search."""
+    return [*speed(), memory(None, 4), memory("float16", 2)]
+
+
+def speed() -> list[bool]:
+    """Search for the 50th neighbour of 1,000 queries among 50,000 features."""
+    g = torch.Generator().manual_seed(0)
+    bank, queries = (torch.randn(n, WIDTH, generator=g).relu() for n in (BANK, QUERIES))
+    head = ff.Head(torch.randn(10, WIDTH, generator=g))
+    knn = ff.Knn(K).fit(ff.FeatureBank(bank), head)
+    try:
+        import faiss
+    except ModuleNotFoundError:
+        print(f"skip  KNN against faiss, which is not here: {seconds(lambda: knn(queries)):.2f} s of our own")
+        return []
+    index = faiss.IndexFlatL2(WIDTH)
+    index.add(unit(bank))
+    reference = index.search(unit(queries), K)[0][:, -1]
+    assert np.abs(knn(queries).numpy() - reference).max() < 1e-5
+    ratio = 1 / time_ratio(lambda: knn(queries), lambda: index.search(unit(queries), K), rounds=15)
+    what = f"KNN against faiss {faiss.__version__}'s flat index, {BANK:,} x {WIDTH}, {QUERIES:,} queries, k={K}"
+    return [report(what, ratio, "times its time", 1.3, at_least=False)]
+
+
+def unit(rows: torch.Tensor) -> np.ndarray:
+    """Return rows of unit length as faiss wants them."""
+    return torch.nn.functional.normalize(rows).numpy()
+
+
+def memory(storage: str | None, bytes_each: int) -> bool:
+    """Fit and search a memory-mapped bank of 1 GB in a process of its own and compare its peak with the stored bank."""
+    rows, width = 512_000, 512
+    command = [sys.executable, "-c", _PROGRAM, str(rows), str(width), storage or ""]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    grown = float(done.stdout)
+    bank = rows * width * bytes_each
+    what = f"memory of KNN over a mapped bank of {rows:,} x {width}, stored as {storage or 'float32'}, chunk included"
+    return report(what, grown / bank, "times the stored bank", 1 + 600e6 / bank, at_least=False)
+
+
+_PROGRAM = """
+import sys, tempfile
+import torch
+import flatfold as ff
+
+rows, width, storage = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] or None
+torch.set_num_threads(1)
+
+def private_peak():
+    # anonymous memory only: pages of the mapped file can be dropped at any time
+    lines = dict(line.split(":") for line in open("/proc/self/status"))
+    return 1024 * int(lines["RssAnon"].split()[0])
+
+with tempfile.NamedTemporaryFile() as file:
+    mapped = torch.from_file(file.name, shared=True, size=rows * width).view(rows, width)
+    for start in range(0, rows, 65536):
+        mapped[start : start + 65536].normal_().relu_()
+    head = ff.Head(torch.randn(10, width))
+    ff.Knn(50, storage).fit(ff.FeatureBank(mapped[:1000]), head)(torch.rand(1024, width))
+    before = private_peak()
+    peak = [before]
+    import threading, time
+    done = threading.Event()
+    def watch():
+        while not done.is_set():
+            peak[0] = max(peak[0], private_peak())
+            time.sleep(0.002)
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    detector = ff.Knn(50, storage).fit(ff.FeatureBank(mapped), head)
+    detector(torch.rand(1024, width))
+    done.set()
+    watcher.join()
+    print(peak[0] - before)
+"""

@@ -1,0 +1,39 @@
+"""A benchmark of every method that sees features against the extraction of the features alone, on real data."""
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import flatfold as ff
+from flatfold.detectors import METHODS
+from flatfold.evaluate.banks import extract_all
+from flatfold.evaluate.runner import run as run_suite
+from flatfold.evaluate.suites import load_suites
+
+from .ratio import report
+
+SUITE = Path(__file__).parents[1] / "examples" / "cifar10.toml"
+
+
+def run() -> list[bool]:
+    """Extract all images of the CIFAR-10 example with its ResNet-56, then run all methods on them."""
+    if "FLATFOLD_DATA" not in os.environ:
+        print("skip  a whole benchmark against extraction alone: FLATFOLD_DATA is not set, so there are no real images")
+        return []
+    names = [name for name in ff.methods() if METHODS[name].sees == "features"]
+    with tempfile.TemporaryDirectory() as folder:
+        suite = next(suite for suite in load_suites(str(SUITE), Path(folder)) if suite.network == "resnet56")
+        start = perf_counter()
+        banks = extract_all(suite, Path(folder) / "banks")
+        extraction = perf_counter() - start
+        results = run_suite(replace(suite), names, Path(folder))  # the features are there, so this is all the rest
+        rest = results.provenance["seconds"]
+    images = sum(map(len, [banks.train, banks.val, *banks.judged.values()]))
+    print(f"      extraction of {images:,} images {extraction:.1f} s, then {len(names)} methods {rest:.1f} s")
+    for method in sorted(results.methods, key=lambda method: -method.fit_seconds):
+        times = f"fit {method.fit_seconds:7.3f} s, score {method.microseconds_per_sample:7.2f} us a sample"
+        print(f"      {method.method:12} {times}")
+    what = f"a benchmark of {len(names)} methods on {images:,} images against extraction alone"
+    return [report(what, (extraction + rest) / extraction, "times", 1.2, at_least=False)]

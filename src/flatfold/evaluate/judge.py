@@ -1,0 +1,203 @@
+"""Fit one method and score every data set of a suite with it: from features, or from the images themselves."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.ranking import auroc
+from ..detectors import create, get_method, hyperparameters
+from ..detectors.base import Detector
+from ..detectors.inputs import InputDetector
+from ..models.batches import split_batch
+from ..models.forward import as_it_was
+from ..models.identity import weights_hash
+from ..models.layers import layers_of, logits_function
+from ..models.rows import labelled_batches, score_rows
+from ..models.sources import ImageSource
+from .banks import Banks, short_key
+from .results import ID
+from .rows import MethodRun
+from .spec import Spec
+from .suite import Suite
+from .tuning import Tuning, grid_points, search, tune
+
+log = logging.getLogger(__name__)
+
+TIMED_ROUNDS, TIMED_SECONDS = 5, 1.0  # scoring is timed this often, unless it takes long; the median counts
+Scores = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A fitted method, what was done for it, and its scores by data set."""
+
+    detector: Detector | InputDetector
+    run: MethodRun
+    scores: Scores
+
+
+def judge(spec: Spec, suite: Suite, banks: Banks, folder: Path, device: str = "cpu") -> Judged:
+    """Tune, fit and score one method, and note how long that took.
+
+    Args:
+        spec: The method.
+        suite: For the methods that need the network and the images.
+        banks: For all others.
+        folder: Where scores of images are kept, so that an interrupted run goes on where it stopped.
+        device: Of the network.
+    """
+    if get_method(spec.name).sees == "features":
+        return _judge_features(spec, banks)
+    return _InputJudge(suite, folder, device).judge(spec)
+
+
+def _judge_features(spec: Spec, banks: Banks) -> Judged:
+    method = get_method(spec.name)
+    start = perf_counter()
+    with _noted(spec.label) as notes:
+        tuning = _tuned(spec, banks)
+        hyper = tuning.hyper if tuning else spec.hyper
+        detector = create(spec.name, **hyper).fit(banks.train if method.fits_on == "train" else banks.val, banks.head)
+    fitted = perf_counter()
+    with torch.no_grad():
+        scores, seconds = _timed(lambda: {name: detector.eval()(bank.features) for name, bank in banks.judged.items()})
+    per_sample = 1e6 * seconds / sum(map(len, scores.values()))
+    run = _describe(spec, hyper, detector, fitted - start, per_sample, notes, tuning)
+    return Judged(detector, run, {name: values.numpy() for name, values in scores.items()})
+
+
+def _tuned(spec: Spec, banks: Banks) -> Tuning | None:
+    if spec.tune is None:
+        return None
+    ood = banks.ood_val if spec.tune == "ood" else None
+    return tune(spec.name, banks.head, banks.val, train=banks.train, ood=ood, grid=spec.grid, **spec.hyper)
+
+
+class _InputJudge:
+    """Judges methods that run the network themselves; their scores are kept on disk."""
+
+    def __init__(self, suite: Suite, folder: Path, device: str) -> None:
+        self.suite, self.folder, self.device = suite, folder, device
+        self.weights = weights_hash(suite.model)
+
+    def judge(self, spec: Spec) -> Judged:
+        start = perf_counter()
+        with _noted(spec.label) as notes:
+            tuning = self._tuned(spec)
+            hyper = self._complete(tuning.hyper if tuning else spec.hyper, spec.name)
+            detector = self._fitted(spec.name, hyper)
+        fitted = perf_counter()
+        sources = {ID: self.suite.test} | {ood.name: ood.images for ood in self.suite.ood}
+        scores = {name: self._scores(detector, source, spec.label, name) for name, source in sources.items()}
+        per_sample = self._microseconds(detector)
+        run = _describe(spec, hyper, detector, fitted - start, per_sample, notes, tuning)
+        return Judged(detector, run, {name: values.numpy() for name, values in scores.items()})
+
+    def _complete(self, hyper: dict[str, Any], name: str) -> dict[str, Any]:
+        """Add what only the suite knows: how its images were normalised."""
+        if "std" not in hyperparameters(name) or "std" in hyper:
+            return hyper
+        return {**hyper, "std": self.suite.val.transform.std or 1.0}
+
+    def _tuned(self, spec: Spec) -> Tuning | None:
+        if spec.tune is None or self.suite.ood_val is None:
+            return None
+        unknown = self.suite.ood_val
+
+        def value(point: dict[str, Any]) -> tuple[float, None]:
+            detector = self._fitted(spec.name, self._complete({**spec.hyper, **point}, spec.name))
+            known = self._scores(detector, self.suite.val, spec.label, "val")
+            return auroc(known, self._scores(detector, unknown, spec.label, "ood_val")), None
+
+        return search(spec.name, spec.hyper, grid_points(spec.grid, spec.name), value, "ood")
+
+    def _fitted(self, name: str, hyper: dict[str, Any]) -> InputDetector:
+        detector: InputDetector = create(name, **hyper)  # type: ignore[assignment]  # by its registration
+        model, train = self.suite.model, self.suite.train
+        with as_it_was(model, self.device) as place:
+            first = split_batch(train.read(range(min(2, train.rows)))).to(place).args[0]
+            network = logits_function(model) if detector.sees == "logits" else layers_of(model, first, detector.layers)  # type: ignore[arg-type]
+            learns = get_method(name).fits_on == "train"
+            detector.fit(network, labelled_batches(train, place, f"fitting {name}") if learns else ())
+        return detector.to(place)
+
+    def _scores(self, detector: InputDetector, source: ImageSource, label: str, dataset: str) -> Tensor:
+        assert detector.made_by is not None
+        name, hyper = detector.made_by
+        fitted_on = self.suite.train.fingerprint if get_method(name).fits_on == "train" else ""
+        key = {"weights": self.weights, "method": name, "hyper": repr(hyper), "fitted_on": fitted_on}
+        out = self.folder / f"{name}-{dataset}-{short_key(*key.values(), source.fingerprint)}"
+        return score_rows(detector, self.suite.model, source, out, key, self.device, f"{label} on {dataset}")
+
+    def _microseconds(self, detector: InputDetector) -> float:
+        """Return what one sample costs in a batch of the test data, the network's passes included."""
+        test = self.suite.test
+        rows = range(min(test.batch_size, test.rows))
+        with as_it_was(self.suite.model, self.device) as place:
+            x = split_batch(test.read(rows)).to(place).args[0]
+            _, seconds = _timed(lambda: detector(x))
+        return 1e6 * seconds / len(rows)
+
+
+def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what an action returns and the median of the seconds it takes."""
+    rounds: list[float] = []
+    while len(rounds) < TIMED_ROUNDS and sum(rounds) < TIMED_SECONDS:
+        start = perf_counter()
+        result = action()
+        rounds.append(perf_counter() - start)
+    return result, median(rounds)
+
+
+@contextmanager
+def _noted(label: str) -> Iterator[list[str]]:
+    """Collect the warnings of the block, and log them."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield notes
+    notes += dict.fromkeys(str(warning.message) for warning in caught)
+    for note in notes:
+        log.warning("%s: %s", label, note)
+
+
+def _describe(
+    spec: Spec,
+    hyper: dict[str, Any],
+    detector: Detector | InputDetector,
+    fit_seconds: float,
+    microseconds_per_sample: float,
+    notes: list[str],
+    tuning: Tuning | None,
+) -> MethodRun:
+    return MethodRun(
+        method=spec.label,
+        name=spec.name,
+        hyper=hyperparameters(spec.name, **hyper),
+        fits_on=get_method(spec.name).fits_on,
+        tuned_on=spec.tuned_on,
+        fit_seconds=fit_seconds,
+        microseconds_per_sample=microseconds_per_sample,
+        learnt=learnt_numbers(detector),
+        warnings=notes,
+        trials=[asdict(trial) for trial in tuning.trials] if tuning else [],
+    )
+
+
+def learnt_numbers(detector: Detector | InputDetector) -> dict[str, float]:
+    """Return the single numbers that ``fit`` learnt, such as ``alpha_`` and ``threshold_``."""
+    buffers = {name.rpartition(".")[2]: buffer for name, buffer in detector.named_buffers()}
+    return {
+        name: round(buffer.item(), 6) for name, buffer in buffers.items() if name.endswith("_") and buffer.ndim == 0
+    }

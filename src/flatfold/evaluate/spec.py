@@ -1,0 +1,82 @@
+"""What ``--methods`` understands: ``knn``, ``knn:k=10``, ``react:percentile=95:alpha=0.5``, ``knn@id``, ``vim@ood``."""
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..detectors import get_method, hyperparameters
+
+TuneOn = Literal["id", "ood"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A method with some of its hyper-parameters, and the data on which the others are tuned.
+
+    Args:
+        name: As in the registry.
+        hyper: Hyper-parameters that are not to be the default.
+        tune: ``"id"`` tunes by masking logits of in-distribution data, ``"ood"`` on a validation set of unknown inputs.
+    """
+
+    name: str
+    hyper: dict[str, Any] = field(default_factory=dict)
+    tune: TuneOn | None = None
+
+    def __post_init__(self) -> None:
+        method = get_method(self.name)
+        hyperparameters(self.name, **self.hyper)  # which refuses those that do not exist
+        if self.tune not in (None, "id", "ood"):
+            raise ValueError(f"{self.name}@{self.tune} says nothing: a method is tuned @id or @ood.")
+        if self.tune and not self.grid:
+            own = "it chooses for itself" if method.tuned_on == "id" else "it has no hyper-parameter to choose"
+            raise ValueError(f"{self.label} cannot be tuned: {own}. Leave out the @.")
+        if self.tune == "id" and method.sees != "features":
+            raise ValueError(f"{self.label} cannot be: {self.name} sees inputs, not features. Tune it @ood.")
+
+    @property
+    def grid(self) -> dict[str, Any]:
+        """The values to try, of each hyper-parameter that is not given."""
+        return {key: values for key, values in get_method(self.name).grid.items() if key not in self.hyper}
+
+    @property
+    def label(self) -> str:
+        """The name in tables and figures: it says what a reader must know, and what the method was tuned on."""
+        hyper = "".join(f":{key}={value}" for key, value in self.hyper.items())
+        return f"{self.name}{hyper}" + (f"@{self.tune}" if self.tune else "")
+
+    @property
+    def tuned_on(self) -> str:
+        """Which data chose hyper-parameters: ``"nothing"``, ``"id"`` or ``"ood"``."""
+        return self.tune or get_method(self.name).tuned_on
+
+
+def parse_spec(text: str) -> Spec:
+    """Return what a word of ``--methods`` asks for.
+
+    Example:
+        >>> parse_spec("gen:top=10@ood")
+        Spec(name='gen', hyper={'top': 10}, tune='ood')
+    """
+    body, _, tune = text.strip().partition("@")
+    name, *settings = body.split(":")
+    hyper = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"{text!r} is not a method: after a colon comes name=value, as in knn:k=10.")
+        hyper[key.strip()] = _value(value.strip())
+    return Spec(name, hyper, tune or None)  # type: ignore[arg-type]  # anything else is refused there
+
+
+def parse_specs(text: str) -> list[Spec]:
+    """Return what ``--methods`` asks for: words with commas between them, but not those inside brackets."""
+    return [parse_spec(word) for word in re.split(r",(?![^\[(]*[\])])", text) if word.strip()]
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text

@@ -1,0 +1,202 @@
+"""Hyper-parameters from data: from unknown inputs as OpenOOD does it, or from in-distribution data alone.
+
+**On OOD data.** Every point of a grid is fitted and judged by its AUROC between ID validation data and a validation set
+of unknown inputs; the first maximum wins (OpenOOD's "APS"). Features are there already, so no network runs.
+
+**On ID data.** AutoFold makes a pseudo-unknown of a sample by masking the logit of its own class. For any method that
+sees features this means: take the class out of the head and out of the data that the method learns from, and score the
+samples of that class as the unknown inputs they have become. The mean AUROC over classes judges any hyper-parameter, or
+several at once; for FOLD's exponent it is AutoFold's own curve. In-distribution data is all it ever sees.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.calibration import (
+    calibration_classes,
+    flatness,
+    group_rows,
+    middle_of_maximum,
+    one_vs_rest_auroc,
+    paired_auroc,
+)
+from ..core.head import Head
+from ..core.ranking import auroc
+from ..detectors import create, get_method
+from ..detectors.base import Detector
+
+Criterion = Literal["paired", "one_vs_rest"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a grid and how it was judged, or why it could not be."""
+
+    hyper: dict[str, Any]
+    value: float | None
+    stderr: float | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome of a search.
+
+    Attributes:
+        method: Name in the registry.
+        hyper: The hyper-parameters that won, with those that were given: ``create(method, **hyper)``.
+        tuned_on: ``"id"`` or ``"ood"``.
+        trials: Every point of the grid, in the order in which they were tried.
+    """
+
+    method: str
+    hyper: dict[str, Any]
+    tuned_on: Literal["id", "ood"]
+    trials: tuple[Trial, ...]
+
+
+def tune(
+    method: str,
+    head: Head,
+    val: FeatureBank,
+    *,
+    train: FeatureBank | None = None,
+    ood: FeatureBank | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    criterion: Criterion = "paired",
+    max_classes: int | None = 20,
+    seed: int = 0,
+    **hyper: Any,
+) -> Tuning:
+    """Choose hyper-parameters of a method that sees features.
+
+    Args:
+        method: Name in the registry.
+        head: Of the model.
+        val: ID validation data; with labels, unless ``ood`` is given.
+        train: ID training data, for the methods that learn from it.
+        ood: Unknown inputs to tune on. Without them the choice is made on ID data alone.
+        grid: Values of each hyper-parameter, the first of which varies fastest; ``alpha`` puts partial normalisation in
+            front. By default OpenOOD's grid for the method.
+        criterion: On ID data, ``"paired"`` compares samples with themselves, masked; ``"one_vs_rest"`` compares the
+            samples of a masked class with all others.
+        max_classes: On ID data, average over at most this many classes: each takes a fit of its own.
+        seed: Of their draw.
+        **hyper: Hyper-parameters that stay as given.
+
+    Example:
+        >>> head, labels = Head(torch.eye(3)), torch.arange(3).repeat(5)
+        >>> val = FeatureBank(torch.rand(15, 3, generator=torch.manual_seed(0)) + torch.eye(3)[labels], labels)
+        >>> tune("fold", head, val, grid={"alpha": [0.0, 0.9]}).hyper
+        {'alpha': 0.0}
+    """
+    entry = get_method(method)
+    if entry.sees != "features":
+        raise ValueError(f"{method} sees inputs, and tuning works on features. Tune it in a benchmark: {method}@ood.")
+    if entry.fits_on == "train" and train is None:
+        raise ValueError(f"{method} learns from training data. Give it as train=.")
+    fit_bank = train if entry.fits_on == "train" and train is not None else val
+    points = grid_points(entry.grid if grid is None else grid, method)
+
+    if ood is not None:
+
+        def judge(point: dict[str, Any]) -> tuple[float, float | None]:
+            detector = create(method, **hyper, **point).fit(fit_bank, head)
+            return auroc(detector(val.features), detector(ood.features)), None
+
+        return search(method, hyper, points, judge, "ood")
+    mask = _Masking(head, fit_bank, val, criterion, max_classes, seed)
+    return search(method, hyper, points, lambda point: mask(lambda: create(method, **hyper, **point)), "id")
+
+
+def grid_points(grid: Mapping[str, Sequence[Any]], method: str = "this method") -> list[dict[str, Any]]:
+    """Return every combination of a grid; the first hyper-parameter varies fastest, as in OpenOOD.
+
+    Example:
+        >>> grid_points({"a": [1, 2], "b": [3, 4]})
+        [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}, {'a': 1, 'b': 4}, {'a': 2, 'b': 4}]
+    """
+    if not grid or not all(len(values) for values in grid.values()):
+        raise ValueError(f"{method} has no values to choose from. Give grid={{'name': [value, ...]}}.")
+    names = list(grid)
+    return [dict(zip(names, reversed(point), strict=True)) for point in product(*reversed(list(grid.values())))]
+
+
+def search(
+    method: str,
+    hyper: dict[str, Any],
+    points: Sequence[dict[str, Any]],
+    judge: Callable[[dict[str, Any]], tuple[float, float | None]],
+    tuned_on: Literal["id", "ood"],
+) -> Tuning:
+    """Judge every point and take the best: the first on OOD data, the middle of exact ties on ID data.
+
+    Points that a method refuses (as many neighbours as there are samples, say) are kept with the reason; when all are
+    refused, the first reason is raised.
+    """
+    trials = []
+    for point in points:
+        try:
+            trials.append(Trial(point, *judge(point)))
+        except ValueError as error:
+            trials.append(Trial(point, None, refused=str(error)))
+    judged = [trial for trial in trials if trial.value is not None]
+    if not judged:
+        raise ValueError(f"no point of the grid can be used: {trials[0].refused}")
+    curve = torch.tensor([trial.value for trial in judged], dtype=torch.float64)
+    best = int(curve.argmax()) if tuned_on == "ood" else middle_of_maximum(curve)
+    if tuned_on == "id":
+        _warn_if_flat(method, curve, judged, judged[best])
+    return Tuning(method, {**hyper, **judged[best].hyper}, tuned_on, tuple(trials))
+
+
+def _warn_if_flat(method: str, curve: Tensor, judged: list[Trial], best: Trial) -> None:
+    stderr = torch.tensor([trial.stderr or 0.0 for trial in judged], dtype=torch.float64)
+    if why := flatness(curve, stderr):
+        warnings.warn(
+            f"the choice for {method} is hardly better than any other: the criterion is flat, {why}. "
+            f"Took {', '.join(f'{key} = {value}' for key, value in best.hyper.items())}.",
+            stacklevel=4,
+        )
+
+
+class _Masking:
+    """The criterion on ID data: how well a method tells samples from pseudo-unknowns."""
+
+    def __init__(
+        self, head: Head, fit_bank: FeatureBank, val: FeatureBank, criterion: str, max_classes: int | None, seed: int
+    ) -> None:
+        if criterion not in ("paired", "one_vs_rest"):
+            raise ValueError(f"criterion must be paired or one_vs_rest, got {criterion!r}.")
+        if val.labels is None:
+            raise ValueError("tuning on ID data masks the class of each sample, but val has no labels. Give them.")
+        self.head, self.fit_bank, self.val, self.criterion = head, fit_bank, val, criterion
+        self.groups = group_rows(val.labels, calibration_classes(val.labels, max_classes, seed, "tuning on ID data"))
+
+    @torch.no_grad()
+    def __call__(self, make: Callable[[], Detector]) -> tuple[float, float]:
+        """Return the mean AUROC over classes and its standard error."""
+        features = self.val.features
+        if self.criterion == "one_vs_rest":
+            masked = torch.stack([detector(features) for _, detector in self._masked(make)])
+            value, stderr = one_vs_rest_auroc(masked.double(), self.groups)
+        else:
+            known = make().fit(self.fit_bank, self.head)(features)
+            masked = known.clone()
+            for rows, detector in self._masked(make):
+                masked[rows] = detector(features[rows])
+            value, stderr = paired_auroc(known.double(), masked.double(), self.groups)
+        return float(value), float(stderr)
+
+    def _masked(self, make: Callable[[], Detector]) -> Iterator[tuple[Tensor, Detector]]:
+        """Yield the rows of each class and a detector that has never met it."""
+        labels = cast(Tensor, self.val.labels)
+        for label in self.groups.classes.tolist():
+            yield labels == label, make().fit_without(self.fit_bank, self.head, label)

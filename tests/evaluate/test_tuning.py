@@ -1,0 +1,204 @@
+"""Hyper-parameters chosen on OOD data as OpenOOD does, and on ID data alone by masking."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import flatfold as ff
+from flatfold.core.bank import without_class
+from flatfold.evaluate.tuning import grid_points, search
+
+pytestmark = pytest.mark.filterwarnings("ignore:the choice for .* is hardly better")
+ALPHAS = [i / 10 for i in range(1, 11)]
+
+
+@pytest.fixture
+def world(make_world):
+    """Classes that overlap, so that no criterion is perfect."""
+    plain = make_world(torch.float64)
+    g = torch.Generator().manual_seed(7)
+    noise = torch.randn(plain.bank.features.shape, generator=g, dtype=torch.float64)
+    features = (plain.bank.features + 1.2 * noise).relu()
+    return ff.FeatureBank(features, plain.bank.labels), plain.head, ff.FeatureBank(plain.unknown * 2)
+
+
+@pytest.mark.parametrize("criterion", ["paired", "one_vs_rest"])
+def test_masking_in_general_is_autofolds_curve_in_particular(criterion, world):
+    bank, head, _ = world
+    tuning = ff.tune("fold", head, bank, grid={"alpha": ALPHAS}, criterion=criterion)
+    autofold = ff.AutoFold(criterion, grid=ALPHAS).fit(bank, head)
+    assert_close(torch.tensor([t.value for t in tuning.trials]), autofold.curve_.float(), rtol=0, atol=1e-7)
+    assert_close(torch.tensor([t.stderr for t in tuning.trials]), autofold.curve_stderr_.float(), rtol=1e-5, atol=1e-9)
+    assert tuning.hyper == {"alpha": pytest.approx(float(autofold.alpha_))}
+    assert tuning.tuned_on == "id"
+
+
+def test_autofold_r_chooses_percentile_and_alpha_together(world):
+    """The surface of FOLD-R over both, point by point, has its maximum where AutoFold-R says."""
+    bank, head, _ = world
+    percentiles = (70, 85, 95)
+    tuning = ff.tune("fold-r", head, bank, grid={"percentile": percentiles, "alpha": ALPHAS})
+    detector = ff.create("autofold-r", percentile=percentiles, grid=ALPHAS).fit(bank, head)
+    chosen = {"percentile": float(detector.percentile_), "alpha": float(detector.chosen.detector.alpha_)}
+    assert chosen == pytest.approx(tuning.hyper)
+    best = {p: max(t.value for t in tuning.trials if t.hyper["percentile"] == p) for p in percentiles}
+    assert_close(detector.maxima_, torch.tensor(list(best.values())).double(), rtol=0, atol=1e-7)
+    fold_r = ff.create("fold-r", **tuning.hyper).fit(bank, head)
+    assert_close(detector(bank.features), fold_r(bank.features))
+
+
+def test_one_percentile_can_still_be_given(world):
+    bank, head, _ = world
+    fixed = ff.create("autofold-a", percentile=80).fit(bank, head)
+    assert isinstance(fixed, ff.Shaped)
+    joint = ff.create("autofold-a", percentile=[80]).fit(bank, head)
+    assert_close(fixed(bank.features), joint(bank.features))
+
+
+def slow_knn_criterion(bank, head, k):
+    """Leave each class out of the bank in turn and look at its samples before and after."""
+    values = []
+    for label in range(6):
+        inside = bank.labels == label
+        full = ff.Knn(k).fit(bank, head)(bank.features[inside])
+        without = ff.Knn(k).fit(ff.FeatureBank(bank.features[~inside]), head)(bank.features[inside])
+        values.append(ff.auroc(full, without))
+    return sum(values) / 6
+
+
+def test_methods_without_logits_leave_the_class_out_of_their_bank(world):
+    bank, head, _ = world
+    tuning = ff.tune("knn", head, bank, train=bank, grid={"k": [2, 10, 40]})
+    assert [t.value for t in tuning.trials] == pytest.approx([slow_knn_criterion(bank, head, k) for k in (2, 10, 40)])
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [
+        ("knn", {"k": [5, 20]}),
+        ("vim", {"dim": [4, 12]}),
+        ("ebo", {"temperature": [1.0, 5.0]}),
+        ("react", {"percentile": [80, 95]}),
+        ("ash", {"percentile": [50, 90]}),
+        ("gen", {"gamma": [0.1, 1.0], "top": [3, 6]}),
+        ("msp", {"alpha": [0.0, 0.5, 1.0]}),
+        ("mds", {"alpha": [0.0, 1.0]}),
+        ("scale", {"percentile": [70, 85], "alpha": [0.0, 0.5]}),
+    ],
+)
+def test_any_hyper_parameter_of_any_method_can_be_tuned_on_known_data_alone(name, grid, world):
+    bank, head, _ = world
+    tuning = ff.tune(name, head, bank, train=bank, grid=grid)
+    assert len(tuning.trials) == len(grid_points(grid))
+    assert all(0.5 < trial.value <= 1 and 0 <= trial.stderr < 0.1 for trial in tuning.trials)
+    assert tuning.hyper in [trial.hyper for trial in tuning.trials]
+    best = max(trial.value for trial in tuning.trials)
+    assert next(trial.value for trial in tuning.trials if trial.hyper == tuning.hyper) == pytest.approx(best)
+    ff.create(name, **tuning.hyper).fit(bank, head)
+
+
+def test_on_unknown_data_the_auroc_decides(world):
+    bank, head, unknown = world
+    tuning = ff.tune("ash", head, bank, ood=unknown)
+    values = []
+    for percentile in (65, 70, 75, 80, 85, 90, 95):
+        detector = ff.create("ash", percentile=percentile).fit(bank, head)
+        values.append(ff.auroc(detector(bank.features), detector(unknown.features)))
+    assert [trial.value for trial in tuning.trials] == values
+    assert tuning.hyper == {"percentile": (65, 70, 75, 80, 85, 90, 95)[values.index(max(values))]}
+    assert tuning.tuned_on == "ood"
+
+
+def test_other_hyper_parameters_stay_as_given(world):
+    bank, head, unknown = world
+    tuning = ff.tune("fold-r", head, bank, ood=unknown, grid={"percentile": [80, 90]}, alpha=0.3)
+    assert tuning.hyper["alpha"] == 0.3
+    expected = ff.create("fold-r", alpha=0.3, percentile=80).fit(bank, head)
+    assert tuning.trials[0].value == ff.auroc(expected(bank.features), expected(unknown.features))
+
+
+def test_the_first_of_a_grid_varies_fastest():
+    assert grid_points({"t": [1, 10], "e": ["a", "b", "c"]}) == [
+        {"t": t, "e": e} for e in ("a", "b", "c") for t in (1, 10)
+    ]
+
+
+@pytest.mark.parametrize(("tuned_on", "winner"), [("ood", 1), ("id", 2)])
+def test_ties_go_to_the_first_on_unknown_data_and_to_the_middle_on_known(tuned_on, winner):
+    values = {0: 0.1, 1: 0.9, 2: 0.9, 3: 0.9}
+    result = search("m", {}, [{"i": i} for i in values], lambda point: (values[point["i"]], 0.0), tuned_on)
+    assert result.hyper == {"i": winner}
+
+
+def test_points_that_a_method_refuses_are_kept_with_the_reason(world):
+    bank, head, unknown = world
+    tuning = ff.tune("vim", head, bank, train=bank, ood=unknown, grid={"dim": [6, 24]})
+    assert tuning.hyper == {"dim": 6}
+    assert tuning.trials[1].value is None
+    assert "dim must be a whole number from 1 to 23" in tuning.trials[1].refused
+
+
+def test_a_grid_without_a_usable_point_says_why(world):
+    bank, head, unknown = world
+    with pytest.raises(ValueError, match="no point of the grid can be used: dim must be a whole number"):
+        ff.tune("vim", head, bank, train=bank, ood=unknown)
+
+
+def test_a_flat_criterion_is_said():
+    labels = torch.arange(3).repeat(5)
+    bank = ff.FeatureBank(9 * torch.eye(3)[labels] + torch.rand(15, 3, generator=torch.manual_seed(0)), labels)
+    with pytest.warns(UserWarning, match=r"the choice for ebo is hardly better .* flat, .* Took temperature = 1"):
+        ff.tune("ebo", ff.Head(torch.eye(3)), bank, grid={"temperature": [1, 1.0]})
+
+
+def test_only_some_classes_are_drawn_when_there_are_many(world):
+    bank, head, _ = world
+    some, again, all_of_them = (
+        ff.tune("msp", head, bank, grid={"alpha": [0.5]}, max_classes=m, seed=3).trials[0].value for m in (2, 2, None)
+    )
+    assert some == again != all_of_them
+
+
+REFUSALS = {
+    "no training data": ({"method": "knn"}, "knn learns from training data. Give it as train="),
+    "a method of inputs": ({"method": "odin"}, "odin sees inputs, and tuning works on features"),
+    "no grid": ({"method": "msp"}, r"msp has no values to choose from. Give grid=\{'name': \[value, ...\]\}"),
+    "an empty grid": ({"method": "ebo", "grid": {"temperature": []}}, "ebo has no values to choose from"),
+    "another criterion": (
+        {"method": "fold", "criterion": "both"},
+        "must be paired or one_vs_rest, got 'both'",
+    ),
+    "no class": ({"method": "fold", "max_classes": 0}, "max_classes must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refuses_with_a_sentence(case, world):
+    arguments, message = REFUSALS[case]
+    bank, head, _ = world
+    with pytest.raises(ValueError, match=message):
+        ff.tune(head=head, val=bank, **arguments)
+
+
+def test_masking_needs_labels(world):
+    bank, head, _ = world
+    with pytest.raises(ValueError, match="masks the class of each sample, but val has no labels"):
+        ff.tune("fold", head, ff.FeatureBank(bank.features))
+
+
+def test_an_unknown_hyper_parameter_is_no_refused_point(world):
+    bank, head, _ = world
+    with pytest.raises(TypeError, match="fold has no hyper-parameter beta"):
+        ff.tune("fold", head, bank, grid={"beta": [1]})
+
+
+def test_leaving_out_a_class_renumbers_the_others():
+    bank = ff.FeatureBank(torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 2, 1]))
+    head = ff.Head(torch.arange(6.0).reshape(3, 2), torch.arange(3.0))
+    smaller_bank, smaller_head = without_class(bank, head, 1)
+    assert smaller_bank.labels.tolist() == [0, 1]
+    assert smaller_bank.features.tolist() == [[0, 1], [4, 5]]
+    assert smaller_head.weight.tolist() == [[0, 1], [4, 5]]
+    assert smaller_head.bias.tolist() == [0, 2]
+    with pytest.raises(ValueError, match="at least three of them, but this head has two"):
+        without_class(smaller_bank, smaller_head, 0)
