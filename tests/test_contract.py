@@ -68,6 +68,18 @@ def test_a_sample_scores_the_same_alone_as_in_a_batch(name, world):
 
 
 @every_method
+def test_many_rows_are_scored_a_part_at_a_time(name, make_world, monkeypatch):
+    world = make_world(torch.float64)
+    detector = ff.create(name).fit(world.bank, world.head)
+    together = detector(world.unknown)
+    monkeypatch.setattr("flatfold.detectors.base.ROWS_AT_ONCE", 30)
+    sizes, score = [], detector.score
+    monkeypatch.setattr(detector, "score", lambda h: sizes.append(len(h)) or score(h))
+    assert_close(detector(world.unknown), together, rtol=1e-12, atol=1e-12)
+    assert sizes == [30, 30, 30, 10]
+
+
+@every_method
 def test_neither_fit_nor_score_changes_its_input(name, world):
     before = copy.deepcopy(world)
     ff.create(name).fit(world.bank, world.head)(world.unknown)

@@ -9,7 +9,6 @@ from sklearn.covariance import EmpiricalCovariance
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.detectors import knn
 from flatfold.detectors.vim import _dimension
 
 
@@ -218,14 +217,6 @@ def test_float16_halves_the_bank_of_knn(make_world):
     assert half.bank.nbytes * 2 == full.bank.nbytes
     assert_close(half(world.unknown), full(world.unknown), rtol=0, atol=2e-3)
     assert half(world.unknown).dtype == torch.float32
-
-
-def test_queries_are_scored_in_pieces(make_world, monkeypatch):
-    world = make_world()
-    detector = ff.Knn().fit(world.bank, world.head)
-    together = detector(world.unknown)
-    monkeypatch.setattr(knn, "QUERIES", 7)
-    assert_close(detector(world.unknown), together)
 
 
 def test_nnguide_keeps_the_first_samples_or_draws_them(make_world):

@@ -174,3 +174,18 @@ def test_settings_without_a_value_are_left_out():
     text = " ".join(parsed(replace(results, methods=runs)).text)
     assert "seed = 3" in text
     assert "score_norm" not in text
+
+
+def test_a_method_tuned_on_unknown_data_is_marked_in_the_table_and_in_every_figure():
+    results = make_results(methods=("knn@ood", "msp"), curves=False)
+    results.methods[0] = replace(results.methods[0], tuned_on="ood")
+    page = render(results)
+    table = page[page.index("<table>") : page.index("</table>")]
+    (line,) = re.findall(r"<tr><th scope=\"row\">knn.*?</tr>", table)
+    assert line.startswith('<tr><th scope="row">knn@ood</th>')
+    assert line.endswith("<td>OOD</td></tr>")
+    assert not re.search(r"knn(?!@ood)", page)
+
+
+def test_what_was_left_out_is_said():
+    assert "ash was left out: ASH is made for &lt;positive&gt; features." in render(make_results())

@@ -10,7 +10,6 @@ LEGEND = (
     "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the share of known inputs that raise an alarm "
     "when 95 % of the unknown ones do."
 )
-TUNED = {"nothing": "", "id": "ID", "ood": "OOD"}
 CELL, LAST = 16, 17  # columns of text that "99.99 / 99.99" takes, and the two last ones
 
 
@@ -45,7 +44,7 @@ def _table(results: Results, columns: list[str]) -> Table:
     table.add_column("tuned", no_wrap=True)
     for run in results.ranked:
         figures = (_figures(cells[run.method, column]) for column in columns)
-        table.add_row(run.method, *figures, run.alpha, TUNED[run.tuned_on])
+        table.add_row(run.method, *figures, run.alpha, run.tuned)
     return table
 
 

@@ -21,6 +21,8 @@ from ..core.check import check_features, check_fit
 from ..core.errors import NotFittedError
 from ..core.head import Head
 
+ROWS_AT_ONCE = 4096
+
 
 class Fittable(nn.Module):
     """A module whose buffers appear when it is fitted, and also when a fitted state is loaded into it."""
@@ -40,6 +42,8 @@ class Fittable(nn.Module):
             try:
                 return fn(tensor)
             except TypeError:
+                if tensor.dtype != torch.float64:
+                    raise
                 return fn(tensor.float())
 
         super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
@@ -101,9 +105,14 @@ class Detector(Fittable, ABC):
         return "weight" in self._buffers
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return one score per row of features ``(n, d)``, higher for more out-of-distribution."""
+        """Return one score per row of features ``(n, d)``, higher for more out-of-distribution.
+
+        Many rows are scored a part at a time, so that no method needs memory in proportion to them.
+        """
         check_features(h, self.fitted_weight)
-        return self.score(h)
+        if torch.compiler.is_compiling() or len(h) <= ROWS_AT_ONCE:
+            return self.score(h)
+        return torch.cat([self.score(part) for part in torch.split(h, ROWS_AT_ONCE)])
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Turn what ``bank`` and ``head`` teach into buffers; by default remember the head."""

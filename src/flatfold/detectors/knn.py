@@ -16,8 +16,6 @@ from ..core.shaping import partially_normalised
 from .base import Detector
 from .registry import register
 
-QUERIES = 1024  # at once, so that the products of many queries do not fill the memory
-
 
 @register("knn", fits_on="train", grid={"k": (50, 100, 200, 500, 1000)})
 class Knn(Detector):
@@ -51,9 +49,4 @@ class Knn(Detector):
 
     def score(self, h: Tensor) -> Tensor:
         """Return the distance to the k-th neighbour."""
-        if torch.compiler.is_compiling():
-            return self._distances(h)
-        return torch.cat([self._distances(queries) for queries in torch.split(h, QUERIES)])
-
-    def _distances(self, h: Tensor) -> Tensor:
         return kth_distance(partially_normalised(h, 1.0), self.bank, self.halves, self.k)

@@ -34,14 +34,20 @@ class Banks:
         return {ID: self.test, **self.ood}
 
 
-def extract_all(suite: Suite, folder: Path, device: str = "cpu") -> Banks:
+def extract_all(suite: Suite, folder: Path, device: str = "cpu", tuning: bool = False) -> Banks:
     """Return the features of every data set, from ``folder`` where they are there already.
 
     Each bank lies under a name that holds the weights and the data, so that those of another network never get in the
     way.
+
+    Args:
+        suite: Network and data.
+        folder: Where the banks are kept.
+        device: Of the network.
+        tuning: Whether the unknown validation images are wanted too.
     """
     sources = {"train": suite.train, "val": suite.val, "test": suite.test}
-    sources |= {} if suite.ood_val is None else {"ood_val": suite.ood_val}
+    sources |= {"ood_val": suite.ood_val} if tuning and suite.ood_val is not None else {}
     sources |= {ood.name: ood.images for ood in suite.ood}
     weights = weights_hash(suite.model)
     banks = {}

@@ -62,6 +62,11 @@ class MethodRun:
         alpha = self.learnt.get("alpha_", self.hyper.get("alpha"))
         return "" if alpha is None else f"{alpha:g}{'*' if 'alpha_' in self.learnt else ''}"
 
+    @property
+    def tuned(self) -> str:
+        """What a table says about the tuning: nothing, ``ID`` or ``OOD``."""
+        return "" if self.tuned_on == "nothing" else self.tuned_on.upper()
+
 
 @dataclass(frozen=True)
 class Average:

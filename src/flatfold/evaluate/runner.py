@@ -44,7 +44,7 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, device: str = "c
     """
     specs = checked_specs(methods, suite)
     start = perf_counter()
-    banks = extract_all(suite, out / "banks", device)
+    banks = extract_all(suite, out / "banks", device, tuning=any(spec.tune == "ood" for spec in specs))
     judge(Spec("fold"), suite, banks, out)  # a rehearsal: whoever comes first would pay for torch's own start
     done, curves, scores, refused = [], [], {}, {}
     for spec in track(specs, "fitting and scoring"):

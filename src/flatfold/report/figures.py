@@ -67,6 +67,8 @@ def _histogram(axes: Axes, method: str, scores: dict[str, Scores]) -> None:
         )
     if logarithmic:
         axes.set_xscale("log")
+    else:
+        axes.locator_params(axis="x", nbins=5)  # long numbers would run into each other
     axes.set_title(method)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)

@@ -11,7 +11,6 @@ from ..files import write_atomically
 from . import figures
 
 HERE = Path(__file__).parent
-TUNED = {"nothing": "", "id": "ID data", "ood": "OOD data"}
 
 
 def write_report(folder: Path) -> Path:
@@ -55,12 +54,12 @@ def _facts(results: Results) -> str:
 def _table(results: Results) -> str:
     cells, columns = results.cells, results.columns
     best = {column: max(cells[run.method, column].auroc for run in results.methods) for column in columns}
-    names = ["method", *("average" if column == "all" else column for column in columns), "α", "tuned on"]
+    names = ["method", *("average" if column == "all" else column for column in columns), "α", "tuned"]
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     lines = [f"<thead><tr>{heads}</tr></thead><tbody>"]
     for run in results.ranked:
         figures_ = "".join(_cell(cells[run.method, column], best[column]) for column in columns)
-        last = f"<td>{run.alpha}</td><td>{TUNED[run.tuned_on]}</td>"
+        last = f"<td>{run.alpha}</td><td>{run.tuned}</td>"
         lines.append(f'<tr><th scope="row">{escape(run.method)}</th>{figures_}{last}</tr>')
     return f"<table>{''.join(lines)}</tbody></table>"
 
