@@ -169,3 +169,22 @@ def test_a_name_can_be_registered_once():
             ff.register("registered-by-a-test")(Constant)
     finally:
         del METHODS["registered-by-a-test"]
+
+
+def test_hyper_parameters_without_a_default_must_be_given(monkeypatch):
+    monkeypatch.setattr("flatfold.detectors.registry.METHODS", METHODS.copy())
+
+    @ff.register("needs-two")
+    class NeedsTwo(ff.Detector):
+        """Nothing."""
+
+        def __init__(self, first, *, second):
+            super().__init__()
+            self.both = (first, second)
+
+        def score(self, h):
+            return h.sum(-1)
+
+    with pytest.raises(TypeError, match="needs-two needs a value for second, which has no default"):
+        ff.create("needs-two", first=1)
+    assert ff.create("needs-two", first=1, second=2).both == (1, 2)

@@ -89,4 +89,12 @@ def test_logits_are_found_in_what_the_model_returns():
         def forward(self, x):
             return {"logits": 2 * x}
 
-    assert_close(ff.logits_function(Wrapped())(X), 2 * X)
+    assert_close(ff.logits_function(Wrapped().eval())(X), 2 * X)
+
+
+def test_a_model_in_training_mode_is_refused_when_it_is_run(model):
+    functions = ff.logits_function(model), ff.layers_of(model, X, "stem")
+    model.train()
+    for function in functions:
+        with pytest.raises(ValueError, match="in training mode, where scores are random"):
+            function(X)

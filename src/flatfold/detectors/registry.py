@@ -106,7 +106,7 @@ def hyperparameters(name: str, *, preset: str | None = None, **hyper: Any) -> di
 def _bind(name: str, preset: str | None, hyper: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
     """Return the factory's arguments, and alpha when it is meant for a partial normalisation in front."""
     named = signature(get_method(name).factory).parameters.values()
-    parameters = {p.name: p for p in named if p.kind is p.POSITIONAL_OR_KEYWORD}  # not the *args of a bare Module
+    parameters = {p.name: p for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"no preset is called {preset!r}. Known: {', '.join(PRESETS)}.")
     if preset is not None and name not in PRESETS[preset]:
@@ -122,4 +122,9 @@ def _bind(name: str, preset: str | None, hyper: dict[str, Any]) -> tuple[dict[st
         raise TypeError(
             f"{name} has no hyper-parameter {', '.join(unknown)}. It takes: {', '.join(parameters) or 'alpha only'}."
         )
+    missing = [
+        key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in asked
+    ]
+    if missing:
+        raise TypeError(f"{name} needs a value for {', '.join(missing)}, which has no default.")
     return {key: asked.get(key, parameter.default) for key, parameter in parameters.items()}, alpha

@@ -33,8 +33,18 @@ class _Seen(Exception):  # noqa: N818 - no error: a pass has shown all that was 
 
 
 def logits_function(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return the model as a function to its logits ``(n, c)``."""
-    return lambda x: logits_of(model(x))
+    """Return the model, in evaluation mode, as a function to its logits ``(n, c)``."""
+
+    def logits(x: Tensor) -> Tensor:
+        _check_mode(model)
+        return logits_of(model(x))
+
+    return logits
+
+
+def _check_mode(model: nn.Module) -> None:
+    if model.training:
+        raise ValueError("the model is in training mode, where scores are random. Call model.eval() first.")
 
 
 def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor], list[Tensor]]:
@@ -51,6 +61,7 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
     places = _stages(model, x) if wanted == "stages" else _stem(model, x) if wanted == "stem" else _named(model, wanted)
 
     def layers(x: Tensor) -> list[Tensor]:
+        _check_mode(model)
         with _watched(model, places) as seen, suppress(_Seen):
             model(x)
         return [seen[place] for place in places]
