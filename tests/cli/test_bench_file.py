@@ -50,6 +50,7 @@ first = 30
 name = "noise"
 group = "near"
 npz = "unknown.npz"
+skip = 30
 """
 
 

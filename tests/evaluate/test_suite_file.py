@@ -247,15 +247,15 @@ def test_a_file_that_two_splits_share_is_read_once(world, monkeypatch):
 
 
 def test_a_file_may_serve_in_several_ways(world):
-    world.document["ood_val"] = {"npz": "other.npz", "resize": 8}
     world.document["ood"] += [
         {"name": "twin", "group": "far", "npz": "other.npz", "x": "twin"},
         {"name": "known", "group": "near", "npz": "train.npz"},
+        {"name": "larger", "group": "far", "npz": "other.npz", "resize": 8},
     ]
     suite = world.suite()
-    strange, twin, known = (ood.images for ood in suite.ood)
-    assert (strange.transform.resize, suite.ood_val.transform.resize) == (None, 8)
-    assert np.array_equal(strange.x, suite.ood_val.x)
+    strange, twin, known, larger = (ood.images for ood in suite.ood)
+    assert (strange.transform.resize, larger.transform.resize) == (None, 8)
+    assert np.array_equal(strange.x, larger.x)
     assert np.array_equal(twin.x, pixels(7, seed=1))
     assert known.labels is None
     assert suite.train.labels is not None
@@ -689,3 +689,56 @@ def test_picked_rows_must_be_rows_of_the_source(row):
         ValueError, match=rf"picked rows must lie between 0 and 9, got {min(row, 3)} to {max(row, 3)}\."
     ):
         PickedImages(source(), np.array([row, 3]))
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("test", {"npz": "train.npz"}, r"\[test\]: 12 of its images are in \[train\] too"),
+        (
+            "test",
+            {"npz": "pool.npz"},
+            r"\[test\]: 12 of its images are in \[val\] too: methods would be judged",
+        ),
+        ("test", {"npz": "pool.npz", "first": 1, "skip": 0}, r"of its images are in \[val\] too"),
+    ],
+)
+def test_methods_are_not_judged_on_what_they_learn_from(section, change, message, world):
+    world.document[section] = change
+    if change.get("first"):
+        world.document["val"] = {"npz": "pool.npz", "first": 10}
+    with pytest.raises(ValueError, match=message):
+        world.read()
+
+
+def test_unknown_images_to_tune_on_are_others_than_those_judged(world):
+    world.document["ood_val"] = {"npz": "other.npz", "first": 3}
+    with pytest.raises(ValueError, match=r"\[ood_val\]: 3 of its images are in \[ood\] too.*first and skip"):
+        world.read()
+    world.document["ood"][0]["skip"] = 3
+    suite = world.suite()
+    assert row_numbers(suite.ood_val) == [0, 1, 2]
+    assert row_numbers(suite.ood[0].images) == [3, 4, 5, 6]
+
+
+def test_the_same_array_may_teach_twice_and_another_array_of_the_file_is_something_else(world):
+    world.document["train"] = world.document["val"] = {"npz": "train.npz"}
+    world.document["test"] = {"npz": "train.npz", "x": "twin"}
+    assert world.suite().val.rows == 12
+
+
+def test_skipping_everything_is_refused(world):
+    world.document["train"]["skip"] = 12
+    with pytest.raises(ValueError, match=r"\[train\]: first = 1 needs as many images, but there are 0"):
+        world.read()
+
+
+def test_folders_of_known_images_have_the_same_classes(world):
+    for split, names in {"a": ("cat", "dog", "eel"), "b": ("cat", "eel", "fox")}.items():
+        for name in names:
+            (world.folder / split / name).mkdir(parents=True)
+            Image.fromarray(pixels(1)[0]).save(world.folder / split / name / "0.png")
+    world.document["train"] = {"folder": "a"}
+    world.document["val"] = {"folder": "b"}
+    with pytest.raises(ValueError, match=r"\[val\]: its class folders are not those of \[train\]: dog, fox is in one"):
+        world.read()
