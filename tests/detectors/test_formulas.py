@@ -217,6 +217,7 @@ def test_float16_halves_the_bank_of_knn(make_world):
     assert half.bank.nbytes * 2 == full.bank.nbytes
     assert_close(half(world.unknown), full(world.unknown), rtol=0, atol=2e-3)
     assert half(world.unknown).dtype == torch.float32
+    assert full.bank.data_ptr() == world.bank.features.data_ptr()  # the bank itself, and no copy
 
 
 def test_nnguide_keeps_the_first_samples_or_draws_them(make_world):

@@ -1,14 +1,14 @@
 """Exact nearest neighbours by matrix products, a chunk of the bank at a time.
 
-Nothing of size (queries, bank) is ever kept, and nothing of the bank is copied but one chunk: a bank may be as large as
-the memory.
+Nothing of size (queries, bank) is ever kept, and nothing of the bank is copied but one block: a bank may be as large as
+the memory. Its rows stay as they are; what scales them is kept beside them.
 """
 
 import torch
 from torch import Tensor
 
 from .chunks import row_chunks
-from .shaping import partially_normalised
+from .shaping import partially_normalised, row_norms
 
 PRODUCTS = 2**25
 """Inner products kept at once, 128 MB in float32."""
@@ -16,35 +16,36 @@ BLOCK_ROWS = 1024
 """Rows of the bank in one matrix product."""
 
 
-def unit_rows(features: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the rows on the unit sphere, stored as ``dtype``; rows of zeros stay zero.
+def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what every row of a bank must be multiplied with to have length 1, ``(m,)``; 0 for rows of zeros.
 
     Example:
-        >>> unit_rows(torch.tensor([[3.0, 4.0]]), torch.float16)
-        tensor([[0.6001, 0.7998]], dtype=torch.float16)
+        >>> unit_scale(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.float32)
+        tensor([0.2000, 0.0000])
     """
-    stored = torch.empty(features.shape, dtype=dtype, device=features.device)
-    for part in row_chunks(len(features)):
-        stored[part] = partially_normalised(features[part], 1.0)
+    norms = torch.cat([row_norms(bank[part].to(dtype)).squeeze(-1) for part in row_chunks(len(bank))])
+    return torch.where(norms > torch.finfo(dtype).tiny, 1 / norms, 0.0)
+
+
+def in_half_precision(bank: Tensor) -> Tensor:
+    """Return the rows of a bank on the unit sphere in float16, which their own length might not fit into."""
+    stored = torch.empty(bank.shape, dtype=torch.float16, device=bank.device)
+    for part in row_chunks(len(bank)):
+        stored[part] = partially_normalised(bank[part], 1.0)
     return stored
 
 
-def half_squares(bank: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``|b|^2 / 2`` of every row of a bank, ``(m,)``."""
-    parts = [bank[part].to(dtype).square().sum(dim=-1) / 2 for part in row_chunks(len(bank))]
-    return torch.cat(parts)
-
-
-def largest_products(queries: Tensor, bank: Tensor, k: int, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    r"""Return the k largest of ``q . b - offset`` over the rows b of a bank, and which rows they are.
-
-    With ``|b|^2 / 2`` as offsets these are the k nearest rows, for ``|q - b|^2 = |q|^2 - 2 (q . b - |b|^2 / 2)``.
+def largest_products(
+    queries: Tensor, bank: Tensor, k: int, scale: Tensor | None = None, offsets: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Return the k largest of ``scale q . b - offset`` over the rows b of a bank, and which rows they are.
 
     Args:
         queries: ``(n, d)``.
         bank: ``(m, d)``, possibly in a shorter floating-point type.
         k: At most m.
-        offsets: Subtracted from the products with each row of the bank, ``(m,)``.
+        scale: A factor of each row, ``(m,)``, 1 by default.
+        offsets: Subtracted from the products with each row, ``(m,)``, 0 by default.
 
     Returns:
         Values and rows of the bank, ``(n, k)`` each, largest first.
@@ -54,16 +55,22 @@ def largest_products(queries: Tensor, bank: Tensor, k: int, offsets: Tensor | No
         (tensor([[2.]]), tensor([[1]]))
     """
     best: list[tuple[Tensor, Tensor]] = []
+    scale = queries.new_ones(len(bank)) if scale is None else scale
     offsets = queries.new_zeros(len(bank)) if offsets is None else offsets
     multiply = _traced_products if torch.compiler.is_compiling() or queries.requires_grad else _Products(queries)
     for part in row_chunks(len(bank), _chunk_rows(queries, len(bank), k)):
-        values, found = multiply(queries, bank[part], offsets[part]).topk(min(k, len(bank[part])))
+        products = multiply(queries, bank[part], scale[part], offsets[part])
+        values, found = products.topk(min(k, products.shape[1]))
         best = [_merged([*best, (values, found + part.start)], k)]
     return best[0]
 
 
-def _traced_products(queries: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
-    return torch.addmm(offsets, queries, rows.to(queries.dtype).mT, beta=-1)
+def _traced_products(queries: Tensor, rows: Tensor, scale: Tensor, offsets: Tensor) -> Tensor:
+    return torch.addmm(offsets, queries, _scaled(rows, scale).mT, beta=-1)
+
+
+def _scaled(rows: Tensor, scale: Tensor) -> Tensor:
+    return rows.to(scale.dtype) * scale[:, None]
 
 
 class _Products:
@@ -76,13 +83,13 @@ class _Products:
     def __init__(self, queries: Tensor) -> None:
         self.buffer = queries.new_empty(len(queries), 0)
 
-    def __call__(self, queries: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
-        """Return ``queries @ rows.T - offsets``, to be used before the next call."""
+    def __call__(self, queries: Tensor, rows: Tensor, scale: Tensor, offsets: Tensor) -> Tensor:
+        """Return ``queries @ (scale * rows).T - offsets``, to be used before the next call."""
         if self.buffer.shape[1] < len(rows):
             self.buffer = queries.new_empty(len(queries), len(rows))
         products = self.buffer[:, : len(rows)]
         for part in row_chunks(len(rows), BLOCK_ROWS):
-            block = rows[part].to(queries.dtype).mT
+            block = _scaled(rows[part], scale[part]).mT
             torch.addmm(offsets[part], queries, block, beta=-1, out=products[:, part])
         return products
 
@@ -102,16 +109,18 @@ def _merged(parts: list[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]
     return values, rows.gather(-1, order)
 
 
-def kth_distance(queries: Tensor, bank: Tensor, halves: Tensor, k: int) -> Tensor:
-    r"""Return the squared distance to the k-th nearest row of the bank, ``(n,)``.
+def kth_distance(queries: Tensor, bank: Tensor, scale: Tensor, k: int) -> Tensor:
+    r"""Return the squared distance to the k-th nearest row of a bank of directions, ``(n,)``.
 
-    The neighbour is found by products and its distance taken from differences, which do not cancel.
+    The neighbour is found by products, for ``|q - b|^2 = |q|^2 - 2 (q . b - |b|^2 / 2)``, and its distance is taken
+    from differences, which do not cancel.
 
     Args:
         queries: ``(n, d)``.
         bank: ``(m, d)``, possibly in a shorter floating-point type.
-        halves: ``half_squares(bank, queries.dtype)``, ``(m,)``.
+        scale: ``unit_scale(bank, queries.dtype)``, ``(m,)``.
         k: At most m.
     """
-    _, rows = largest_products(queries, bank, k, halves)
-    return (queries - bank[rows[:, -1]].to(queries.dtype)).square().sum(dim=-1)
+    halves = (scale > 0).to(scale.dtype) / 2
+    rows = largest_products(queries, bank, k, scale, halves)[1][:, -1]
+    return (queries - _scaled(bank[rows], scale[rows])).square().sum(dim=-1)

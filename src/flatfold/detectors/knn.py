@@ -5,13 +5,12 @@ Sun et al., "Out-of-Distribution Detection with Deep Nearest Neighbors", ICML 20
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank
 from ..core.check import check_count
 from ..core.head import Head
-from ..core.neighbours import half_squares, kth_distance, unit_rows
+from ..core.neighbours import in_half_precision, kth_distance, unit_scale
 from ..core.shaping import partially_normalised
 from .base import Detector
 from .registry import register
@@ -23,15 +22,17 @@ class Knn(Detector):
 
     .. math:: s(h) = \| \bar h - \bar h_{(k)} \|^2, \qquad \bar h = h / \|h\|
 
-    Exact, by matrix products over chunks of the bank. Features of zeros stay zeros, at distance 1 from all others.
+    Exact, by matrix products over chunks of the bank. It needs the memory of the bank and one chunk, for the features
+    are kept where they are and not copied: do not change them afterwards. Features of zeros stay zeros, at distance 1
+    from all others.
 
     Args:
         k: Which neighbour counts.
-        storage: ``"float16"`` keeps the bank in half the memory; distances are then good to about 1e-3.
+        storage: ``"float16"`` keeps a copy of half the size instead; distances are then good to about 1e-3.
     """
 
     bank: Tensor
-    halves: Tensor
+    scale: Tensor
 
     def __init__(self, k: int = 50, storage: Literal["float16"] | None = None) -> None:
         super().__init__()
@@ -39,14 +40,14 @@ class Knn(Detector):
         self.storage = storage
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Keep the features, on the unit sphere."""
+        """Keep the features and what brings them to unit length."""
         check_count("k", self.k, len(bank), "samples in the bank")
         if self.storage not in (None, "float16"):
             raise ValueError(f'storage must be "float16", or None for the type of the features, got {self.storage!r}.')
-        stored = unit_rows(bank.features, torch.float16 if self.storage else bank.features.dtype)
+        stored = in_half_precision(bank.features) if self.storage else bank.features.contiguous()
         self.register_head(head)
-        self.register_buffers(bank=stored, halves=half_squares(stored, bank.features.dtype))
+        self.register_buffers(bank=stored, scale=unit_scale(stored, head.weight.dtype))
 
     def score(self, h: Tensor) -> Tensor:
         """Return the distance to the k-th neighbour."""
-        return kth_distance(partially_normalised(h, 1.0), self.bank, self.halves, self.k)
+        return kth_distance(partially_normalised(h, 1.0), self.bank, self.scale, self.k)
