@@ -82,3 +82,11 @@ def test_another_file_under_that_name_is_refused(content, message, tmp_path):
     (tmp_path / "results.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         load_results(tmp_path)
+
+
+def test_an_average_that_repeats_another_is_not_shown(results):
+    assert results.columns == ["noise", "all"]  # all of it is far
+    near = make_row("msp", "nothing", "pens", "near", results.scores["msp/id"], results.scores["msp/noise"])
+    rows = [*results.rows, near]
+    suite = {**results.suite, "ood": [*results.suite["ood"], {"name": "pens"}]}
+    assert replace(results, suite=suite, averages=averages(rows)).columns == ["noise", "pens", "near", "far", "all"]

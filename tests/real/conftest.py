@@ -53,11 +53,11 @@ def images(data, name):
 
 @pytest.fixture(scope="session", params=[20, 56], ids=["resnet20", "resnet56"])
 def cifar(request, data):
-    """A pretrained network's depth, head, and features of CIFAR-10's test set, textures and MNIST."""
+    """A pretrained network's depth, head, and features of CIFAR-10 (test, some of train), textures and MNIST."""
     model = example("cifar_resnet").CifarResNet((request.param - 2) // 6)
     model.load_state_dict(load_file(data / f"cifar10_resnet{request.param}.safetensors"))
     banks = {}
-    for name in ("cifar10_test", "textures_dtd10_32", "mnist_test"):
+    for name in ("cifar10_test", "cifar10_train_5k", "textures_dtd10_32", "mnist_test"):
         bank, head = extract(model, images(data, name))
-        banks[name] = bank if name == "cifar10_test" else FeatureBank(bank.features)
+        banks[name] = bank if name.startswith("cifar10") else FeatureBank(bank.features)
     return request.param, head, banks

@@ -54,8 +54,9 @@ class Results:
 
     @property
     def groups(self) -> list[str]:
-        """The averages that exist, of ``near``, ``far`` and ``all``."""
-        return [over for over in ("near", "far", "all") if any(mean.over == over for mean in self.averages)]
+        """The averages worth showing: ``near``, ``far`` and ``all``, or ``all`` alone where it is the same as another."""
+        here = {mean.over for mean in self.averages}
+        return ["near", "far", "all"] if {"near", "far"} <= here else ["all"]
 
     @property
     def cells(self) -> dict[tuple[str, str], Row | Average]:
