@@ -94,3 +94,8 @@ def test_what_was_left_out_is_said_as_it_stands(results, monkeypatch):
 def test_the_network_is_named_when_there_are_several(results, monkeypatch):
     results.suite["network"] = "resnet20"
     assert "toy, resnet20: A toy." in printed(results, monkeypatch, force_terminal=False, width=200)
+
+
+def test_brackets_in_a_suites_words_are_words(results, monkeypatch):
+    results.suite["about"] = "Photos [/data/photos] v2."
+    assert "Photos [/data/photos] v2." in printed(results, monkeypatch, force_terminal=False, width=200)

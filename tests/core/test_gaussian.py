@@ -88,3 +88,18 @@ def test_means_are_those_of_the_classes_that_occur_whatever_the_chunks(monkeypat
     small = fit_gaussian(features, labels)
     monkeypatch.undo()
     assert_close(squared_distances(features, small), squared_distances(features, fit_gaussian(features, labels)))
+
+
+def test_distances_are_never_negative_and_noise_is_no_direction():
+    features, labels = make_case()
+    gaussian = fit_gaussian(features, labels)
+    means = class_means(features, labels)[1]
+    assert (squared_distances(means, gaussian) >= 0).all()
+    eps = torch.finfo(torch.float64).eps
+    assert whitening_of(torch.diag(torch.tensor([1.0, 0.5, 2 * eps], dtype=torch.float64))).shape == (3, 2)
+
+
+def test_labels_may_lie_anywhere_in_memory():
+    features, labels = make_case()
+    strided = torch.stack([labels, labels], dim=1)[:, 0]
+    assert_close(fit_gaussian(features, strided).means, fit_gaussian(features, labels).means)

@@ -59,3 +59,9 @@ def test_a_tail_without_spread_becomes_a_step(tail):
 def test_distances_below_the_tail_are_certain_to_be_known():
     fit = fit_tails(*padded([[5.0, 6.0, 8.0]]))
     assert float(fit.cdf(torch.tensor([0.0], dtype=torch.float64))) == 0.0
+
+
+def test_what_the_padding_holds_is_no_matter():
+    tails, valid = padded([[1.0, 2.0, 4.0], [1.0, 5.0]])
+    noisy = tails.masked_fill(~valid, 1e9)
+    assert_close(fit_tails(noisy, valid), fit_tails(tails, valid))

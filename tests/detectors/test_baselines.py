@@ -30,10 +30,10 @@ def test_the_energy_has_a_temperature(world):
     assert_close(scores.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), "hot"])
 def test_a_temperature_that_is_not_positive_is_refused(temperature, make_world):
     world = make_world()
-    with pytest.raises(ValueError, match="temperature must be above 0"):
+    with pytest.raises(ValueError, match="temperature must be a finite number above 0"):
         ff.Ebo(temperature).fit(world.bank, world.head)
 
 

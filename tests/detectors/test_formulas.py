@@ -322,9 +322,9 @@ REFUSALS = {
     "everything clipped": ("react", {"percentile": 100}, "percentile must be 0, or at least 1 and below 100"),
     "a share for a percentage": ("ash", {"percentile": 0.9}, "It is in percent: 90 is customary"),
     "nothing left of 24 features": ("scale", {"percentile": 99}, "of 24 features leaves none of them. Use a smaller"),
-    "a cold energy": ("ebo", {"temperature": 0}, r"temperature must be above 0, got 0. 1 is customary"),
-    "a flat entropy": ("gen", {"gamma": 0}, "gamma must be above 0"),
-    "an empty tail": ("openmax", {"tail": 0}, "tail must be a whole number from 1 to 360, the number of samples"),
+    "a cold energy": ("ebo", {"temperature": 0}, "temperature must be a finite number above 0, got 0"),
+    "a flat entropy": ("gen", {"gamma": 0}, "gamma must be a finite number above 0"),
+    "an empty tail": ("openmax", {"tail": 0}, "tail must be a whole number from 1 on, got 0"),
 }
 
 
@@ -358,3 +358,130 @@ def test_features_inside_of_the_principal_space_are_refused_by_vim(make_world):
     flat[:, 3:] = 0
     with pytest.raises(ValueError, match="leave nothing outside of 12 dimensions"):
         ff.Vim().fit(ff.FeatureBank(flat), ff.Head(world.head.weight))
+
+
+def test_openmax_is_its_formula_for_other_numbers_of_classes_and_wrong_samples(make_world):
+    """Two classes that give up a share, a bank with mistakes in it, log-odds."""
+    world = make_world(torch.float64)
+    labels = world.bank.labels.clone()
+    labels[::9] = (labels[::9] + 1) % 6
+    bank = ff.FeatureBank(world.bank.features, labels)
+    detector, odds = (ff.OpenMax(top=2, logarithm=log).fit(bank, world.head) for log in (False, True))
+    slow = Slow(type(world)(world.head, bank, world.unknown))
+    for h, got in zip(world.unknown[:8], detector(world.unknown[:8]), strict=True):
+        v = slow.logits(h.numpy())
+        moved = np.zeros(6)
+        for rank, c in enumerate(np.argsort(-v)[:2]):
+            mean = slow.z[slow.correct(c)].mean(0)
+            tail = np.sort(np.linalg.norm(slow.z[slow.correct(c)] - mean, axis=1))[-20:]
+            shape, _, scale = weibull_min.fit(tail - tail[0] + 1, floc=0)
+            distance = np.linalg.norm(v - mean) - tail[0] + 1
+            moved[c] = v[c] * (2 - rank) / 2 * weibull_min.cdf(distance, shape, scale=scale)
+        expected = np.exp(moved.sum()) / (np.exp(v - moved).sum() + np.exp(moved.sum()))
+        assert float(got) == pytest.approx(expected, rel=1e-3)
+    assert_close(torch.sigmoid(odds(world.unknown)), detector(world.unknown))
+
+
+def test_openmax_takes_two_classes_and_tails_longer_than_the_bank():
+    bank = ff.FeatureBank(torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.2, 3.0]]), torch.tensor([0, 0, 1, 1]))
+    assert ff.OpenMax(tail=50).fit(bank, ff.Head(torch.eye(2)))(bank.features).isfinite().all()
+
+
+def test_gen_counts_the_largest_probabilities_only_and_all_if_there_are_fewer(make_world):
+    world = make_world(torch.float64)
+    p = world.head(world.unknown).softmax(-1).sort(descending=True).values[:, :2]
+    assert_close(ff.Gen(top=2).fit(world.bank, world.head)(world.unknown), (p * (1 - p)).pow(0.1).sum(-1))
+    many, all_of_them = (ff.Gen(top=top).fit(world.bank, world.head)(world.unknown) for top in (1000, 6))
+    assert_close(many, all_of_them)
+
+
+def test_gen_keeps_what_is_left_beside_a_sure_class():
+    head = ff.Head(torch.eye(3))
+    h = torch.tensor([[40.0, 3.0, 0.0], [30.0, 0.0, 1.0]])
+    scores = ff.Gen().fit(ff.FeatureBank(h), head)(h)
+    p = h.double().softmax(-1)
+    rest = torch.stack([p.sum(-1) - 0 - p[:, c] if c else p[:, 1] + p[:, 2] for c in range(3)], dim=-1)
+    assert_close(scores.double(), (p * rest).pow(0.1).sum(-1), rtol=1e-6, atol=0)
+
+
+def test_sizes_of_negative_features_count_too():
+    h = torch.tensor([[1.0, -2.0]])
+    head, bank = ff.Head(torch.eye(2)), ff.FeatureBank(torch.tensor([[0.0, 0.0], [0.5, 0.1]]))
+    weak, strong = (ff.Nci(s).fit(bank, head)(h) for s in (0.0, 1.0))
+    assert_close(weak - strong, torch.tensor([3.0]))
+    assert_close(ff.GradNorm().fit(bank, head)(h), -3 * (2 * head(h).softmax(-1) - 1).abs().sum(-1))
+
+
+@pytest.mark.parametrize("name", ["fdbd", "nci"])
+def test_the_centre_itself_has_a_finite_score(name, make_world):
+    world = make_world()
+    detector = ff.create(name).fit(world.bank, world.head)
+    assert detector(detector.centre[None]).isfinite().all()
+
+
+def test_dice_drops_the_weight_at_the_threshold():
+    head = ff.Head(torch.arange(1.0, 22.0).reshape(3, 7))
+    dice = ff.Dice(percentile=50).fit(ff.FeatureBank(torch.ones(3, 7)), head)
+    assert sorted(dice.sparse[dice.sparse > 0].tolist()) == list(range(12, 22))  # 11 is the middle
+
+
+def test_scale_of_flat_features_stays_finite():
+    assert (
+        ff.create("scale", percentile=99)
+        .fit(ff.FeatureBank(torch.ones(3, 2048)), ff.Head(torch.randn(4, 2048, generator=torch.manual_seed(0))))(
+            torch.ones(1, 2048)
+        )
+        .isfinite()
+    )
+
+
+def test_each_seed_of_nnguide_keeps_other_samples(make_world):
+    world = make_world()
+    one, two = (ff.NNGuide(k=10, seed=seed).fit(world.bank, world.head).bank for seed in (1, 2))
+    assert not torch.equal(one, two)
+
+
+def test_a_bias_that_changes_after_the_fit_does_not_reach_the_detector(make_world):
+    world = make_world()
+    bias = world.head.bias.clone()
+    detector = ff.Ebo().fit(world.bank, ff.Head(world.head.weight, bias))
+    before = detector(world.unknown)
+    bias += 1
+    assert torch.equal(detector(world.unknown), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        ("ebo", {"temperature": "hot"}),
+        ("ebo", {"temperature": float("inf")}),
+        ("react", {"percentile": "90"}),
+        ("dice", {"percentile": None}),
+        ("nci", {"strength": "x"}),
+        ("nnguide", {"seed": "abc"}),
+        ("nnguide", {"share": "all"}),
+        ("gen", {"gamma": float("inf")}),
+        ("msp", {"logarithm": "false"}),
+        ("openmax", {"logarithm": 1}),
+        ("autofold", {"max_classes": "ten"}),
+    ],
+)
+def test_words_for_numbers_get_a_sentence(name, hyper, make_world):
+    world = make_world()
+    with pytest.raises(ValueError, match=f"{next(iter(hyper))} must be"):
+        ff.create(name, **hyper).fit(world.bank, world.head)
+    if name == "msp":
+        with pytest.raises(ValueError, match="masked must be True or False, got 'false'"):
+            ff.create("fold-r", masked="false")
+
+
+def test_fitting_works_in_inference_mode(make_world):
+    world = make_world()
+    with torch.inference_mode():
+        assert ff.TempScale().fit(world.bank, world.head).temperature_ > 0
+
+
+def test_many_absent_classes_are_counted():
+    bank = ff.FeatureBank(torch.eye(9), torch.tensor([0, 1] * 4 + [0]))
+    with pytest.raises(ValueError, match=r"has none of class 2, 3, 4, 5, 6 and 2 more"):
+        ff.She().fit(bank, ff.Head(torch.eye(9)))

@@ -96,7 +96,7 @@ def test_the_network_is_no_part_of_the_state(name, case):
 
 @every_method
 def test_says_what_is_missing(name, case):
-    with pytest.raises(ff.NotFittedError, match=r"has no network. Call .fit\(network, batches\) first"):
+    with pytest.raises(ff.NotFittedError, match=r"is not fitted. Call .fit\(network, batches\) first"):
         ff.create(name)(case[2])
     with pytest.raises(ValueError, match=r"the network is in training mode, where scores are random. Call .eval\(\)"):
         ff.create(name).fit(nn.Linear(2, 2), [])
@@ -105,9 +105,9 @@ def test_says_what_is_missing(name, case):
 
 
 @every_method
-@pytest.mark.parametrize("epsilon", [-0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("epsilon", [-0.1, float("nan"), float("inf"), "far"])
 def test_a_step_must_have_a_length(name, epsilon, case):
-    with pytest.raises(ValueError, match="epsilon must be 0 or above"):
+    with pytest.raises(ValueError, match="epsilon must be a number from 0 on"):
         fitted(name, case, epsilon=epsilon)
 
 
@@ -174,7 +174,7 @@ def make_scaled(factor):
 
 @pytest.mark.parametrize("temperature", [0, -1])
 def test_odin_needs_a_temperature(temperature, case):
-    with pytest.raises(ValueError, match=r"temperature must be above 0, got .*. 1000 is customary"):
+    with pytest.raises(ValueError, match=r"temperature must be a finite number above 0, got .*. 1000 is customary"):
         fitted("odin", case, temperature=temperature)
 
 
@@ -234,10 +234,63 @@ def test_mdsens_can_be_an_ensemble(case):
 
 
 def test_weights_are_one_per_layer(case):
-    with pytest.raises(ValueError, match="weights must have one number per layer, 1, got 2"):
+    with pytest.raises(ValueError, match=r"weights must be one number per layer, 1, got \(1, 2\)"):
         fitted("mdsens", case, weights=(1, 2))
 
 
 def test_mdsens_needs_something_to_learn_from(case):
     with pytest.raises(ValueError, match="MDSEns learns from labelled inputs"):
         ff.MdsEns().fit(function("mdsens", case[0]), [])
+
+
+def test_a_failed_refit_leaves_the_detector_as_it_was(case):
+    x = case[2]
+    detector = fitted("mdsens", case)
+    before = detector(x)
+    other = make_network(seed=3, dtype=x.dtype)
+    for bad in ([], [(x, None)]):
+        with pytest.raises(ValueError, match="MDSEns learns from labelled inputs"):
+            detector.fit(function("mdsens", other), bad)
+        assert_close(detector(x), before)
+
+
+def test_a_refit_keeps_nothing_of_the_last_one(case):
+    model, batches, x = case
+    detector = ff.MdsEns(weights=(1.0, 1.0)).fit(ff.layers_of(model, x, "stages"), batches)
+    detector.weights = None
+    detector.fit(function("mdsens", model), batches)
+    assert set(detector.state_dict()) == set(fitted("mdsens", case).state_dict())
+
+
+def test_a_network_alone_is_not_enough_for_a_method_that_learns(case):
+    with pytest.raises(ff.NotFittedError, match="is not fitted"):
+        ff.MdsEns().attach(function("mdsens", case[0]))(case[2])
+
+
+@every_method
+def test_scores_where_gradients_cannot_be_and_of_inputs_that_have_one(name, case):
+    detector = fitted(name, case)
+    expected = detector(case[2])
+    with torch.inference_mode():
+        assert_close(detector(case[2].clone()), expected)
+    x = case[2].clone().requires_grad_()
+    assert not detector(x).requires_grad
+    assert x.requires_grad
+    assert x.grad is None
+
+
+@every_method
+@pytest.mark.parametrize("x", [torch.zeros(2, 3, 8, 8, dtype=torch.uint8), np.zeros((2, 3, 8, 8))])
+def test_inputs_that_are_not_prepared_are_refused(name, x, case):
+    with pytest.raises(TypeError, match="inputs must be a floating-point tensor, prepared as for the network"):
+        fitted(name, case)(x)
+
+
+@pytest.mark.parametrize("std", [0.0, -0.5, (0.2, 0.0, 0.2), "half"])
+def test_deviations_are_above_zero(std, case):
+    with pytest.raises(ValueError, match="std must be a finite number above 0"):
+        fitted("odin", case, std=std)
+
+
+def test_the_default_deviation_is_openoods():
+    assert ff.Odin().std == 0.5

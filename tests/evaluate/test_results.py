@@ -90,3 +90,11 @@ def test_an_average_that_repeats_another_is_not_shown(results):
     rows = [*results.rows, near]
     suite = {**results.suite, "ood": [*results.suite["ood"], {"name": "pens"}]}
     assert replace(results, suite=suite, averages=averages(rows)).columns == ["noise", "pens", "near", "far", "all"]
+
+
+def test_numbers_that_json_does_not_know_leave_the_old_files_whole(results, tmp_path):
+    results.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="JSON"):
+        replace(results, methods=[replace(results.methods[0], hyper={"gamma": float("inf")})], rows=[]).save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

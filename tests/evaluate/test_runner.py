@@ -60,7 +60,8 @@ def suite():
     noise = ArrayImages(pixels, None, transform, batch_size=16)
     dark = ArrayImages(rng.integers(0, 9, (20, 8, 8), dtype=np.uint8), None, transform, batch_size=16)
     ood = (OodSet("noise", "far", noise, "Noise."), OodSet("dark", "near", dark, "Darkness."))
-    return Suite("bars", "Bars.", Bars().eval(), known(120), known(60), known(80), ood, seed=3, ood_val=noise)
+    grey = ArrayImages(rng.integers(90, 130, (30, 8, 8), dtype=np.uint8), None, transform, batch_size=16)
+    return Suite("bars", "Bars.", Bars().eval(), known(120), known(60), known(80), ood, seed=3, ood_val=grey)
 
 
 def test_every_method_gets_a_row_per_data_set(suite, tmp_path):
@@ -286,3 +287,51 @@ def test_a_method_that_refuses_the_data_is_left_out_with_its_reason(suite, tmp_p
     assert "knn:k=121 is left out: k must be" in caplog.text
     with pytest.raises(ValueError, match="knn:k=121: k must be a whole number"):
         run(suite, ["knn:k=121"], tmp_path)
+
+
+def test_tuning_on_known_data_never_looks_at_unknown_images(suite, tmp_path):
+    results = run(suite, ["knn@ood", "knn@id"], tmp_path)
+    on_ood, on_id = ([t for t in method.trials if t["value"] is not None] for method in results.methods)
+    assert all(trial["stderr"] is None for trial in on_ood)
+    assert all(trial["stderr"] is not None for trial in on_id)
+
+
+def test_odin_is_tuned_on_validation_images(suite, tmp_path):
+    (told,) = run(suite, ["odin:temperature=1@ood"], tmp_path).methods
+    odin = ff.Odin(1, 0.0014, 1.0).fit(ff.logits_function(suite.model))
+    known, unknown = (
+        odin(torch.cat([b[0] if isinstance(b, tuple) else b for b in s])) for s in (suite.val, suite.ood_val)
+    )
+    assert told.trials[0]["value"] == pytest.approx(ff.auroc(known, unknown))
+
+
+def test_scores_of_another_network_or_of_other_training_images_are_not_taken(suite, tmp_path):
+    first = run(suite, ["odin", "mdsens"], tmp_path)
+    other = replace(suite, train=suite.val, val=suite.train)
+    second = run(other, ["mdsens"], tmp_path)
+    assert not np.allclose(first.scores["mdsens/dark"], second.scores["mdsens/dark"])
+    with torch.no_grad():
+        suite.model.head.weight *= 2
+    third = run(suite, ["odin"], tmp_path)
+    assert not np.allclose(first.scores["odin/dark"], third.scores["odin/dark"])
+
+
+@pytest.mark.parametrize("change", [{"ood_val": "noise"}, {"test": "val"}, {"test": "train"}])
+def test_a_suite_that_judges_on_what_it_teaches_is_refused(change, suite):
+    images = {"noise": suite.ood[0].images, "val": suite.val, "train": suite.train}
+    copies = {
+        key: ArrayImages(
+            images[name].x, None if images[name].labels is None else images[name].labels.numpy(), images[name].transform
+        )
+        for key, name in change.items()
+    }
+    with pytest.raises(ValueError, match="hold the same images: methods would be judged on what they learn from"):
+        replace(suite, **copies)
+
+
+def test_an_error_that_nobody_foresaw_costs_one_method_only(suite, tmp_path, monkeypatch):
+    monkeypatch.setattr(ff.Mls, "score", lambda self, h: h[:, 99])
+    results = run(suite, ["mls", "msp"], tmp_path)
+    assert list(results.refused) == ["mls"]
+    assert results.refused["mls"].startswith("IndexError: ")
+    assert [method.method for method in results.methods] == ["msp"]

@@ -202,3 +202,95 @@ def test_leaving_out_a_class_renumbers_the_others():
     assert smaller_head.bias.tolist() == [0, 2]
     with pytest.raises(ValueError, match="at least three of them, but this head has two"):
         without_class(smaller_bank, smaller_head, 0)
+
+
+def test_a_method_that_fits_on_validation_data_is_not_given_training_data(world):
+    bank, head, unknown = world
+    other = ff.FeatureBank(bank.features * 3, bank.labels)
+    with_train, without = (ff.tune("react", head, bank, train=t, ood=unknown).trials for t in (other, None))
+    assert with_train == without
+
+
+def test_on_unknown_data_the_known_side_is_validation_data(world):
+    bank, head, unknown = world
+    train = ff.FeatureBank(bank.features[::2] * 1.1, bank.labels[::2])
+    trial = ff.tune("knn", head, bank, train=train, ood=unknown, grid={"k": [5]}).trials[0]
+    detector = ff.Knn(5).fit(train, head)
+    assert trial.value == ff.auroc(detector(bank.features), detector(unknown.features))
+
+
+def test_what_is_given_leaves_the_default_grid(world):
+    bank, head, unknown = world
+    tuning = ff.tune("gen", head, bank, ood=unknown, top=3)
+    assert tuning.hyper["top"] == 3
+    assert [trial.hyper for trial in tuning.trials] == [{"gamma": g} for g in (0.01, 0.1, 0.5, 1, 2, 5, 10)]
+    with pytest.raises(TypeError, match="top is both in the grid and given"):
+        ff.tune("gen", head, bank, ood=unknown, grid={"top": [3]}, top=3)
+    with pytest.raises(ValueError, match="gen has no values to choose from"):
+        ff.tune("gen", head, bank, ood=unknown, grid={"top": 3})
+
+
+def test_labels_that_the_head_does_not_have_are_refused(world):
+    bank, head, _ = world
+    with pytest.raises(ValueError, match="labels go up to 8 but the head has 6 classes"):
+        ff.tune("knn", head, ff.FeatureBank(bank.features, bank.labels + 3), train=bank)
+
+
+def test_classes_without_training_data_are_left_out_and_said(world):
+    bank, head, _ = world
+    train = bank[bank.labels != 2]
+    with pytest.warns(UserWarning, match="classes that the training data does not have are left out"):
+        some = ff.tune("knn", head, bank, train=train, grid={"k": [5]}).trials[0]
+    assert some.value == ff.tune("knn", head, train, train=train, grid={"k": [5]}).trials[0].value
+
+
+def test_one_class_cannot_be_left_out(world):
+    bank, head, _ = world
+    one = bank[bank.labels == 1]
+    with pytest.raises(ValueError, match="takes samples of at least two classes, but this bank has one only"):
+        ff.tune("fold", head, one)
+
+
+def test_each_seed_draws_its_own_classes_and_twenty_at_most():
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(25).repeat(4)
+    head = ff.Head(torch.randn(25, 30, generator=g))
+    bank = ff.FeatureBank(torch.randn(100, 30, generator=g) + head.weight[labels], labels)
+    values = [ff.tune("msp", head, bank, grid={"alpha": [0.5]}, max_classes=2, seed=s).trials[0].value for s in (0, 1)]
+    assert values[0] != values[1]
+    default, twenty = (
+        ff.tune("msp", head, bank, grid={"alpha": [0.5]}, **m).trials[0] for m in ({}, {"max_classes": 20})
+    )
+    assert default == twenty
+    assert default != ff.tune("msp", head, bank, grid={"alpha": [0.5]}, max_classes=19).trials[0]
+
+
+def test_a_difference_within_the_error_is_said_and_the_smallest_one_decides():
+    with pytest.warns(UserWarning, match="hardly better"):
+        search("m", {}, [{"i": 0}, {"i": 1}], lambda point: (0.8 + point["i"] / 100, 0.05), "id")
+    assert search("m", {}, [{"i": 0}, {"i": 1}], lambda p: (0.90001 + p["i"] * 1e-5, None), "ood").hyper == {"i": 1}
+
+
+def test_among_equal_percentiles_the_middle_one_wins_and_only_its_warnings_are_told():
+    labels = torch.arange(3).repeat(8)
+    h = 9 * torch.eye(3)[labels]  # every threshold is 9 and every exponent tells all samples apart
+    detector = ff.create("autofold-r", percentile=(97, 98, 99), grid=[0.1, 0.2])
+    with pytest.warns(UserWarning, match="AutoFold's curve is flat") as caught:
+        detector.fit(ff.FeatureBank(h, labels), ff.Head(torch.eye(3)))
+    assert len(caught) == 1
+    assert float(detector.percentile_) == 98
+
+
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+def test_percentiles_that_leave_no_feature_are_passed_over():
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(4).repeat(10)
+    weight = torch.eye(4).repeat(1, 2)
+    bank = ff.FeatureBank(3 * weight[labels] + torch.rand(40, 8, generator=g), labels)
+    detector = ff.create("autofold-a").fit(bank, ff.Head(weight))
+    assert detector.percentiles_.tolist() == [65, 70, 75, 80, 85, 90]
+    with pytest.raises(ValueError, match="leaves none of them"):
+        ff.create("autofold-a", percentile=[95, 96]).fit(bank, ff.Head(weight))
+    for bad in ([], "90"):
+        with pytest.raises(ValueError, match="percentile must be a number, or several"):
+            ff.create("autofold-a", percentile=bad)

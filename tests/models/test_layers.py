@@ -75,7 +75,7 @@ def test_gradients_flow_back_to_the_input(model):
 
 def test_a_model_without_a_second_convolution_has_no_stem():
     with pytest.raises(ValueError, match=r"second convolution, but this one called 0. Name the layers to use"):
-        ff.layers_of(nn.Linear(4, 3), torch.zeros(1, 4), "stem")
+        ff.layers_of(nn.Linear(4, 3).eval(), torch.zeros(1, 4), "stem")
 
 
 @pytest.mark.parametrize("wanted", [["conv9"], [], "trunk"])
@@ -98,3 +98,75 @@ def test_a_model_in_training_mode_is_refused_when_it_is_run(model):
     for function in functions:
         with pytest.raises(ValueError, match="in training mode, where scores are random"):
             function(X)
+
+
+def test_a_model_in_training_mode_is_not_even_looked_at(model):
+    before = model.bn1.running_mean.clone()
+    model.bn1.train()  # a part is enough
+    with pytest.raises(ValueError, match="in training mode"):
+        ff.layers_of(model, X, "stem")
+    assert torch.equal(model.bn1.running_mean, before)
+
+
+def test_layers_are_as_they_were_when_the_model_changes_them_in_place():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True)]
+    net = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(3)).eval()
+    net(X)
+    alone, together = ff.layers_of(net, X, ["1"])(X)[0], ff.layers_of(net, X, ["1", "3"])(X)[0]
+    assert bool((alone < 0).any())
+    assert_close(together, alone)
+
+
+class Shared(nn.Module):
+    """Calls one convolution twice, once by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.spare = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x):
+        self.one = self.conv(x).relu()
+        return self.fc(self.conv(input=self.one).relu().mean((2, 3)))
+
+
+def test_a_convolution_that_is_called_twice_has_two_inputs():
+    shared = Shared().eval()
+    (layer,) = ff.layers_of(shared, X, "stem")(X)
+    shared(X)
+    assert_close(layer, shared.one)
+
+
+def test_a_layer_that_takes_no_part_is_told():
+    with pytest.raises(ValueError, match=r"the model runs without spare. Name layers that take part"):
+        ff.layers_of(Shared().eval(), X, ["conv", "spare"])(X)
+
+
+def test_layers_in_one_dimension_and_layers_in_tuples_are_found():
+    sound = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Conv1d(4, 4, 3), nn.Flatten(), nn.LazyLinear(2)).eval()
+    waves = torch.randn(2, 2, 9)
+    sound(waves)
+    assert ff.layers_of(sound, waves, "stem")(waves)[0].shape == (2, 4, 7)
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.fc = nn.GRU(9, 5, batch_first=True), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.fc(self.gru(x)[0][:, -1])
+
+    assert ff.layers_of(Recurrent().eval(), waves, ["gru"])(waves)[0].shape == (2, 2, 5)
+
+
+def test_the_first_stage_is_not_the_image_and_a_last_convolution_counts_once():
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 5, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    net = nn.Sequential(*body, nn.Conv2d(5, 3, 1), nn.Flatten()).eval()
+    assert [tuple(layer.shape[1:]) for layer in ff.layers_of(net, X, "stages")(X)] == [(4, 4, 4), (5, 1, 1)]
+
+
+def test_a_model_of_several_inputs_is_refused(model):
+    with pytest.raises(ValueError, match="models that take one input"):
+        ff.layers_of(model, {"pixel_values": X, "mask": X}, "stem")

@@ -20,11 +20,14 @@ def methods() -> None:
         console.width = 200  # a pipe has no width to respect
     console.print(table)
     console.print(
-        "\nalpha=... on any method without one puts partial normalisation, h / |h|^alpha, in front of its score."
+        "\nalpha=... on any other method that sees features puts partial normalisation, h / |h|^alpha, in front of it."
     )
     console.print("From Python: flatfold.create(name, alpha=..., preset='authors').")
-    tunable = ", ".join(name for name in detectors.methods() if detectors.get_method(name).grid)
-    console.print(f"In a benchmark name@id tunes a method on known data and name@ood on unknown data: {tunable}.")
+    tunable = {name: detectors.get_method(name) for name in detectors.methods() if detectors.get_method(name).grid}
+    features = ", ".join(name for name, method in tunable.items() if method.sees == "features")
+    inputs = " and ".join(name for name, method in tunable.items() if method.sees != "features")
+    console.print(f"In a benchmark name@id tunes a method on known data, name@ood on unknown data: {features}.")
+    console.print(f"{inputs} can be tuned on unknown data only.")
 
 
 def _teachers(fits_on: str, sees: str) -> str:

@@ -1,6 +1,7 @@
 """Results as a table in the terminal."""
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..evaluate.results import Results
@@ -44,7 +45,7 @@ def _table(results: Results, columns: list[str]) -> Table:
     table.add_column("tuned", no_wrap=True)
     for run in results.ranked:
         figures = (_figures(cells[run.method, column]) for column in columns)
-        table.add_row(run.method, *figures, run.alpha, run.tuned)
+        table.add_row(escape(run.method), *figures, run.alpha, run.tuned)
     return table
 
 
@@ -55,4 +56,4 @@ def _figures(cell: Row | Average) -> str:
 def _title(results: Results) -> str:
     suite = results.suite
     name = f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"]
-    return f"{name}: {suite['about']} ID accuracy {100 * suite['accuracy']:.2f} % on {suite['n_test']} images."
+    return f"{name}: {escape(suite['about'])} ID accuracy {100 * suite['accuracy']:.2f} % on {suite['n_test']} images."

@@ -83,5 +83,7 @@ def without_class(bank: FeatureBank, head: Head, label: int) -> tuple[FeatureBan
     if bank.labels is None:
         return bank, smaller
     kept = bank.labels != label
+    if not bool(kept.any()):
+        raise ValueError("leaving out a class takes samples of at least two classes, but this bank has one only.")
     labels = bank.labels[kept]
     return FeatureBank(bank.features[kept], labels - (labels > label).long()), smaller

@@ -40,8 +40,8 @@ def calibration_classes(labels: Tensor, max_classes: int | None, seed: int, who:
         seed: Of the draw when there are more.
         who: For the message.
     """
-    if max_classes is not None and max_classes < 1:
-        raise ValueError(f"max_classes must be at least 1, or None for all classes, got {max_classes}.")
+    if max_classes is not None and (not isinstance(max_classes, int) or max_classes < 1):
+        raise ValueError(f"max_classes must be at least 1, or None for all classes, got {max_classes!r}.")
     present, counts = torch.unique(labels, return_counts=True)
     enough: Tensor = present[counts >= MIN_PER_CLASS]
     if len(enough) == 0:

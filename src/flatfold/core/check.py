@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -133,11 +134,18 @@ def check_not_negative(h: Tensor, who: str) -> None:
 
 def check_above_zero(name: str, value: float, customary: str) -> None:
     """Raise unless a hyper-parameter is above 0."""
-    if not value > 0:
-        raise ValueError(f"{name} must be above 0, got {value:g}. {customary} is customary.")
+    if not isinstance(value, Real) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}. {customary} is customary.")
 
 
-def check_count(name: str, value: int, most: int, of: str) -> None:
-    """Raise unless a hyper-parameter is a whole number from 1 to ``most``, the number of ``of``."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ValueError(f"{name} must be a whole number from 1 to {most}, the number of {of}, got {value!r}.")
+def check_count(name: str, value: int, most: int | None = None, of: str = "") -> None:
+    """Raise unless a hyper-parameter is a whole number from 1 on, and at most ``most``, the number of ``of``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        limit = "1 on" if most is None else f"1 to {most}, the number of {of}"
+        raise ValueError(f"{name} must be a whole number from {limit}, got {value!r}.")
+
+
+def check_flag(name: str, value: bool) -> None:
+    """Raise unless a hyper-parameter is True or False; any word would pass for True."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")

@@ -59,7 +59,7 @@ def fit_gaussian(features: Tensor, labels: Tensor | None = None) -> Gaussian:
     if labels is None:
         labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
     classes, means = class_means(features, labels)
-    rows = torch.searchsorted(classes, labels).to(means.device)
+    rows = torch.searchsorted(classes, labels.contiguous()).to(means.device)
     centre = rows.bincount().to(means) @ means / len(features)
     scatter = means.new_zeros(means.shape[1], means.shape[1])
     for part in row_chunks(len(features)):

@@ -1,6 +1,6 @@
 """Exact nearest neighbours by matrix products, a chunk of the bank at a time.
 
-Nothing of size (queries, bank) is ever kept, and nothing of the bank is copied but one block: a bank may be as large as
+At most ``PRODUCTS`` inner products are kept, and nothing of the bank is copied but one block: a bank may be as large as
 the memory. Its rows stay as they are; what scales them is kept beside them.
 """
 

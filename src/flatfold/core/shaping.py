@@ -120,14 +120,16 @@ def scale(h: Tensor, percentile: float) -> Tensor:
 
     Args:
         h: Features, ``(n, d)``. A row of zeros stays a row of zeros.
-        percentile: Share of entries that do not count among the largest, in percent.
+        percentile: Share of entries that do not count among the largest, in percent. Where flat features would make
+            r larger than 60 it stays there: float32 ends at 88.
 
     Example:
         >>> scale(torch.tensor([[1.0, 1.0]]), 50)
         tensor([[7.3891, 7.3891]])
     """
     largest = h.topk(kept_entries(h.shape[-1], percentile), dim=-1).values.sum(dim=-1, keepdim=True)
-    return h * (h.sum(dim=-1, keepdim=True) / largest.clamp_min(torch.finfo(h.dtype).tiny)).exp()
+    ratio = h.sum(dim=-1, keepdim=True) / largest.clamp_min(torch.finfo(h.dtype).tiny)
+    return h * ratio.clamp_max(60.0).exp()
 
 
 def kept_entries(width: int, percentile: float) -> int:
@@ -143,9 +145,9 @@ def kept_entries(width: int, percentile: float) -> int:
 
 def check_percentile(percentile: float) -> None:
     """Raise unless ``percentile`` lies between 0 and 100; a share such as 0.9 is taken for a mistake."""
-    if not 0 <= percentile < 100 or 0 < percentile < 1:
+    if not isinstance(percentile, Real) or not 0 <= percentile < 100 or 0 < percentile < 1:
         raise ValueError(
-            f"percentile must be 0, or at least 1 and below 100, got {percentile:g}. It is in percent: 90 is customary."
+            f"percentile must be 0, or at least 1 and below 100, got {percentile!r}. It is in percent: 90 is customary."
         )
 
 

@@ -37,6 +37,11 @@ def reference_temperature(logits: Tensor, labels: Tensor, start: float = 1.5) ->
 
     Without a line search it often stops far from the best one.
     """
+    with torch.inference_mode(False):  # where there would be no gradient
+        return _stepped(logits.clone(), labels.clone(), start)
+
+
+def _stepped(logits: Tensor, labels: Tensor, start: float) -> float:
     temperature = torch.full((1,), start, dtype=logits.dtype, device=logits.device, requires_grad=True)
     optimiser = torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)
 

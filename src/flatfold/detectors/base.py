@@ -58,7 +58,7 @@ class Fittable(nn.Module):
 
 
 @contextmanager
-def _all_or_nothing(module: nn.Module) -> Iterator[None]:
+def all_or_nothing(module: nn.Module) -> Iterator[None]:
     """Give every buffer back that it had before, should the block fail: no detector is half old and half new."""
     before = {part: dict(part._buffers) for part in module.modules()}
     try:
@@ -87,7 +87,7 @@ class Detector(Fittable, ABC):
             The detector itself, ready to be called.
         """
         check_fit(bank, head)
-        with _all_or_nothing(self):
+        with all_or_nothing(self):
             self.learn(bank, head)
             if not self.is_fitted:
                 raise TypeError(

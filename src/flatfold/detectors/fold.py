@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from ..core.bank import FeatureBank
+from ..core.check import check_flag
 from ..core.head import Head
 from ..core.hessian import (
     centred_hessian_trace,
@@ -110,6 +111,7 @@ def make_fold_r(
     alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None, masked: bool = False
 ) -> Detector:
     """FOLD on features clipped by ReAct."""
+    check_flag("masked", masked)
     clipping = react.ReAct(percentile)
     return Shaped(clipping, Fold(alpha, score_norm, kept=clipping.kept if masked else None))
 

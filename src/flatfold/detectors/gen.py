@@ -38,7 +38,7 @@ class Gen(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Check the hyper-parameters and remember the head."""
         check_above_zero("gamma", self.gamma, "0.1")
-        check_count("top", self.top, 10**9, "probabilities")
+        check_count("top", self.top)
         self.register_head(head)
 
     def score(self, h: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ each ``(n, channels, ...)``. No row depends on another, so a score is the same i
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import Any, Literal, Self
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from ..core.check import check_finite
 from ..core.errors import NotFittedError
-from .base import Fittable
+from .base import Fittable, all_or_nothing
 
 Network = Callable[[Tensor], Any]
 Sees = Literal["features", "logits", "layers"]
@@ -38,8 +39,14 @@ class InputDetector(Fittable, ABC):
         Returns:
             The detector itself, ready to be called.
         """
-        self.attach(network)
-        self.learn(batches)
+        before = self.network
+        with all_or_nothing(self):
+            self._buffers.clear()  # what an earlier fit left
+            try:
+                self.attach(network).learn(batches)
+            except BaseException:
+                object.__setattr__(self, "network", before)
+                raise
         return self
 
     def attach(self, network: Network) -> Self:
@@ -54,10 +61,19 @@ class InputDetector(Fittable, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return one score per input, higher for more out-of-distribution."""
-        if self.network is None:
-            raise NotFittedError(f"this {type(self).__name__} has no network. Call .fit(network, batches) first.")
+        if self.network is None or not self.is_fitted:
+            raise NotFittedError(f"this {type(self).__name__} is not fitted. Call .fit(network, batches) first.")
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"inputs must be a floating-point tensor, prepared as for the network, not {kind}.")
         check_finite(x, "inputs")
-        return self.score(x.detach())
+        with torch.inference_mode(False):  # where there would be no gradient
+            return self.score(x.detach().clone())
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether all that was to be learnt has been."""
+        return True
 
     @abstractmethod
     def score(self, x: Tensor) -> Tensor:
@@ -95,5 +111,5 @@ def stepped(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float, std: Se
 
 def check_epsilon(epsilon: float) -> None:
     """Raise unless the length of a step is a number from 0 on."""
-    if not 0 <= epsilon < float("inf"):
-        raise ValueError(f"epsilon must be 0 or above, got {epsilon:g}. 0.0014 is customary.")
+    if not isinstance(epsilon, Real) or not 0 <= epsilon < float("inf"):
+        raise ValueError(f"epsilon must be a number from 0 on, got {epsilon!r}. 0.0014 is customary.")

@@ -19,7 +19,8 @@ class Joint(Detector):
 
     AutoFold's criterion is an AUROC, so its maxima under different percentiles can be compared: their maximum is that
     over percentile and exponent together. ``fit`` leaves ``percentile_``, ``percentiles_`` and ``maxima_``, the best
-    of the curve at each percentile; ``chosen`` is the detector that won. Among exact ties the middle one is taken.
+    of the curve at each percentile that can be used; ``chosen`` is the detector that won. Among exact ties the middle
+    one is taken.
 
     Args:
         make: Makes the shaped detector of a percentile; what is behind the shaping must fit a ``curve_``.
@@ -38,20 +39,27 @@ class Joint(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Fit one detector per percentile and keep the best."""
-        candidates, notes = [], []
+        candidates, notes, usable, refusals = [], [], [], []
         for percentile in self.percentiles:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                candidates.append(self.make(percentile).fit(bank, head))
+                try:
+                    candidates.append(self.make(percentile).fit(bank, head))
+                except ValueError as error:  # too few features for so high a percentile, say
+                    refusals.append(error)
+                    continue
             notes.append(caught)
+            usable.append(percentile)
+        if not candidates:
+            raise refusals[0]
         maxima = torch.stack([candidate.detector.get_buffer("curve_").amax() for candidate in candidates])
         best = middle_of_maximum(maxima)
         for note in notes[best]:
             warnings.warn(note.message, stacklevel=4)
         self.chosen = candidates[best]
         self.register_buffers(
-            percentile_=maxima.new_tensor(self.percentiles[best]),
-            percentiles_=maxima.new_tensor(self.percentiles),
+            percentile_=torch.tensor(float(usable[best]), dtype=torch.float64),  # float32 might shape otherwise
+            percentiles_=maxima.new_tensor(usable),
             maxima_=maxima,
         )
 
@@ -94,6 +102,10 @@ def jointly(
         def make(percentile: float) -> Shaped:
             return Shaped(shaping(percentile), detector(**hyper))
 
-        return Joint(make, percentile) if isinstance(percentile, Sequence) else make(percentile)
+        if not isinstance(percentile, Sequence):
+            return make(percentile)
+        if not percentile or isinstance(percentile, str):
+            raise ValueError(f"percentile must be a number, or several to choose from, got {percentile!r}.")
+        return Joint(make, percentile)
 
     return with_percentile(build, percentiles, detector, summary)

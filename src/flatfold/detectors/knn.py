@@ -24,7 +24,7 @@ class Knn(Detector):
 
     Exact, by matrix products over chunks of the bank. It needs the memory of the bank and one chunk, for the features
     are kept where they are and not copied: do not change them afterwards. Features of zeros stay zeros, at distance 1
-    from all others.
+    from all others. Neighbours whose distances agree to about 1e-7 may be taken for each other.
 
     Args:
         k: Which neighbour counts.

@@ -27,9 +27,10 @@ class MdsEns(InputDetector):
 
     Args:
         epsilon: Length of the step.
-        layers: ``"stem"``, the input of the second convolution; ``"stages"``, an ensemble of the stem, the last
-            activation at each resolution and the features; or names of modules, whose outputs are taken. Whoever makes
-            the network for this detector reads it (:func:`flatfold.models.layers.layers_of`).
+        layers: Of the network, for ``layers_of(model, batch, detector.layers)``, which makes the function that ``fit``
+            takes: ``"stem"``, the input of the second convolution; ``"stages"``, an ensemble of the stem, the last
+            activation at each resolution but the smallest, and the features; or names of modules, whose outputs are
+            taken. Each is averaged over all dimensions but the first two.
         weights: :math:`\alpha_\ell`, one per layer. None means 1 for a single layer, and for several one over the
             standard deviation of the layer's distances on the training data, so that each has an equal say.
     """
@@ -53,7 +54,7 @@ class MdsEns(InputDetector):
         """Learn a Gaussian per class in every layer."""
         check_epsilon(self.epsilon)
         seen = [(self._pooled(x), labels) for x, labels in batches]
-        if not seen:
+        if not seen or any(labels is None for _, labels in seen):
             raise ValueError("MDSEns learns from labelled inputs. Call .fit(network, batches) with pairs (x, labels).")
         labels = torch.cat([labels for _, labels in seen])
         gaussians = [
@@ -68,10 +69,15 @@ class MdsEns(InputDetector):
         ]
         self.register_buffer("weights_", self._layer_weights(torch.stack(spreads)))
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the Gaussians are there."""
+        return "weights_" in self._buffers
+
     def _layer_weights(self, spreads: Tensor) -> Tensor:
         if self.weights is not None:
-            if len(self.weights) != len(spreads):
-                raise ValueError(f"weights must have one number per layer, {len(spreads)}, got {len(self.weights)}.")
+            if not isinstance(self.weights, Sequence) or len(self.weights) != len(spreads):
+                raise ValueError(f"weights must be one number per layer, {len(spreads)}, got {self.weights!r}.")
             return spreads.new_tensor(self.weights)
         return torch.ones_like(spreads) if len(spreads) == 1 else 1 / spreads
 

@@ -7,6 +7,9 @@ ICLR 2017.
 import torch
 from torch import Tensor
 
+from ..core.bank import FeatureBank
+from ..core.check import check_flag
+from ..core.head import Head
 from .base import Detector
 from .registry import register
 
@@ -26,6 +29,11 @@ class Msp(Detector):
     def __init__(self, logarithm: bool = False) -> None:
         super().__init__()
         self.logarithm = logarithm
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Remember the head."""
+        check_flag("logarithm", self.logarithm)
+        self.register_head(head)
 
     def score(self, h: Tensor) -> Tensor:
         """Return minus the largest class probability."""

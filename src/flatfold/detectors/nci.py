@@ -3,6 +3,8 @@
 Liu and Qin, "Detecting Out-of-Distribution Through the Lens of Neural Collapse", CVPR 2025.
 """
 
+from numbers import Real
+
 from torch import Tensor
 
 from ..core.bank import FeatureBank
@@ -33,8 +35,8 @@ class Nci(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn the mean of the features."""
-        if not self.strength >= 0:
-            raise ValueError(f"strength must not be negative, got {self.strength:g}. 1e-4 is customary.")
+        if not isinstance(self.strength, Real) or not 0 <= self.strength < float("inf"):
+            raise ValueError(f"strength must be a number from 0 on, got {self.strength!r}. 1e-4 is customary.")
         self.register_head(head)
         self.register_buffer("centre", mean_row(bank.features))
 

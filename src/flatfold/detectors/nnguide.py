@@ -3,6 +3,8 @@
 Park, Jung and Teoh, "Nearest Neighbor Guidance for Out-of-Distribution Detection", ICCV 2023.
 """
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
@@ -40,8 +42,10 @@ class NNGuide(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Keep some features, each as long as its energy."""
         check_count("k", self.k, len(bank), "samples in the bank")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, got {self.share:g}. 0.01 is customary.")
+        if not isinstance(self.share, Real) or not 0 < self.share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, got {self.share!r}. 0.01 is customary.")
+        if self.seed is not None and not isinstance(self.seed, int):
+            raise ValueError(f"seed must be a whole number, or None for the first samples, got {self.seed!r}.")
         count = max(self.k, round(self.share * len(bank)))
         rows = torch.arange(len(bank))
         if self.seed is not None:

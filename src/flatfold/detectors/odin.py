@@ -43,6 +43,8 @@ class Odin(InputDetector):
         """Check the hyper-parameters; there is nothing to learn."""
         check_above_zero("temperature", self.temperature, "1000")
         check_epsilon(self.epsilon)
+        for deviation in self.std if isinstance(self.std, Sequence) else [self.std]:
+            check_above_zero("std", deviation, "What the images were divided by")
 
     def score(self, x: Tensor) -> Tensor:
         """Return minus the largest probability after the step."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.check import check_count, labels_of
+from ..core.check import check_count, check_flag, labels_of
 from ..core.head import Head
 from ..core.precision import as_double
 from ..core.templates import class_templates
@@ -34,7 +34,8 @@ class OpenMax(Detector):
 
     Args:
         tail: How many of the largest distances the Weibull of a class is fitted to.
-        top: How many classes give up a share, 3 in :math:`\omega` above.
+        top: How many classes give up a share, 3 in :math:`\omega` above; all if there are fewer.
+        logarithm: Score by the log-odds instead, which have the same order and do not saturate at 1 in float32.
     """
 
     means: Tensor
@@ -42,15 +43,17 @@ class OpenMax(Detector):
     scale: Tensor
     shape: Tensor
 
-    def __init__(self, tail: int = 20, top: int = 3) -> None:
+    def __init__(self, tail: int = 20, top: int = 3, logarithm: bool = False) -> None:
         super().__init__()
         self.tail = tail
         self.top = top
+        self.logarithm = logarithm
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn the mean logits of each class and the tail of the distances from them."""
-        check_count("tail", self.tail, len(bank), "samples")
-        check_count("top", self.top, max(head.n_classes, 3), "classes")
+        check_count("tail", self.tail)
+        check_count("top", self.top)
+        check_flag("logarithm", self.logarithm)
         labels = labels_of(bank, "OpenMax")
         logits = as_double(head(bank.features))
         labels = labels.to(logits.device)
@@ -71,7 +74,8 @@ class OpenMax(Detector):
         omega = 1 - torch.arange(values.shape[-1], device=h.device) / self.top
         moved = values * omega * tails.cdf(distances)
         known = logits.scatter(-1, classes, values - moved).logsumexp(dim=-1)
-        return torch.sigmoid(moved.sum(dim=-1) - known).to(h.dtype)
+        odds = moved.sum(dim=-1) - known
+        return (odds if self.logarithm else torch.sigmoid(odds)).to(h.dtype)
 
 
 def _largest(distances: Tensor, labels: Tensor, used: Tensor, n_classes: int, tail: int) -> tuple[Tensor, Tensor]:

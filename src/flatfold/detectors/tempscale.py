@@ -30,9 +30,9 @@ class TempScale(Detector):
     ``fit`` needs labels and leaves ``temperature_``.
 
     Args:
-        solver: ``"reference"`` takes the steps of OpenOOD's optimiser, which stops far from the optimum (on real logits
-            we saw 1.18 where 0.83 is best, the wrong side of 1) and sometimes below 0, where the exact one takes over
-            with a warning. ``"exact"`` solves the convex problem.
+        solver: ``"reference"`` takes the steps of OpenOOD's optimiser, which often stops far from the optimum, at
+            times on the other side of 1, and rarely below 0, where the exact one takes over with a warning.
+            ``"exact"`` solves the convex problem.
     """
 
     temperature_: Tensor

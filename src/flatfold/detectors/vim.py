@@ -63,7 +63,7 @@ class Vim(Detector):
         if norms <= len(bank) * 1e-12 * float(scatter.diagonal().sum().sqrt()):
             raise ValueError(
                 f"the features leave nothing outside of {dim} dimensions, so ViM has no residual to measure. "
-                "Use a smaller dim."
+                "Use a smaller dim, and check that the features vary."
             )
         self.register_head(head)
         self.register_buffers(

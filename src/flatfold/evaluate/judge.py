@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import __version__
 from ..core.ranking import auroc
 from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector
@@ -136,7 +137,13 @@ class _InputJudge:
         assert detector.made_by is not None
         name, hyper = detector.made_by
         fitted_on = self.suite.train.fingerprint if get_method(name).fits_on == "train" else ""
-        key = {"weights": self.weights, "method": name, "hyper": repr(hyper), "fitted_on": fitted_on}
+        key = {
+            "flatfold": __version__,
+            "weights": self.weights,
+            "method": name,
+            "hyper": repr(hyper),
+            "fitted_on": fitted_on,
+        }
         out = self.folder / f"{name}-{dataset}-{short_key(*key.values(), source.fingerprint)}"
         return score_rows(detector, self.suite.model, source, out, key, self.device, f"{label} on {dataset}")
 

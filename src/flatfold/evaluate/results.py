@@ -54,7 +54,7 @@ class Results:
 
     @property
     def groups(self) -> list[str]:
-        """The averages worth showing: ``near``, ``far`` and ``all``, or ``all`` alone where it is the same as another."""
+        """The averages worth showing: ``near``, ``far`` and ``all``, or ``all`` alone where it repeats another."""
         here = {mean.over for mean in self.averages}
         return ["near", "far", "all"] if {"near", "far"} <= here else ["all"]
 
@@ -74,9 +74,10 @@ class Results:
         """Write the three files, each of them at once or not at all."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
         del content["scores"]
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"  # which may refuse, before anything is written
         write_atomically(folder / "scores.safetensors", save(self.scores))
         write_atomically(folder / "results.csv", self._csv())
-        write_atomically(folder / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_atomically(folder / "results.json", text)
 
     def _csv(self) -> str:
         text = io.StringIO()

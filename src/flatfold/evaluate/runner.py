@@ -50,9 +50,9 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, device: str = "c
     for spec in track(specs, "fitting and scoring"):
         try:
             judged = judge(spec, suite, banks, out / "scores", device)
-        except ValueError as error:
-            log.warning("%s is left out: %s", spec.label, error)
-            refused[spec.label] = str(error)
+        except Exception as error:  # whatever one method stumbles over, the others are judged
+            refused[spec.label] = _reason(error)
+            log.warning("%s is left out: %s", spec.label, refused[spec.label])
             continue
         done.append(judged.run)
         scores.update({f"{spec.label}/{dataset}": values for dataset, values in judged.scores.items()})
@@ -78,6 +78,11 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, device: str = "c
         provenance=provenance(suite, device, perf_counter() - start),
         scores=scores,
     )
+
+
+def _reason(error: Exception) -> str:
+    """Return a message that was written for users as it is, any other with the kind of error."""
+    return str(error) if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: {error}"
 
 
 def checked_specs(methods: Sequence[str | Spec], suite: Suite | None = None) -> list[Spec]:
@@ -134,6 +139,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
         "n_train": len(banks.train),
         "n_val": len(banks.val),
         "n_test": len(banks.test),
+        "n_ood_val": 0 if suite.ood_val is None else suite.ood_val.rows,
         "ood": [
             {"name": ood.name, "group": ood.group, "n": len(banks.ood[ood.name]), "about": ood.about}
             for ood in suite.ood

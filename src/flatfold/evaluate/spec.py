@@ -1,7 +1,6 @@
 """What ``--methods`` understands: ``knn``, ``knn:k=10``, ``react:percentile=95:alpha=0.5``, ``knn@id``, ``vim@ood``."""
 
 import ast
-import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -59,23 +58,34 @@ def parse_spec(text: str) -> Spec:
         >>> parse_spec("gen:top=10@ood")
         Spec(name='gen', hyper={'top': 10}, tune='ood')
     """
-    body, _, tune = text.strip().partition("@")
+    body, at, tune = text.strip().partition("@")
     name, *settings = body.split(":")
-    hyper = {}
+    hyper: dict[str, Any] = {}
     for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise ValueError(f"{text!r} is not a method: after a colon comes name=value, as in knn:k=10.")
-        hyper[key.strip()] = _value(value.strip())
-    return Spec(name, hyper, tune or None)  # type: ignore[arg-type]  # anything else is refused there
+        key, equals, value = (part.strip() for part in setting.partition("="))
+        if not equals or key in hyper:
+            raise ValueError(
+                f"{text!r} is not a method: after a colon comes name=value, as in knn:k=10, each name once."
+            )
+        hyper[key] = _value(value)
+    return Spec(name, hyper, tune if at else None)  # type: ignore[arg-type]  # other words are refused there
 
 
 def parse_specs(text: str) -> list[Spec]:
     """Return what ``--methods`` asks for: words with commas between them, but not those inside brackets."""
-    return [parse_spec(word) for word in re.split(r",(?![^\[(]*[\])])", text) if word.strip()]
+    words, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[(") - (letter in "])")
+        if letter == "," and depth == 0:
+            words.append("")
+        else:
+            words[-1] += letter
+    return [parse_spec(word) for word in words if word.strip()]
 
 
 def _value(text: str) -> Any:
+    if text.lower() in ("true", "false", "none"):
+        return ast.literal_eval(text.capitalize())
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):

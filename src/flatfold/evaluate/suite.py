@@ -66,3 +66,16 @@ class Suite:
                     f"an unknown data set cannot be called {name!r}. Names are unique, made of letters, digits and "
                     f"-_.+, and none of {', '.join(RESERVED)}."
                 )
+        self._check_apart()
+
+    def _check_apart(self) -> None:
+        """Raise if methods would be judged on the very images that they learn from."""
+        pairs = [("test", self.test, "train", self.train), ("test", self.test, "val", self.val)]
+        if self.ood_val is not None:
+            pairs += [(ood.name, ood.images, "ood_val", self.ood_val) for ood in self.ood]
+        for name, judged, other, learnt in pairs:
+            if judged is learnt or (judged.rows == learnt.rows and judged.fingerprint == learnt.fingerprint):
+                raise ValueError(
+                    f"{name} and {other} hold the same images: methods would be judged on what they learn from. "
+                    "Divide them."
+                )

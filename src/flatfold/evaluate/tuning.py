@@ -27,6 +27,7 @@ from ..core.calibration import (
     one_vs_rest_auroc,
     paired_auroc,
 )
+from ..core.check import check_fit
 from ..core.head import Head
 from ..core.ranking import auroc
 from ..detectors import create, get_method
@@ -98,12 +99,17 @@ def tune(
         {'alpha': 0.0}
     """
     entry = get_method(method)
+    for bank in (val, *(bank for bank in (train, ood) if bank is not None)):
+        check_fit(bank, head)
     if entry.sees != "features":
         raise ValueError(f"{method} sees inputs, and tuning works on features. Tune it in a benchmark: {method}@ood.")
     if entry.fits_on == "train" and train is None:
         raise ValueError(f"{method} learns from training data. Give it as train=.")
     fit_bank = train if entry.fits_on == "train" and train is not None else val
-    points = grid_points(entry.grid if grid is None else grid, method)
+    grid = {key: values for key, values in entry.grid.items() if key not in hyper} if grid is None else grid
+    if twice := sorted(set(grid) & set(hyper)):
+        raise TypeError(f"{', '.join(twice)} is both in the grid and given. Leave one of them out.")
+    points = grid_points(grid, method)
 
     if ood is not None:
 
@@ -123,7 +129,7 @@ def grid_points(grid: Mapping[str, Sequence[Any]], method: str = "this method") 
         >>> grid_points({"a": [1, 2], "b": [3, 4]})
         [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}, {'a': 1, 'b': 4}, {'a': 2, 'b': 4}]
     """
-    if not grid or not all(len(values) for values in grid.values()):
+    if not grid or not all(isinstance(values, Sequence) and len(values) for values in grid.values()):
         raise ValueError(f"{method} has no values to choose from. Give grid={{'name': [value, ...]}}.")
     names = list(grid)
     return [dict(zip(names, reversed(point), strict=True)) for point in product(*reversed(list(grid.values())))]
@@ -138,7 +144,7 @@ def search(
 ) -> Tuning:
     """Judge every point and take the best: the first on OOD data, the middle of exact ties on ID data.
 
-    Points that a method refuses (as many neighbours as there are samples, say) are kept with the reason; when all are
+    Points that a method refuses (more neighbours than there are samples, say) are kept with the reason; when all are
     refused, the first reason is raised.
     """
     trials = []
@@ -178,7 +184,10 @@ class _Masking:
         if val.labels is None:
             raise ValueError("tuning on ID data masks the class of each sample, but val has no labels. Give them.")
         self.head, self.fit_bank, self.val, self.criterion = head, fit_bank, val, criterion
-        self.groups = group_rows(val.labels, calibration_classes(val.labels, max_classes, seed, "tuning on ID data"))
+        known = val.labels if fit_bank.labels is None else val.labels[torch.isin(val.labels, fit_bank.labels)]
+        if len(known) < len(val):
+            warnings.warn("samples of classes that the training data does not have are left out.", stacklevel=4)
+        self.groups = group_rows(val.labels, calibration_classes(known, max_classes, seed, "tuning on ID data"))
 
     @torch.no_grad()
     def __call__(self, make: Callable[[], Detector]) -> tuple[float, float]:

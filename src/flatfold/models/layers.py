@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,10 +23,11 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Place(NamedTuple):
-    """Where an activation is met: what goes into a module, or what comes out of it."""
+    """Where an activation is met: what goes into a module, or what comes out of it, in one of its calls."""
 
     name: str
     side: Literal["input", "output"]
+    call: int = 0
 
 
 class _Seen(Exception):  # noqa: N818 - no error: a pass has shown all that was wanted
@@ -43,7 +45,7 @@ def logits_function(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _check_mode(model: nn.Module) -> None:
-    if model.training:
+    if any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode, where scores are random. Call model.eval() first.")
 
 
@@ -57,13 +59,20 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
             stem, the last activation at each resolution but the smallest, and the features. Or names of modules, whose
             outputs are taken.
     """
-    x = split_batch(batch).args[0]
+    _check_mode(model)
+    inputs = split_batch(batch).args
+    if len(inputs) != 1:
+        raise ValueError("layers are found in models that take one input, model(x). Wrap this one so that it does.")
+    (x,) = inputs
     places = _stages(model, x) if wanted == "stages" else _stem(model, x) if wanted == "stem" else _named(model, wanted)
 
     def layers(x: Tensor) -> list[Tensor]:
         _check_mode(model)
         with _watched(model, places) as seen, suppress(_Seen):
             model(x)
+        unseen = [place.name for place in places if place not in seen]
+        if unseen:
+            raise ValueError(f"the model runs without {', '.join(unseen)}. Name layers that take part in a pass.")
         return [seen[place] for place in places]
 
     return layers
@@ -81,25 +90,23 @@ def _named(model: nn.Module, names: Sequence[str]) -> list[Place]:
 
 
 def _stem(model: nn.Module, x: Tensor) -> list[Place]:
-    return [Place(_convolution_inputs(model, x)[1][0], "input")]
+    return [_convolution_inputs(model, x)[1][0]]
 
 
 def _stages(model: nn.Module, x: Tensor) -> list[Place]:
     inputs = _convolution_inputs(model, x)
-    last = {shape[2:]: name for name, shape in inputs[1:]}  # of each resolution, in order
-    names = [inputs[1][0], *list(last.values())[:-1]]
-    head = find_head(model, x).name
-    return [Place(name, "input") for name in dict.fromkeys([*names, head])]
+    last = {shape[2:]: place for place, shape in inputs[1:]}  # of each resolution, in order
+    head = Place(find_head(model, x).name, "input")
+    return list(dict.fromkeys([inputs[1][0], *list(last.values())[:-1], head]))
 
 
-def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[str, torch.Size]]:
-    """Return name and shape of what goes into every convolution, in the order of the calls."""
-    names = [name for name, module in model.named_modules() if isinstance(module, _CONVOLUTIONS)]
-    met: list[tuple[str, torch.Size]] = []
+def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.Size]]:
+    """Return place and shape of what goes into every convolution, in the order of the calls."""
+    met: list[tuple[Place, torch.Size]] = []
     with ExitStack() as hooks, torch.no_grad():
-        for name in names:
-            hook = _hook(model, Place(name, "input"), lambda value, name=name: met.append((name, value.shape)))  # type: ignore[misc]
-            hooks.enter_context(hook)
+        for name, module in model.named_modules():
+            if isinstance(module, _CONVOLUTIONS):
+                hooks.enter_context(_hook(model, name, "input", lambda place, value: met.append((place, value.shape))))
         model(x)
     if len(met) < 2:
         raise ValueError(
@@ -115,26 +122,36 @@ def _watched(model: nn.Module, places: Sequence[Place]) -> Iterator[dict[Place, 
     seen: dict[Place, Tensor] = {}
 
     def note(place: Place, value: Tensor) -> None:
-        seen[place] = value
+        if place in places:
+            seen[place] = value.clone()  # the model may go on to change it in place
         if len(seen) == len(places):
             raise _Seen
 
     with ExitStack() as hooks:
-        for place in places:
-            hooks.enter_context(_hook(model, place, lambda value, place=place: note(place, value)))  # type: ignore[misc]
+        for name, side in dict.fromkeys((place.name, place.side) for place in places):
+            hooks.enter_context(_hook(model, name, side, note))
         yield seen
 
 
 @contextmanager
-def _hook(model: nn.Module, place: Place, tell: Callable[[Tensor], None]) -> Iterator[None]:
-    """Tell the activation at one place, each time it is met, while the block runs."""
-    module = model.get_submodule(place.name)
+def _hook(
+    model: nn.Module, name: str, side: Literal["input", "output"], tell: Callable[[Place, Tensor], None]
+) -> Iterator[None]:
+    """Tell the activation at one side of a module in each of its calls, while the block runs."""
+    calls = count()
 
-    def hook(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
-        tell(args[0] if place.side == "input" else output)
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
+        value = output if side == "output" else next(iter((*args, *kwargs.values())), None)
+        value = value[0] if isinstance(value, (tuple, list)) and value else value
+        if not isinstance(value, Tensor):
+            raise ValueError(f"the {side} of {name} is no tensor but {type(value).__name__}. Name another layer.")
+        tell(Place(name, side, next(calls)), value)
 
-    before = place.side == "input"
-    handle = module.register_forward_pre_hook(hook) if before else module.register_forward_hook(hook)
+    module = model.get_submodule(name)
+    if side == "input":
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    else:
+        handle = module.register_forward_hook(hook, with_kwargs=True)
     try:
         yield
     finally:
