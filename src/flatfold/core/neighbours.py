@@ -10,9 +10,9 @@ from torch import Tensor
 from .chunks import row_chunks
 from .shaping import partially_normalised, row_norms
 
-PRODUCTS = 2**25
-"""Inner products kept at once, 128 MB in float32."""
-BLOCK_ROWS = 1024
+PRODUCTS = 2**24
+"""Inner products kept at once, 64 MB in float32."""
+BLOCK_ROWS = 512
 """Rows of the bank in one matrix product."""
 
 
@@ -56,17 +56,17 @@ def largest_products(
     """
     best: list[tuple[Tensor, Tensor]] = []
     scale = queries.new_ones(len(bank)) if scale is None else scale
-    offsets = queries.new_zeros(len(bank)) if offsets is None else offsets
     multiply = _traced_products if torch.compiler.is_compiling() or queries.requires_grad else _Products(queries)
     for part in row_chunks(len(bank), _chunk_rows(queries, len(bank), k)):
-        products = multiply(queries, bank[part], scale[part], offsets[part])
+        products = multiply(queries, bank[part], scale[part], None if offsets is None else offsets[part])
         values, found = products.topk(min(k, products.shape[1]))
         best = [_merged([*best, (values, found + part.start)], k)]
     return best[0]
 
 
-def _traced_products(queries: Tensor, rows: Tensor, scale: Tensor, offsets: Tensor) -> Tensor:
-    return torch.addmm(offsets, queries, _scaled(rows, scale).mT, beta=-1)
+def _traced_products(queries: Tensor, rows: Tensor, scale: Tensor, offsets: Tensor | None) -> Tensor:
+    products = queries @ _scaled(rows, scale).mT
+    return products if offsets is None else products - offsets
 
 
 def _scaled(rows: Tensor, scale: Tensor) -> Tensor:
@@ -82,16 +82,18 @@ class _Products:
 
     def __init__(self, queries: Tensor) -> None:
         self.buffer = queries.new_empty(len(queries), 0)
+        self.block = queries.new_empty(BLOCK_ROWS, queries.shape[1])
 
-    def __call__(self, queries: Tensor, rows: Tensor, scale: Tensor, offsets: Tensor) -> Tensor:
+    def __call__(self, queries: Tensor, rows: Tensor, scale: Tensor, offsets: Tensor | None) -> Tensor:
         """Return ``queries @ (scale * rows).T - offsets``, to be used before the next call."""
         if self.buffer.shape[1] < len(rows):
             self.buffer = queries.new_empty(len(queries), len(rows))
         products = self.buffer[:, : len(rows)]
         for part in row_chunks(len(rows), BLOCK_ROWS):
-            block = _scaled(rows[part], scale[part]).mT
-            torch.addmm(offsets[part], queries, block, beta=-1, out=products[:, part])
-        return products
+            factors = scale[part, None]
+            block = torch.mul(rows[part], factors, out=self.block[: len(factors)])
+            torch.mm(queries, block.mT, out=products[:, part])
+        return products if offsets is None else products.sub_(offsets)
 
 
 def _chunk_rows(queries: Tensor, rows: int, k: int) -> int:
@@ -121,6 +123,8 @@ def kth_distance(queries: Tensor, bank: Tensor, scale: Tensor, k: int) -> Tensor
         scale: ``unit_scale(bank, queries.dtype)``, ``(m,)``.
         k: At most m.
     """
-    halves = (scale > 0).to(scale.dtype) / 2
-    rows = largest_products(queries, bank, k, scale, halves)[1][:, -1]
+    unit = scale > 0
+    # Among rows of length 1 the offset is the same for all, and the order does not need it.
+    plain = not torch.compiler.is_compiling() and bool(unit.all())
+    rows = largest_products(queries, bank, k, scale, None if plain else unit.to(scale.dtype) / 2)[1][:, -1]
     return (queries - _scaled(bank[rows], scale[rows])).square().sum(dim=-1)
