@@ -42,8 +42,11 @@ def class_means(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def mean_row(features: Tensor) -> Tensor:
     """Return the mean of all rows, ``(d,)``, summed in float64 and in the type of the features."""
-    everything = torch.zeros(len(features), dtype=torch.int64, device=features.device)
-    return class_means(features, everything)[1][0].to(features)
+    return class_means(features, _one_class(features))[1][0].to(features)
+
+
+def _one_class(features: Tensor) -> Tensor:
+    return torch.zeros(len(features), dtype=torch.int64, device=features.device)
 
 
 def fit_gaussian(features: Tensor, labels: Tensor | None = None) -> Gaussian:
@@ -56,8 +59,7 @@ def fit_gaussian(features: Tensor, labels: Tensor | None = None) -> Gaussian:
         features: ``(n, d)``.
         labels: ``(n,)`` or None. Classes that do not occur have no mean.
     """
-    if labels is None:
-        labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+    labels = _one_class(features) if labels is None else labels
     classes, means = class_means(features, labels)
     rows = torch.searchsorted(classes, labels.contiguous()).to(means.device)
     centre = rows.bincount().to(means) @ means / len(features)

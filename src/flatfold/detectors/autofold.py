@@ -103,14 +103,9 @@ class AutoFold(Detector):
         return self.fold.score_at(h, self.alpha_)
 
     @property
-    def is_fitted(self) -> bool:
-        """Whether the detector can be called."""
-        return self.fold.is_fitted
-
-    @property
-    def fitted_weight(self) -> Tensor:
-        """Weight of the head this detector was fitted with."""
-        return self.fold.fitted_weight
+    def innermost(self) -> Detector:
+        """The detector that keeps the head."""
+        return self.fold.innermost
 
     def _check(self, bank: FeatureBank, head: Head) -> None:
         check_score_norm(self.fold.score_norm)

@@ -100,9 +100,14 @@ class Detector(Fittable, ABC):
         return self.fit(*without_class(bank, head, label))
 
     @property
+    def innermost(self) -> "Detector":
+        """The detector that keeps the head: this one, or the one that it was built around."""
+        return self
+
+    @property
     def is_fitted(self) -> bool:
         """Whether the detector can be called."""
-        return "weight" in self._buffers
+        return "weight" in self.innermost._buffers
 
     def forward(self, h: Tensor) -> Tensor:
         """Return one score per row of features ``(n, d)``, higher for more out-of-distribution.
@@ -134,7 +139,7 @@ class Detector(Fittable, ABC):
             raise NotFittedError(
                 f"this {type(self).__name__} has not been fitted. Call .fit(bank, head) first, or load a fitted state."
             )
-        return self.weight
+        return self.innermost.weight
 
     def logits(self, h: Tensor) -> Tensor:
         """Return the logits ``(n, c)`` of features ``(n, d)``."""

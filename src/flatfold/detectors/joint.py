@@ -68,14 +68,9 @@ class Joint(Detector):
         return self.chosen.score(h)
 
     @property
-    def is_fitted(self) -> bool:
-        """Whether the detector can be called."""
-        return self.chosen.is_fitted
-
-    @property
-    def fitted_weight(self) -> Tensor:
-        """Weight of the head this detector was fitted with."""
-        return self.chosen.fitted_weight
+    def innermost(self) -> Detector:
+        """The detector that keeps the head."""
+        return self.chosen.innermost
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if f"{prefix}percentile_" in state_dict:  # the shaping of that percentile takes up the rest of the state

@@ -52,14 +52,9 @@ class Shaped(Detector):
         return self.detector.score(self.shaping(h))
 
     @property
-    def is_fitted(self) -> bool:
-        """Whether the detector can be called."""
-        return self.detector.is_fitted
-
-    @property
-    def fitted_weight(self) -> Tensor:
-        """Weight of the head the inner detector was fitted with."""
-        return self.detector.fitted_weight
+    def innermost(self) -> Detector:
+        """The detector that keeps the head."""
+        return self.detector.innermost
 
 
 def behind(

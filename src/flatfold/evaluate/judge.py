@@ -81,6 +81,7 @@ def _judge_features(spec: Spec, banks: Banks) -> Judged:
 def _tuned(spec: Spec, banks: Banks) -> Tuning | None:
     if spec.tune is None:
         return None
+    assert spec.tune == "id" or banks.ood_val is not None  # or a choice on ID data would pass for one on OOD data
     ood = banks.ood_val if spec.tune == "ood" else None
     return tune(spec.name, banks.head, banks.val, train=banks.train, ood=ood, grid=spec.grid, **spec.hyper)
 
@@ -112,9 +113,10 @@ class _InputJudge:
         return {**hyper, "std": self.suite.val.transform.std or 1.0}
 
     def _tuned(self, spec: Spec) -> Tuning | None:
-        if spec.tune is None or self.suite.ood_val is None:
+        if spec.tune is None:
             return None
         unknown = self.suite.ood_val
+        assert unknown is not None  # the runner has looked
 
         def value(point: dict[str, Any]) -> tuple[float, None]:
             detector = self._fitted(spec.name, self._complete({**spec.hyper, **point}, spec.name))
