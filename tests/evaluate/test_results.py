@@ -35,7 +35,13 @@ def test_what_is_saved_is_what_is_loaded(results, tmp_path):
     for name in ("suite", "methods", "refused", "rows", "averages", "alpha_curves", "provenance"):
         assert getattr(loaded, name) == getattr(results, name)
     assert all(np.array_equal(loaded.scores[key], results.scores[key]) for key in results.scores)
-    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "results.csv", "scores.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "results.json",
+        "results.csv",
+        "averages.csv",
+        "scores.safetensors",
+        "thumbnails.safetensors",
+    }
 
 
 def test_the_csv_has_a_line_per_row_and_says_what_was_tuned_on_what(results, tmp_path):
@@ -72,10 +78,10 @@ def test_a_folder_without_results_is_refused(tmp_path):
     ("content", "message"),
     [
         ("{", "not valid JSON"),
-        ("null", "not a flatfold-results file of version 2"),
-        ('{"format": "flatfold-results", "version": 2}', "are damaged"),
-        ("{}", "not a flatfold-results file of version 2"),
-        ('{"format": "flatfold-results", "version": 99}', "not a flatfold-results file of version 2"),
+        ("null", "not a flatfold-results file of version 3"),
+        ('{"format": "flatfold-results", "version": 3}', "are damaged"),
+        ("{}", "not a flatfold-results file of version 3"),
+        ('{"format": "flatfold-results", "version": 99}', "not a flatfold-results file of version 3"),
     ],
 )
 def test_another_file_under_that_name_is_refused(content, message, tmp_path):

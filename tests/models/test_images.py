@@ -315,7 +315,7 @@ def test_batches_from_given_rows_lie_on_the_grid_and_cover_them(n, size, data):
     starts = data.draw(st.lists(st.integers(0, n), max_size=3))
     ranges = [range(start, data.draw(st.integers(start, n))) for start in starts]
     wanted = {row for rows in ranges for row in rows}
-    got = [(start, colours([batch])) for start, batch in source.touching(ranges)]
+    got = [(rows[0], colours([source.read(rows)])) for rows in source.touched(ranges)]
     expected = [list(range(i, min(i + size, n))) for i in range(0, n, size)]
     assert got == [(rows[0], rows) for rows in expected if wanted & set(rows)]
 

@@ -33,7 +33,7 @@ def edit(folder, **changes):
 def replace_shard(folder, tensors):
     """Put other tensors in place of the first shard, with a checksum that fits."""
     save_file(tensors, folder / SHARD)
-    edit(folder, shards=[{"file": SHARD, "rows": 20, "sha256": sha256_of(folder / SHARD)}])
+    edit(folder, shards=[{"file": SHARD, "rows": 20, "sha256": sha256_of(folder / SHARD), "unreadable": {}}])
 
 
 @pytest.mark.parametrize("labelled", [True, False])
@@ -166,7 +166,7 @@ def test_without_verification_a_shard_that_cannot_be_parsed_is_still_refused(tmp
 
 def test_verification_can_be_left_out(tmp_path):
     save_bank(make_bank(), tmp_path)
-    edit(tmp_path, shards=[{"file": SHARD, "rows": 20, "sha256": "0" * 64}])
+    edit(tmp_path, shards=[{"file": SHARD, "rows": 20, "sha256": "0" * 64, "unreadable": {}}])
     assert len(load_bank(tmp_path, verify=False)) == 20
 
 
@@ -198,14 +198,14 @@ def test_values_no_bank_may_have_are_refused(tmp_path):
         load_bank(tmp_path)
 
 
-ENTRY = {"file": SHARD, "rows": 20, "sha256": "0" * 64}
+ENTRY = {"file": SHARD, "rows": 20, "sha256": "0" * 64, "unreadable": {}}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"format": "zip"}, r"does not describe a bank: its format must be 'flatfold-bank'\. Check the path"),
-        ({"version": 2}, r"has version 2, this flatfold reads version 1\. Upgrade flatfold or extract again"),
+        ({"version": 3}, r"has version 3, this flatfold reads version 2\. Upgrade flatfold or extract again"),
         ({"version": None}, "has version None"),
         ({"complete": False}, "'complete' does not agree with the shards"),
         ({"rows": 19}, f"{SHARD} does not fit the other shards"),
@@ -264,7 +264,7 @@ def test_a_manifest_of_another_shape_is_refused(tmp_path):
 
 
 def test_a_manifest_without_an_entry_is_refused(tmp_path):
-    (tmp_path / "manifest.json").write_text('{"format": "flatfold-bank", "version": 1}')
+    (tmp_path / "manifest.json").write_text('{"format": "flatfold-bank", "version": 2}')
     with pytest.raises(DamagedBank, match="damaged: 'key' is missing"):
         load_bank(tmp_path)
 

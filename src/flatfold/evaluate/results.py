@@ -1,22 +1,31 @@
-"""Result files: ``results.json`` (everything), ``results.csv`` (the rows), ``scores.safetensors`` (every score)."""
+"""Result files of a benchmark: everything that a report or a comparison needs, and nothing that runs.
+
+``results.json`` has all figures and where they come from, ``results.csv`` the rows and ``averages.csv`` their means,
+``scores.safetensors`` every score and the norm of every feature, ``thumbnails.safetensors`` small copies of the most
+wrong images.
+"""
 
 import csv
+import hashlib
 import io
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
 from ..files import write_atomically
-from .rows import Average, MethodRun, Row, column_names
+from .rows import Average, Certainty, MethodRun, Row, flat
 
-FORMAT, VERSION = "flatfold-results", 2
+FORMAT, VERSION = "flatfold-results", 3
 ID = "id"  # the name of the in-distribution test data among the scores
+NORM = "|h|/"  # in scores.safetensors, before the name of a data set
+ARRAYS = ("scores.safetensors", "thumbnails.safetensors")
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,29 @@ class AlphaCurve:
 
 
 @dataclass(frozen=True)
+class Wrong:
+    """An image on which a method was most wrong.
+
+    Attributes:
+        dataset: ``id`` for a known image that looked unknown, else the set of an unknown one that looked known.
+        row: Its number in the data set; ``dataset/row`` is the key of its thumbnail.
+        name: The file, or the number, of the image.
+        share: Of the known test images that scored lower, between 0 and 1.
+        predicted: The class that the network saw in it.
+        label: Its class, for a known image.
+    """
+
+    method: str
+    dataset: str
+    row: int
+    name: str
+    score: float
+    share: float
+    predicted: int
+    label: int | None = None
+
+
+@dataclass(frozen=True)
 class Results:
     """The outcome of a benchmark."""
 
@@ -46,6 +78,14 @@ class Results:
     provenance: dict[str, Any]
     scores: dict[str, NDArray[np.float32]]
     """Keyed by ``method/dataset``, with ``id`` for the in-distribution test data."""
+    norms: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Norms of the features by data set, row by row as the scores."""
+    wrong: list[Wrong] = field(default_factory=list)
+    """The images on which each method was most wrong, worst first."""
+    thumbnails: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
+    """Small copies of them, ``(h, w, 3)``, keyed by ``dataset/row``."""
+    unreadable: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Images that were left out because they could not be read, and why, by data set."""
 
     @property
     def columns(self) -> list[str]:
@@ -71,28 +111,35 @@ class Results:
         return sorted(self.methods, key=lambda run: -average[run.method])
 
     def save(self, folder: Path) -> None:
-        """Write the three files, each of them at once or not at all."""
+        """Write the files, ``results.json`` last: it knows the others by their sha256, so no mixture passes for one."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        del content["scores"]
+        for name in ("scores", "norms", "thumbnails"):
+            del content[name]
+        scores = self.scores | {f"{NORM}{name}": values for name, values in self.norms.items()}
+        arrays = dict(zip(ARRAYS, (save(scores), save(self.thumbnails)), strict=True))
+        content["sha256"] = {name: hashlib.sha256(data).hexdigest() for name, data in arrays.items()}
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"  # which may refuse, before anything is written
-        write_atomically(folder / "scores.safetensors", save(self.scores))
+        for name, data in arrays.items():
+            write_atomically(folder / name, data)
         write_atomically(folder / "results.csv", self._csv())
+        write_atomically(folder / "averages.csv", as_csv(map(flat, self.averages)))
         write_atomically(folder / "results.json", text)
 
     def _csv(self) -> str:
-        text = io.StringIO()
-        runs = {run.method: run for run in self.methods}
-        extra = ["hyper", "learnt", "fits_on", "fit_seconds", "microseconds_per_sample"]
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(column_names() + extra)
-        for row in self.rows:
-            run = asdict(runs[row.method])
-            table.writerow([*asdict(row).values(), *(_cell(run[name]) for name in extra)])
-        return text.getvalue()
+        runs = {run.method: asdict(run) for run in self.methods}
+        extra = ("hyper", "learnt", "fits_on", "fit_seconds", "microseconds_per_sample", "peak_megabytes")
+        return as_csv(flat(row) | {name: runs[row.method][name] for name in extra} for row in self.rows)
 
 
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, dict) else value
+def as_csv(lines: Iterable[Mapping[str, Any]]) -> str:
+    """Return lines with the same columns as CSV text."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    for number, line in enumerate(lines):
+        if number == 0:
+            table.writerow(line)
+        table.writerow(json.dumps(value) if isinstance(value, dict) else value for value in line.values())
+    return text.getvalue()
 
 
 def load_results(folder: Path) -> Results:
@@ -101,8 +148,8 @@ def load_results(folder: Path) -> Results:
     if not path.exists():
         raise ValueError(f"there is no results.json in {folder}. Run `flatfold bench` first, or name its --out folder.")
     try:
-        content = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of the encoding too
         raise ValueError(f"{path} is not valid JSON ({error}). Run `flatfold bench` again.") from error
     if (
         not isinstance(content, dict)
@@ -111,17 +158,44 @@ def load_results(folder: Path) -> Results:
     ):
         raise ValueError(f"{path} is not a {FORMAT} file of version {VERSION}. Run `flatfold bench` again.")
     try:
-        return _from_json(content, load_file(folder / "scores.safetensors"))
-    except (AttributeError, KeyError, OSError, SafetensorError, TypeError) as error:
+        return _from_json(content, *_arrays(folder, content.pop("sha256")))
+    except (AttributeError, KeyError, OSError, SafetensorError, TypeError, _Mixed) as error:
         raise ValueError(f"the results in {folder} are damaged: {error}. Run `flatfold bench` again.") from error
 
 
-def _from_json(content: dict[str, Any], scores: dict[str, NDArray[np.float32]]) -> Results:
+class _Mixed(Exception):  # noqa: N818
+    """Two files are not of one run."""
+
+
+def _arrays(folder: Path, sums: Mapping[str, str]) -> list[dict[str, NDArray[Any]]]:
+    """Return the tensors of each file that belongs to a ``results.json``."""
+    arrays = []
+    for name in ARRAYS:
+        data = (folder / name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != sums[name]:
+            raise _Mixed(f"{name} is not the one that was written with results.json")
+        arrays.append(load(data))
+    return arrays
+
+
+def _from_json(content: dict[str, Any], scores: dict[str, Any], thumbnails: dict[str, Any]) -> Results:
     return Results(
         methods=[MethodRun(**run) for run in content.pop("methods")],
-        rows=[Row(**row) for row in content.pop("rows")],
-        averages=[Average(**mean) for mean in content.pop("averages")],
+        rows=[Row(**_certain(row)) for row in content.pop("rows")],
+        averages=[Average(**_certain(mean)) for mean in content.pop("averages")],
         alpha_curves=[AlphaCurve(**curve) for curve in content.pop("alpha_curves")],
-        scores=scores,
+        wrong=[Wrong(**wrong) for wrong in content.pop("wrong")],
+        scores={name: values for name, values in scores.items() if not name.startswith(NORM)},
+        norms={name.removeprefix(NORM): values for name, values in scores.items() if name.startswith(NORM)},
+        thumbnails=thumbnails,
         **content,
     )
+
+
+def _certain(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures with their certainty as an object again."""
+    told = figures["certainty"]
+    if told is None:
+        return figures
+    intervals = {metric: tuple(ends) for metric, ends in told["intervals"].items()}
+    return {**figures, "certainty": Certainty(**{**told, "intervals": intervals})}

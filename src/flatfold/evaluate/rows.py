@@ -1,6 +1,6 @@
 """One row of a result table: a method, a data set, and how well the first finds the second."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean
 from typing import Any
@@ -12,6 +12,29 @@ from ..core.ranking import aupr, auroc, fpr_at_tpr
 from .suite import Group
 
 METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
+
+
+OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # who averages so
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """How far a figure can be trusted, and whether its method can be told from the best one of its column.
+
+    Attributes:
+        intervals: Lower and upper end of the 95 % interval, by metric.
+        behind: AUROC of the column's best method minus this one's, with its own 95 % interval: both methods saw the
+            same images, so it is narrower than the two intervals make believe.
+        p_value: Of the hypothesis that both are equally good.
+        best: The method is the best of its column, or cannot be told from it.
+    """
+
+    intervals: dict[str, tuple[float, float]]
+    behind: float
+    behind_low: float
+    behind_high: float
+    p_value: float
+    best: bool
 
 
 @dataclass(frozen=True)
@@ -29,6 +52,7 @@ class Row:
     aupr_in: float
     n_id: int
     n_ood: int
+    certainty: Certainty | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +67,7 @@ class MethodRun:
         fits_on: Which in-distribution split it learnt from.
         tuned_on: Which data chose its hyper-parameters: ``"nothing"``, ``"id"`` or ``"ood"``.
         trials: What was tried in tuning, and how it was judged.
+        peak_megabytes: Memory that fitting and scoring took beyond what was in use, where the system tells.
     """
 
     method: str
@@ -55,6 +80,7 @@ class MethodRun:
     learnt: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     trials: list[dict[str, Any]] = field(default_factory=list)
+    peak_megabytes: float | None = None
 
     @property
     def alpha(self) -> str:
@@ -70,16 +96,23 @@ class MethodRun:
 
 @dataclass(frozen=True)
 class Average:
-    """Unweighted means of a method's rows over some data sets."""
+    """Unweighted means of a method's rows over some data sets.
+
+    Attributes:
+        over: ``near``, ``far`` or ``all`` data sets.
+        as_in: Who averages so: OpenOOD has ``near`` and ``far``; the FOLD paper's "Average" is over ``all``.
+    """
 
     method: str
     tuned_on: str
     over: str
+    as_in: str
     auroc: float
     fpr95_ood_positive: float
     fpr95_id_positive: float
     aupr_out: float
     aupr_in: float
+    certainty: Certainty | None = None
 
 
 Scores = NDArray[np.floating]
@@ -111,17 +144,24 @@ def averages(rows: Sequence[Row]) -> list[Average]:
     means = []
     for method in dict.fromkeys(row.method for row in rows):
         mine = [row for row in rows if row.method == method]
-        for over in ("near", "far", "all"):
+        for over, as_in in {"near": OPENOOD, "far": OPENOOD, "all": PAPER}.items():
             chosen = [row for row in mine if over in (row.group, "all")]
             if chosen:
-                means.append(Average(method, mine[0].tuned_on, over, *(_mean(chosen, metric) for metric in METRICS)))
+                figures = {metric: fmean(getattr(row, metric) for row in chosen) for metric in METRICS}
+                means.append(Average(method, mine[0].tuned_on, over, as_in, **figures))  # type: ignore[arg-type]
     return means
 
 
-def _mean(rows: Iterable[Row], metric: str) -> float:
-    return fmean(getattr(row, metric) for row in rows)
-
-
-def column_names() -> list[str]:
-    """Return the columns of a row, in order."""
-    return [column.name for column in fields(Row)]
+def flat(figures: Row | Average) -> dict[str, Any]:
+    """Return the figures as the columns of a table, the ends of each interval behind its metric."""
+    columns: dict[str, Any] = {}
+    for column in fields(figures):
+        if column.name == "certainty":
+            continue
+        columns[column.name] = getattr(figures, column.name)
+        if column.name in METRICS and figures.certainty is not None and column.name in figures.certainty.intervals:
+            low, high = figures.certainty.intervals[column.name]
+            columns |= {f"{column.name}_low": low, f"{column.name}_high": high}
+    if figures.certainty is not None:
+        columns |= {name: getattr(figures.certainty, name) for name in ("behind", "behind_low", "behind_high", "best")}
+    return columns

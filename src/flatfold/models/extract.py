@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,13 @@ from .forward import as_it_was
 from .heads import FoundHead, probe, run, warn_of_other_logits
 from .identity import data_key, weights_hash
 from .manifest import Manifest
-from .stream import check_loader, first_batch, remaining
+from .sources import Source
+from .stream import Piece, check_loader, check_share, drawn, first_pieces, remaining
 from .writer import BankWriter, MemoryBank, Sink
+
+log = logging.getLogger(__name__)
+
+TITLE = "extracting features"
 
 
 def extract(
@@ -30,6 +37,8 @@ def extract(
     out: Path | str | None = None,
     key: str | None = None,
     shard_rows: int = 4096,
+    workers: int = 0,
+    unreadable: float = 0.0,
 ) -> tuple[FeatureBank, Head]:
     """Run a data set through a model once and return the inputs of its last linear layer, and that layer.
 
@@ -46,6 +55,9 @@ def extract(
         key: With ``out``, a string that identifies the data and its preparation. Sources such as ``FolderImages``
             know theirs.
         shard_rows: With ``out``, rows in a file. A bank that is continued keeps the number it was begun with.
+        workers: Processes that read images ahead, when ``loader`` is a source such as ``FolderImages``.
+        unreadable: Share of the images of a source that may be left out because they cannot be read, between 0 and 1.
+            They have no row in the bank, and the manifest of a bank on disk names them.
 
     Returns:
         The bank, on the CPU in float32 (float64 for a float64 model), with labels if the loader gives them, and the
@@ -53,6 +65,7 @@ def extract(
 
     Raises:
         UnsupportedHead: The logits do not come out of one linear layer.
+        UnreadableImage: More than that share cannot be read.
         ValueError: The data is empty, has labels only in part, or ``out`` holds features of something else.
 
     Example:
@@ -68,7 +81,7 @@ def extract(
         identity = {"weights": weights_hash(model), "data": str(data), "head": found.name}
         return BankWriter(out, _blank(identity, found, first, shard_rows))
 
-    bank, found = one_pass(model, loader, device, head, sink)
+    bank, found = one_pass(model, loader, device, head, sink, workers, unreadable)
     return bank, found.head
 
 
@@ -78,6 +91,8 @@ def one_pass(
     device: torch.device | str | None = None,
     head: str | None = None,
     make_sink: Callable[[FoundHead, Batch], Sink] = lambda found, first: MemoryBank(),
+    workers: int = 0,
+    unreadable: float = 0.0,
 ) -> tuple[FeatureBank, FoundHead]:
     """Run a data set through a model once; return its features and which layer the head is.
 
@@ -87,22 +102,33 @@ def one_pass(
         device: As in ``extract``.
         head: As in ``extract``.
         make_sink: Says where the rows go, once the head and the first batch are known.
+        workers: As in ``extract``.
+        unreadable: As in ``extract``.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"the model must be a torch.nn.Module, not {type(model).__name__}. Call extract(model, loader)."
         )
-    check_loader(loader)
+    check_loader(loader, workers)
+    rows = loader.rows if isinstance(loader, Source) else 0
     with as_it_was(model, device) as place:
-        batches = iter(loader)
-        first = first_batch(batches)
+        pieces = drawn(loader, TITLE)
+        begin, first = first_pieces(pieces)
         found, result = probe(model, first.to(place), head)
         warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
         sink = make_sink(found, first)
-        _keep(sink, 0, first, result.features)
-        for start, batch in remaining(loader, batches, first.rows, sink):
-            _check_labelled(batch, first, start)
-            _keep(sink, start, batch, run(model, found, batch.to(place)).features)
+        rest = remaining(loader, pieces, begin[-1].rows.stop, sink, TITLE, workers)
+        for piece in chain(begin, rest):
+            features = result.features
+            if piece.batch is not first:
+                features = _features(model, found, piece, first, place)
+            _keep(sink, piece, features)
+            if piece.unreadable:
+                check_share(sink.unreadable, rows, unreadable)
+    check_share(sink.unreadable, rows, unreadable)  # those of an earlier pass, which allowed for more
+    if sink.unreadable:
+        reason = next(iter(sink.unreadable.values()))
+        log.warning("%d of %d images could not be read and are left out. %s", len(sink.unreadable), rows, reason)
     return sink.finish(), found
 
 
@@ -113,10 +139,18 @@ def _blank(identity: dict[str, str], found: FoundHead, first: Batch, shard_rows:
     return Manifest(identity, found.head.width, dtype, first.labels is not None, shard_rows)
 
 
-def _keep(sink: Sink, start: int, batch: Batch, features: Tensor) -> None:
+def _features(model: nn.Module, found: FoundHead, piece: Piece, first: Batch, place: torch.device) -> Tensor:
+    """Return the features of what could be read of a piece, ``(0, d)`` if nothing could."""
+    if piece.batch is None:
+        return found.head.weight.new_empty(0, found.head.width)
+    _check_labelled(piece.batch, first, piece.rows.start)
+    return run(model, found, piece.batch.to(place)).features
+
+
+def _keep(sink: Sink, piece: Piece, features: Tensor) -> None:
     features = features.cpu()
-    check_finite(features, "features", first=start)
-    sink.add(start, features, batch.labels)
+    check_finite(features, "features", first=piece.rows.start)
+    sink.add(piece.rows, (features, None if piece.batch is None else piece.batch.labels), piece.unreadable)
 
 
 def _check_labelled(batch: Batch, first: Batch, start: int) -> None:

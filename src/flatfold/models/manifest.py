@@ -15,7 +15,7 @@ from ..files import written
 
 NAME = "manifest.json"
 FORMAT = "flatfold-bank"
-VERSION = 1
+VERSION = 2
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _MOST_BYTES = 64 * 2**20  # a shard takes about 150 bytes: room for 400,000 of them
 _FILE = re.compile(r"features-([0-9]{5,9})\.safetensors")
@@ -24,11 +24,17 @@ _AGAIN = "Delete the directory and extract again."
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a bank."""
+    """One file of a bank.
+
+    Attributes:
+        rows: How many it covers, those that could not be read included.
+        unreadable: Those that could not be read, and why. The file does not have them.
+    """
 
     index: int
     rows: int
     sha256: str
+    unreadable: dict[int, str] = field(default_factory=dict)
 
     @property
     def file(self) -> str:
@@ -66,6 +72,11 @@ class Manifest:
         count = -(-self.rows // self.shard_rows)
         return len(self.shards) == count and all(index < count for index in self.shards)
 
+    @property
+    def unreadable(self) -> dict[int, str]:
+        """All rows that could not be read, and why."""
+        return {row: reason for _, shard in sorted(self.shards.items()) for row, reason in shard.unreadable.items()}
+
     def size_of(self, index: int) -> int:
         """Return how many rows shard ``index`` covers, as far as is known."""
         start = index * self.shard_rows
@@ -73,7 +84,10 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Put this manifest in the place of the one in ``folder``."""
-        shards = [{"file": s.file, "rows": s.rows, "sha256": s.sha256} for _, s in sorted(self.shards.items())]
+        shards = [
+            {"file": s.file, "rows": s.rows, "sha256": s.sha256, "unreadable": s.unreadable}
+            for _, s in sorted(self.shards.items())
+        ]
         values = {"format": FORMAT, "version": VERSION, "complete": self.complete, **vars(self), "shards": shards}
         with written(folder / NAME) as path:
             path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
@@ -118,7 +132,9 @@ def _checked(values: dict[str, Any]) -> Manifest:
         raise ValueError("'dtype', 'labels' or 'shards' is of the wrong kind")
     for entry in values["shards"]:
         shard = _shard(entry)
-        if shard.index in manifest.shards or shard.rows != manifest.size_of(shard.index):
+        first = shard.index * manifest.shard_rows
+        apart = any(row not in range(first, first + shard.rows) for row in shard.unreadable)
+        if apart or shard.index in manifest.shards or shard.rows != manifest.size_of(shard.index):
             raise ValueError(f"{shard.file} does not fit the other shards")
         manifest.shards[shard.index] = shard
     if values["complete"] is not manifest.complete:
@@ -129,13 +145,19 @@ def _checked(values: dict[str, Any]) -> Manifest:
 def _shard(entry: Any) -> Shard:
     if not isinstance(entry, dict):
         raise TypeError("a shard is of the wrong kind")
-    _need(entry, "file", "rows", "sha256")
+    _need(entry, "file", "rows", "sha256", "unreadable")
     match = _FILE.fullmatch(str(entry["file"]))
     if match is None:  # also every path that leads out of the directory
         raise ValueError(f"{entry['file']!r} is no name of a shard")
     if not re.fullmatch("[0-9a-f]{64}", str(entry["sha256"])):
         raise ValueError(f"{entry['file']!r} has no sha256")
-    return Shard(int(match[1]), _count(entry, "rows"), entry["sha256"])
+    return Shard(int(match[1]), _count(entry, "rows"), entry["sha256"], _reasons(entry["unreadable"]))
+
+
+def _reasons(value: Any) -> dict[int, str]:
+    if not isinstance(value, dict) or not all(isinstance(reason, str) for reason in value.values()):
+        raise TypeError("'unreadable' is of the wrong kind")
+    return {int(row): reason for row, reason in value.items()}  # a row that is no number is a ValueError
 
 
 def _need(values: dict[str, Any], *names: str) -> None:

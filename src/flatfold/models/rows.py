@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..core.check import check_finite
-from ..progress import track
-from .batches import split_batch
 from .forward import as_it_was
 from .manifest import Manifest
 from .sources import Source
-from .stream import remaining
+from .stream import attempts, first_pieces, remaining
 from .writer import BankWriter
 
 SHARD_ROWS = 1024
@@ -28,8 +26,9 @@ def score_rows(
     key: dict[str, str],
     device: torch.device | str | None = None,
     title: str = "scoring",
+    workers: int = 0,
 ) -> Tensor:
-    """Return the score of every input, ``(n,)`` in float32.
+    """Return the score of every input that can be read, ``(n,)`` in float32.
 
     Args:
         function: Scores a batch of inputs, ``(n,)``; it may take gradients.
@@ -39,20 +38,33 @@ def score_rows(
         key: What the scores depend on; the data is added.
         device: As in ``extract``.
         title: Of the progress bar.
+        workers: As in ``extract``.
     """
     sink = BankWriter(out, Manifest({**key, "data": source.fingerprint}, 1, "float32", False, SHARD_ROWS))
     with as_it_was(model, device) as place:
-        for start, batch in remaining(source, iter(()), 0, sink, title):
-            scores = function(batch.to(place).args[0]).detach().float().cpu()[:, None]
-            check_finite(scores, "scores", first=start)
-            sink.add(start, scores, None)
+        for rows, batch, unreadable in remaining(source, iter(()), 0, sink, title, workers):
+            scores = torch.empty(0, 1)
+            if batch is not None:
+                scores = function(batch.to(place).args[0]).detach().float().cpu()[:, None]
+            check_finite(scores, "scores", first=rows.start)
+            sink.add(rows, (scores, None), unreadable)
     return sink.finish().features.squeeze(-1)
 
 
-def labelled_batches(source: Source, device: torch.device | str, title: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of a labelled source as pairs, the inputs on ``device``."""
-    for raw in track(source, title, len(source)):
-        batch = split_batch(raw).to(device)
-        if batch.labels is None:
+def labelled_batches(
+    source: Source, device: torch.device | str, title: str, workers: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches of a labelled source as pairs, the inputs on ``device``, without what cannot be read."""
+    for piece in attempts(source, source.touched([range(source.rows)]), title, workers):
+        if piece.batch is None:
+            continue
+        if piece.batch.labels is None:
             raise ValueError("labels are needed to fit this method, but the data has none.")
-        yield batch.args[0], batch.labels
+        yield piece.batch.to(device).args[0], piece.batch.labels
+
+
+def first_inputs(source: Source) -> Tensor:
+    """Return the inputs of the first batch of a source that holds one."""
+    _, batch = first_pieces(attempts(source, source.touched([range(source.rows)])))
+    inputs: Tensor = batch.args[0]
+    return inputs

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ..core.errors import UnreadableImage
 from .transform import Transform
 
 
@@ -47,21 +48,21 @@ class Source(ABC):
     def read(self, rows: range) -> Any:
         """Return the batch that holds these rows."""
 
+    def attempt(self, rows: range) -> tuple[Any, dict[int, str]]:
+        """Return the batch of those rows that can be read, None if there are none, and why not the others."""
+        return self.read(rows), {}
+
     def touched(self, ranges: Iterable[range]) -> list[range]:
         """Return the rows of each batch that holds a row of ``ranges``, in order."""
         size = self.batch_size
         numbers = {i for rows in ranges if rows for i in range(rows[0] // size, rows[-1] // size + 1)}
         return [range(i * size, min(i * size + size, self.rows)) for i in sorted(numbers)]
 
-    def touching(self, ranges: Iterable[range]) -> Iterator[tuple[int, Any]]:
-        """Yield each batch that holds a row of ``ranges``, with the number of its first row, in order."""
-        return ((rows.start, self.read(rows)) for rows in self.touched(ranges))
-
     def __len__(self) -> int:
         return -(-self.rows // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        return (batch for _, batch in self.touching([range(self.rows)]))
+        return (self.read(rows) for rows in self.touched([range(self.rows)]))
 
 
 class ImageSource(Source):
@@ -93,20 +94,36 @@ class ImageSource(Source):
         return digest.hexdigest()
 
     def read(self, rows: range) -> Tensor | tuple[Tensor, Tensor]:
-        """Decode and prepare some images."""
-        tensors = [self._prepared(row) for row in rows]
-        sizes = sorted({tuple(tensor.shape[1:]) for tensor in tensors})
+        """Decode and prepare some images; raise `UnreadableImage` if one of them is broken."""
+        batch, unreadable = self.attempt(rows)
+        for reason in unreadable.values():
+            raise UnreadableImage(reason)
+        assert batch is not None
+        return batch
+
+    def attempt(self, rows: range) -> tuple[Tensor | tuple[Tensor, Tensor] | None, dict[int, str]]:
+        """Decode and prepare those of some images that are not broken, and say what is wrong with the others."""
+        tensors, unreadable = {}, {}
+        for row in rows:
+            try:
+                tensors[row] = self._prepared(row)
+            except UnreadableImage as error:
+                unreadable[row] = str(error)
+        return (self._stacked(tensors) if tensors else None), unreadable
+
+    def _stacked(self, tensors: dict[int, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+        sizes = sorted({tuple(tensor.shape[1:]) for tensor in tensors.values()})
         if len(sizes) > 1:
             raise ValueError(
                 f"the images of a batch must have one size, got (h, w) = {sizes[0]} and {sizes[1]}. "
                 "Give the transform a resize and a crop."
             )
-        x = torch.stack(tensors)
-        return x if self.labels is None else (x, self.labels[rows.start : rows.stop])
+        x = torch.stack(list(tensors.values()))
+        return x if self.labels is None else (x, self.labels[list(tensors)])
 
     def _prepared(self, row: int) -> Tensor:
         name, pixels = self.picture(row)
         try:
             return self.transform(pixels)
-        except ValueError as error:
+        except ValueError as error:  # of the preparation, which all images would meet with
             raise ValueError(f"{name}: {error}") from error

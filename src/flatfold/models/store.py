@@ -31,7 +31,7 @@ def save_bank(bank: FeatureBank, path: Path | str) -> None:
     rows = len(bank)
     dtype = str(bank.features.dtype).removeprefix("torch.")
     manifest = Manifest(None, bank.width, dtype, bank.labels is not None, shard_rows=rows, rows=rows)
-    manifest.shards[0] = write_shard(folder, 0, bank.features, bank.labels)
+    manifest.shards[0] = write_shard(folder, 0, (bank.features, bank.labels))
     manifest.write(folder)
     for file in folder.glob("features-*.safetensors"):
         if file.name != manifest.shards[0].file:  # left from a bank of several shards
@@ -79,15 +79,27 @@ def open_folder(path: Path | str) -> Path:
     return folder
 
 
-def write_shard(folder: Path, index: int, features: Tensor, labels: Tensor | None) -> Shard:
-    """Write one shard and return its entry for the manifest."""
+def write_shard(
+    folder: Path, index: int, kept: tuple[Tensor, Tensor | None], unreadable: dict[int, str] | None = None
+) -> Shard:
+    """Write one shard and return its entry for the manifest.
+
+    Args:
+        folder: Of the bank.
+        index: Of the shard.
+        kept: Features and labels.
+        unreadable: Rows that the shard covers but could not be read, and why.
+    """
+    features, labels = kept
+    unreadable = unreadable or {}
+    rows = len(features) + len(unreadable)
     tensors = {"features": features.detach().cpu().contiguous()}
     if labels is not None:
         tensors["labels"] = labels.cpu().contiguous()
-    shard = Shard(index, len(features), "")
+    shard = Shard(index, rows, "")
     with written(folder / shard.file) as path:
         save_file(tensors, path)
-        return Shard(index, len(features), sha256_of(path))
+        return Shard(index, rows, sha256_of(path), unreadable)
 
 
 def read_shard(folder: Path, manifest: Manifest, shard: Shard, verify: bool) -> tuple[Tensor, Tensor | None]:
@@ -100,9 +112,10 @@ def read_shard(folder: Path, manifest: Manifest, shard: Shard, verify: bool) -> 
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError) as error:
         raise DamagedBank(f"{path} cannot be read: {error}. {_redo(manifest)}") from error
-    shapes = {"features": (torch.Size((shard.rows, manifest.width)), DTYPES[manifest.dtype])}
+    kept = shard.rows - len(shard.unreadable)
+    shapes = {"features": (torch.Size((kept, manifest.width)), DTYPES[manifest.dtype])}
     if manifest.labels:
-        shapes["labels"] = (torch.Size((shard.rows,)), torch.int64)
+        shapes["labels"] = (torch.Size((kept,)), torch.int64)
     if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != shapes:
         raise DamagedBank(f"{path} does not hold the tensors its manifest promises. {_redo(manifest)}")
     return tensors["features"], tensors.get("labels")

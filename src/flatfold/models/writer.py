@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,12 +18,26 @@ logger = logging.getLogger(__name__)
 _ELSEWHERE = "Choose another directory, or delete this one to start again."
 
 
+Kept = tuple[Tensor, Tensor | None]
+"""Features ``(n, d)`` and, if there are any, labels ``(n,)`` of the rows that could be read."""
+
+
+@dataclass
+class _Pending:
+    """A shard that is not complete yet: what was kept, and how many rows were seen."""
+
+    parts: list[Kept] = field(default_factory=list)
+    unreadable: dict[int, str] = field(default_factory=dict)
+    covered: int = 0
+
+
 class MemoryBank:
     """Rows kept in memory until the end of the pass."""
 
     rows: int | None = None
 
     def __init__(self) -> None:
+        self.unreadable: dict[int, str] = {}
         self._features: list[Tensor] = []
         self._labels: list[Tensor] = []
 
@@ -29,10 +45,12 @@ class MemoryBank:
         """Return all of it: nothing is there from an earlier pass."""
         return [range(start, stop)] if start < stop else []
 
-    def add(self, start: int, features: Tensor, labels: Tensor | None) -> None:
-        """Take the rows from ``start`` on."""
+    def add(self, rows: range, kept: Kept, unreadable: dict[int, str]) -> None:
+        """Take what could be read of some rows, and why not the others."""
+        features, labels = kept
         self._features.append(features)
         self._labels += [] if labels is None else [labels]
+        self.unreadable |= unreadable
 
     def end(self, rows: int) -> None:
         """Note that the data has ``rows`` rows."""
@@ -63,12 +81,19 @@ class BankWriter:
         self._manifest = _resumed(self._folder, like) if (self._folder / NAME).exists() else like
         if not self._manifest.complete:  # a finished bank may lie where nobody can write
             self._manifest.write(self._folder)
-        self._pending: dict[int, list[tuple[Tensor, Tensor | None]]] = {}
+        self._pending: dict[int, _Pending] = {}
 
     @property
     def rows(self) -> int | None:
         """Number of rows, if known from an earlier pass."""
         return self._manifest.rows
+
+    @property
+    def unreadable(self) -> dict[int, str]:
+        """Rows that could not be read, those of earlier passes too, and why."""
+        return self._manifest.unreadable | {
+            row: reason for pending in self._pending.values() for row, reason in pending.unreadable.items()
+        }
 
     def missing(self, start: int, stop: int) -> list[range]:
         """Return the rows between ``start`` and ``stop`` that lie in no finished shard."""
@@ -76,16 +101,20 @@ class BankWriter:
         numbers = range(start // size, -(-stop // size)) if start < stop else ()
         return [range(max(start, i * size), min(stop, i * size + size)) for i in numbers if i not in shards]
 
-    def add(self, start: int, features: Tensor, labels: Tensor | None) -> None:
-        """Take the rows from ``start`` on, in ascending order; rows of finished shards are passed over."""
-        stop = start + len(features)
-        if self.rows is not None and stop > self.rows:
-            raise ValueError(self._changed(f"at least {stop}"))
-        for rows in self.missing(start, stop):
-            index, part = rows.start // self._manifest.shard_rows, slice(rows.start - start, rows.stop - start)
-            pending = self._pending.setdefault(index, [])
-            pending.append((features[part], None if labels is None else labels[part]))
-            if sum(len(h) for h, _ in pending) == self._manifest.size_of(index):
+    def add(self, rows: range, kept: Kept, unreadable: dict[int, str]) -> None:
+        """Take what could be read of some rows, in ascending order; rows of finished shards are passed over."""
+        if self.rows is not None and rows.stop > self.rows:
+            raise ValueError(self._changed(f"at least {rows.stop}"))
+        features, labels = kept
+        read = [row for row in rows if row not in unreadable]
+        for part in self.missing(rows.start, rows.stop):
+            mine = slice(bisect_left(read, part.start), bisect_left(read, part.stop))
+            index = part.start // self._manifest.shard_rows
+            pending = self._pending.setdefault(index, _Pending())
+            pending.parts.append((features[mine], None if labels is None else labels[mine]))
+            pending.unreadable |= {row: reason for row, reason in unreadable.items() if row in part}
+            pending.covered += len(part)
+            if pending.covered == self._manifest.size_of(index):
                 self._flush(index)
 
     def end(self, rows: int) -> None:
@@ -106,10 +135,11 @@ class BankWriter:
         return load_bank(self._folder, verify=False)
 
     def _flush(self, index: int) -> None:
-        parts = self._pending.pop(index)
-        labels = [y for _, y in parts if y is not None]
-        features = torch.cat([h for h, _ in parts])
-        shard = write_shard(self._folder, index, features, torch.cat(labels) if labels else None)
+        pending = self._pending.pop(index)
+        labels = [y for _, y in pending.parts if y is not None]
+        features = torch.cat([h for h, _ in pending.parts])
+        kept = features, torch.cat(labels) if labels else None
+        shard = write_shard(self._folder, index, kept, pending.unreadable)
         self._manifest.shards[index] = shard
         self._manifest.write(self._folder)
 
