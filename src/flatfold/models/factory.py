@@ -1,19 +1,17 @@
-"""A model from ``package.module:function``, and weights for it from a file, without running code from the file."""
+"""A model from ``package.module:function``."""
 
 import hashlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
-
-SHOWN = 3  # names of weights in a message; a network has hundreds
 
 
 def make_model(factory: str, folder: Path, seed: int) -> nn.Module:
@@ -21,38 +19,65 @@ def make_model(factory: str, folder: Path, seed: int) -> nn.Module:
 
     Args:
         factory: A function without arguments.
-        folder: A module file that lies here is taken before an installed module of that name.
+        folder: A module file that lies here is taken before an installed module of that name. While it and the
+            function run, they can import modules from this folder and from their own.
         seed: Of torch's random numbers while it runs.
     """
     name, function = factory.split(":")
-    try:
-        module = _imported(name, folder)
-    except Exception as error:  # whatever the user's file does when it is run
-        raise ValueError(
-            f"{name} could not be imported: {type(error).__name__}: {error}. "
-            "It must be installed, or be a file beside the suite file."
-        ) from error
-    if not hasattr(module, function):
-        near = get_close_matches(function, vars(module), n=1)
-        raise ValueError(f"{name} has no function {function!r}." + (f" Did you mean {near[0]}?" if near else ""))
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = getattr(module, function)()
-    except Exception as error:
-        raise ValueError(
-            f"{function}() failed: {type(error).__name__}: {error}. It is called without arguments."
-        ) from error
+    file = folder / f"{name.replace('.', '/')}.py"
+    with _importable({folder.resolve(), file.resolve().parent} if file.is_file() else set()):
+        module = _imported(name, file)
+        if not hasattr(module, function):
+            near = get_close_matches(function, vars(module), n=1)
+            raise ValueError(f"{name} has no function {function!r}." + (f" Did you mean {near[0]}?" if near else ""))
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = getattr(module, function)()
+        except Exception as error:
+            raise ValueError(
+                f"{function}() failed: {type(error).__name__}: {error}. It is called without arguments."
+            ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{function}() must return a torch.nn.Module, not {type(model).__name__}.")
     return model
 
 
-def _imported(name: str, folder: Path) -> ModuleType:
-    """Return the module of that name that lies in ``folder``, or else the one that is installed."""
-    file = folder / f"{name.replace('.', '/')}.py"
-    if not file.is_file():
-        return import_module(name)
+@contextmanager
+def _importable(folders: set[Path]) -> Iterator[None]:
+    """Let modules of some folders be imported, and forget them after the block: another suite may have namesakes."""
+    new = [str(folder) for folder in folders if str(folder) not in sys.path]
+    before = set(sys.modules)
+    sys.path[:0] = new
+    try:
+        yield
+    finally:
+        for folder in new:
+            sys.path.remove(folder)
+        for name in set(sys.modules) - before:
+            if any(_lies_in(folder, name) for folder in new):
+                del sys.modules[name]
+
+
+def _lies_in(folder: str, name: str) -> bool:
+    """Tell whether the import of a module was answered by ``folder``; installed packages may lie deeper in it."""
+    module, top = sys.modules[name], Path(folder, name.partition(".")[0])
+    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
+    return Path(place) == top.with_suffix(".py") or top in (Path(place), *Path(place).parents)
+
+
+def _imported(name: str, file: Path) -> ModuleType:
+    """Return the module in ``file``, or else the one of that name that is installed."""
+    try:
+        return _executed(file) if file.is_file() else import_module(name)
+    except Exception as error:  # whatever the user's file does when it is run
+        raise ValueError(
+            f"{name} could not be imported: {type(error).__name__}: {error}. "
+            "It must be installed, or be a file beside the suite file."
+        ) from error
+
+
+def _executed(file: Path) -> ModuleType:
     unique = f"flatfold_suite_{hashlib.sha256(bytes(file.resolve())).hexdigest()}"  # another suite may have a namesake
     spec = spec_from_file_location(unique, file)
     assert spec is not None
@@ -64,40 +89,3 @@ def _imported(name: str, folder: Path) -> ModuleType:
         del sys.modules[unique]
         raise
     return module
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a state dict that was written by safetensors or ``torch.save``, without running code from it."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}. Check the path.")
-    try:
-        safe = path.suffix == ".safetensors"
-        state = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of pickle, zip and safetensors, which share no class
-        raise ValueError(
-            f"{path} must hold a state dict and nothing else, but cannot be read as one ({type(error).__name__}). "
-            "Save model.state_dict(), with safetensors or with torch.save."
-        ) from error
-    if not isinstance(state, dict):
-        raise ValueError(f"{path} must hold a state dict, not {type(state).__name__}. Save model.state_dict().")
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        misfit = _misfit(model.state_dict(), state) or error
-        raise ValueError(f"{path} does not fit the network: {misfit}.") from error
-
-
-def _misfit(own: dict[str, Any], state: dict[str, Any]) -> str:
-    """Say in which names or shapes two state dicts differ."""
-    own_shapes, shapes = ({name: getattr(x, "shape", None) for name, x in each.items()} for each in (own, state))
-    differences = {
-        "it lacks": [name for name in own if name not in state],
-        "the network has no": [name for name in state if name not in own],
-        "another shape has": [name for name in own if name in state and shapes[name] != own_shapes[name]],
-    }
-    return "; ".join(
-        f"{what} {', '.join(map(repr, names[:SHOWN]))}"
-        + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-        for what, names in differences.items()
-        if names
-    )
