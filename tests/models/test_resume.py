@@ -253,7 +253,7 @@ def test_a_source_needs_no_key_and_decodes_only_the_rows_that_are_missing(tmp_pa
     source = image_source()
     bank, _ = extract(Counting(), source, out=tmp_path, shard_rows=SHARD)
     assert_same(bank, whole)
-    assert source.decoded == [*range(4), *range(24, 36)]
+    assert source.decoded == [0, 1, *range(24, 36)]  # two to find the head
 
 
 def test_a_source_may_change_its_batch_size_when_it_goes_on(tmp_path):
@@ -262,7 +262,7 @@ def test_a_source_may_change_its_batch_size_when_it_goes_on(tmp_path):
     source = image_source(size=10)
     bank, _ = extract(Counting(), source, out=tmp_path, shard_rows=999)
     torch.testing.assert_close(bank.features, extract(Counting(), image_source())[0].features)
-    assert source.decoded == [*range(10), *range(10, 30)]
+    assert source.decoded == [0, 1, *range(10, 30)]
     assert manifest_of(tmp_path)["shard_rows"] == SHARD
 
 

@@ -53,6 +53,23 @@ def test_the_shorter_side_is_resized_bilinearly(h, w, size, expected):
     assert np.abs(got[0].numpy() - slow).max() < 1.5 / 255  # Pillow rounds to 8 bits after each direction
 
 
+@pytest.mark.parametrize(
+    ("interpolation", "filter_"), [("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)]
+)
+@pytest.mark.parametrize(("h", "w", "size", "expected"), [(12, 20, 6, (10, 6)), (5, 4, 9, (9, 11))])
+def test_the_interpolation_is_that_of_pillow(h, w, size, expected, interpolation, filter_):
+    pixels = make_pixels(h, w)
+    got = Transform(resize=size, interpolation=interpolation)(pixels)
+    resized = np.array(Image.fromarray(pixels).resize(expected, filter_))
+    assert torch.equal(got, torch.from_numpy(resized).permute(2, 0, 1).float() / 255)
+
+
+def test_the_interpolation_is_bilinear_unless_said_otherwise():
+    pixels = make_pixels(12, 20)
+    assert torch.equal(Transform(resize=6)(pixels), Transform(resize=6, interpolation="bilinear")(pixels))
+    assert not torch.equal(Transform(resize=6)(pixels), Transform(resize=6, interpolation="bicubic")(pixels))
+
+
 def test_an_image_of_the_right_size_is_not_resampled():
     pixels = make_pixels(6, 9)
     assert torch.equal(Transform(resize=6)(pixels), Transform()(pixels))
@@ -114,6 +131,7 @@ def test_what_is_no_image_is_refused(image, error, message):
     ("options", "message"),
     [
         ({"mode": "HSV"}, 'mode must be "RGB" or "L", got \'HSV\''),
+        ({"interpolation": "nearest"}, 'interpolation must be "bilinear" or "bicubic", got \'nearest\''),
         ({"resize": 0}, "resize must be a positive number of pixels or None, got 0"),
         ({"crop": 2.5}, "crop must be a positive number of pixels or None, got 2.5"),
         ({"crop": True}, "crop must be a positive number of pixels"),
@@ -132,6 +150,15 @@ def test_equal_settings_have_one_representation():
     one, other = Transform(8, 4, [0, 0, 0], (1, 1, 1)), Transform(resize=8, crop=4, mean=(0.0, 0.0, 0.0), std=[1.0] * 3)
     assert one == other
     assert repr(one) == repr(other)
-    assert repr(one) == "Transform(resize=8, crop=4, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), mode='RGB')"
+    assert repr(one) == (
+        "Transform(resize=8, crop=4, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), mode='RGB', interpolation='bilinear')"
+    )
     assert json.loads(json.dumps(one.as_dict())) == one.as_dict()
     assert Transform(**one.as_dict()) == one
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_the_interpolation_is_always_among_the_settings(interpolation):
+    settings = Transform(8, 4, (0, 0, 0), (1, 1, 1), "RGB", interpolation).as_dict()
+    assert settings["interpolation"] == interpolation
+    assert list(settings) == ["resize", "crop", "mean", "std", "mode", "interpolation"]

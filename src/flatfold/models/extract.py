@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from .heads import FoundHead, probe, run, warn_of_other_logits
 from .identity import data_key, weights_hash
 from .manifest import Manifest
 from .sources import Source
-from .stream import Piece, check_loader, check_share, drawn, first_pieces, remaining
+from .stream import Piece, a_few, check_loader, check_share, first_batch, remaining, split
 from .writer import BankWriter, MemoryBank, Sink
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ def extract(
         head: Name of the last layer, when it cannot be found by itself (see ``find_head``).
         out: A directory to write to while the pass goes on. After an interruption the same call goes on where it was
             and loses at most one shard; damaged shards are found by their checksums and redone. Of a finished bank
-            only the first batch runs, to find the head.
+            only a few inputs run, to find the head.
         key: With ``out``, a string that identifies the data and its preparation. Sources such as ``FolderImages``
             know theirs.
         shard_rows: With ``out``, rows in a file. A bank that is continued keeps the number it was begun with.
@@ -112,17 +111,14 @@ def one_pass(
     check_loader(loader, workers)
     rows = loader.rows if isinstance(loader, Source) else 0
     with as_it_was(model, device) as place:
-        pieces = drawn(loader, TITLE)
-        begin, first = first_pieces(pieces)
+        drawn = split(loader, TITLE)
+        first = a_few(loader) if isinstance(loader, Source) else first_batch(drawn)
         found, result = probe(model, first.to(place), head)
         warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
         sink = make_sink(found, first)
-        rest = remaining(loader, pieces, begin[-1].rows.stop, sink, TITLE, workers)
-        for piece in chain(begin, rest):
-            features = result.features
-            if piece.batch is not first:
-                features = _features(model, found, piece, first, place)
-            _keep(sink, piece, features)
+        for piece in remaining(loader, drawn, first, sink, TITLE, workers):
+            known = result.features if piece.batch is first else None
+            _keep(sink, piece, _features(model, found, piece, first, place) if known is None else known)
             if piece.unreadable:
                 check_share(sink.unreadable, rows, unreadable)
     check_share(sink.unreadable, rows, unreadable)  # those of an earlier pass, which allowed for more

@@ -25,7 +25,7 @@ class PickedImages(ImageSource):
 
     def __init__(self, source: ImageSource, rows: NDArray[np.integer]) -> None:
         super().__init__(source.transform, source.batch_size)
-        _check_rows(rows, source.rows)
+        check_picked(rows, source.rows)
         self.source = source
         self.picked = rows.astype(np.int64)
         self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.picked)]
@@ -45,7 +45,8 @@ class PickedImages(ImageSource):
         digest.update(self.picked.astype("<i8").tobytes())
 
 
-def _check_rows(picked: NDArray[np.integer], available: int) -> None:
+def check_picked(picked: NDArray[np.integer], available: int) -> None:
+    """Raise unless these are rows of a source that has ``available`` of them."""
     if not np.issubdtype(picked.dtype, np.integer) or picked.ndim != 1 or len(picked) == 0:
         raise ValueError(
             f"picked rows must be whole numbers of shape (n,) with n > 0, got {picked.dtype} of shape {picked.shape}. "

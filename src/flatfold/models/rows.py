@@ -12,7 +12,7 @@ from ..core.check import check_finite
 from .forward import as_it_was
 from .manifest import Manifest
 from .sources import Source
-from .stream import attempts, first_pieces, remaining
+from .stream import attempts, needed
 from .writer import BankWriter
 
 SHARD_ROWS = 1024
@@ -42,7 +42,7 @@ def score_rows(
     """
     sink = BankWriter(out, Manifest({**key, "data": source.fingerprint}, 1, "float32", False, SHARD_ROWS))
     with as_it_was(model, device) as place:
-        for rows, batch, unreadable in remaining(source, iter(()), 0, sink, title, workers):
+        for rows, batch, unreadable in needed(source, sink, title, workers):
             scores = torch.empty(0, 1)
             if batch is not None:
                 scores = function(batch.to(place).args[0]).detach().float().cpu()[:, None]
@@ -65,6 +65,6 @@ def labelled_batches(
 
 def first_inputs(source: Source) -> Tensor:
     """Return the inputs of the first batch of a source that holds one."""
-    _, batch = first_pieces(attempts(source, source.touched([range(source.rows)])))
-    inputs: Tensor = batch.args[0]
+    pieces = attempts(source, source.touched([range(source.rows)]))
+    inputs: Tensor = next(piece.batch.args[0] for piece in pieces if piece.batch is not None)
     return inputs

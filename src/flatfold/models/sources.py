@@ -29,6 +29,8 @@ class Source(ABC):
         batch_size: Rows in a batch; the last may be shorter.
     """
 
+    labels: Tensor | None = None
+
     def __init__(self, batch_size: int) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}. 64 is customary.")
@@ -70,8 +72,6 @@ class ImageSource(Source):
 
     Iterating gives ``x`` of shape ``(n, c, h, w)``, or pairs ``(x, y)`` when there are labels.
     """
-
-    labels: Tensor | None
 
     def __init__(self, transform: Transform, batch_size: int) -> None:
         super().__init__(batch_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from .batches import Batch, split_batch
 from .sources import Source
 from .writer import Sink
 
+FEW = 2  # inputs by which the head of a model is found
 SHOWN = 3  # unreadable images that a message names
 
 
@@ -47,17 +48,26 @@ def check_loader(loader: Iterable[Any], workers: int = 0) -> None:
         )
 
 
-def drawn(loader: Iterable[Any], title: str) -> Iterator[Piece]:
-    """Yield all of a loader, piece by piece."""
-    if isinstance(loader, Source):
-        yield from attempts(loader, loader.touched([range(loader.rows)]))
-        return
-    start = 0
-    for raw in track(loader, title, _length(loader)):
-        batch = split_batch(raw)
-        if batch.rows:
-            yield Piece(range(start, start + batch.rows), batch, {})
-        start += batch.rows
+def split(loader: Iterable[Any], title: str) -> Iterator[Batch]:
+    """Yield the batches of a loader that hold an input."""
+    return (batch for batch in map(split_batch, track(loader, title, _length(loader))) if batch.rows)
+
+
+def first_batch(batches: Iterator[Batch]) -> Batch:
+    """Return the first batch."""
+    for batch in batches:
+        return batch
+    raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
+
+
+def a_few(source: Source) -> Batch:
+    """Return the first inputs of a source that can be read, fewer than a batch: enough to look at the model."""
+    reasons: list[str] = []
+    for piece in attempts(source, [range(row, min(row + FEW, source.rows)) for row in range(0, source.rows, FEW)]):
+        if piece.batch is not None:
+            return piece.batch
+        reasons += piece.unreadable.values()
+    raise UnreadableImage(f"not a single image could be read. The first: {reasons[0]}")
 
 
 def attempts(source: Source, ranges: list[range], title: str | None = None, workers: int = 0) -> Iterator[Piece]:
@@ -103,47 +113,39 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
-def first_pieces(pieces: Iterator[Piece]) -> tuple[list[Piece], Batch]:
-    """Return the pieces up to the first that holds an input, and that input's batch."""
-    seen = []
-    for piece in pieces:
-        seen.append(piece)
-        if piece.batch is not None:
-            return seen, piece.batch
-    if any(piece.unreadable for piece in seen):
-        reason = next(reason for piece in seen for reason in piece.unreadable.values())
-        raise UnreadableImage(f"not a single image could be read. The first: {reason}")
-    raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
-
-
 def remaining(
-    loader: Iterable[Any], pieces: Iterator[Piece], start: int, sink: Sink, title: str, workers: int = 0
+    loader: Iterable[Any], batches: Iterator[Batch], first: Batch, sink: Sink, title: str, workers: int = 0
 ) -> Iterator[Piece]:
-    """Yield the pieces from row ``start`` on that hold a row ``sink`` misses, and tell it where the data ends.
+    """Yield the pieces that hold a row ``sink`` misses, and tell it where the data ends.
 
-    A source reads only these batches. Of any other loader all are drawn, up to the last that is needed.
+    A source reads only these. Of any other loader all batches are drawn, up to the last that is needed.
 
     Args:
         loader: What the user gave.
-        pieces: What is left of ``drawn(loader)``, from row ``start`` on.
-        start: Number of rows already drawn.
+        batches: What is left of ``split(loader)`` behind the first batch; of no use for a source.
+        first: The first batch; of no use for a source.
         sink: Where the rows go.
         title: Of the progress bar.
         workers: As in ``attempts``.
     """
     if isinstance(loader, Source):
-        yield from attempts(loader, loader.touched(sink.missing(start, loader.rows)), title, workers)
-        sink.end(loader.rows)
+        yield from needed(loader, sink, title, workers)
         return
-    if _nothing_after(start, sink):
-        return
-    for piece in pieces:
-        if sink.missing(piece.rows.start, piece.rows.stop):
-            yield piece
-        start = piece.rows.stop
-        if _nothing_after(start, sink):
-            return
+    start = 0
+    for batch in chain([first], batches):
+        rows = range(start, start + batch.rows)
+        if sink.missing(rows.start, rows.stop):
+            yield Piece(rows, batch, {})
+        start = rows.stop
+        if sink.rows is not None and not sink.missing(start, sink.rows):
+            return  # an earlier pass has seen the end of the data, and nothing behind here is missing
     sink.end(start)
+
+
+def needed(source: Source, sink: Sink, title: str, workers: int = 0) -> Iterator[Piece]:
+    """Yield the pieces of a source that hold a row ``sink`` misses, and tell it where the data ends."""
+    yield from attempts(source, source.touched(sink.missing(0, source.rows)), title, workers)
+    sink.end(source.rows)
 
 
 def _length(loader: Iterable[Any]) -> int | None:
@@ -164,8 +166,3 @@ def check_share(unreadable: Mapping[int, str], rows: int, most: float) -> None:
         f"{len(reasons)} of {rows} images could not be read, more than the {100 * most:g} % that may be left out. "
         + " ".join(f"({number}) {reason}" for number, reason in zip(count(1), reasons[:SHOWN], strict=False))
     )
-
-
-def _nothing_after(start: int, sink: Sink) -> bool:
-    """Tell whether an earlier pass has seen the end of the data and no row from ``start`` on is missing."""
-    return sink.rows is not None and not sink.missing(start, sink.rows)

@@ -11,17 +11,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
 
 @dataclass(frozen=True)
 class Transform:
     """The usual preparation of an image, step by step as torchvision does it.
 
     Args:
-        resize: Length of the shorter side after a bilinear resize, or None to leave the size as it is.
+        resize: Length of the shorter side after a resize, or None to leave the size as it is.
         crop: Side of the square cut from the middle, or None for no crop.
         mean: Subtracted from the channels, which lie in [0, 1]; one number per channel.
         std: Then divided by; one number per channel.
         mode: ``"RGB"`` or ``"L"`` (grey); images of the other kind are converted.
+        interpolation: Of the resize, ``"bilinear"`` or ``"bicubic"``.
 
     Example:
         >>> Transform(resize=8, crop=4)(np.zeros((20, 30), np.uint8)).shape
@@ -33,10 +36,13 @@ class Transform:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     mode: Literal["RGB", "L"] = "RGB"
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     def __post_init__(self) -> None:
         if self.mode not in ("RGB", "L"):
             raise ValueError(f'mode must be "RGB" or "L", got {self.mode!r}.')
+        if self.interpolation not in RESAMPLING:
+            raise ValueError(f'interpolation must be "bilinear" or "bicubic", got {self.interpolation!r}.')
         for name in ("resize", "crop"):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -59,7 +65,7 @@ class Transform:
 
     def __call__(self, image: Image.Image | NDArray[np.uint8]) -> Tensor:
         """Return the tensor ``(c, h, w)``, float32, of a PIL image or a uint8 array ``(h, w)`` or ``(h, w, 3)``."""
-        picture = self._cropped(self._resized(_in_mode(_as_image(image), self.mode)))
+        picture = self._cropped(self._resized(in_mode(_as_image(image), self.mode)))
         pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1)
         values = pixels.permute(2, 0, 1).contiguous().float().div_(255)
         if self.mean is not None:
@@ -73,7 +79,7 @@ class Transform:
             return image
         short = min(image.size)
         width, height = (int(self.resize * side / short) if side != short else self.resize for side in image.size)
-        return image.resize((width, height), Image.Resampling.BILINEAR)
+        return image.resize((width, height), RESAMPLING[self.interpolation])
 
     def _cropped(self, image: Image.Image) -> Image.Image:
         if self.crop is None:
@@ -100,7 +106,8 @@ def _as_image(image: Image.Image | NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(image)
 
 
-def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+def in_mode(image: Image.Image, mode: str) -> Image.Image:
+    """Return an image in ``"RGB"`` or ``"L"``; one with more than 8 bits per channel is refused."""
     if image.mode == "F" or image.mode.startswith("I"):
         raise ValueError(
             f"images must have 8 bits per channel, got mode {image.mode!r}: Pillow would clip its values to 255. "

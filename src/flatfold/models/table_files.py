@@ -1,0 +1,184 @@
+"""The files behind a table of images: which they are, what their columns hold, one piece of a column at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # without it a stream that was cut between two batches looks whole
+_NULL = -(2**63)  # what an empty label is read as
+
+Column = NDArray[np.int64]
+
+
+class Piece(NamedTuple):
+    """Rows that are read together: a row group of a parquet file, or a whole Arrow file."""
+
+    file: Path
+    group: int | None
+    rows: int
+
+
+def table_files(path: Path) -> tuple[tuple[Path, ...], bool]:
+    """Return the files of a table, and whether they are Arrow files and not parquet."""
+    if path.is_file():
+        return (path,), False
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no table {path}. Check the path.")
+    if (path / "dataset_dict.json").is_file():
+        splits = _said(path / "dataset_dict.json").get("splits")
+        names = ", ".join(map(repr, splits)) if isinstance(splits, list) else "of a damaged dataset_dict.json"
+        raise ValueError(f"{path} must be one table, but it holds the splits {names}. Pass the folder of one of them.")
+    if (path / "state.json").is_file():
+        return tuple(path / name for name in _arrow_names(path / "state.json")), True
+    found = sorted(file for file in path.glob("*.parquet") if file.is_file() and not file.name.startswith("."))
+    if not found:
+        raise ValueError(
+            f"{path} holds no table: neither files *.parquet nor a state.json of datasets. Pass the folder in which "
+            "they lie."
+        )
+    return tuple(found), False
+
+
+def _said(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged: {error}. Write the data set again with save_to_disk.") from error
+    return values if isinstance(values, dict) else {}
+
+
+def _arrow_names(state: Path) -> list[str]:
+    """Return the names of the Arrow files that ``state.json`` lists; nothing in it is trusted."""
+    values = _said(state)
+    entries = values.get("_data_files")
+    names = [_own_name(entry) for entry in entries] if isinstance(entries, list) else []
+    if not all(names) or not names:
+        raise ValueError(
+            f"{state} must list files of its own folder under '_data_files', got {entries!r}. "
+            "Write the data set again with save_to_disk."
+        )
+    if any(value for key, value in values.items() if key.startswith("_indices")):
+        raise ValueError(
+            f"{state} picks rows by a table of indices, as early versions of datasets did. "
+            "Load and save the data set with a newer version."
+        )
+    return names
+
+
+def _own_name(entry: Any) -> str:
+    """Return the name of a file, or nothing if it is none or leads out of the folder."""
+    name = entry.get("filename") if isinstance(entry, dict) else None
+    return name if isinstance(name, str) and name == Path(name).name else ""
+
+
+@contextmanager
+def _opened(file: Path, mapped: bool) -> Iterator[Any]:
+    """Yield a parquet file, or the table in an Arrow file; say which file it was when it cannot be read."""
+    try:
+        import pyarrow as arrow  # type: ignore[import-untyped]
+        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "tables are read by pyarrow, which is not installed. Run: pip install 'flatfold[parquet]'", name="pyarrow"
+        ) from error
+    try:
+        if mapped:
+            yield _mapped(arrow, file)
+        else:
+            with ParquetFile(file) as table:
+                yield table
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read as a table: {error}. Copy or write it again.") from error
+
+
+def _mapped(arrow: Any, file: Path) -> Any:
+    """Return the table in an Arrow file; its memory stays mapped as long as it is used, the file is closed."""
+    with arrow.memory_map(str(file)) as memory:
+        memory.seek(max(0, memory.size() - len(_STREAM_END)))
+        if memory.read() != _STREAM_END:
+            raise arrow.ArrowInvalid("it has no end, as if it were cut short")
+        memory.seek(0)
+        with arrow.ipc.open_stream(memory) as stream:
+            return stream.read_all()
+
+
+def described(file: Path, mapped: bool, image: str, label: str | None) -> tuple[list[Piece], Column | None]:
+    """Return the pieces of a file and the labels in it."""
+    with _opened(file, mapped) as table:
+        schema = table.schema if mapped else table.schema_arrow
+        _check_column(file, schema, image, "encoded images", _holds_images)
+        if label is not None:
+            _check_column(file, schema, label, "whole numbers", _holds_integers)
+        if mapped:
+            pieces = [Piece(file, None, table.num_rows)]
+        else:
+            sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
+            pieces = [Piece(file, group, size) for group, size in enumerate(sizes)]
+        if label is None:
+            return pieces, None
+        column = _checked(table if mapped else table.read([label], use_threads=False), label)
+        return pieces, column.cast("int64").fill_null(_NULL).to_numpy()
+
+
+def column_of(piece: Piece, image: str) -> Any:
+    """Return the images of a piece, still encoded."""
+    mapped = piece.group is None
+    with _opened(piece.file, mapped) as table:
+        column = _checked(table if mapped else table.read_row_group(piece.group, [image], use_threads=False), image)
+    if len(column) != piece.rows:
+        raise ValueError(f"{piece.file} was changed while it was in use. Begin again.")
+    return column
+
+
+def _checked(table: Any, name: str) -> Any:
+    """Return a column whose every value lies inside of the file; a damaged one could lead anywhere in memory."""
+    column = table.column(name)
+    column.validate(full=True)
+    return column
+
+
+def _check_column(file: Path, schema: Any, name: str, kind: str, fits: Callable[[Any], bool]) -> None:
+    index = schema.get_field_index(name)  # -1 also if there are several
+    if index < 0 or not fits(schema.field(index).type):
+        columns = ", ".join(f"{field.name!r} ({field.type})" for field in schema) or "none"
+        raise ValueError(
+            f"{file} must have one column {name!r} of {kind}; its columns are {columns}. "
+            "Pass image='...' for the images and label='...' (or label=None) for the labels."
+        )
+
+
+def _holds_integers(kind: Any) -> bool:
+    return str(kind).removeprefix("u") in ("int8", "int16", "int32", "int64")
+
+
+def _holds_images(kind: Any) -> bool:
+    if not str(kind).startswith("struct<"):
+        return str(kind) in ("binary", "large_binary")
+    parts = {part.name: str(part.type) for part in kind}
+    return (
+        len(parts) == kind.num_fields  # a value with two parts of one name cannot be read
+        and parts.get("bytes") in ("binary", "large_binary")
+        and parts.get("path", "string") in ("string", "large_string")
+    )
+
+
+def class_indices(path: Path, label: str, columns: list[Column]) -> Tensor:
+    """Return the labels in the columns of all files, ``(n,)``; an empty or negative one is refused."""
+    values = np.concatenate(columns)
+    if values.min() < 0:
+        row = int((values < 0).argmax())
+        came = "null" if values[row] == _NULL else values[row]
+        raise ValueError(
+            f"column {label!r} of {path} must hold a class index from 0 in every row, but row {row} has {came}. "
+            "Pass label=None to read the images without labels."
+        )
+    return torch.from_numpy(values)
