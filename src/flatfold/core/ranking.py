@@ -39,7 +39,7 @@ def auroc(id_scores: Scores, ood_scores: Scores) -> float:
         >>> auroc(np.array([0.1, 0.4]), np.array([0.4, 0.9]))
         0.875
     """
-    known, unknown = _vectors(id_scores, ood_scores)
+    known, unknown = score_vectors(id_scores, ood_scores)
     below = _sort_and_count_below(known, unknown)
     tied = known[np.minimum(below, len(known) - 1)] == unknown
     half = np.searchsorted(known, unknown[tied], side="right") - below[tied]
@@ -62,7 +62,7 @@ def fpr_at_tpr(id_scores: Scores, ood_scores: Scores, tpr: float = 0.95, positiv
     """
     if not 0 < tpr <= 1:
         raise ValueError(f"tpr must be above 0 and at most 1, got {tpr:g}. The customary value is 0.95.")
-    hits, others = _positive_first(*_vectors(id_scores, ood_scores), positive)
+    hits, others = _positive_first(*score_vectors(id_scores, ood_scores), positive)
     count = ceil(tpr * len(hits))
     if (count - 1) / len(hits) >= tpr:  # 0.95 * n may land just above a whole number
         count -= 1
@@ -83,7 +83,7 @@ def aupr(id_scores: Scores, ood_scores: Scores, positive: Positive = "ood") -> f
         >>> aupr(np.array([0.1, 0.4]), np.array([0.6, 0.9]))
         1.0
     """
-    hits, others = _positive_first(*_vectors(id_scores, ood_scores), positive)
+    hits, others = _positive_first(*score_vectors(id_scores, ood_scores), positive)
     others.sort()
     values, counts = np.unique(hits, return_counts=True)
     found = np.cumsum(counts[::-1])
@@ -111,8 +111,8 @@ def _sort_and_count_below(known: NDArray[np.floating], unknown: NDArray[np.float
         return np.concatenate(list(pool.map(partial(np.searchsorted, known), np.array_split(unknown, 2))))
 
 
-def _vectors(id_scores: Scores, ood_scores: Scores) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-    """Return private copies of both score vectors in one floating-point type, checked."""
+def score_vectors(id_scores: Scores, ood_scores: Scores) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """Return copies of both score vectors in one floating-point type; NaN and empty ones are refused."""
     known, unknown = _vector(id_scores, "id_scores"), _vector(ood_scores, "ood_scores")
     dtype = np.promote_types(known.dtype, unknown.dtype)
     return known.astype(dtype), unknown.astype(dtype)

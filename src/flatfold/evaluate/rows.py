@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.ranking import aupr, auroc, fpr_at_tpr
-from .suite import Group
+from .suites.suite import Group
 
 METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
 

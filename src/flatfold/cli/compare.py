@@ -1,0 +1,134 @@
+"""``flatfold compare``: what changed between two runs, or from one method to another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..evaluate.compare import Change
+
+UNITS = "In percent; differences B - A in percentage points. FPR95 counts OOD as positive: less is better."
+PAIRED = "Paired: both judged the same images. AUROC by DeLong's test, FPR95 on the same redrawn images."
+UNPAIRED = (
+    "Not paired: the images differ, or it is not known that they are the same, so both sides vary on their own and a "
+    "change must be larger to show."
+)
+MIXED = "p with ~ is not paired: there the images differ, or it is not known that they are the same."
+CAUTION = (
+    "* the 95 % interval leaves out 0. Intervals and p are not corrected for many comparisons: "
+    "of 20 without any change, one has a star by chance."
+)
+HEADS = {
+    "auroc": ("AUROC A", "B", "B - A", "95 % interval", "", "p"),
+    "fpr95_ood_positive": ("FPR95 A", "B", "B - A", "95 % interval", ""),
+}
+NUMBERS = 99  # columns of text that the figures of both metrics take, with the gaps between all
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(help="Folder that `flatfold bench` wrote.")],
+    b: Annotated[Path | None, typer.Argument(help="Another one. Without it, two methods of A are compared.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated labels, as the table of the run shows them. Default with B: all in both."),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Where every figure goes, with intervals and p-values.")] = None,
+) -> None:
+    """Compare two runs, or two methods of one, and say which differences chance alone would hardly give.
+
+    Runs that judged the same images are compared image by image, which finds smaller differences.
+
+    Example: flatfold compare out/before out/after --csv changes.csv
+
+    Example: flatfold compare out/digits --methods msp,autofold
+    """
+    from ..evaluate.compare import compare as compare_runs
+    from ..evaluate.compare import compare_methods, only_one_has
+    from ..evaluate.results import load_results
+
+    labels = None if methods is None else [label.strip() for label in re.split(r",(?![^\[(]*[\])])", methods)]
+    before = load_results(a)
+    if b is None:
+        if labels is None or len(labels) != 2:
+            raise typer.BadParameter("without a second folder, --methods must name two methods of the first.")
+        changes, alone = compare_methods(before, labels[0], labels[1]), []
+    else:
+        after = load_results(b)
+        changes, alone = compare_runs(before, after, labels), only_one_has(before, after)
+    print_changes(changes, alone)
+    if csv is not None:
+        _write(changes, csv)
+
+
+def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> None:
+    """Print a line per method and column, how it was computed, and what could not be compared.
+
+    A narrow terminal gets AUROC only, which a line below the table says; a pipe has no width to respect.
+    """
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    names = max(len(change.method) for change in changes), max(len(_heading(change.column)) for change in changes)
+    fits = sum(names) + NUMBERS <= console.width
+    console.print(_table(changes, ("auroc", "fpr95_ood_positive") if fits else ("auroc",)))
+    kinds = {change.paired for change in changes}
+    how = MIXED if len(kinds) == 2 else PAIRED if kinds == {True} else UNPAIRED
+    for line in (UNITS, how, CAUTION, *remarks):
+        console.print(line, markup=False, highlight=False)
+    if not fits and any(change.metric != "auroc" for change in changes):
+        console.print("The terminal is too narrow for FPR95; --csv writes it too.")
+
+
+def _table(changes: Sequence[Change], metrics: Sequence[str]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("method", "data set"):
+        table.add_column(name, overflow="fold")
+    for head in (head for metric in metrics for head in HEADS[metric]):
+        table.add_column(head, justify="right", no_wrap=True)
+    mixed = len({change.paired for change in changes}) == 2
+    told = {(change.method, change.column, change.metric): change for change in changes}
+    for method, column in dict.fromkeys((change.method, change.column) for change in changes):
+        here = [told[method, column, metric] for metric in metrics if (method, column, metric) in told]
+        cells = (cell for change in here for cell in _cells(change, mixed))
+        table.add_row(escape(method), escape(_heading(column)), *cells)
+    return table
+
+
+def _cells(change: Change, mixed: bool) -> list[str]:
+    """Return a figure of A and of B, the difference, its interval, a star, and p where there is one."""
+    numbers = [f"{100 * change.a:.2f}", f"{100 * change.b:.2f}", _signed(change.difference)]
+    cells = [*numbers, f"{_signed(change.low)}..{_signed(change.high)}", "*" if change.significant else ""]
+    if change.p_value is None:
+        return cells
+    p = "<0.001" if change.p_value < 0.001 else f"{change.p_value:.3f}"
+    return [*cells, f"{p}~" if mixed and not change.paired else p]
+
+
+def _heading(column: str) -> str:
+    return "average" if column == "all" else column
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+z.2f}"
+
+
+def _write(changes: Sequence[Change], path: Path) -> None:
+    from dataclasses import asdict
+
+    from ..evaluate.results import as_csv
+    from ..files import write_atomically
+
+    write_atomically(path, as_csv(asdict(change) | {"significant": change.significant} for change in changes))
+    typer.echo(f"{len(changes)} lines -> {path}")

@@ -1,0 +1,202 @@
+r"""Metrics of resampled images without sorting again, and intervals from them.
+
+A bootstrap draws as many images as there are, with replacement, again and again. The order of the scores stays what it
+is; only how often each image counts changes. So both sides are sorted once, and every metric of a replicate comes from
+:math:`K(i)` and :math:`U(j)`, how many draws fell on the ``i`` lowest known and the ``j`` lowest unknown scores: at a
+threshold with ``i`` known and ``j`` unknown scores below it, :math:`K(n) - K(i)` known and :math:`U(m) - U(j)` unknown
+draws raise an alarm.
+"""
+
+from collections.abc import Sequence
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .delong import LEVEL, least_agreement
+from .ranking import Scores, score_vectors
+
+METRICS = ("fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
+CHUNK = 1 << 18  # images times replicates that are worked on at once: some 20 MB
+
+Counts = NDArray[np.integer]
+Vector = NDArray[np.float64]
+
+
+def draws(n: int, replicates: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    """Return how often each of ``n`` images is drawn, ``(replicates, n)``; every row sums to ``n``.
+
+    Replicates are drawn one after the other: two calls give what one call for all of them gives.
+    """
+    counts = np.empty((replicates, n), dtype=np.int32)
+    for row in counts:
+        row[:] = np.bincount(rng.integers(n, size=n), minlength=n)
+    return counts
+
+
+def percentile_interval(estimate: float, replicates: Vector, level: float = LEVEL) -> tuple[float, float]:
+    """Return the range of the middle ``level`` of the replicates, stretched to hold the estimate if it does not."""
+    low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2])
+    return min(float(low), estimate), max(float(high), estimate)
+
+
+def rate_interval(rate: float, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """Return the exact binomial interval for a rate that was 0 or 1 on all of ``n`` images, else the rate twice.
+
+    Example:
+        >>> [round(end, 4) for end in rate_interval(0.0, 100)]
+        [0.0, 0.0362]
+    """
+    agreed = least_agreement(n, level)
+    return (agreed if rate == 1 else rate), (1 - agreed if rate == 0 else rate)
+
+
+def spoilt_aupr(share: float, positives: int, negatives: int) -> float:
+    r"""Return the AUPR of perfect scores of which a share of the negatives comes to stand before all positives.
+
+    .. math:: \int_0^1 \frac{r}{r + x}\, dr = 1 - x \ln(1 + 1 / x), \qquad x = \text{share} \cdot \frac{n_-}{n_+}
+    """
+    x = share * negatives / positives
+    return 1 - x * log(1 + 1 / x)
+
+
+class _Curve(NamedTuple):
+    """Draws above each score of the positive class, the most positive score first, each ``(b, g)``."""
+
+    before: Counts
+    """Positives strictly above it."""
+    found: Counts
+    """Positives at or above it."""
+    above: Counts
+    """Negatives strictly above it."""
+    at_least: Counts
+    """Negatives at or above it."""
+
+    def fpr95(self, negatives: Counts) -> Vector:
+        needed = np.ceil(0.95 * self.found[:, -1:]).astype(np.int32)  # in floats too it is never above a whole number
+        threshold = (self.found < needed).sum(axis=1, keepdims=True)
+        return np.take_along_axis(self.at_least, threshold, axis=1)[:, 0] / negatives
+
+    def aupr(self) -> Vector:
+        # Above the first draw there is no precision: 1 by convention at the start, and no weight at the end.
+        flagged = self.before + self.above
+        start = np.where(flagged > 0, self.before / np.maximum(flagged, 1), 1.0)
+        end = self.found / np.maximum(self.found + self.at_least, 1)
+        area: Vector = ((self.found - self.before) * (start + end)).sum(axis=1)
+        return area / (2 * self.found[:, -1])
+
+
+class SortedPair:
+    """Scores of known and unknown images, sorted once for any number of resamplings.
+
+    Args:
+        known: Scores of in-distribution inputs, ``(n,)``, torch or numpy, higher = more out-of-distribution.
+        unknown: Scores of out-of-distribution inputs, ``(m,)``.
+
+    Example:
+        >>> pair = SortedPair(np.array([0.1, 0.4]), np.array([0.4, 0.9]))
+        >>> pair.metrics(np.array([[1, 1], [2, 0]]), np.array([[1, 1], [1, 1]]))["fpr95_ood_positive"]
+        array([0.5, 0. ])
+    """
+
+    def __init__(self, known: Scores, unknown: Scores) -> None:
+        known, unknown = score_vectors(known, unknown)
+        self.n, self.m = len(known), len(unknown)
+        self._known_order, self._unknown_order = np.argsort(known), np.argsort(unknown)
+        known, unknown = known[self._known_order], unknown[self._unknown_order]
+        known_values, unknown_values = np.unique(known), np.unique(unknown)[::-1]  # each from the most positive on
+        self._at_known = (*_places(known, known_values), *_places(unknown, known_values))
+        self._at_unknown = (*_places(unknown, unknown_values)[::-1], *_places(known, unknown_values)[::-1])
+
+    def metrics(
+        self, known_counts: Counts, unknown_counts: Counts, names: Sequence[str] = METRICS
+    ) -> dict[str, Vector]:
+        """Return metrics of resampled images, each ``(b,)``: what `core.ranking` says of ``np.repeat(scores, counts)``.
+
+        Args:
+            known_counts: How often each known image was drawn, ``(b, n)``, in the order in which scores were given.
+            unknown_counts: The same of the unknown images, ``(b, m)``.
+            names: Which of :data:`METRICS`.
+        """
+        _check(known_counts, self.n, "known")
+        _check(unknown_counts, self.m, "unknown")
+        if len(known_counts) != len(unknown_counts):
+            raise ValueError(
+                "known_counts and unknown_counts must have as many rows, got "
+                f"{len(known_counts)} and {len(unknown_counts)}. A row is a replicate."
+            )
+        chunks = (slice(first, first + self._rows) for first in range(0, len(known_counts), self._rows))
+        return _joined([self._chunk(known_counts[rows], unknown_counts[rows], names) for rows in chunks], names)
+
+    def bootstrap(
+        self,
+        replicates: int,
+        rngs: tuple[np.random.Generator, np.random.Generator],
+        names: Sequence[str] = METRICS,
+    ) -> dict[str, Vector]:
+        """Return metrics of bootstraps, each ``(replicates,)``.
+
+        Args:
+            replicates: How many; their number takes no memory.
+            rngs: Draw known and unknown images. Generators in the same state draw the same ones for other scores.
+            names: Which of :data:`METRICS`.
+        """
+        if replicates < 1:
+            raise ValueError(f"a bootstrap needs a replicate, got {replicates}. 1000 is customary.")
+        sizes = (min(self._rows, replicates - first) for first in range(0, replicates, self._rows))
+        drawn = ((draws(self.n, size, rngs[0]), draws(self.m, size, rngs[1])) for size in sizes)
+        return _joined([self._chunk(known, unknown, names) for known, unknown in drawn], names)
+
+    @property
+    def _rows(self) -> int:
+        return max(1, CHUNK // (self.n + self.m))
+
+    def _chunk(self, known_counts: Counts, unknown_counts: Counts, names: Sequence[str]) -> dict[str, Vector]:
+        if not set(names) <= set(METRICS):
+            unheard = ", ".join(sorted(set(names) - set(METRICS)))
+            raise ValueError(f"no metric is called {unheard} here. There are {', '.join(METRICS)}.")
+        known = _cumulative(known_counts.take(self._known_order, axis=1))
+        unknown = _cumulative(unknown_counts.take(self._unknown_order, axis=1))
+        metrics: dict[str, Vector] = {}
+        for positive, fpr95, aupr in (
+            ("ood", "fpr95_ood_positive", "aupr_out"),
+            ("id", "fpr95_id_positive", "aupr_in"),
+        ):
+            if fpr95 in names or aupr in names:
+                curve, negatives = self._curve(known, unknown, positive)
+                metrics |= {fpr95: curve.fpr95(negatives)} if fpr95 in names else {}
+                metrics |= {aupr: curve.aupr()} if aupr in names else {}
+        return metrics
+
+    def _curve(self, known: Counts, unknown: Counts, positive: str) -> tuple[_Curve, Counts]:
+        """Return the draws at each score of the positive class, and how many negatives were drawn."""
+        # take, not an index: rows stay contiguous, and a sum along one does not depend on how many rows there are
+        if positive == "id":
+            places = zip((known, known, unknown, unknown), self._at_known, strict=True)
+            return _Curve(*(sums.take(place, axis=1) for sums, place in places)), unknown[:, -1]
+        places = zip((unknown, unknown, known, known), self._at_unknown, strict=True)
+        return _Curve(*(sums[:, -1:] - sums.take(place, axis=1) for sums, place in places)), known[:, -1]
+
+
+def _cumulative(counts: Counts) -> NDArray[np.int32]:
+    """Return how many draws fell on the first 0, 1, 2, ... images, ``(b, n + 1)``."""
+    sums = np.zeros((len(counts), counts.shape[1] + 1), dtype=np.int32)
+    np.cumsum(counts, axis=1, out=sums[:, 1:])
+    return sums
+
+
+def _places(ranked: NDArray[np.floating], values: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return how many of the ranked scores lie below each value, and how many do not lie above it."""
+    return np.searchsorted(ranked, values, side="left"), np.searchsorted(ranked, values, side="right")
+
+
+def _joined(parts: Sequence[dict[str, Vector]], names: Sequence[str]) -> dict[str, Vector]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+
+def _check(counts: Counts, n: int, side: str) -> None:
+    if counts.ndim != 2 or counts.shape[1] != n or len(counts) == 0:
+        raise ValueError(f"{side}_counts must have a row of {n} counts per replicate, got shape {counts.shape}.")
+    if (counts < 0).any() or not counts.any(axis=1).all():
+        raise ValueError(f"every row of {side}_counts must draw an image, and none less than 0 times. See draws().")

@@ -1,0 +1,216 @@
+r"""How certain an AUROC is: the influence of every image on it, intervals, and differences on the same images.
+
+The AUROC is the mean *placement* of either side: the share of known scores below an unknown one, or of unknown scores
+above a known one, ties counted half. With the placements :math:`u_j` and :math:`k_i` of ``m`` unknown and ``n`` known
+images, the unbiased variance of DeLong et al. (1988) is
+
+.. math:: \widehat{\operatorname{var}} = \sum_j \frac{(u_j - A)^2}{m (m - 1)} + \sum_i \frac{(k_i - A)^2}{n (n - 1)}
+
+The *influence* of an image is the root of its term with the sign of its deviation. Influences add up image by image
+over data sets that share images, and differ image by image between methods that saw the same ones: covariances are
+right without one being written down.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import erfc, exp, log, sqrt
+from statistics import NormalDist, fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .ranking import Scores, score_vectors
+
+LEVEL = 0.95
+NOTHING = 1e-15  # a standard error below it is rounding: the smallest real one is about 1 / (2 n m)
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Influence:
+    """An AUROC and what every image adds to its uncertainty.
+
+    Attributes:
+        auroc: Between 0 and 1.
+        known: ``(n,)``; its squares and those of ``unknown`` add up to the variance.
+        unknown: ``(m,)``, one data set behind the other when several are averaged.
+        pairs: The size of the smaller side: as many pairs of a known and an unknown image share no image.
+    """
+
+    auroc: float
+    known: Vector
+    unknown: Vector
+    pairs: int
+
+    @property
+    def stderr(self) -> float:
+        """The standard error of the AUROC."""
+        return _norm(self.known, self.unknown)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One AUROC minus another, with the interval and the two-sided p-value of "they are equal"."""
+
+    value: float
+    stderr: float
+    low: float
+    high: float
+    p_value: float
+
+
+def auroc_influence(known: Scores, unknown: Scores) -> Influence:
+    """Return the AUROC of two score vectors and the influence of every image on it, in the order of the images.
+
+    A side of a single image tells nothing of how images vary and has influence 0.
+
+    Args:
+        known: Scores of in-distribution inputs, ``(n,)``, torch or numpy, higher = more out-of-distribution.
+        unknown: Scores of out-of-distribution inputs, ``(m,)``.
+
+    Example:
+        >>> influence = auroc_influence(np.array([0.1, 0.4]), np.array([0.4, 0.9]))
+        >>> influence.auroc, influence.known.round(4).tolist(), round(influence.stderr, 4)
+        (0.875, [0.0884, -0.0884], 0.1768)
+    """
+    known, unknown = score_vectors(known, unknown)
+    n, m = len(known), len(unknown)
+    beaten = _twice_below(np.sort(known), unknown)  # whole numbers up to 2 n: no rounding before the division
+    auroc = int(beaten.sum()) / (2 * n * m)
+    losses = _twice_below(np.sort(unknown), known)
+    return Influence(
+        auroc, _influence(1 - losses / (2 * m), auroc), _influence(beaten / (2 * n), auroc), pairs=min(n, m)
+    )
+
+
+def mean_influence(parts: Sequence[Influence]) -> Influence:
+    """Return the mean of AUROCs that share their known images, each with unknown images of its own."""
+    _check_lengths("known", [len(part.known) for part in parts])
+    return Influence(
+        fmean(part.auroc for part in parts),
+        np.mean([part.known for part in parts], axis=0),
+        np.concatenate([part.unknown for part in parts]) / len(parts),
+        pairs=min(part.pairs for part in parts),
+    )
+
+
+def interval(auroc: float, stderr: float, n: int, m: int, level: float = LEVEL) -> tuple[float, float]:
+    r"""Return the ends of a confidence interval for an AUROC.
+
+    .. math:: \operatorname{logit} A \pm z \, \frac{s}{A (1 - A)}
+
+    on the logit scale, so that it stays between 0 and 1 and is longer towards the middle. With normal scores, 100
+    images a side and level 0.95 it holds an AUROC of 0.8 or 0.95 in 95 % of trials and one of 0.99 in 93 %; with 40
+    images on one side an AUROC of 0.95 or more in 90 to 92 %.
+
+    Perfect separation, and scores that are all equal, have the standard error 0 and still prove little: ``k = min(n,
+    m)`` pairs without a common image all agreed, which has a probability below ``tail = (1 - level) / 2`` as soon as a
+    pair agrees less often than ``tail ** (1 / k)``. So an AUROC of 1 gets that as its lower end, of 0 the mirror image.
+    Conservative: the other pairs of images, which agreed as well, are not counted. One image on a side gives (0, 1).
+
+    Args:
+        auroc: The estimate.
+        stderr: Its standard error.
+        n: Number of known images.
+        m: Number of unknown images, of the smallest data set when several are averaged.
+        level: Share of such intervals that hold the true value.
+
+    Example:
+        >>> [round(end, 4) for end in interval(0.98, 0.005, 400, 400)], round(interval(1.0, 0.0, 100, 100)[0], 4)
+        ([0.9674, 0.9878], 0.9638)
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level:g}. The customary value is 0.95.")
+    if min(n, m) < 2:
+        return 0.0, 1.0
+    if stderr < NOTHING:
+        agreed = least_agreement(min(n, m), level)
+        return auroc * agreed, 1 - (1 - auroc) * agreed
+    middle, step = log(auroc / (1 - auroc)), _quantile(level) * stderr / (auroc * (1 - auroc))
+    return _expit(middle - step), _expit(middle + step)
+
+
+def auroc_interval(id_scores: Scores, ood_scores: Scores, level: float = LEVEL) -> tuple[float, float]:
+    """Return the ends of a confidence interval for the AUROC of two vectors of scores (see ``interval``).
+
+    Args:
+        id_scores: Scores of in-distribution inputs, ``(n,)``, torch or numpy.
+        ood_scores: Scores of out-of-distribution inputs, ``(m,)``.
+        level: Share of such intervals that hold the true value.
+
+    Example:
+        >>> low, high = auroc_interval(np.arange(100.0), np.arange(50.0, 150.0))
+        >>> round(low, 3), round(high, 3)
+        (0.823, 0.913)
+    """
+    found = auroc_influence(id_scores, ood_scores)
+    return interval(found.auroc, found.stderr, len(found.known), len(found.unknown), level)
+
+
+def paired_difference(a: Influence, b: Influence, level: float = LEVEL) -> Difference:
+    r"""Return the AUROC of ``a`` minus that of ``b``, both from the same images in the same order.
+
+    .. math:: s^2 = \sum_i (a_i - b_i)^2, \qquad D \pm z s, \qquad p = 2 \Phi(-|D| / s)
+
+    Where ``s = 0`` because both rank the images alike, the difference is 0 and certain, with p = 1. Where it is 0
+    because neither has any variance, as with two perfect methods, ``k`` pairs of images without a common one all
+    agreed: the interval and ``p <= 2 / (1 + |D|)^k`` are then bounds.
+    """
+    _check_lengths("known", [len(a.known), len(b.known)])
+    _check_lengths("unknown", [len(a.unknown), len(b.unknown)])
+    value, stderr = a.auroc - b.auroc, _norm(a.known - b.known, a.unknown - b.unknown)
+    if stderr >= NOTHING:
+        step = _quantile(level) * stderr
+        p_value = erfc(abs(value) / stderr / sqrt(2))  # which keeps its digits where 1 - cdf has none
+        return Difference(value, stderr, max(-1.0, value - step), min(1.0, value + step), p_value)
+    if value == 0 and a.stderr >= NOTHING:
+        return Difference(0.0, 0.0, 0.0, 0.0, 1.0)
+    pairs = min(a.pairs, b.pairs)
+    agreed = least_agreement(pairs, level)
+    low, high = value * agreed - (1 - agreed), value * agreed + (1 - agreed)
+    return Difference(value, 0.0, low, high, min(1.0, 2 / (1 + abs(value)) ** pairs))
+
+
+def independent_difference(a: Influence, b: Influence, level: float = LEVEL) -> Difference:
+    """Return the AUROC of ``a`` minus that of ``b``, from images that have nothing to do with each other."""
+    # Influence 0 on the images of the other: then no image moves both, and the variances add up.
+    return paired_difference(
+        replace(a, known=np.append(a.known, 0 * b.known), unknown=np.append(a.unknown, 0 * b.unknown)),
+        replace(b, known=np.append(0 * a.known, b.known), unknown=np.append(0 * a.unknown, b.unknown)),
+        level,
+    )
+
+
+def least_agreement(trials: int, level: float = LEVEL) -> float:
+    """Return the smallest probability of a trial with which it is no surprise that all of ``trials`` came true."""
+    return float(((1 - level) / 2) ** (1 / trials))
+
+
+def _twice_below(ranked: NDArray[np.floating], scores: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return twice how many of ``ranked`` lie below each score, those equal to it counted half."""
+    return np.searchsorted(ranked, scores, side="left") + np.searchsorted(ranked, scores, side="right")
+
+
+def _influence(placement: Vector, auroc: float) -> Vector:
+    return (placement - auroc) / sqrt(len(placement) * max(len(placement) - 1, 1))
+
+
+def _check_lengths(side: str, lengths: Sequence[int]) -> None:
+    if len(set(lengths)) != 1:
+        raise ValueError(
+            f"AUROCs on the same images need as many {side} scores each, got {' and '.join(map(str, lengths))}. "
+            "Score the same images with both, or compare them as independent."
+        )
+
+
+def _quantile(level: float) -> float:
+    return NormalDist().inv_cdf((1 + level) / 2)
+
+
+def _expit(x: float) -> float:
+    return 1 / (1 + exp(-x)) if x >= 0 else exp(x) / (1 + exp(x))
+
+
+def _norm(known: Vector, unknown: Vector) -> float:
+    return float(np.sqrt((known * known).sum() + (unknown * unknown).sum()))

@@ -1,0 +1,189 @@
+"""What changed between two runs, or from one method to another, and whether chance alone could have done it."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.bootstrap import percentile_interval, rate_interval
+from ..core.delong import independent_difference, paired_difference
+from ..core.ranking import fpr_at_tpr
+from ..progress import track
+from .certainty import Columns, Scores, column_influence, resampled
+from .results import ID, Results
+
+FPR95 = "fpr95_ood_positive"
+
+_Judged = tuple[Scores, str]  # the scores of a run, and a method of it
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure of A beside the same figure of B.
+
+    Attributes:
+        method: What was compared: a method of both runs, or ``first -> second``.
+        column: A data set, or ``near``, ``far`` or ``all`` for an average.
+        metric: ``auroc`` or ``fpr95_ood_positive``.
+        a: The figure of A, between 0 and 1.
+        b: The figure of B.
+        difference: ``b - a``.
+        low: Lower end of the 95 % interval of the difference.
+        high: Its upper end.
+        p_value: Of "there is no difference", two-sided; None for FPR95, which has an interval alone.
+        paired: Both judged the same images, and were compared image by image.
+    """
+
+    method: str
+    column: str
+    metric: str
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+    p_value: float | None
+    paired: bool
+
+    @property
+    def significant(self) -> bool:
+        """Whether 0 lies outside the interval."""
+        return not self.low <= 0 <= self.high
+
+
+def compare(
+    a: Results, b: Results, methods: Sequence[str] | None = None, replicates: int = 1000, seed: int = 0
+) -> list[Change]:
+    """Return what changed from run A to run B, for every method and column that both have.
+
+    Where both judged the same images, by the fingerprints of the known test data and of the data sets of the column,
+    AUROCs are compared by DeLong's paired test and FPR95 on the same redrawn images. Else the images of both runs are
+    taken for independent, which finds less. :func:`only_one_has` tells what could not be compared.
+
+    Args:
+        a: The run before.
+        b: The run after.
+        methods: Labels of the methods to compare; all that both runs have when None.
+        replicates: Bootstraps for FPR95; 0 leaves it out.
+        seed: Of the bootstrap.
+    """
+    if methods is None:
+        methods = [method for method in _labels(a) if method in _labels(b)]
+    for run in (a, b):
+        check_labels(run, methods)
+    there = members_of(b)
+    columns = {column: members for column, members in members_of(a).items() if there.get(column) == members}
+    if not methods or not columns:
+        what = "data set" if methods else "method"
+        raise ValueError(f"there is nothing to compare: no {what} is in both runs. {' '.join(only_one_has(a, b))}")
+    same = {dataset for members in columns.values() for dataset in (ID, *members) if _same_images(a, b, dataset)}
+    paired = {column for column, members in columns.items() if {ID, *members} <= same}
+    changes = []
+    for method in track(methods, "comparing"):
+        judged = [(run.scores, method) for run in (a, b)]
+        changes += _changes(method, judged, columns, paired, replicates, seed)
+    return changes
+
+
+def compare_methods(results: Results, first: str, second: str, replicates: int = 1000, seed: int = 0) -> list[Change]:
+    """Return what changes from one method to another, in every column of a run; both saw the same images.
+
+    Args:
+        results: The run.
+        first: Label of a method; its figures are those of A.
+        second: Label of the method whose figures are those of B.
+        replicates: Bootstraps for FPR95; 0 leaves it out.
+        seed: Of the bootstrap.
+    """
+    check_labels(results, (first, second))
+    judged = [(results.scores, method) for method in (first, second)]
+    columns = members_of(results)
+    return _changes(f"{first} -> {second}", judged, columns, paired=columns, replicates=replicates, seed=seed)
+
+
+def only_one_has(a: Results, b: Results) -> list[str]:
+    """Return sentences on methods, data sets and averages that cannot be compared between two runs."""
+    here, there = members_of(a), members_of(b)
+    sentences = []
+    for what, mine, others in (("methods", _labels(a), _labels(b)), ("data sets", here["all"], there["all"])):
+        for run, these, those in (("A", mine, others), ("B", others, mine)):
+            alone = [name for name in these if name not in those]
+            sentences += [f"Only {run} has the {what} {', '.join(alone)}."] if alone else []
+    for column in here:
+        if column in there and here[column] != there[column]:
+            sentences.append(f"The average {column!r} is over other data sets in A than in B.")
+    return sentences
+
+
+def members_of(results: Results) -> dict[str, tuple[str, ...]]:
+    """Return the data sets behind each column of a table, sorted."""
+    groups = {row.dataset: row.group for row in results.rows}
+    return {
+        column: tuple(sorted(name for name, group in groups.items() if column in (name, group, "all")))
+        for column in results.columns
+    }
+
+
+def check_labels(results: Results, methods: Iterable[str]) -> None:
+    """Raise unless all methods are in a run, and say which names come close."""
+    for method in methods:
+        if method not in _labels(results):
+            near = get_close_matches(method, _labels(results), n=3, cutoff=0.5)
+            hint = f"Did you mean {' or '.join(near)}?" if near else f"It has {', '.join(_labels(results))}."
+            raise ValueError(f"no method of {results.suite['name']} is called {method!r}. {hint}")
+
+
+def _changes(
+    name: str, judged: Sequence[_Judged], columns: Columns, paired: Collection[str], replicates: int, seed: int
+) -> list[Change]:
+    """Return the changes of one method, or from one to another, in some columns, of which some are paired."""
+
+    @cache  # the averages need them again
+    def drawn(side: int, dataset: str, seed: int) -> NDArray[np.float64]:
+        return resampled(*judged[side], dataset, replicates, seed, [FPR95])[FPR95]
+
+    changes = []
+    for column, members in columns.items():
+        together = column in paired
+        a, b = (column_influence(*side, members) for side in judged)
+        change = paired_difference(b, a) if together else independent_difference(b, a)
+        numbers = (a.auroc, b.auroc, change.value, change.low, change.high, change.p_value)
+        changes.append(Change(name, column, "auroc", *numbers, together))
+        if replicates:
+            seeds = (seed, seed if together else seed + 1)
+            means = [np.mean([drawn(side, dataset, seeds[side]) for dataset in members], axis=0) for side in (0, 1)]
+            changes.append(Change(name, column, FPR95, *_rates(judged, members, means[1] - means[0]), None, together))
+    return changes
+
+
+def _rates(
+    judged: Sequence[_Judged], members: Sequence[str], redrawn: NDArray[np.float64]
+) -> tuple[float, float, float, float, float]:
+    """Return both FPR95, their difference, and the ends of its interval."""
+    (a, a_ends), (b, b_ends) = (_rate(*side, members) for side in judged)
+    low, high = percentile_interval(b - a, redrawn)
+    return a, b, b - a, min(low, b_ends[0] - a_ends[1]), max(high, b_ends[1] - a_ends[0])
+
+
+def _rate(scores: Scores, method: str, members: Sequence[str]) -> tuple[float, tuple[float, float]]:
+    """Return the mean FPR95 over some data sets, and the bounds of one that is 0 or 1."""
+    known, unknowns = scores[f"{method}/{ID}"], [scores[f"{method}/{dataset}"] for dataset in members]
+    rate = fmean(fpr_at_tpr(known, unknown, positive="ood") for unknown in unknowns)
+    return rate, rate_interval(rate, len(known))
+
+
+def _same_images(a: Results, b: Results, dataset: str) -> bool:
+    """Return whether two runs judged the same images of a data set, in the same order."""
+    known_as = "test" if dataset == ID else dataset
+    prints = [run.suite.get("fingerprints", {}).get(known_as) for run in (a, b)]
+    unread = [run.unreadable.get(known_as, {}).keys() for run in (a, b)]
+    sizes = [{len(run.scores[f"{method}/{dataset}"]) for method in _labels(run)} for run in (a, b)]
+    return prints[0] is not None and prints[0] == prints[1] and unread[0] == unread[1] and sizes[0] == sizes[1]
+
+
+def _labels(results: Results) -> list[str]:
+    return [run.method for run in results.methods]

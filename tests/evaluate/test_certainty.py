@@ -1,0 +1,220 @@
+"""Intervals of every figure and comparison with the best, against a slow bootstrap that repeats and ranks images."""
+
+import sys
+from io import StringIO
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from flatfold.core import bootstrap
+from flatfold.core.bootstrap import draws
+from flatfold.core.delong import auroc_influence, interval, paired_difference
+from flatfold.core.ranking import auroc
+from flatfold.evaluate.certainty import certainty, column_influence, resampled
+from flatfold.evaluate.rows import METRICS, averages, make_row
+
+SETS = {"pens": "near", "photos": "far", "noise": "far"}
+COLUMNS = {"pens": ("pens",), "photos": ("photos",), "noise": ("noise",), "far": ("photos", "noise"), "all": (*SETS,)}
+
+
+def make_scores(gaps, n=120, sizes=(60, 90, 75), seed=0, decimals=1):
+    """Methods that see the same images with noise of their own, rounded for ties; a larger gap is a better method."""
+    rng = np.random.default_rng(seed)
+    images = {"id": rng.normal(size=n)} | {
+        name: rng.normal(1 + i / 2, 1, size=size) for i, (name, size) in enumerate(zip(SETS, sizes, strict=True))
+    }
+    return {
+        f"{method}/{name}": (x + (name != "id") * gap + 0.5 * rng.normal(size=len(x)))
+        .round(decimals)
+        .astype(np.float32)
+        for method, gap in gaps.items()
+        for name, x in images.items()
+    }
+
+
+def make_cells(scores, methods):
+    """The figures of the table, as the runner makes them."""
+    rows = [
+        make_row(method, "nothing", name, group, scores[f"{method}/id"], scores[f"{method}/{name}"])
+        for method in methods
+        for name, group in SETS.items()
+    ]
+    cells = {(row.method, row.dataset): row for row in rows}
+    return cells | {(mean.method, mean.over): mean for mean in averages(rows)}
+
+
+def test_the_bootstrap_is_one_of_images_that_every_method_and_data_set_shares():
+    """Slow and obvious: repeat the images that were drawn, rank them anew, take the percentiles of the means."""
+    scores = make_scores({"msp": 0.0, "knn": 0.4})
+    got = certainty(scores, ["msp", "knn"], COLUMNS, replicates=60, seed=3)
+    counts = {
+        name: draws(len(scores[f"msp/{name}"]), 60, np.random.default_rng([3, *name.encode()]))
+        for name in ("id", *SETS)
+    }
+    for method in ("msp", "knn"):
+        figures = []
+        for b in range(60):
+            again = {
+                f"{method}/{name}": np.repeat(scores[f"{method}/{name}"], count[b]) for name, count in counts.items()
+            }
+            figures.append(make_cells(again, [method]))
+        for column in COLUMNS:
+            for metric in METRICS[1:]:
+                values = [getattr(cells[method, column], metric) for cells in figures]
+                expected = np.percentile(values, [2.5, 97.5])
+                assert got[method, column].intervals[metric] == pytest.approx(tuple(expected), abs=1e-12)
+
+
+def test_every_interval_holds_its_figure():
+    methods = {"msp": 0.0, "knn": 0.4, "perfect": 50.0, "wrong": -50.0}
+    for seed in range(4):
+        scores = make_scores(methods, n=30, sizes=(5, 12, 9), seed=seed, decimals=0)
+        cells = make_cells(scores, methods)
+        for place, told in certainty(scores, list(methods), COLUMNS | {"near": ("pens",)}, replicates=5).items():
+            assert tuple(told.intervals) == METRICS
+            for metric, (low, high) in told.intervals.items():
+                assert 0 <= low <= getattr(cells[place], metric) <= high <= 1
+                assert low < high
+
+
+def test_the_interval_of_an_auroc_is_delongs():
+    scores = make_scores({"msp": 0.0})
+    told = certainty(scores, ["msp"], COLUMNS, replicates=0)
+    part = auroc_influence(scores["msp/id"], scores["msp/photos"])
+    assert told["msp", "photos"].intervals["auroc"] == interval(part.auroc, part.stderr, 120, 90)
+
+
+def test_an_average_counts_that_its_data_sets_share_the_known_images():
+    """Against a bootstrap of the average itself: independent data sets would give an interval a fifth too short."""
+    scores = make_scores({"msp": 0.0}, n=60, sizes=(300, 400, 350), decimals=6)
+    rng, means = np.random.default_rng(0), []
+    for _ in range(1500):
+        again = {name: values[rng.integers(len(values), size=len(values))] for name, values in scores.items()}
+        means.append(fmean(auroc(again["msp/id"], again[f"msp/{name}"]) for name in SETS))
+    got = column_influence(scores, "msp", tuple(SETS))
+    assert got.stderr == pytest.approx(np.std(means), rel=0.06)
+    alone = [auroc_influence(scores["msp/id"], scores[f"msp/{name}"]).stderr for name in SETS]
+    assert np.sqrt(sum(np.square(alone))) / 3 < 0.8 * got.stderr
+
+
+def test_perfect_methods_are_not_certain():
+    scores = make_scores({"perfect": 99.0}, n=100, sizes=(30, 50, 80))
+    told = certainty(scores, ["perfect"], COLUMNS, replicates=20)
+    for column, smallest in {"photos": 50, "noise": 80, "all": 30}.items():
+        intervals = told["perfect", column].intervals
+        assert intervals["auroc"] == (0.025 ** (1 / smallest), 1)
+        assert intervals["fpr95_ood_positive"] == (0, 1 - 0.025 ** (1 / 100))
+        assert intervals["fpr95_id_positive"] == (0, 1 - 0.025 ** (1 / smallest))
+    share = 1 - 0.025 ** (1 / 50)
+    for metric, x in {"aupr_out": share * 100 / 50, "aupr_in": share * 50 / 100}.items():
+        assert told["perfect", "photos"].intervals[metric] == (pytest.approx(1 - x * np.log(1 + 1 / x)), 1)
+    shares = [(1 - 0.025 ** (1 / 30)) * 100 / m for m in (30, 50, 80)]
+    expected = fmean(1 - x * np.log(1 + 1 / x) for x in shares)
+    assert told["perfect", "all"].intervals["aupr_out"] == (pytest.approx(expected), 1)
+
+
+def test_methods_that_are_always_wrong_are_not_certain_either():
+    scores = make_scores({"wrong": -99.0}, n=100, sizes=(30, 50, 80))
+    intervals = certainty(scores, ["wrong"], COLUMNS, replicates=20)["wrong", "photos"].intervals
+    assert intervals["auroc"] == (0, 1 - 0.025 ** (1 / 50))
+    assert intervals["fpr95_ood_positive"] == (0.025 ** (1 / 100), 1)
+    assert intervals["fpr95_id_positive"] == (0.025 ** (1 / 50), 1)
+
+
+def test_every_method_is_compared_with_the_best_of_the_column_image_by_image():
+    scores = make_scores({"msp": 0.0, "knn": 0.6, "vim": 0.3})
+    told = certainty(scores, ["msp", "knn", "vim"], COLUMNS, replicates=0)
+    for column, members in COLUMNS.items():
+        influences = {method: column_influence(scores, method, members) for method in ("msp", "knn", "vim")}
+        best = max(influences, key=lambda method: influences[method].auroc)
+        for method, influence in influences.items():
+            got, expected = told[method, column], paired_difference(influences[best], influence)
+            assert got.behind == expected.value >= 0
+            if method == best:
+                assert (got.behind_low, got.behind_high, got.p_value, got.best) == (0, 0, 1, True)
+            else:
+                assert (got.behind_low, got.behind_high) == (expected.low, expected.high)
+                assert got.p_value == expected.p_value
+                assert got.best == (expected.p_value >= 0.05 / 2)
+
+
+def test_the_more_methods_the_more_evidence_it_takes():
+    """One p-value between 0.05 / 3 and 0.05: told apart from the best when alone with it, not among four."""
+    for seed in range(200):
+        scores = make_scores({"a": 0.0, "b": 0.17, "c": -3.0, "d": -3.0}, seed=seed)
+        two = certainty(scores, ["a", "b"], {"pens": ("pens",)}, replicates=0)
+        if two["b", "pens"].behind == 0 and 0.05 / 3 < two["a", "pens"].p_value < 0.05:
+            break
+    assert not two["a", "pens"].best
+    four = certainty(scores, ["a", "b", "c", "d"], {"pens": ("pens",)}, replicates=0)
+    assert four["a", "pens"].p_value == two["a", "pens"].p_value
+    assert four["a", "pens"].best
+    assert not four["c", "pens"].best
+
+
+def test_equals_are_all_best_and_so_is_a_method_alone():
+    scores = make_scores({"msp": 0.0})
+    scores |= {key.replace("msp", "copy"): np.exp(values) for key, values in scores.items()}
+    told = certainty(scores, ["msp", "copy"], COLUMNS, replicates=0)
+    assert all(one.best and one.p_value == 1 and one.behind == 0 for one in told.values())
+    (alone,) = certainty(scores, ["msp"], {"pens": ("pens",)}, replicates=0).values()
+    assert alone.best
+
+
+def test_without_replicates_there_is_the_interval_of_auroc_alone():
+    scores = make_scores({"msp": 0.0, "knn": 0.6})
+    without = certainty(scores, ["msp", "knn"], COLUMNS, replicates=0)
+    assert all(tuple(told.intervals) == ("auroc",) for told in without.values())
+    for place, told in certainty(scores, ["msp", "knn"], COLUMNS, replicates=5).items():
+        assert told.intervals["auroc"] == without[place].intervals["auroc"]
+        assert told.p_value == without[place].p_value
+
+
+def test_intervals_depend_on_the_seed_and_on_nothing_else(monkeypatch):
+    scores = make_scores({"msp": 0.0, "knn": 0.6})
+    whole = certainty(scores, ["msp", "knn"], COLUMNS, replicates=40, seed=1)
+    assert certainty(scores, ["msp", "knn"], COLUMNS, replicates=40, seed=1) == whole
+    alone = certainty(scores, ["knn"], {"noise": ("noise",)}, replicates=40, seed=1)["knn", "noise"]
+    assert alone.intervals == whole["knn", "noise"].intervals
+    other = certainty(scores, ["knn"], {"noise": ("noise",)}, replicates=40, seed=2)["knn", "noise"]
+    assert other.intervals["aupr_in"] != alone.intervals["aupr_in"]
+    monkeypatch.setattr(bootstrap, "CHUNK", 700)
+    assert certainty(scores, ["msp", "knn"], COLUMNS, replicates=40, seed=1) == whole
+
+
+def test_data_sets_of_one_size_are_not_redrawn_in_step():
+    scores = make_scores({"msp": 0.0}, sizes=(50, 50, 50))
+    scores["msp/photos"] = scores["msp/pens"]
+    scores["msp/id"] = np.linspace(-3, 3, 500, dtype=np.float32)
+    first, second = (resampled(scores, "msp", name, 50, 0)["fpr95_id_positive"] for name in ("pens", "photos"))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.6
+
+
+def test_the_bootstrap_shows_how_far_it_is(monkeypatch):
+    class Terminal(StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    certainty(make_scores({"msp": 0.0}), ["msp"], COLUMNS, replicates=2)
+    assert "resampling images" in sys.stderr.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": []}, "nothing to be certain of without a method"),
+        ({"replicates": -1}, "replicates must be 0 or more, got -1"),
+        ({"columns": {"near": ()}}, "the column 'near' has no data set"),
+        ({"methods": ["msp", "vim"]}, r"there are no scores vim/id\. Score every data set with every method"),
+        ({"columns": {"cats": ("cats",)}}, "there are no scores msp/cats"),
+        ({"methods": ["msp", "short"]}, "same images, but of 'noise' there are: msp 75, short 74"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(change, message):
+    scores = make_scores({"msp": 0.0, "short": 0.0})
+    scores["short/noise"] = scores["short/noise"][1:]
+    given = {"methods": ["msp"], "columns": COLUMNS, "replicates": 1} | change
+    with pytest.raises(ValueError, match=message):
+        certainty(scores, **given)

@@ -1,0 +1,262 @@
+"""What changed between two runs or methods: the right differences, paired exactly when the images are the same."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flatfold.core.bootstrap import draws
+from flatfold.core.delong import independent_difference, paired_difference
+from flatfold.core.ranking import fpr_at_tpr
+from flatfold.evaluate.certainty import column_influence
+from flatfold.evaluate.compare import Change, compare, compare_methods, members_of, only_one_has
+from flatfold.evaluate.results import Results
+from flatfold.evaluate.rows import MethodRun, averages, make_row
+
+SETS = {"pens": "near", "photos": "far", "noise": "far"}
+SIZES = {"id": 110, "pens": 60, "photos": 90, "noise": 75, "cats": 40}
+
+
+def make_results(gaps, sets=SETS, seed=0, own=1, prints=""):
+    """A run whose methods find unknown images by a gap, on images given by ``seed`` with noise given by ``own``."""
+    rng, noise = np.random.default_rng(seed), np.random.default_rng(own)
+    images = {name: rng.normal(size=SIZES[name]) for name in ("id", *sets)}
+    scores = {
+        f"{method}/{name}": (x + (name != "id") * gap + 0.4 * noise.normal(size=len(x))).round(1).astype(np.float32)
+        for method, gap in gaps.items()
+        for name, x in images.items()
+    }
+    rows = [make_row(m, "id", s, g, scores[f"{m}/id"], scores[f"{m}/{s}"]) for m in gaps for s, g in sets.items()]
+    return Results(
+        suite={
+            "name": "toy",
+            "ood": [{"name": name} for name in sets],
+            "fingerprints": {name: f"{prints}{seed}-{name}" for name in ("train", "test", *sets)},
+        },
+        methods=[MethodRun(method, method, {}, "val", "id", 0.1, 2.0) for method in gaps],
+        refused={},
+        rows=rows,
+        averages=averages(rows),
+        alpha_curves=[],
+        provenance={},
+        scores=scores,
+    )
+
+
+@pytest.fixture
+def before():
+    return make_results({"msp": 1.0, "knn": 2.0})
+
+
+@pytest.fixture
+def after():
+    return make_results({"msp": 1.4, "knn": 2.0}, own=2)
+
+
+def by_place(changes):
+    return {(change.method, change.column, change.metric): change for change in changes}
+
+
+COLUMNS = {
+    "pens": ("pens",),
+    "photos": ("photos",),
+    "noise": ("noise",),
+    "near": ("pens",),
+    "far": ("noise", "photos"),
+    "all": ("noise", "pens", "photos"),
+}
+
+
+def test_columns_have_the_data_sets_of_their_group(before):
+    assert members_of(before) == COLUMNS
+
+
+def test_every_figure_of_both_runs_is_there_with_its_difference(before, after):
+    changes = by_place(compare(before, after, replicates=5))
+    assert len(changes) == 2 * 6 * 2
+    for (method, column, metric), change in changes.items():
+        assert change.a == pytest.approx(getattr(before.cells[method, column], metric), abs=1e-15)
+        assert change.b == pytest.approx(getattr(after.cells[method, column], metric), abs=1e-15)
+        assert change.difference == pytest.approx(change.b - change.a, abs=1e-15)
+        assert change.low <= change.difference <= change.high
+        assert (change.p_value is None) == (metric != "auroc")
+        assert change.paired
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_aurocs_are_compared_image_by_image_where_the_images_are_the_same(before, after, paired):
+    if not paired:
+        after.suite["fingerprints"]["test"] = "other"
+    test = paired_difference if paired else independent_difference
+    changes = by_place(compare(before, after, replicates=0))
+    for method in ("msp", "knn"):
+        for column, members in COLUMNS.items():
+            a, b = (column_influence(run.scores, method, members) for run in (before, after))
+            expected, got = test(b, a), changes[method, column, "auroc"]
+            assert (got.difference, got.low, got.high) == (expected.value, expected.low, expected.high)
+            assert got.p_value == expected.p_value
+            assert got.paired is paired
+
+
+def repeated_fpr95(results, method, members, counts, row):
+    """Slow and obvious: FPR95 of images that are really repeated."""
+    known = np.repeat(results.scores[f"{method}/id"], counts["id"][row])
+    rates = (fpr_at_tpr(known, np.repeat(results.scores[f"{method}/{s}"], counts[s][row])) for s in members)
+    return np.mean(list(rates))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_fpr95_is_compared_on_redrawn_images(before, after, paired):
+    if not paired:
+        after.suite["fingerprints"]["test"] = "other"
+    drawn = [
+        {s: draws(SIZES[s], 40, np.random.default_rng([seed, *s.encode()])) for s in ("id", *SETS)} for seed in (6, 7)
+    ]
+    changes = by_place(compare(before, after, replicates=40, seed=6))
+    for column in ("photos", "all"):
+        replicates = [
+            repeated_fpr95(after, "msp", COLUMNS[column], drawn[0 if paired else 1], row)
+            - repeated_fpr95(before, "msp", COLUMNS[column], drawn[0], row)
+            for row in range(40)
+        ]
+        got = changes["msp", column, "fpr95_ood_positive"]
+        assert (got.low, got.high) == pytest.approx(tuple(np.percentile(replicates, [2.5, 97.5])), abs=1e-12)
+
+
+def test_a_change_is_significant_when_its_interval_leaves_out_0(before, after):
+    changes = by_place(compare(before, after, replicates=50))
+    assert changes["msp", "all", "auroc"].significant
+    assert changes["msp", "all", "auroc"].p_value < 0.05
+    assert changes["msp", "all", "fpr95_ood_positive"].significant
+    assert changes["msp", "all", "fpr95_ood_positive"].difference < 0
+    assert not changes["knn", "photos", "auroc"].significant
+    assert changes["knn", "photos", "auroc"].p_value > 0.05
+
+
+def test_a_run_has_not_changed_from_itself(before):
+    for change in compare(before, before, replicates=20):
+        assert (change.difference, change.low, change.high) == (0, 0, 0)
+        assert change.p_value in (None, 1)
+
+
+def test_pairing_finds_smaller_changes(before, after):
+    paired = by_place(compare(before, after, replicates=100))
+    del after.suite["fingerprints"]
+    for place, change in by_place(compare(before, after, replicates=100)).items():
+        assert not change.paired
+        assert change.high - change.low > paired[place].high - paired[place].low
+
+
+def other_print(run):
+    run.suite["fingerprints"]["photos"] = "other"
+
+
+def no_print(run):
+    del run.suite["fingerprints"]["photos"]
+
+
+def unreadable(run):
+    run.unreadable["photos"] = {"3": "truncated"}
+
+
+def shorter(run):
+    for method in ("msp", "knn"):
+        run.scores[f"{method}/photos"] = run.scores[f"{method}/photos"][1:]
+
+
+@pytest.mark.parametrize("change", [other_print, no_print, unreadable, shorter])
+def test_only_columns_with_other_images_are_not_paired(before, after, change):
+    change(after)
+    paired = {change.column for change in compare(before, after, replicates=0) if change.paired}
+    assert paired == {"pens", "noise", "near"}
+
+
+def test_other_known_images_leave_nothing_paired(before, after):
+    after.suite["fingerprints"]["test"] = "other"
+    assert not any(change.paired for change in compare(before, after, replicates=0))
+
+
+def test_runs_without_fingerprints_are_not_taken_for_the_same(before, after):
+    for run in (before, after):
+        del run.suite["fingerprints"]
+    assert not any(change.paired for change in compare(before, after, replicates=0))
+
+
+def test_two_methods_of_a_run_are_always_paired(before):
+    del before.suite["fingerprints"]
+    changes = by_place(compare_methods(before, "msp", "knn", replicates=30))
+    assert list(dict.fromkeys(column for _, column, _ in changes)) == list(COLUMNS)
+    for column, members in COLUMNS.items():
+        got = changes["msp -> knn", column, "auroc"]
+        a, b = (column_influence(before.scores, method, members) for method in ("msp", "knn"))
+        assert (got.a, got.b, got.p_value) == (a.auroc, b.auroc, paired_difference(b, a).p_value)
+        assert got.difference > 0
+        assert got.paired
+        assert changes["msp -> knn", column, "fpr95_ood_positive"].difference < 0
+    assert all(change.metric == "auroc" for change in compare_methods(before, "msp", "knn", replicates=0))
+
+
+def test_two_perfect_methods_may_still_differ():
+    results = make_results({"one": 90.0, "two": 99.0})
+    for change in compare_methods(results, "one", "two", replicates=10):
+        assert (change.difference, change.significant) == (0, False)
+        n = 110 if change.metric.startswith("fpr") else min(SIZES[name] for name in COLUMNS[change.column])
+        bound = 1 - 0.025 ** (1 / n)
+        assert (change.low, change.high) == pytest.approx((-bound, bound))
+
+
+def test_what_only_one_run_has_is_left_out_and_told(before):
+    after = make_results({"knn": 2.0, "vim": 2.0}, {"pens": "near", "noise": "far", "cats": "far"})
+    changes = compare(before, after, replicates=0)
+    assert {change.method for change in changes} == {"knn"}
+    assert [change.column for change in changes] == ["pens", "noise", "near"]
+    assert only_one_has(before, after) == [
+        "Only A has the methods msp.",
+        "Only B has the methods vim.",
+        "Only A has the data sets photos.",
+        "Only B has the data sets cats.",
+        "The average 'far' is over other data sets in A than in B.",
+        "The average 'all' is over other data sets in A than in B.",
+    ]
+    assert only_one_has(before, before) == []
+
+
+def test_the_order_of_data_sets_does_not_matter(before):
+    other_way_round = make_results({"msp": 1.0, "knn": 2.0}, dict(reversed(SETS.items())))
+    assert len(compare(before, other_way_round, replicates=0)) == 2 * 6
+
+
+def test_some_methods_can_be_asked_for(before, after):
+    assert {change.method for change in compare(before, after, ["knn"], replicates=0)} == {"knn"}
+
+
+def test_a_method_that_is_not_there_is_named_with_those_that_come_close(before, after):
+    with pytest.raises(ValueError, match=r"no method of toy is called 'mps'\. Did you mean msp\?"):
+        compare_methods(before, "knn", "mps")
+    with pytest.raises(ValueError, match=r"no method of toy is called 'gradient'\. It has msp, knn\."):
+        compare(before, after, ["gradient"])
+    with pytest.raises(ValueError, match="called 'knn'"):
+        compare(before, make_results({"msp": 1.0}), ["knn"])
+
+
+def test_runs_with_nothing_in_common_are_refused(before):
+    with pytest.raises(ValueError, match=r"nothing to compare: no method is in both runs\. Only A has the methods msp"):
+        compare(before, make_results({"vim": 1.0}))
+    with pytest.raises(ValueError, match=r"no data set is in both runs\. Only A has .* Only B has the data sets cats"):
+        compare(before, make_results({"msp": 1.0}, {"cats": "near"}))
+
+
+def test_the_outcome_depends_on_the_seed_alone(before, after):
+    first = compare(before, after, replicates=30, seed=1)
+    assert compare(before, after, replicates=30, seed=1) == first
+    assert [c for c in first if c.method == "knn"] == compare(before, after, ["knn"], replicates=30, seed=1)
+    assert compare(before, after, replicates=30, seed=2) != first
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "significant"), [(-1, 1, False), (0, 1, False), (0.1, 1, True), (-1, -0.1, True)]
+)
+def test_an_interval_that_touches_0_is_not_significant(low, high, significant):
+    change = Change("msp", "all", "auroc", 0.5, 0.6, 0.1, low, high, 0.5, True)
+    assert change.significant is significant
+    assert replace(change, low=-high, high=-low).significant is significant
