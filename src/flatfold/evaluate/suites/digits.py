@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from ..files import write_atomically
-from ..models.images import NpzImages, Transform
+from ...files import write_atomically
+from ...models.images import NpzImages, Transform
 from .suite import OodSet, Suite
 from .train import trained_network
 

@@ -10,6 +10,8 @@ from .suite import NAME, Group
 
 SPLITS = ("train", "val", "test")
 
+DATA = {*SPLITS, "ood_val", "ood", "transform"}  # the sections that say which images are judged, and how prepared
+
 Table = dict[str, Any]
 
 
@@ -38,6 +40,16 @@ def _text(takes: str, pattern: str) -> Key:
 
 
 TEXT = _text("a text in quotes", r"(?s).+")
+FLAG = Key("true or false", lambda value: isinstance(value, bool))
+PERCENT = Key("a number of per cent", lambda value: type(value) in (int, float) and 0 < value <= 100)
+SEEDS = Key(
+    "a list of different whole numbers, none below 0",
+    lambda value: (
+        isinstance(value, list)
+        and len(value) == len(set(map(str, value))) > 0
+        and all(type(seed) is int and seed >= 0 for seed in value)
+    ),
+)
 NUMBERS = Key("a list of numbers", lambda value: isinstance(value, list) and {*map(type, value)} <= {int, float})
 SECTION = Key("a section in single brackets", lambda value: isinstance(value, dict))
 SECTIONS = Key(
@@ -51,16 +63,28 @@ TRANSFORM = {
     "mean": NUMBERS,
     "std": NUMBERS,
     "mode": _one_of("RGB", "L"),
+    "interpolation": _one_of("bilinear", "bicubic"),
 }
-UNLABELLED = {"npz": TEXT, "folder": TEXT, "x": TEXT, "first": _whole_number(1), "skip": _whole_number(0), **TRANSFORM}
+KINDS = ("npz", "folder", "list", "table", "bank")  # where images come from
+UNLABELLED = {
+    **dict.fromkeys(KINDS, TEXT),
+    "images": TEXT,
+    "x": TEXT,
+    "first": _whole_number(1),
+    "skip": _whole_number(0),
+    "expect": _whole_number(1),
+    "outdated": _whole_number(1),
+    **TRANSFORM,
+}
 LABELLED = {**UNLABELLED, "y": TEXT, "per_class": _whole_number(1), "rest_of": _one_of(*SPLITS)}
 SUITE = {
     "name": SHORT_NAME,
     "about": TEXT,
     "seed": _whole_number(0),
+    "like": TEXT,
     "transform": SECTION,
     "network": SECTIONS.because("it says which network is judged"),
-    "train": SECTION.because("methods that are fitted on training data need it"),
+    "train": SECTION,
     "val": SECTION.because("methods that are fitted on held-out data need it"),
     "test": SECTION.because("its images are the known ones that methods are judged on"),
     "ood_val": SECTION,
@@ -70,11 +94,18 @@ KEYS: dict[str, dict[str, Key]] = {
     "transform": TRANSFORM,
     "network": {
         "name": SHORT_NAME.because("results are told apart by it"),
-        "factory": _text('written "package.module:function"', r"[\w.]+:\w+").because("it makes the network"),
+        "factory": _text('written "package.module:function"', r"[\w.]+:\w+"),
+        "model": _text('written "library/name"', r"\w+/.+"),
+        "linear": TEXT,
         "weights": TEXT,
+        "pretrained": TEXT,
+        "seeds": SEEDS,
         "head": TEXT,
+        "accuracy": PERCENT,
+        "transform": SECTION,
     },
     **dict.fromkeys(SPLITS, LABELLED),
+    "train": {**LABELLED, "optional": FLAG},
     "ood_val": UNLABELLED,
     "ood": {
         "name": SHORT_NAME.because("results are told apart by it"),

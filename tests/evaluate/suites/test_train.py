@@ -7,7 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import flatfold as ff
-from flatfold.evaluate import train
+from flatfold.evaluate.suites import train
 from flatfold.models.images import ArrayImages
 
 

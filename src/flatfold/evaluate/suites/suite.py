@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from ..models.sources import ImageSource
+from ...models.sources import Source
 
 Group = Literal["near", "far"]
 NAME = re.compile(r"[\w+-][\w.+-]*")  # names become folders
@@ -26,7 +26,7 @@ class OodSet:
 
     name: str
     group: Group
-    images: ImageSource
+    images: Source
     about: str
 
 
@@ -38,25 +38,36 @@ class Suite:
         name: As on the command line.
         about: One sentence for the report.
         model: The trained classifier.
-        train, val, test: In-distribution splits. Methods learn from the first two and are judged on the last.
+        train, val, test: In-distribution splits. Methods learn from the first two and are judged on the last. Without
+            training data the methods that need it are left out.
         ood: Data sets of unknown inputs.
         seed: Of the data and of the training.
         ood_val: Unknown images by which hyper-parameters may be chosen, or None. No method is judged on them.
         network: Name of the network, to tell it from others that are judged on the same data.
         head: Name of the network's last layer, where it cannot be found by itself (see ``find_head``).
+        family: Networks of one family differ by their seed only; results are averaged over them.
+        accuracy: What the network should reach on the test data, in per cent, where that is known.
+        architecture: What it was made by.
+        protocol: Of a published benchmark, where data and preparation are exactly its own.
+        deviations: One sentence for everything in which it is not.
     """
 
     name: str
     about: str
     model: nn.Module
-    train: ImageSource
-    val: ImageSource
-    test: ImageSource
+    train: Source | None
+    val: Source
+    test: Source
     ood: tuple[OodSet, ...]
     seed: int
-    ood_val: ImageSource | None = None
+    ood_val: Source | None = None
     network: str = ""
     head: str | None = None
+    family: str = ""
+    accuracy: float | None = None
+    architecture: str = ""
+    protocol: str = ""
+    deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [ood.name for ood in self.ood]
@@ -68,9 +79,19 @@ class Suite:
                 )
         self._check_apart()
 
+    @property
+    def sources(self) -> dict[str, Source]:
+        """All data sets by name, in the order in which they are extracted."""
+        known = {"train": self.train, "val": self.val, "test": self.test, "ood_val": self.ood_val}
+        return {name: source for name, source in known.items() if source is not None} | {
+            ood.name: ood.images for ood in self.ood
+        }
+
     def _check_apart(self) -> None:
         """Raise if methods would be judged on the very images that they learn from."""
-        pairs = [("test", self.test, "train", self.train), ("test", self.test, "val", self.val)]
+        pairs = [("test", self.test, "val", self.val)]
+        if self.train is not None:
+            pairs += [("test", self.test, "train", self.train)]
         if self.ood_val is not None:
             pairs += [(ood.name, ood.images, "ood_val", self.ood_val) for ood in self.ood]
         for name, judged, other, learnt in pairs:

@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..files import write_atomically
-from ..models.sources import ImageSource
-from ..progress import track
+from ...files import write_atomically
+from ...models.sources import ImageSource
+from ...progress import track
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,82 @@
+"""``flatfold suite``: suite files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+suite_app = typer.Typer(
+    name="suite",
+    help="Suite files, which say what is judged on what.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+LABELLED = "a folder with one sub-folder per class, a .npz or .parquet file, or a .txt list."
+
+
+@suite_app.callback()
+def _options() -> None:
+    """Suite files, which say what is judged on what."""
+
+
+@suite_app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="Suite file to write, such as mine.toml.")],
+    train: Annotated[Path | None, typer.Option(help=f"Known images, of the training: {LABELLED}")] = None,
+    val: Annotated[Path | None, typer.Option(help="Known images, held out. Default: some drawn from --test.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Known images that methods are judged on.")] = None,
+    near: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=DIR", help="Unknown images like the known ones; repeat for more.")
+    ] = None,
+    far: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=DIR", help="Other unknown images; repeat for more.")
+    ] = None,
+    ood_val: Annotated[Path | None, typer.Option(help="Unknown images to choose settings by.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder in which the paths of .txt lists start. Default: that of each list.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Network: package.module:function, or library/name as in torchvision/resnet50.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="State dict, of safetensors or torch.save.")] = None,
+    resize: Annotated[int | None, typer.Option(min=1, help="Shorter side of every image, in pixels.")] = None,
+    crop: Annotated[int | None, typer.Option(min=1, help="Square from the middle, in pixels.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
+) -> None:
+    """Write a suite file for your own network and images, with comments for everything else it could say.
+
+    What is not given stands in the file as an example behind #. Images are looked at, and what was seen is written
+    beside them.
+
+    Example: flatfold suite init mine.toml --test photos/test --near birds=photos/birds --model nets:make
+    """
+    from ..evaluate.suites.new import Parts, write_suite
+
+    parts = Parts(
+        train=train,
+        val=val,
+        test=test,
+        ood_val=ood_val,
+        near=_named("--near", near),
+        far=_named("--far", far),
+        images=images,
+        model=model,
+        weights=weights,
+        resize=resize,
+        crop=crop,
+    )
+    missing = write_suite(file, parts, force)
+    typer.echo(f"suite -> {file}")
+    if missing:
+        typer.echo(f"fill in first: {', '.join(missing)}")
+    typer.echo(f"next: flatfold doctor {file}, then flatfold bench {file}")
+
+
+def _named(option: str, pairs: list[str] | None) -> list[tuple[str, Path]]:
+    """Return the names and places in ``NAME=DIR``."""
+    for pair in pairs or ():
+        name, _, place = pair.partition("=")
+        if not name or not place:
+            raise typer.BadParameter(f"it must be written NAME=DIR, got {pair!r}.", param_hint=option)
+    return [(pair.partition("=")[0], Path(pair.partition("=")[2])) for pair in pairs or ()]

@@ -1,0 +1,161 @@
+"""Suites from a TOML file: anyone's networks, judged on anyone's images.
+
+``examples/cifar10.toml`` shows every part of such a file. ``keys.py`` has the whole of what one may say;
+everything else is refused, so that a misspelt key never passes for one that was left out. The benchmarks of OpenOOD
+are such files too, in the folder ``openood``.
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+from ...models.lists import ListImages
+from ...models.sources import Source
+from .data import SuiteData
+from .networks import Network, load_network, networks
+from .suite import Suite
+from .text import parsed, told
+
+log = logging.getLogger(__name__)
+
+ASKED = 10  # images of an optional list that are looked for before it is taken to be there
+
+
+class SuiteFile:
+    """A suite file, read and checked; its images and networks are opened when they are asked for.
+
+    Args:
+        path: The TOML file. Relative paths in it start from its folder, and ``$NAME`` stands for an environment
+            variable.
+        seeds: Of networks and draws, in place of the file's own; without either it is 0.
+        batch_size: Images per forward pass.
+        any_counts: Whether a data set may have another number of images than the file expects.
+        variables: What ``$NAME`` stands for, in place of the environment.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        seeds: Sequence[int] | None = None,
+        batch_size: int = 256,
+        any_counts: bool = False,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path, self.batch_size, self.any_counts = path, batch_size, any_counts
+        self.variables = os.environ if variables is None else variables
+        with told(str(path)):
+            self.document = parsed(path)
+            self.networks = networks(self.document, seeds)
+        self._data: dict[str, SuiteData] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths start."""
+        return self.path.parent
+
+    def lenient(self) -> "SuiteFile":
+        """Return the same suite with as many images as there are, whatever was expected."""
+        other = copy(self)
+        other.any_counts, other._data = True, {}
+        return other
+
+    def data(self, network: Network) -> SuiteData:
+        """Return the images as a network wants them; those that want the same share them."""
+        transform = network.table.get("transform", {})
+        key = repr((sorted(transform.items()), network.draws))
+        if key not in self._data:
+            self._data[key] = SuiteData(
+                self.document,
+                self.folder,
+                self.variables,
+                self.batch_size,
+                network.draws,
+                transform,
+                self.any_counts,
+            )
+        return self._data[key]
+
+    def suites(self, names: Sequence[str] | None = None) -> list[Suite]:
+        """Return one suite for each network, or for those that are named by themselves or by their family."""
+        with told(str(self.path)):
+            chosen = _chosen(self.networks, names)
+            models = [load_network(network, self.folder, self.variables) for network in chosen]
+            shared = {id(data): data for data in map(self.data, chosen)}
+            judged = {key: self._judged(data) for key, data in shared.items()}
+            return [
+                Suite(
+                    name=self.document.get("name", self.path.stem),
+                    about=self.document.get("about", ""),
+                    model=model,
+                    seed=network.seed,
+                    network=network.name,
+                    family=network.family,
+                    head=network.table.get("head"),
+                    accuracy=network.table.get("accuracy"),
+                    architecture=network.table.get("model") or network.table.get("factory", ""),
+                    protocol=self.document.get("protocol", ""),
+                    deviations=tuple(self.data(network).deviations),
+                    **judged[id(self.data(network))],
+                )
+                for network, model in zip(chosen, models, strict=True)
+            ]
+
+    def _judged(self, data: SuiteData) -> dict[str, Any]:
+        """Return all data sets of a suite, by the name of its argument."""
+        ood_val = self.document.get("ood_val")
+        return {
+            "train": self.train(data),
+            "val": data.split("val"),
+            "test": data.split("test"),
+            "ood": tuple(data.unknown_set(table) for table in self.document["ood"]),
+            "ood_val": None if ood_val is None else data.unknown("ood_val", ood_val),
+        }
+
+    def train(self, data: SuiteData) -> Source | None:
+        """Return the training images, None if the file has none or says that it can do without."""
+        if "train" not in self.document:
+            return None
+        try:
+            source = data.split("train")
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if not self.document["train"].get("optional"):
+                raise
+            log.warning("there are no training images, so methods that learn from them are left out: %s", error)
+            return None
+        if self.document["train"].get("optional") and _nowhere(source):
+            log.warning("the training images are not there, so methods that learn from them are left out")
+            return None
+        return source
+
+
+def _chosen(all_of_them: list[Network], names: Sequence[str] | None) -> list[Network]:
+    for name in names or ():
+        if not any(name in (network.name, network.family) for network in all_of_them):
+            there = ", ".join(network.name for network in all_of_them)
+            raise ValueError(f"no network is called {name!r}. There are {there}.")
+    return [network for network in all_of_them if names is None or {network.name, network.family} & set(names)]
+
+
+def _nowhere(source: Source) -> bool:
+    """Tell whether the first images of a list do not exist."""
+    if not isinstance(source, ListImages):
+        return False
+    return not any((source.root / path).exists() for path in source.paths[:ASKED])
+
+
+def read_suites(path: Path, batch_size: int = 256, seed: int | None = None) -> list[Suite]:
+    """Return one suite for each network of a suite file; they share their images.
+
+    Args:
+        path: The TOML file (see ``SuiteFile``).
+        batch_size: Images per forward pass.
+        seed: Of every draw, in place of the file's own.
+
+    Raises:
+        ValueError: The file says something that cannot be; the message begins with the file and the section.
+        FileNotFoundError: The file, or one that it names, is not there.
+    """
+    return SuiteFile(path, None if seed is None else [seed], batch_size).suites()

@@ -1,0 +1,121 @@
+"""Suites by name or from a file."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ...models.sources import Source
+from .data import Rows, picked
+from .digits import digits
+from .file import SuiteFile
+from .suite import Suite
+from .text import BUILT_IN, OPENOOD, built_in_names
+
+DIGITS = "digits"
+
+
+def suite_names() -> list[str]:
+    """Return the names of all built-in suites."""
+    return [DIGITS, *built_in_names()]
+
+
+def open_suite_file(
+    name: str,
+    seeds: Sequence[int] | None = None,
+    batch_size: int = 256,
+    data: Path | None = None,
+    any_counts: bool = False,
+) -> SuiteFile:
+    """Return a built-in suite of OpenOOD, or a suite file, which ends in ``.toml``.
+
+    Args:
+        name: Of the suite, or the path of the file.
+        seeds: As in ``SuiteFile``.
+        batch_size: As in ``SuiteFile``.
+        data: Folder with the folders ``data`` and ``results`` of OpenOOD; by default what ``$OPENOOD`` says.
+        any_counts: As in ``SuiteFile``.
+    """
+    if not name.endswith(".toml") and name not in built_in_names():
+        raise ValueError(
+            f"no suite is called {name!r}. Built in: {', '.join(suite_names())}. "
+            "For a network and data of your own, give the path of a suite file, which ends in .toml."
+        )
+    path = Path(name) if name.endswith(".toml") else BUILT_IN / f"{name}.toml"
+    variables = dict(os.environ)
+    place = data or variables.get(OPENOOD)
+    if place:  # from where the command runs, not from the folder of the suite file
+        variables[OPENOOD] = str(Path(place).resolve())
+    return SuiteFile(path, seeds, batch_size, any_counts, variables)
+
+
+def load_suites(
+    name: str,
+    out: Path,
+    seeds: Sequence[int] | None = None,
+    batch_size: int = 256,
+    data: Path | None = None,
+    any_counts: bool = False,
+    names: Sequence[str] | None = None,
+    limit: int | None = None,
+) -> list[Suite]:
+    """Return a suite for each network and seed, making what it needs under ``out``.
+
+    Args:
+        name: One of the built-in suites, or the path of a suite file, which ends in ``.toml`` (see ``SuiteFile``).
+        out: Folder for whatever a built-in suite makes for itself.
+        seeds: Of everything random in it; by default the suite file's, and 0 for a built-in suite.
+        batch_size: Images per forward pass.
+        data: Where OpenOOD's folders lie.
+        any_counts: Whether a data set may have another number of images than it should.
+        names: Of the networks wanted, all of them by default.
+        limit: Most images to take of any data set.
+    """
+    if name == DIGITS:
+        every = [digits(out, seed=seed, batch_size=batch_size) for seed in seeds or [0]]
+        several = len(every) > 1
+        suites = [replace(each, network=f"seed{each.seed}" if several else "", family=DIGITS) for each in every]
+    else:
+        suites = open_suite_file(name, seeds, batch_size, data, any_counts).suites(names)
+    return suites if limit is None else [limited(suite, limit) for suite in suites]
+
+
+def limited(suite: Suite, limit: int) -> Suite:
+    """Return a suite with at most ``limit`` random images of each data set, evenly of all classes where there are any.
+
+    It is good for a quick look. The result is not comparable with that of the whole suite, and says so.
+    """
+
+    def some(source: Source) -> Source:
+        return (
+            source if source.rows <= limit else picked(source, even_rows(source, limit, seed=0))
+        )  # the same images for every network
+
+    return replace(
+        suite,
+        train=None if suite.train is None else some(suite.train),
+        val=some(suite.val),
+        test=some(suite.test),
+        ood=tuple(replace(ood, images=some(ood.images)) for ood in suite.ood),
+        ood_val=None if suite.ood_val is None else some(suite.ood_val),
+        deviations=(*suite.deviations, f"at most {limit} images of each data set were taken"),
+    )
+
+
+def even_rows(source: Source, count: int, seed: int) -> Rows:
+    """Return random rows, in ascending order, as many of each class as can be.
+
+    Args:
+        source: Where they are from.
+        count: How many, at most.
+        seed: Of the choice.
+    """
+    order = np.random.default_rng(seed).permutation(source.rows)
+    labels = np.zeros(source.rows, np.int64) if source.labels is None else source.labels.numpy()
+    turn = np.empty(source.rows, np.int64)  # the how-manieth of its class each row is
+    for label in np.unique(labels):
+        own = order[labels[order] == label]
+        turn[own] = np.arange(len(own))
+    return np.sort(order[np.argsort(turn[order], kind="stable")[:count]])
