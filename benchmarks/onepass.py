@@ -10,7 +10,7 @@ import flatfold as ff
 from flatfold.detectors import METHODS
 from flatfold.evaluate.banks import extract_all
 from flatfold.evaluate.runner import run as run_suite
-from flatfold.evaluate.suites import load_suites
+from flatfold.evaluate.suites.library import load_suites
 
 from .ratio import report
 

@@ -50,11 +50,14 @@ NAMES = {
     "extract",
     "FolderImages",
     "NpzImages",
+    "ListImages",
+    "TableImages",
     "Transform",
     # decisions
     "Guard",
     # metrics
     "auroc",
+    "auroc_interval",
     "aupr",
     "fpr_at_tpr",
     # errors

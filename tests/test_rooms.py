@@ -23,15 +23,15 @@ OUTSIDE_OF_CORE = {"core": {"torch", "numpy"}, "detectors": {"torch", "numpy"}}
 
 def imports(path):
     """Yield (room or package, is it ours) for each import of a file."""
-    room = path.relative_to(SOURCE).parts[0]
+    here = path.relative_to(SOURCE).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name.partition(".")[0], False) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.level == 0:
                 yield node.module.partition(".")[0], False
-            elif node.level == 1:
-                yield room, True
+            elif node.level <= len(here):  # one dot is the own folder, as many as there are folders the own room
+                yield here[0], True
             elif node.module:
                 yield node.module.partition(".")[0], True
             else:

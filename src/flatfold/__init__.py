@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .core.bank import FeatureBank as FeatureBank
+    from .core.delong import auroc_interval as auroc_interval
     from .core.errors import DamagedBank as DamagedBank
     from .core.errors import NotFittedError as NotFittedError
     from .core.errors import UnreadableImage as UnreadableImage
@@ -55,8 +56,10 @@ if TYPE_CHECKING:
     from .models.images import Transform as Transform
     from .models.layers import layers_of as layers_of
     from .models.layers import logits_function as logits_function
+    from .models.lists import ListImages as ListImages
     from .models.store import load_bank as load_bank
     from .models.store import save_bank as save_bank
+    from .models.tables import TableImages as TableImages
     from .scoring.guard import Guard as Guard
 
 __version__ = "0.1.0"
@@ -79,6 +82,7 @@ _HOMES = {
     "InputDetector": "detectors.inputs",
     "Klm": "detectors.klm",
     "Knn": "detectors.knn",
+    "ListImages": "models.lists",
     "Mds": "detectors.mds",
     "MdsEns": "detectors.mdsens",
     "Mls": "detectors.mls",
@@ -95,6 +99,7 @@ _HOMES = {
     "Scale": "detectors.scale",
     "Shaped": "detectors.shaped",
     "She": "detectors.she",
+    "TableImages": "models.tables",
     "TempScale": "detectors.tempscale",
     "Transform": "models.images",
     "UnreadableImage": "core.errors",
@@ -102,6 +107,7 @@ _HOMES = {
     "Vim": "detectors.vim",
     "aupr": "core.ranking",
     "auroc": "core.ranking",
+    "auroc_interval": "core.delong",
     "create": "detectors",
     "extract": "models.extract",
     "fpr_at_tpr": "core.ranking",

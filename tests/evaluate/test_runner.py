@@ -1,20 +1,27 @@
 """The runner on a toy suite: one pass over each data set, every method, results that do not depend on the road."""
 
+import csv
 import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import flatfold as ff
+from flatfold.core.errors import UnreadableImage
 from flatfold.detectors import METHODS
-from flatfold.evaluate.banks import accuracy, extract_all
+from flatfold.evaluate.banks import accuracy, accuracy_fits, extract_all
+from flatfold.evaluate.memory import RESET, peak_memory
 from flatfold.evaluate.results import ID
-from flatfold.evaluate.runner import run
-from flatfold.evaluate.suite import OodSet, Suite
-from flatfold.models.images import ArrayImages
+from flatfold.evaluate.rows import METRICS
+from flatfold.evaluate.runner import forget, run
+from flatfold.evaluate.settings import Settings
+from flatfold.evaluate.suites.suite import OodSet, Suite
+from flatfold.models.identity import weights_hash
+from flatfold.models.images import ArrayImages, FolderImages
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
 
@@ -77,9 +84,9 @@ def test_every_method_gets_a_row_per_data_set(suite, tmp_path):
 def test_each_image_goes_through_the_network_once(suite, tmp_path):
     everything = 120 + 60 + 80 + 30 + 20  # and none of the 30 that only @ood would need
     run(suite, ["msp", "fold", "autofold", "react"], tmp_path)
-    assert suite.model.seen == everything
-    run(suite, ["ebo"], tmp_path)  # the features are there: one batch of each data set finds the head
-    assert suite.model.seen == everything + 5 * 16
+    assert suite.model.seen == everything + 5 * 2  # two of each data set find the head
+    run(suite, ["ebo"], tmp_path)  # the features are there
+    assert suite.model.seen == everything + 5 * 4
 
 
 def test_another_network_or_other_images_get_features_of_their_own(suite, tmp_path):
@@ -335,3 +342,140 @@ def test_an_error_that_nobody_foresaw_costs_one_method_only(suite, tmp_path, mon
     assert list(results.refused) == ["mls"]
     assert results.refused["mls"].startswith("IndexError: ")
     assert [method.method for method in results.methods] == ["msp"]
+
+
+# Certainty, memory, worst images, gaps, provenance
+
+
+def test_every_figure_has_an_interval_around_it(suite, tmp_path):
+    results = run(suite, ["msp", "fold", "knn"], tmp_path)
+    for cell in [*results.rows, *results.averages]:
+        for metric in METRICS:
+            low, high = cell.certainty.intervals[metric]
+            assert 0 <= low <= getattr(cell, metric) <= high <= 1
+    for column in results.columns:
+        assert any(results.cells[run.method, column].certainty.best for run in results.methods)
+
+
+def test_averages_say_who_averages_so(suite, tmp_path):
+    means = run(suite, ["msp"], tmp_path).averages
+    assert {mean.over: mean.as_in for mean in means} == {"near": "OpenOOD", "far": "OpenOOD", "all": "FOLD paper"}
+
+
+def test_without_a_bootstrap_only_the_auroc_has_an_interval(suite, tmp_path):
+    (row, _) = run(suite, ["msp"], tmp_path, Settings(replicates=0)).rows
+    assert list(row.certainty.intervals) == ["auroc"]
+
+
+def test_two_runs_write_the_same_table_except_for_what_they_cost(suite, tmp_path):
+    costs = {"fit_seconds", "microseconds_per_sample", "peak_megabytes"}
+    tables = []
+    for name in ("a", "b"):
+        run(suite, ["msp", "autofold", "odin", "knn@ood"], tmp_path / name).save(tmp_path / name)
+        with (tmp_path / name / "results.csv").open() as file:
+            tables.append([{k: v for k, v in line.items() if k not in costs} for line in csv.DictReader(file)])
+    assert tables[0] == tables[1]
+    assert (tmp_path / "a" / "averages.csv").read_bytes() == (tmp_path / "b" / "averages.csv").read_bytes()
+    scores = [(tmp_path / name / "scores.safetensors").read_bytes() for name in "ab"]
+    assert scores[0] == scores[1]
+
+
+def test_the_worst_images_are_those_with_the_most_misleading_scores(suite, tmp_path):
+    results = run(suite, ["msp"], tmp_path)
+    for dataset, source, sign in (("id", suite.test, -1), ("noise", suite.ood[0].images, 1)):
+        scores = results.scores[f"msp/{dataset}"]
+        mine = [wrong for wrong in results.wrong if wrong.dataset == dataset]
+        assert [wrong.row for wrong in mine] == np.argsort(sign * scores, kind="stable")[:8].tolist()
+        worst = mine[0]
+        assert worst.score == scores[worst.row]
+        assert worst.share == (results.scores["msp/id"] < worst.score).mean()
+        assert np.array_equal(results.thumbnails[f"{dataset}/{worst.row}"][..., 1], source.x[worst.row])
+        x = torch.from_numpy(source.x[worst.row]).float()[None, None] / 255
+        assert worst.predicted == suite.model(x).argmax().item()
+    assert results.wrong[0].label == suite.test.labels[results.wrong[0].row]
+    assert results.wrong[-1].label is None
+
+
+def test_norms_are_those_of_the_features(suite, tmp_path):
+    results = run(suite, ["msp"], tmp_path)
+    banks = extract_all(suite, tmp_path / "banks")
+    for name, bank in banks.judged.items():
+        np.testing.assert_allclose(results.norms[name], bank.features.norm(dim=1), rtol=1e-6)
+
+
+def test_an_image_that_cannot_be_read_is_counted_and_named_and_the_rest_is_judged(suite, tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for row, pixels in enumerate(suite.ood[0].images.x):
+        Image.fromarray(pixels).save(folder / f"{row:02d}.png")
+    broken = folder / "04.png"
+    broken.write_bytes(broken.read_bytes()[:50])
+    images = FolderImages(folder, suite.test.transform, batch_size=16)
+    gappy = replace(suite, ood=(replace(suite.ood[0], images=images), suite.ood[1]))
+    results = run(gappy, ["msp", "odin"], tmp_path / "out", Settings(unreadable=0.1, workers=2))
+    whole = run(suite, ["msp", "odin"], tmp_path / "whole")
+    for method in ("msp", "odin"):
+        np.testing.assert_array_equal(results.scores[f"{method}/noise"], np.delete(whole.scores[f"{method}/noise"], 4))
+    assert list(results.unreadable) == ["noise"]
+    assert "04.png could not be read" in results.unreadable["noise"]["4"]
+    assert results.rows[0].n_ood == 29
+    assert "1 images of noise could not be read" in results.suite["deviations"]
+    assert 4 not in {wrong.row for wrong in results.wrong if wrong.dataset == "noise"}
+    for wrong in results.wrong:
+        if wrong.dataset == "noise":
+            assert wrong.name.endswith(f"{wrong.row:02d}.png")
+    with pytest.raises(UnreadableImage, match=r"^noise: .*04\.png could not be read"):
+        run(gappy, ["msp"], tmp_path / "strict", Settings(unreadable=0))
+
+
+def test_without_training_data_the_methods_that_need_it_are_left_out(suite, tmp_path):
+    results = run(replace(suite, train=None), ["msp", "knn", "mdsens", "odin"], tmp_path)
+    assert [run.method for run in results.methods] == ["msp", "odin"]
+    assert results.refused.keys() == {"knn", "mdsens"}
+    assert "learns from training data, and this suite has none" in results.refused["knn"]
+    assert results.suite["n_train"] == 0
+
+
+def test_where_the_numbers_come_from_is_told(suite, tmp_path):
+    told = run(suite, ["msp"], tmp_path, Settings(command="flatfold bench bars"))
+    assert told.provenance["command"] == "flatfold bench bars"
+    assert told.provenance["weights"] == weights_hash(suite.model)
+    assert told.suite["fingerprints"] == {name: source.fingerprint for name, source in suite.sources.items()}
+    assert set(told.suite["fingerprints"]) == {"train", "val", "test", "ood_val", "noise", "dark"}
+
+
+@pytest.mark.parametrize(("expected", "fits"), [(97.0, True), (60.0, False), (None, True)])
+def test_a_network_that_is_not_as_good_as_it_should_be_is_told(expected, fits, suite, tmp_path):
+    results = run(replace(suite, accuracy=expected), ["msp"], tmp_path)
+    told = [sentence for sentence in results.suite["deviations"] if "were expected" in sentence]
+    assert bool(told) != fits
+
+
+@pytest.mark.parametrize(("found", "n", "fits"), [(0.95, 9000, True), (0.93, 9000, False), (0.93, 100, True)])
+def test_an_accuracy_may_vary_with_the_number_of_images(found, n, fits):
+    assert accuracy_fits(found, 95.06, n) is fits
+
+
+def test_memory_is_measured_where_the_system_tells():
+    if not RESET.exists():
+        pytest.skip("this system does not tell the peak of a process")
+    with peak_memory() as peak:
+        block = np.ones(50_000_000 // 8)
+        del block
+    assert 45 < peak.megabytes < 200
+
+
+def test_where_the_system_does_not_tell_there_is_no_figure(monkeypatch, tmp_path):
+    monkeypatch.setattr("flatfold.evaluate.memory.RESET", tmp_path / "no such" / "file")
+    with peak_memory() as peak:
+        pass
+    assert peak.megabytes is None
+
+
+def test_forgetting_removes_features_and_scores_only(suite, tmp_path):
+    run(suite, ["msp", "odin"], tmp_path).save(tmp_path)
+    forget(tmp_path)
+    assert not (tmp_path / "banks").exists()
+    assert not (tmp_path / "scores").exists()
+    assert (tmp_path / "results.json").exists()
+    forget(tmp_path)

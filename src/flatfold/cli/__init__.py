@@ -7,8 +7,12 @@ import typer
 
 from .. import __version__
 from .bench import bench
+from .compare import compare
+from .doctor import doctor
 from .methods import methods
+from .paper import paper
 from .report import report
+from .suite import suite_app
 
 app = typer.Typer(
     name="flatfold",
@@ -19,9 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(bench)
-app.command()(methods)
-app.command()(report)
+for command in (bench, doctor, compare, paper, report, methods):
+    app.command()(command)
+app.add_typer(suite_app)
 
 
 def _print_version(asked: bool) -> None:
@@ -47,7 +51,8 @@ def main() -> None:
         typer.echo(f"flatfold: {error}", err=True)
         sys.exit(1)
     except ModuleNotFoundError as error:
-        typer.echo(f"flatfold: {error}. The built-in suite needs the extra [demo].", err=True)
+        extra = "" if "flatfold[" in str(error) else ". The built-in suite needs the extra [demo]."
+        typer.echo(f"flatfold: {error}{extra}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("flatfold: interrupted; the same command goes on where it stopped", err=True)

@@ -5,9 +5,20 @@ from typing import Annotated
 
 import typer
 
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder that holds OpenOOD's `data` and `results`. Default: the environment variable OPENOOD."),
+]
+
 
 def bench(
-    suite: Annotated[str, typer.Argument(help="Built in: digits. Or a suite file of your own, such as mine.toml.")],
+    suite: Annotated[
+        str,
+        typer.Argument(
+            help="Built in: digits, which needs nothing, and OpenOOD's cifar10, cifar100, imagenet200, imagenet1k. "
+            "Or a suite file of your own, such as mine.toml (`flatfold suite init` writes one)."
+        ),
+    ],
     methods: Annotated[
         str | None,
         typer.Option(
@@ -17,40 +28,101 @@ def bench(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results, features and page. Default: out/SUITE.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of data splits and training. Default: the suite's, or 0.")
+    networks: Annotated[
+        str | None, typer.Option(help="Comma-separated names of the suite's networks. Default: all of them.")
     ] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            help="Of data splits and training; several, as in 0,1,2, are run one after the other and averaged. "
+            "Default: the suite's, or 0."
+        ),
+    ] = None,
+    data: Data = None,
     device: Annotated[str, typer.Option(help="Any torch device string: cpu, cuda, cuda:1, mps.")] = "cpu",
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")] = 0,
+    limit: Annotated[
+        int | None, typer.Option(min=2, help="Take at most so many images of each data set, for a quick look.")
+    ] = None,
+    max_unreadable: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of a data set's images that may be left out because they are broken."),
+    ] = 0.01,
+    bootstrap: Annotated[
+        int, typer.Option(min=0, help="Redrawn samples behind each interval; 0 leaves all but AUROC's out.")
+    ] = 1000,
+    any_counts: Annotated[
+        bool, typer.Option("--any-counts", help="Run although a list has not as many images as it should.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume/--restart", help="Go on where an earlier run stopped, or compute all features again."),
+    ] = True,
 ) -> None:
     """Judge methods on a suite: AUROC and FPR95 on every data set that the network has never met.
 
     Features are extracted once and kept under --out, so a second run is quick and an interrupted one goes on where it
-    stopped. Writes results.json, results.csv, scores.safetensors and report.html, in place of those of an earlier run;
-    a suite with several networks gets a folder for each.
+    stopped. Writes results.json, results.csv, averages.csv, scores.safetensors, thumbnails.safetensors, report.html
+    and figures, in place of those of an earlier run; a suite with several networks gets a folder for each, and a page
+    with their means.
 
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
     """
     import logging
+    import sys
 
     from .. import detectors
-    from ..evaluate.runner import checked_specs, run
+    from ..evaluate.runner import checked_specs, forget, run
+    from ..evaluate.settings import Settings
     from ..evaluate.spec import parse_specs
-    from ..evaluate.suites import load_suites
+    from ..evaluate.suites.library import load_suites
     from ..models.forward import usable_device
     from ..report.page import write_report
     from .table import print_results
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("flatfold").setLevel(logging.INFO)
     logging.getLogger("flatfold.models").setLevel(logging.WARNING)  # the runner says once what is found
     specs = checked_specs(detectors.methods() if methods is None else parse_specs(methods))
     usable_device(device)
+    command = " ".join(["flatfold", *sys.argv[1:]])
+    settings = Settings(device, workers, max_unreadable, bootstrap, command)
     folder = out or Path("out") / Path(suite).stem
-    suites = load_suites(suite, folder, seed=seed, batch_size=batch_size)
-    for network in suites:
-        place = folder / network.network if len(suites) > 1 else folder
-        results = run(network, specs, place, device=device)
+    names = None if networks is None else [name.strip() for name in networks.split(",")]
+    suites = load_suites(suite, folder, parse_seeds(seed), batch_size, data, any_counts, names, limit)
+    for each in suites:
+        place = folder / each.network if len(suites) > 1 else folder
+        if not resume:
+            forget(place)
+        results = run(each, specs, place, settings)
         results.save(place)
         print_results(results)
         typer.echo(f"{len(results.rows)} rows -> {place / 'results.csv'}, {place / 'results.json'}")
         typer.echo(f"report -> {write_report(place)}")
+    if len(suites) > 1:
+        _summarise(folder, [each.network for each in suites])
+
+
+def _summarise(folder: Path, networks: list[str]) -> None:
+    """Write and print the means over the networks of each family."""
+    from ..evaluate.results import load_results
+    from ..evaluate.summary import save_summary, summarise
+    from ..report.summary import write_summary
+    from .table import print_summary
+
+    runs = [load_results(folder / network) for network in networks]
+    rows = summarise(runs)
+    save_summary(rows, folder)
+    print_summary(rows)
+    typer.echo(f"all networks -> {folder / 'summary.csv'}, {write_summary(folder)}")
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """Return the seeds in a text such as ``0,1,2``, each once."""
+    if text is None:
+        return None
+    seeds = [word.strip() for word in text.split(",")]
+    if not all(seed.isdecimal() for seed in seeds):
+        raise ValueError(f"--seed takes whole numbers from 0 with commas between them, such as 0,1,2, got {text!r}.")
+    return list(dict.fromkeys(map(int, seeds)))

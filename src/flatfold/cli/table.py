@@ -1,11 +1,14 @@
 """Results as a table in the terminal."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..evaluate.results import Results
 from ..evaluate.rows import Average, Row
+from ..evaluate.summary import SummaryRow
 
 LEGEND = (
     "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the share of known inputs that raise an alarm "
@@ -57,3 +60,32 @@ def _title(results: Results) -> str:
     suite = results.suite
     name = f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"]
     return f"{name}: {escape(suite['about'])} ID accuracy {100 * suite['accuracy']:.2f} % on {suite['n_test']} images."
+
+
+def print_summary(rows: Sequence[SummaryRow]) -> None:
+    """Print the means over the networks of each family that has several, best average AUROC first."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    for family in dict.fromkeys(row.family for row in rows if row.n > 1):
+        mine = [row for row in rows if row.family == family]
+        console.print(_summary_table(family, mine))
+
+
+def _summary_table(family: str, rows: Sequence[SummaryRow]) -> Table:
+    title = f"{escape(family)}: mean ± spread (population standard deviation, as OpenOOD) over {rows[0].n} networks."
+    table = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left")
+    table.add_column("method", no_wrap=True)
+    groups = [group for group in ("near", "far", "all") if any(row.column == group for row in rows)]
+    for group in groups:
+        table.add_column("average" if group == "all" else group, justify="right", no_wrap=True)
+    cells = {(row.method, row.column): row for row in rows}
+    methods = dict.fromkeys(row.method for row in rows)
+    for method in sorted(methods, key=lambda method: -cells[method, "all"].means["auroc"]):
+        table.add_row(escape(method), *(_spread(cells[method, group]) for group in groups))
+    return table
+
+
+def _spread(row: SummaryRow) -> str:
+    figures = (f"{100 * row.means[m]:.2f} ± {100 * row.stds[m]:.2f}" for m in ("auroc", "fpr95_ood_positive"))
+    return " / ".join(figures)

@@ -2,39 +2,57 @@
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import sqrt
 from pathlib import Path
 
 from torch import Tensor
 
 from ..core.bank import FeatureBank
+from ..core.errors import UnreadableImage
 from ..core.head import Head
 from ..models.extract import extract
 from ..models.identity import weights_hash
+from ..models.manifest import read_manifest
+from ..progress import track
 from .results import ID
-from .suite import Suite
+from .settings import Settings
+from .suites.suite import Suite
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Banks:
-    """The features of every data set of a suite."""
+    """The features of every data set of a suite.
+
+    Attributes:
+        unreadable: Images that have no row because they could not be read, and why, by data set and number.
+    """
 
     head: Head
-    train: FeatureBank
+    train: FeatureBank | None
     val: FeatureBank
     test: FeatureBank
     ood: dict[str, FeatureBank]
     ood_val: FeatureBank | None = None
+    unreadable: dict[str, dict[int, str]] = field(default_factory=dict)
 
     @property
     def judged(self) -> dict[str, FeatureBank]:
         """The banks that are scored: the in-distribution test data first."""
         return {ID: self.test, **self.ood}
 
+    def row_of(self, dataset: str, index: int) -> int:
+        """Return the number, in its data set, of the image behind a row of a judged bank."""
+        for gap in sorted(self.unreadable.get("test" if dataset == ID else dataset, ())):
+            index += gap <= index
+        return index
 
-def extract_all(suite: Suite, folder: Path, device: str = "cpu", tuning: bool = False) -> Banks:
+
+def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tuning: bool = False) -> Banks:
     """Return the features of every data set, from ``folder`` where they are there already.
 
     Each bank lies under a name that holds the weights and the data, so that those of another network never get in the
@@ -43,20 +61,45 @@ def extract_all(suite: Suite, folder: Path, device: str = "cpu", tuning: bool = 
     Args:
         suite: Network and data.
         folder: Where the banks are kept.
-        device: Of the network.
+        settings: How to run the network and read the images.
         tuning: Whether the unknown validation images are wanted too.
     """
-    sources = {"train": suite.train, "val": suite.val, "test": suite.test}
-    sources |= {"ood_val": suite.ood_val} if tuning and suite.ood_val is not None else {}
-    sources |= {ood.name: ood.images for ood in suite.ood}
+    settings = settings or Settings()
+    wanted = {name: source for name, source in suite.sources.items() if tuning or name != "ood_val"}
     weights = weights_hash(suite.model)
-    banks = {}
-    for name, images in sources.items():
-        out = folder / f"{name}-{short_key(weights, images.fingerprint)}"
-        banks[name], head = extract(suite.model, images, device=device, out=out, head=suite.head)
+    banks, unreadable = {}, {}
+    for name, source in track(wanted.items(), "data sets", len(wanted)):
+        out = folder / f"{name}-{short_key(weights, source.fingerprint)}"
+        with _named(name):
+            banks[name], head = extract(
+                suite.model,
+                source,
+                device=settings.device,
+                out=out,
+                head=suite.head,
+                workers=settings.workers,
+                unreadable=settings.unreadable,
+            )
+        unreadable[name] = read_manifest(out).unreadable
     log.info("features of %d images from the input of %r", sum(map(len, banks.values())), head)
-    ood = {ood.name: banks[ood.name] for ood in suite.ood}
-    return Banks(head, banks["train"], banks["val"], banks["test"], ood, banks.get("ood_val"))
+    return Banks(
+        head,
+        banks.get("train"),
+        banks["val"],
+        banks["test"],
+        {ood.name: banks[ood.name] for ood in suite.ood},
+        banks.get("ood_val"),
+        {name: reasons for name, reasons in unreadable.items() if reasons},
+    )
+
+
+@contextmanager
+def _named(dataset: str) -> Iterator[None]:
+    """Begin the message about images that cannot be read with the name of their data set."""
+    try:
+        yield
+    except UnreadableImage as error:
+        raise UnreadableImage(f"{dataset}: {error}") from error
 
 
 def short_key(*parts: str) -> str:
@@ -70,3 +113,15 @@ def accuracy(bank: FeatureBank, head: Head) -> float:
         raise ValueError("accuracy needs labels, but this bank has none. Give FeatureBank(features, labels).")
     hits: Tensor = head(bank.features).argmax(dim=-1) == bank.labels
     return float(hits.double().mean())
+
+
+def accuracy_fits(found: float, expected: float, n: int) -> bool:
+    """Tell whether an accuracy is what it should be: within three standard errors and one point.
+
+    Args:
+        found: Share of correct answers.
+        expected: In per cent.
+        n: Number of images behind ``found``.
+    """
+    share = expected / 100
+    return abs(found - share) <= 3 * sqrt(share * (1 - share) / n) + 0.01

@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -20,21 +20,23 @@ from ..core.ranking import auroc
 from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector
 from ..detectors.inputs import InputDetector
-from ..models.batches import split_batch
 from ..models.forward import as_it_was
 from ..models.identity import weights_hash
 from ..models.layers import layers_of, logits_function
-from ..models.rows import labelled_batches, score_rows
-from ..models.sources import ImageSource
+from ..models.rows import first_inputs, labelled_batches, score_rows
+from ..models.sources import ImageSource, Source
 from .banks import Banks, short_key
+from .memory import peak_memory
 from .results import ID
 from .rows import MethodRun
+from .settings import Settings
 from .spec import Spec
-from .suite import Suite
+from .suites.suite import Suite
 from .tuning import Tuning, grid_points, search, tune
 
 log = logging.getLogger(__name__)
 
+NO_TRAIN = "it learns from training data, and this suite has none. Give its file a [train]."
 TIMED_ROUNDS, TIMED_SECONDS = 5, 1.0  # scoring is timed this often, unless it takes long; the median counts
 Scores = dict[str, NDArray[np.float32]]
 
@@ -48,7 +50,7 @@ class Judged:
     scores: Scores
 
 
-def judge(spec: Spec, suite: Suite, banks: Banks, folder: Path, device: str = "cpu") -> Judged:
+def judge(spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settings | None = None) -> Judged:
     """Tune, fit and score one method, and note how long that took.
 
     Args:
@@ -56,20 +58,27 @@ def judge(spec: Spec, suite: Suite, banks: Banks, folder: Path, device: str = "c
         suite: For the methods that need the network and the images.
         banks: For all others.
         folder: Where scores of images are kept, so that an interrupted run goes on where it stopped.
-        device: Of the network.
+        settings: How to run the network and read the images.
     """
-    if get_method(spec.name).sees == "features":
-        return _judge_features(spec, banks)
-    return _InputJudge(suite, folder, device).judge(spec)
+    settings = settings or Settings()
+    with peak_memory(settings.device) as peak:
+        if get_method(spec.name).sees == "features":
+            judged = _judge_features(spec, banks)
+        else:
+            judged = _InputJudge(suite, folder, settings).judge(spec)
+    return replace(judged, run=replace(judged.run, peak_megabytes=peak.megabytes))
 
 
 def _judge_features(spec: Spec, banks: Banks) -> Judged:
     method = get_method(spec.name)
+    bank = banks.train if method.fits_on == "train" else banks.val
+    if bank is None:
+        raise ValueError(NO_TRAIN)
     start = perf_counter()
     with _noted(spec.label) as notes:
         tuning = _tuned(spec, banks)
         hyper = tuning.hyper if tuning else spec.hyper
-        detector = create(spec.name, **hyper).fit(banks.train if method.fits_on == "train" else banks.val, banks.head)
+        detector = create(spec.name, **hyper).fit(bank, banks.head)
     fitted = perf_counter()
     with torch.no_grad():
         scores, seconds = _timed(lambda: {name: detector.eval()(bank.features) for name, bank in banks.judged.items()})
@@ -89,8 +98,10 @@ def _tuned(spec: Spec, banks: Banks) -> Tuning | None:
 class _InputJudge:
     """Judges methods that run the network themselves; their scores are kept on disk."""
 
-    def __init__(self, suite: Suite, folder: Path, device: str) -> None:
-        self.suite, self.folder, self.device = suite, folder, device
+    def __init__(self, suite: Suite, folder: Path, settings: Settings) -> None:
+        if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
+            raise ValueError("it runs the network on images, but this suite holds their features only.")
+        self.suite, self.folder, self.settings = suite, folder, settings
         self.weights = weights_hash(suite.model)
 
     def judge(self, spec: Spec) -> Judged:
@@ -110,6 +121,7 @@ class _InputJudge:
         """Add what only the suite knows: how its images were normalised."""
         if "std" not in hyperparameters(name) or "std" in hyper:
             return hyper
+        assert isinstance(self.suite.val, ImageSource)
         return {**hyper, "std": self.suite.val.transform.std or 1.0}
 
     def _tuned(self, spec: Spec) -> Tuning | None:
@@ -128,17 +140,21 @@ class _InputJudge:
     def _fitted(self, name: str, hyper: dict[str, Any]) -> InputDetector:
         detector: InputDetector = create(name, **hyper)  # type: ignore[assignment]  # by its registration
         model, train = self.suite.model, self.suite.train
-        with as_it_was(model, self.device) as place:
-            first = split_batch(train.read(range(min(2, train.rows)))).to(place).args[0]
+        learns = get_method(name).fits_on == "train"
+        if learns and train is None:
+            raise ValueError(NO_TRAIN)
+        with as_it_was(model, self.settings.device) as place:
+            first = first_inputs(self.suite.test)[:2].to(place)
             network = logits_function(model) if detector.sees == "logits" else layers_of(model, first, detector.layers)  # type: ignore[arg-type]
-            learns = get_method(name).fits_on == "train"
-            detector.fit(network, labelled_batches(train, place, f"fitting {name}") if learns else ())
+            title, workers = f"fitting {name}", self.settings.workers
+            detector.fit(network, labelled_batches(train, place, title, workers) if learns and train else ())
         return detector.to(place)
 
-    def _scores(self, detector: InputDetector, source: ImageSource, label: str, dataset: str) -> Tensor:
+    def _scores(self, detector: InputDetector, source: Source, label: str, dataset: str) -> Tensor:
         assert detector.made_by is not None
         name, hyper = detector.made_by
-        fitted_on = self.suite.train.fingerprint if get_method(name).fits_on == "train" else ""
+        train = self.suite.train
+        fitted_on = train.fingerprint if train is not None and get_method(name).fits_on == "train" else ""
         key = {
             "flatfold": __version__,
             "weights": self.weights,
@@ -147,16 +163,16 @@ class _InputJudge:
             "fitted_on": fitted_on,
         }
         out = self.folder / f"{name}-{dataset}-{short_key(*key.values(), source.fingerprint)}"
-        return score_rows(detector, self.suite.model, source, out, key, self.device, f"{label} on {dataset}")
+        title = f"{label} on {dataset}"
+        device, workers = self.settings.device, self.settings.workers
+        return score_rows(detector, self.suite.model, source, out, key, device, title, workers)
 
     def _microseconds(self, detector: InputDetector) -> float:
         """Return what one sample costs in a batch of the test data, the network's passes included."""
-        test = self.suite.test
-        rows = range(min(test.batch_size, test.rows))
-        with as_it_was(self.suite.model, self.device) as place:
-            x = split_batch(test.read(rows)).to(place).args[0]
+        with as_it_was(self.suite.model, self.settings.device) as place:
+            x = first_inputs(self.suite.test).to(place)
             _, seconds = _timed(lambda: detector(x))
-        return 1e6 * seconds / len(rows)
+        return 1e6 * seconds / len(x)
 
 
 def _timed(action: Callable[[], Any]) -> tuple[Any, float]:

@@ -1,36 +1,38 @@
 """Run a suite: extract every data set once, then fit and judge each method on the features."""
 
 import logging
-import platform
-import sys
+import shutil
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from .. import __version__
 from ..core.ranking import auroc
+from ..core.shaping import row_norms
 from ..detectors.autofold import AutoFold
 from ..detectors.base import Detector
 from ..detectors.inputs import InputDetector
 from ..detectors.joint import Joint
 from ..detectors.shaped import Shaped
 from ..progress import track
-from .banks import Banks, accuracy, extract_all
-from .judge import judge
+from .banks import Banks, extract_all
+from .certainty import certainty
+from .judge import Judged, judge
+from .record import describe, provenance
 from .results import ID, AlphaCurve, Results
-from .rows import averages, make_row
+from .rows import Average, Row, averages, make_row
+from .settings import Settings
 from .spec import Spec, parse_spec
-from .suite import Suite
+from .suites.suite import Suite
+from .wrong import most_wrong
 
 log = logging.getLogger(__name__)
 
 
-def run(suite: Suite, methods: Sequence[str | Spec], out: Path, device: str = "cpu") -> Results:
+def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settings | None = None) -> Results:
     """Return the results of some methods on a suite.
 
     A method that refuses the data, such as ASH with negative features, is left out with its reason, unless it is the
@@ -40,43 +42,69 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, device: str = "c
         suite: Network and data.
         methods: As on the command line: ``"knn"``, ``"knn:k=10"``, ``"knn@ood"``. One that comes twice is run once.
         out: Folder under which the features are kept, so that an interrupted run goes on where it stopped.
-        device: Any torch device string.
+        settings: How to run it.
     """
+    settings = settings or Settings()
     specs = checked_specs(methods, suite)
     start = perf_counter()
-    banks = extract_all(suite, out / "banks", device, tuning=any(spec.tune == "ood" for spec in specs))
-    judge(Spec("fold"), suite, banks, out)  # a rehearsal: whoever comes first would pay for torch's own start
-    done, curves, scores, refused = [], [], {}, {}
+    banks = extract_all(suite, out / "banks", settings, tuning=any(spec.tune == "ood" for spec in specs))
+    judged, refused = _judged(specs, suite, banks, out, settings)
+    scores = {f"{each.run.method}/{dataset}": values for each in judged for dataset, values in each.scores.items()}
+    rows, means = figures(judged, suite, scores, settings.replicates)
+    curves = (alpha_curve(each.run.method, each.detector, banks) for each in judged)
+    wrong, thumbnails = most_wrong(judged, suite, banks)
+    return Results(
+        suite=describe(suite, banks),
+        methods=[each.run for each in judged],
+        refused=refused,
+        rows=rows,
+        averages=means,
+        alpha_curves=[curve for curve in curves if curve is not None],
+        provenance=provenance(suite, settings, perf_counter() - start),
+        scores=scores,
+        norms={name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.judged.items()},
+        wrong=wrong,
+        thumbnails=thumbnails,
+        unreadable={
+            name: {str(row): reason for row, reason in reasons.items()} for name, reasons in banks.unreadable.items()
+        },
+    )
+
+
+def _judged(
+    specs: Sequence[Spec], suite: Suite, banks: Banks, out: Path, settings: Settings
+) -> tuple[list[Judged], dict[str, str]]:
+    """Return the methods with their scores, and why some have none."""
+    judge(Spec("fold"), suite, banks, out, settings)  # a rehearsal: the first would pay for torch's own start
+    judged, refused = [], {}
     for spec in track(specs, "fitting and scoring"):
         try:
-            judged = judge(spec, suite, banks, out / "scores", device)
+            judged.append(judge(spec, suite, banks, out / "scores", settings))
         except Exception as error:  # whatever one method stumbles over, the others are judged
             refused[spec.label] = _reason(error)
             log.warning("%s is left out: %s", spec.label, refused[spec.label])
-            continue
-        done.append(judged.run)
-        scores.update({f"{spec.label}/{dataset}": values for dataset, values in judged.scores.items()})
-        curve = alpha_curve(spec.label, judged.detector, banks)
-        if curve is not None:
-            curves.append(curve)
-    if not done:
+    if not judged:
         raise ValueError("; ".join(f"{label}: {reason}" for label, reason in refused.items()))
+    return judged, refused
+
+
+def figures(
+    judged: Sequence[Judged], suite: Suite, scores: dict[str, NDArray[np.float32]], replicates: int
+) -> tuple[list[Row], list[Average]]:
+    """Return the rows and their averages, each with its certainty."""
     rows = [
-        make_row(
-            m.method, m.tuned_on, ood.name, ood.group, scores[f"{m.method}/{ID}"], scores[f"{m.method}/{ood.name}"]
-        )
-        for m in done
+        make_row(each.run.method, each.run.tuned_on, ood.name, ood.group, each.scores[ID], each.scores[ood.name])
+        for each in judged
         for ood in suite.ood
     ]
-    return Results(
-        suite=describe(suite, banks),
-        methods=done,
-        refused=refused,
-        rows=rows,
-        averages=averages(rows),
-        alpha_curves=curves,
-        provenance=provenance(suite, device, perf_counter() - start),
-        scores=scores,
+    means = averages(rows)
+    columns: dict[str, tuple[str, ...]] = {ood.name: (ood.name,) for ood in suite.ood}
+    for over in dict.fromkeys(mean.over for mean in means):
+        columns[over] = tuple(ood.name for ood in suite.ood if over in (ood.group, "all"))
+    certain = certainty(scores, [each.run.method for each in judged], columns, replicates, suite.seed)
+    return (
+        [replace(row, certainty=certain[row.method, row.dataset]) for row in rows],
+        [replace(mean, certainty=certain[mean.method, mean.over]) for mean in means],
     )
 
 
@@ -127,38 +155,8 @@ def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> 
     )
 
 
-def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
-    """Return what a reader must know of the suite: data sets, sizes, the network's accuracy."""
-    return {
-        "name": suite.name,
-        "network": suite.network,
-        "about": suite.about,
-        "n_classes": banks.head.n_classes,
-        "n_features": banks.head.width,
-        "accuracy": accuracy(banks.test, banks.head),
-        "n_train": len(banks.train),
-        "n_val": len(banks.val),
-        "n_test": len(banks.test),
-        "n_ood_val": 0 if suite.ood_val is None else suite.ood_val.rows,
-        "ood": [
-            {"name": ood.name, "group": ood.group, "n": len(banks.ood[ood.name]), "about": ood.about}
-            for ood in suite.ood
-        ],
-    }
-
-
-def provenance(suite: Suite, device: str, seconds: float) -> dict[str, Any]:
-    """Return where the numbers come from."""
-    return {
-        "flatfold": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "machine": f"{platform.system()} {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "device": device,
-        "seed": suite.seed,
-        "command": " ".join(["flatfold", *sys.argv[1:]]),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(seconds, 2),
-    }
+def forget(out: Path) -> None:
+    """Remove the features and scores that earlier runs kept in a folder."""
+    for name in ("banks", "scores"):
+        if (out / name).exists():
+            shutil.rmtree(out / name)
