@@ -46,13 +46,15 @@ def world(tmp_path, monkeypatch):
         "bias": rng.normal(size=5).astype(np.float32),
         "features": rng.random((20, 7)).astype(np.float32),
         "labels": np.arange(20, dtype=np.int32) % 5,
+        "known_scores": rng.normal(size=50),
+        "unknown_scores": rng.normal(1, 1, size=50),
     }
 
 
 @pytest.mark.filterwarnings("ignore:AutoFold's curve is flat", "ignore:the choice for fold-r is hardly better")
 def test_the_readme_runs(world):
     code = blocks("README.md")
-    assert len(code) == 6
+    assert len(code) == 7
     for block in code:
         exec(block, world)
     assert world["scores"].shape == (20,)
@@ -87,6 +89,22 @@ def test_the_method_of_the_contributing_page_is_one(package_with_centre):
         assert done.returncode == 0, done.stdout
 
 
+def commands():
+    """Every line of a shell block that calls flatfold, without its comment."""
+    shell = "\n".join(re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf8"), re.DOTALL))
+    return [re.sub(r"\s+#.*", "", line) for line in re.findall(r"^(?:\w+=\S+ )?flatfold (.*)$", shell, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_of_the_readme_has_the_options_that_it_uses(command):
+    words = command.split()
+    path = words[:2] if words[0] == "suite" else words[:1]
+    done = subprocess.run([sys.executable, "-m", "flatfold", *path, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for option in (word for word in words if word.startswith("--")):
+        assert re.search(rf"{option}\b", done.stdout), f"{option} is no option of {' '.join(path)}"
+
+
 def test_nothing_is_left_to_be_filled_in():
     for page in ROOT.glob("*.md"):
         assert not re.search(r"[A-Z]+_[A-Z]+\b(?<!FLATFOLD_DATA)", page.read_text(encoding="utf8")), page.name
@@ -113,5 +131,6 @@ def test_the_architecture_names_every_file_of_the_package():
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf8")
     rooms = {"core": set(), "models": set(), "evaluate": set(), "scoring": set()}
     for room in rooms:
-        files = {path.stem for path in (ROOT / "src" / "flatfold" / room).glob("*.py")} - {"__init__"}
+        files = {path.stem for path in (ROOT / "src" / "flatfold" / room).rglob("*.py")} - {"__init__"}
+        files -= {path.stem for path in (ROOT / "src" / "flatfold" / "evaluate" / "paper_tables").glob("*.py")}
         assert {name for name in files if not re.search(rf"\b{name}\b", text)} == set()
