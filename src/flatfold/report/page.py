@@ -1,105 +1,97 @@
-"""One self-contained HTML page from the files of a benchmark: no script, no outside request."""
+"""One self-contained HTML page from the files of a benchmark: it works offline, and without its script too."""
 
-from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from string import Template
 
 from ..evaluate.results import Results, load_results
-from ..evaluate.rows import Average, Row
 from ..files import write_atomically
-from . import figures
+from . import head
+from .about import datasets_table, methods_table, provenance
+from .curves import SHOWN
+from .drawing import Drawing
+from .figures import all_figures
+from .gallery import gallery
+from .markup import Html, joined, tag
+from .norms import headings
+from .panels import side_by_side
+from .results_table import legend, results_table
 
 HERE = Path(__file__).parent
+OPEN = 12  # histograms that are shown without a click
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html`` beside the result files in ``folder`` and return its path."""
+    """Write ``report.html`` beside the result files in ``folder``, and its figures for papers; return its path.
+
+    The figures are ``figures/NAME.svg`` and ``figures/NAME.pdf``. The same results give the same bytes.
+    """
+    results = load_results(folder)
+    figures = all_figures(results)
+    for name, drawing in figures.items():
+        if name != "costs-tall":
+            drawing.save(folder / "figures")
     path = folder / "report.html"
-    write_atomically(path, render(load_results(folder)))
+    write_atomically(path, render(results, figures))
     return path
 
 
-def render(results: Results) -> str:
-    """Return the page as text."""
+def render(results: Results, figures: dict[str, Drawing] | None = None) -> str:
+    """Return the page as text.
+
+    Args:
+        results: What the page tells.
+        figures: What :func:`~flatfold.report.figures.all_figures` made of them, where that was done already.
+    """
     suite = results.suite
-    return Template((HERE / "page.html").read_text(encoding="utf8")).substitute(
-        title=escape(f"flatfold: {suite['name']}" + (f", {suite['network']}" if suite["network"] else "")),
-        about=escape(suite["about"]),
-        facts=_facts(results),
-        table=_table(results),
-        notes=_notes(results),
-        methods=_methods(results),
-        datasets=_definition_list(
-            {ood["name"]: f"{ood['about']} ({ood['group']}-OOD, {ood['n']} images)" for ood in suite["ood"]}
+    return filled(
+        "page.html",
+        title=head.title(results),
+        about=suite["about"],
+        finding=head.finding(results),
+        facts=head.facts(results),
+        warnings=head.warnings(results),
+        legend=legend(results),
+        results_table=results_table(results),
+        gallery=gallery(results),
+        datasets=datasets_table(results),
+        methods=methods_table(results),
+        provenance=provenance(results),
+        **_figures(results, figures or all_figures(results)),
+    )
+
+
+def filled(template: str, **parts: object) -> str:
+    """Return a template of this folder with style, script and these parts in place; what is not markup is escaped."""
+    told = {name: joined([part]) for name, part in parts.items()}
+    return Template(_read(template)).substitute(told, css=_read("page.css"), script=_read("page.js"))
+
+
+def _figures(results: Results, figures: dict[str, Drawing]) -> dict[str, Html]:
+    """Return each figure as a part of the page, and a sentence on what it shows of the whole."""
+    count = len(results.methods)
+    norms = [
+        joined([tag("h3", why), side_by_side(figures[name])])
+        for name, why in headings(results).items()
+        if figures[name].panels
+    ]
+    return {
+        "histograms": side_by_side(figures["histograms"], OPEN),
+        "roc": side_by_side(figures["roc"]),
+        "roc_shown": joined(
+            [f"The {SHOWN} methods with the best average of {count} are drawn." if count > SHOWN else ""]
         ),
-        histograms=figures.histograms(results),
-        roc=figures.roc_curves(results),
-        alpha=_alpha_section(results),
-        provenance=_definition_list(results.provenance),
-    )
-
-
-def _facts(results: Results) -> str:
-    suite = results.suite
-    facts = {
-        f"{100 * suite['accuracy']:.2f} %": f"accuracy on {suite['n_test']} known test images",
-        str(suite["n_classes"]): "known classes",
-        str(len(suite["ood"])): "unknown data sets",
-        str(len(results.methods)): "methods",
+        "norms": joined(norms) if norms else tag("p", "These results hold no norms of features.", class_="soft"),
+        "alpha": _or(figures["alpha"], "No AutoFold among the methods of this run."),
+        "costs": joined(
+            tag("div", side_by_side(figures[name], class_="panels one"), class_=kind)
+            for name, kind in (("costs", "wide"), ("costs-tall", "tall"))
+        ),
     }
-    return "".join(f"<li><b>{escape(number)}</b> {escape(what)}</li>" for number, what in facts.items())
 
 
-def _table(results: Results) -> str:
-    cells, columns = results.cells, results.columns
-    best = {column: max(cells[run.method, column].auroc for run in results.methods) for column in columns}
-    names = ["method", *("average" if column == "all" else column for column in columns), "α", "tuned"]
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    lines = [f"<thead><tr>{heads}</tr></thead><tbody>"]
-    for run in results.ranked:
-        figures_ = "".join(_cell(cells[run.method, column], best[column]) for column in columns)
-        last = f"<td>{run.alpha}</td><td>{run.tuned}</td>"
-        lines.append(f'<tr><th scope="row">{escape(run.method)}</th>{figures_}{last}</tr>')
-    return f"<table>{''.join(lines)}</tbody></table>"
+def _or(drawing: Drawing, otherwise: str) -> Html:
+    return side_by_side(drawing) if drawing.panels else tag("p", otherwise, class_="soft")
 
 
-def _cell(cell: Row | Average, best: float) -> str:
-    mark = ' class="best"' if cell.auroc == best else ""
-    return f"<td{mark}><b>{100 * cell.auroc:.2f}</b> <span>{100 * cell.fpr95_ood_positive:.2f}</span></td>"
-
-
-def _methods(results: Results) -> str:
-    heads = "".join(
-        f'<th scope="col">{name}</th>'
-        for name in ("method", "settings", "learnt", "fitted on", "tuned on", "fit, s", "score, µs a sample")
-    )
-    lines = []
-    for run in results.methods:
-        told = (_settings(run.hyper), _settings(run.learnt), run.fits_on, run.tuned_on)
-        cells = "".join(f"<td>{escape(text)}</td>" for text in told)
-        times = f"<td>{run.fit_seconds:.3f}</td><td>{run.microseconds_per_sample:.2f}</td>"
-        lines.append(f'<tr><th scope="row">{escape(run.method)}</th>{cells}{times}</tr>')
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _settings(values: Mapping[str, object]) -> str:
-    shown = {key: f"{value[0]}..{value[-1]}" if isinstance(value, list) else value for key, value in values.items()}
-    return ", ".join(f"{key} = {value}" for key, value in shown.items() if value is not None)
-
-
-def _notes(results: Results) -> str:
-    notes = [f"{run.method}: {note}" for run in results.methods for note in run.warnings]
-    notes += [f"{method} was left out: {reason}" for method, reason in results.refused.items()]
-    return "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-
-
-def _alpha_section(results: Results) -> str:
-    if not results.alpha_curves:
-        return "<p>No AutoFold among the methods of this run.</p>"
-    return figures.alpha_curves(results)
-
-
-def _definition_list(entries: Mapping[str, object]) -> str:
-    pairs = "".join(f"<dt>{escape(str(key))}</dt><dd>{escape(str(value))}</dd>" for key, value in entries.items())
-    return f"<dl>{pairs}</dl>"
+def _read(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf8")

@@ -1,0 +1,131 @@
+"use strict";
+// Everything here is a comfort: without it the page shows the same numbers, sorted by the average.
+document.documentElement.classList.add("js");
+for (const form of document.querySelectorAll("form.controls")) {
+  form.hidden = false;
+  form.addEventListener("submit", (event) => event.preventDefault());
+}
+
+const metric = new WeakMap(); // of each table: which one it shows, and whether less of it is better
+
+function metricsOf(cell) {
+  return cell.dataset.metrics ? JSON.parse(cell.dataset.metrics) : null;
+}
+
+function keyOf(row, column) {
+  const cell = row.cells[column];
+  const metrics = metricsOf(cell);
+  if (metrics) return metrics[metric.get(row.closest("table")).number][0];
+  const text = cell.dataset.sort ?? cell.textContent.trim();
+  return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+}
+
+function compare(a, b) {
+  if (typeof a === typeof b) return typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true });
+  return typeof a === "number" ? -1 : 1;
+}
+
+function sort(table, column, direction) {
+  const body = table.tBodies[0];
+  const sign = direction === "ascending" ? 1 : -1;
+  const rows = [...body.rows].map((row) => [keyOf(row, column), row]);
+  rows.sort(([a], [b]) => {
+    if (a === "" || b === "") return (a === "") - (b === ""); // what is empty comes last, either way
+    return sign * compare(a, b);
+  });
+  body.append(...rows.map(([, row]) => row));
+  [...table.tHead.rows[0].cells].forEach((head, number) => {
+    if (number === column) head.setAttribute("aria-sort", direction);
+    else head.removeAttribute("aria-sort");
+  });
+}
+
+function hasMetrics(table, column) {
+  return [...table.tBodies[0].rows].some((row) => row.cells[column]?.dataset.metrics);
+}
+
+function bestFirst(table, column) {
+  if (!hasMetrics(table, column)) return "ascending";
+  return metric.get(table).lowIsGood ? "ascending" : "descending";
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  metric.set(table, { number: 0, lowIsGood: false });
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const now = head.getAttribute("aria-sort");
+      const other = now === "ascending" ? "descending" : "ascending";
+      sort(table, column, now ? other : bestFirst(table, column));
+    });
+  });
+}
+
+function show(table, choice) {
+  const number = Number(choice.value);
+  metric.set(table, { number, lowIsGood: "low" in choice.dataset });
+  table.classList.toggle("other", number !== 0); // the mark speaks of the AUROC
+  for (const cell of table.querySelectorAll("td[data-metrics]")) {
+    const [, value, below] = metricsOf(cell)[number];
+    const strong = document.createElement("b");
+    strong.textContent = value;
+    cell.replaceChildren(strong);
+    if (below) cell.append(Object.assign(document.createElement("small"), { textContent: below }));
+  }
+  const heads = [...table.tHead.rows[0].cells];
+  const column = heads.findIndex((head) => head.hasAttribute("aria-sort"));
+  if (hasMetrics(table, column)) sort(table, column, bestFirst(table, column));
+}
+
+function filter(table, form) {
+  const words = form.querySelector("[type=search]")?.value.trim().toLowerCase() ?? "";
+  const group = form.querySelector(".group input:checked")?.value ?? "all";
+  const rows = [...table.tBodies[0].rows];
+  for (const row of rows) {
+    const inside = row.dataset.groups.split(" ").includes(group);
+    row.hidden = !inside || !row.cells[0].textContent.toLowerCase().includes(words);
+  }
+  form.querySelector("output").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} methods`;
+}
+
+for (const form of document.querySelectorAll("form.controls")) {
+  const table = document.getElementById(form.dataset.for);
+  if (table?.tagName !== "TABLE") continue;
+  form.reset(); // a browser keeps choices when a page is loaded again
+  form.querySelector(".group")?.addEventListener("change", () => filter(table, form));
+  form.querySelector("[type=search]")?.addEventListener("input", () => filter(table, form));
+  form.querySelector(".metric").addEventListener("change", (event) => show(table, event.target));
+  show(table, form.querySelector(".metric input:checked"));
+}
+
+const gallery = document.getElementById("gallery");
+if (gallery) {
+  const { methods, pictures } = JSON.parse(document.getElementById("wrong-data").textContent);
+  for (const image of gallery.querySelectorAll("img")) pictures[image.dataset.key] = image.src;
+  const mould = document.getElementById("card").content;
+  const select = document.querySelector("form[data-for=gallery] select");
+  const card = (entry) => {
+    const made = mould.cloneNode(true);
+    const image = made.querySelector("img");
+    if (pictures[entry.key]) image.src = pictures[entry.key];
+    Object.assign(image, { alt: entry.name, title: entry.name });
+    for (const name of ["score", "share", "classes"]) made.querySelector(`.${name}`).textContent = entry[name];
+    return made;
+  };
+  const fill = () => {
+    for (const shelf of gallery.children) {
+      const entries = methods[select.value][shelf.dataset.dataset] ?? [];
+      shelf.hidden = entries.length === 0;
+      shelf.querySelector(".cards").replaceChildren(...entries.map(card));
+    }
+  };
+  select.form.reset();
+  select.addEventListener("change", fill);
+}
+
+addEventListener("beforeprint", () => {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+});

@@ -1,0 +1,143 @@
+"""One page for several networks: means and spread, and the way to each network's own report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from urllib.parse import quote
+
+from ..evaluate.results import Results
+from ..evaluate.rows import METRICS
+from ..evaluate.summary import SummaryRow, families, family_of, load_runs, summarise
+from ..files import write_atomically
+from .cells import between, head_cell, metric_cell, percent, table
+from .head import title, warning_box
+from .markup import Html, joined, scrolling, tag
+from .page import filled
+from .results_table import column_heads, controls, groups_of
+
+
+def write_summary(folder: Path) -> Path:
+    """Write ``report.html`` above the folders of several runs and return its path.
+
+    Args:
+        folder: Whose direct sub-folders hold the result files, as `flatfold bench` writes them for several networks.
+    """
+    if (folder / "results.json").exists():
+        raise ValueError(
+            f"a summary needs a folder of several runs, but {folder} is a run itself. Use write_report, or name the "
+            "folder above it."
+        )
+    runs = dict(zip(_places(folder), load_runs(folder), strict=True))
+    path = folder / "report.html"
+    write_atomically(path, render_summary(runs, folder))
+    return path
+
+
+def _places(folder: Path) -> list[Path]:
+    """Return the folders of the runs, in the order in which they are loaded."""
+    return [path.parent for path in sorted(folder.glob("*/results.json"))]
+
+
+def render_summary(runs: dict[Path, Results], folder: Path) -> str:
+    """Return the page as text; links are relative to ``folder``."""
+    results = list(runs.values())
+    groups, rows = families(results), summarise(results)
+    suites = dict.fromkeys(str(run.suite["name"]) for run in results)
+    abouts = dict.fromkeys(str(run.suite["about"]) for run in results)
+    return filled(
+        "summary.html",
+        title=", ".join(suites),
+        about=" ".join(abouts),
+        facts=_facts(groups),
+        contents=joined(tag("li", tag("a", family, href=f"#family-{number}")) for number, family in enumerate(groups)),
+        warnings=warning_box(_deviations(results) + _left_out(groups, rows), []),
+        families=joined(
+            _family(number, group, [row for row in rows if row.family == family])
+            for number, (family, group) in enumerate(groups.items())
+        ),
+        networks=_networks(runs, folder),
+    )
+
+
+def _facts(groups: dict[str, list[Results]]) -> Html:
+    told = [(str(sum(map(len, groups.values()))), "networks"), (str(len(groups)), "families")]
+    return tag("ul", *(tag("li", tag("b", number), " ", what) for number, what in told), class_="facts")
+
+
+def _deviations(runs: Sequence[Results]) -> list[str]:
+    return [f"{title(run)}: {sentence}" for run in runs for sentence in run.suite.get("deviations", [])]
+
+
+def _left_out(groups: dict[str, list[Results]], rows: Sequence[SummaryRow]) -> list[str]:
+    """Return a sentence for every method that only some networks of a family have."""
+    told = []
+    for family, group in groups.items():
+        shown = {row.method for row in rows if row.family == family}
+        methods = dict.fromkeys(run.method for results in group for run in results.methods)
+        told += [
+            f"{family}: {method} is not in every run and left out here." for method in methods if method not in shown
+        ]
+    return told
+
+
+def _family(number: int, group: Sequence[Results], rows: Sequence[SummaryRow]) -> Html:
+    """Return the table of one family, best mean AUROC of the last column first."""
+    family, first = family_of(group[0]), group[0]
+    columns = list(dict.fromkeys(row.column for row in rows))
+    cells = {(row.method, row.column): row for row in rows}
+    means = {row.method: row.means["auroc"] for row in rows if row.column == columns[-1]}
+    shown = {row.method for row in rows}
+    methods = sorted((run for run in first.methods if run.method in shown), key=lambda run: -means.get(run.method, 0.0))
+    lines = [
+        tag(
+            "tr",
+            tag("th", run.method, scope="row"),
+            *(_cell(cells.get((run.method, column))) for column in columns),
+            data_groups=groups_of(run),
+        )
+        for run in methods
+    ]
+    made = table([head_cell("method", text=True), *column_heads(first, columns)], lines, id=f"table-{number}")
+    parts = [
+        tag("h2", family),
+        tag("p", _about(group)),
+        controls(f"table-{number}", len(lines)),
+        scrolling(made, family),
+    ]
+    return tag("section", *parts, id=f"family-{number}")
+
+
+def _about(group: Sequence[Results]) -> str:
+    accuracy = fmean(run.suite["accuracy"] for run in group)
+    if len(group) == 1:
+        return f"One network, accuracy {percent(accuracy)} %. Figures in percent, below them their 95 % interval."
+    return (
+        f"Means over {len(group)} networks, in percent, and below them the standard deviation between the networks. "
+        f"The title of a cell has the 95 % interval of its mean. Accuracy {percent(accuracy)} % on average."
+    )
+
+
+def _cell(row: SummaryRow | None) -> Html:
+    if row is None:
+        return tag("td")
+    intervals = {metric: between(row.intervals.get(metric)) for metric in METRICS}
+    soft = {metric: f"± {percent(row.stds[metric])}" for metric in METRICS} if row.n > 1 else intervals
+    return metric_cell(row.means, soft, title=f"AUROC {intervals['auroc']}" if intervals["auroc"] else None)
+
+
+def _networks(runs: dict[Path, Results], folder: Path) -> Html:
+    heads = [head_cell(name, text=True) for name in ("network", "family", "best method")]
+    heads += [head_cell(name) for name in ("average AUROC", "accuracy", "seed")]
+    lines = []
+    for place, run in runs.items():
+        address = f"{quote(place.relative_to(folder).as_posix())}/report.html"
+        name = tag("a", place.name, href=address) if (place / "report.html").exists() else place.name
+        best = run.ranked[0].method
+        words = (tag("td", text, class_="text") for text in (family_of(run), best))
+        numbers = (
+            percent(run.cells[best, "all"].auroc),
+            percent(run.suite["accuracy"]),
+            run.provenance.get("seed", ""),
+        )
+        lines.append(tag("tr", tag("th", name, scope="row"), *words, *(tag("td", number) for number in numbers)))
+    return scrolling(table(heads, lines, class_="sortable told"), "Networks")
