@@ -146,6 +146,16 @@ def test_several_networks_get_a_page_and_a_table_of_their_own(bench):
     assert "pruned" not in done.stderr  # what fontTools has to say of the figures
 
 
+def test_all_pages_of_several_networks_can_be_drawn_again(bench):
+    folder, _ = bench
+    pages = [folder / "out" / "mine" / place / "report.html" for place in ("", "small", "large")]
+    for page in pages:
+        page.unlink()
+    done = flatfold(folder, "report", "out/mine")
+    assert done.returncode == 0, done.stderr
+    assert all(page.exists() for page in pages)
+
+
 def test_seeds_are_run_one_after_the_other_and_averaged(bench):
     folder, _ = bench
     done = flatfold(

@@ -9,7 +9,15 @@ import typer
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder that `flatfold bench` wrote, such as out/digits.")],
 ) -> None:
-    """Write report.html from the result files of a benchmark, without running anything."""
-    from ..report.page import write_report
+    """Write report.html and figures from the result files of a benchmark, without running anything.
 
-    typer.echo(f"report -> {write_report(folder)}")
+    In a folder with several networks, the page of each is written, and one with their means.
+    """
+    from ..report.page import write_report
+    from ..report.summary import write_summary
+
+    networks = [] if (folder / "results.json").exists() else sorted(folder.glob("*/results.json"))
+    for place in [result.parent for result in networks] or [folder]:
+        typer.echo(f"report -> {write_report(place)}")
+    if networks:
+        typer.echo(f"all networks -> {write_summary(folder)}")

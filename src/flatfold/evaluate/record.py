@@ -66,7 +66,7 @@ def provenance(suite: Suite, settings: Settings, seconds: float) -> dict[str, An
         "device": settings.device,
         "seed": suite.seed,
         "bootstrap": settings.replicates,
-        "weights": weights_hash(suite.model),
+        "weights, sha256": weights_hash(suite.model),
         "command": settings.command,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 2),

@@ -59,4 +59,5 @@ def settings(values: Mapping[str, object]) -> str:
 
 def provenance(results: Results) -> Html:
     """Return everything that the result files say about their own making."""
-    return definition_list(results.provenance)
+    hashes = results.suite.get("fingerprints")
+    return definition_list({**results.provenance, **({"images, sha256": hashes} if hashes else {})})

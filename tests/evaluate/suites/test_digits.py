@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from flatfold.evaluate.suites import digits
-from flatfold.evaluate.suites import library
+from flatfold.evaluate.suites import digits, library
 from flatfold.evaluate.suites.library import load_suites
 from flatfold.evaluate.suites.suite import Suite
 
@@ -129,5 +128,7 @@ def test_the_built_in_suite_is_loaded_by_its_name_with_seed_0_unless_told(tmp_pa
 
 
 def test_an_unknown_suite_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"no suite is called 'cifar11'\. Built in: digits, cifar10, .* ends in \.toml"):
+    with pytest.raises(
+        ValueError, match=r"no suite is called 'cifar11'\. Built in: digits, cifar10, .* ends in \.toml"
+    ):
         load_suites("cifar11", tmp_path)
