@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -10,6 +9,7 @@ import flatfold as ff
 from flatfold.detectors import METHODS
 from flatfold.evaluate.banks import extract_all
 from flatfold.evaluate.runner import run as run_suite
+from flatfold.evaluate.settings import Settings
 from flatfold.evaluate.suites.library import load_suites
 
 from .ratio import report
@@ -28,10 +28,13 @@ def run() -> list[bool]:
         start = perf_counter()
         banks = extract_all(suite, Path(folder) / "banks")
         extraction = perf_counter() - start
-        results = run_suite(replace(suite), names, Path(folder))  # the features are there, so this is all the rest
+        point = Settings(replicates=0)
+        results = run_suite(suite, names, Path(folder), point)  # the features are there, so this is all the rest
         rest = results.provenance["seconds"]
+        intervals = run_suite(suite, names, Path(folder)).provenance["seconds"] - rest
     images = sum(map(len, [banks.train, banks.val, *banks.judged.values()]))
     print(f"      extraction of {images:,} images {extraction:.1f} s, then {len(names)} methods {rest:.1f} s")
+    print(f"      bootstrap intervals of their {4 * len(results.rows):,} figures, 1000 replicates, {intervals:.1f} s")
     for method in sorted(results.methods, key=lambda method: -method.fit_seconds):
         times = f"fit {method.fit_seconds:7.3f} s, score {method.microseconds_per_sample:7.2f} us a sample"
         print(f"      {method.method:12} {times}")

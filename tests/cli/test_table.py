@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from rich.console import Console
 
 from flatfold.cli import table
 from flatfold.evaluate.results import Results
-from flatfold.evaluate.rows import MethodRun, averages, make_row
+from flatfold.evaluate.rows import Certainty, MethodRun, averages, make_row
+from flatfold.evaluate.summary import SummaryRow
 
 
 @pytest.fixture
@@ -99,3 +101,33 @@ def test_the_network_is_named_when_there_are_several(results, monkeypatch):
 def test_brackets_in_a_suites_words_are_words(results, monkeypatch):
     results.suite["about"] = "Photos [/data/photos] v2."
     assert "Photos [/data/photos] v2." in printed(results, monkeypatch, force_terminal=False, width=200)
+
+
+def test_the_best_and_what_cannot_be_told_from_it_are_green_in_a_terminal(results, monkeypatch):
+    def told(cell, best):
+        return replace(cell, certainty=Certainty({}, 0.0, 0.0, 0.0, 1.0, best))
+
+    rows = [told(row, row.method == "autofold-r") for row in results.rows]
+    means = [told(mean, mean.method == "autofold-r") for mean in results.averages]
+    text = io.StringIO()
+    console = {"file": text, "color_system": "standard", "force_terminal": True, "width": 160}
+    monkeypatch.setattr(table, "Console", lambda: Console(**console))
+    table.print_results(replace(results, rows=rows, averages=means))
+    lines = {name: line for line in text.getvalue().splitlines() for name in ("autofold-r", "msp@ood") if name in line}
+    assert lines["autofold-r"].count("\x1b[1;32m") == 7
+    assert "\x1b[1;32m" not in lines["msp@ood"]
+    assert "Green: the best AUROC of a column" in text.getvalue()
+
+
+def test_the_means_over_networks_are_printed_best_first(monkeypatch, capsys):
+    def row(method, column, mean, n=3):
+        figures = {"auroc": mean, "fpr95_ood_positive": 0.2}
+        return SummaryRow("resnet", method, column, n, figures, {"auroc": 0.012, "fpr95_ood_positive": 0.03}, {})
+
+    table.print_summary([row(m, c, v) for m, v in (("msp", 0.8), ("fold", 0.9)) for c in ("a", "far", "all")])
+    text = capsys.readouterr().out
+    assert "90.00 ± 1.20 / 20.00 ± 3.00" in text
+    assert text.index("fold") < text.index("msp")
+    assert "over 3 networks" in " ".join(text.split())
+    table.print_summary([row("msp", "all", 0.8, n=1)])
+    assert capsys.readouterr().out == ""

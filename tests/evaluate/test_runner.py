@@ -460,9 +460,8 @@ def test_an_accuracy_may_vary_with_the_number_of_images(found, n, fits):
 def test_memory_is_measured_where_the_system_tells():
     if not RESET.exists():
         pytest.skip("this system does not tell the peak of a process")
-    with peak_memory() as peak:
-        with mmap.mmap(-1, 50_000_000) as block:  # fresh memory; numpy may get what was freed before
-            block.write(b"x" * len(block))
+    with peak_memory() as peak, mmap.mmap(-1, 50_000_000) as block:  # fresh; numpy may get what was freed before
+        block.write(b"x" * len(block))
     assert 45 < peak.megabytes < 200
 
 

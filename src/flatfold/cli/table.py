@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ..evaluate.results import Results
 from ..evaluate.rows import Average, Row
@@ -30,6 +31,8 @@ def print_results(results: Results) -> None:
     console.print(_table(results, results.columns if fits else results.groups))
     if not fits:
         console.print("The terminal is too narrow for every data set; results.csv and the report have them.")
+    if console.is_terminal and any(row.certainty is not None for row in results.rows):
+        console.print("Green: the best AUROC of a column and every other that cannot be told from it (paired test).")
     if any("alpha_" in run.learnt for run in results.methods):
         console.print("* chosen by AutoFold on ID validation data")
     if any(run.tuned_on != "nothing" for run in results.methods):
@@ -52,8 +55,10 @@ def _table(results: Results, columns: list[str]) -> Table:
     return table
 
 
-def _figures(cell: Row | Average) -> str:
-    return f"{100 * cell.auroc:.2f} / {100 * cell.fpr95_ood_positive:.2f}"
+def _figures(cell: Row | Average) -> Text:
+    figures = f"{100 * cell.auroc:.2f} / {100 * cell.fpr95_ood_positive:.2f}"
+    best = cell.certainty is not None and cell.certainty.best
+    return Text(figures, style="bold green" if best else "")
 
 
 def _title(results: Results) -> str:
