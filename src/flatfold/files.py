@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PARTIAL = ".partial"
+_OWNER = re.compile(r"\.([0-9]+)" + re.escape(PARTIAL))
+_being_written: set[Path] = set()  # by this process
 
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` to write to; at the end it takes the place of ``path`` in one step."""
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    _being_written.add(partial)
     try:
         yield partial
         partial.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner can read
@@ -22,6 +26,7 @@ def written(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+        _being_written.discard(partial)
     with suppress(OSError):  # a directory cannot be opened on Windows, where the rename is durable without it
         _sync(path.parent, os.O_RDONLY)
 
@@ -34,15 +39,38 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed run left half-written in ``folder``."""
+    """Remove what a killed run left half-written in ``folder``, and nothing that a live process may be writing."""
     for partial in folder.glob(f"*{PARTIAL}"):
-        partial.unlink(missing_ok=True)
+        if not _in_use(partial):
+            partial.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _in_use(partial: Path) -> bool:
+    """Tell whether the process that is named in a partial file may still be at work on it."""
+    owner = _OWNER.search(partial.name)
+    if owner is None:
+        return False
+    if int(owner[1]) == os.getpid():  # in a container, a killed run and the next often have the same number
+        return partial in _being_written
+    return _is_alive(int(owner[1]))
+
+
+def _is_alive(process: int) -> bool:
+    if os.name == "nt":
+        return True  # nothing can be asked: there, signal 0 is Ctrl+C
+    try:
+        os.kill(process, 0)
+    except PermissionError:  # it is there, and somebody else's
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return process > 0  # 0 stands for a group of processes
 
 
 def _umask() -> int:

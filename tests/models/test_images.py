@@ -155,14 +155,15 @@ def test_an_open_file_is_read():
 
 
 def test_images_of_several_sizes_need_a_transform_that_makes_them_equal(tmp_path):
-    make_folder(tmp_path, ["a.png"])
-    make_folder(tmp_path, ["b.png"], size=(8, 8))
+    make_folder(tmp_path, ["a.png", "aa.png"])
+    make_folder(tmp_path, ["b.png", "c.png"], size=(8, 8))
     with pytest.raises(
-        ValueError, match=r"must have one size, got \(h, w\) = \(4, 5\) and \(8, 8\)\. Give the transform"
+        ValueError,
+        match=r"one size, got \(h, w\) = \(4, 5\) for .*a\.png and \(8, 8\) for .*b\.png\. Give the transform",
     ):
         list(FolderImages(tmp_path, PLAIN))
     (x,) = FolderImages(tmp_path, Transform(resize=4, crop=4))
-    assert x.shape == (2, 3, 4, 4)
+    assert x.shape == (4, 3, 4, 4)
 
 
 def test_an_image_the_transform_refuses_is_named(tmp_path):

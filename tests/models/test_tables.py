@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader
 from flatfold.core.errors import UnreadableImage
 from flatfold.models.images import Transform
 from flatfold.models.picked import PickedImages
+from flatfold.models.table_paths import outside_paths
 from flatfold.models.tables import TableImages
 
 PLAIN = Transform()
@@ -562,6 +564,106 @@ def test_the_fingerprint_depends_on_nothing_else(tmp_path, kind):
     shutil.copytree(path, copy) if path.is_dir() else shutil.copy2(path, copy)
     one, two = TableImages(path, PLAIN, batch_size=2), TableImages(copy, PLAIN, batch_size=3)
     assert one.fingerprint == two.fingerprint
+
+
+def rewrite(path, kind, colours):
+    """Write images of other colours with the same names, sizes and times."""
+    table = rows_of([{"bytes": bmp(colour), "path": None} for colour in colours])
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    write(path, kind, table)
+    for file in path.iterdir() if path.is_dir() else [path]:
+        os.utime(file, (0, 0))
+    return {file.name: file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path])}
+
+
+def bmp(value):
+    file = io.BytesIO()
+    Image.new("RGB", (5, 4), (value, value, value)).save(file, "BMP")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_pixels_in_tables_of_the_same_sizes_and_times_change_the_fingerprint(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(pq, "write_table", partial(pq.write_table, compression="none", use_dictionary=False))
+    path = tmp_path / "t"
+    path.mkdir()
+    sizes = rewrite(path, kind, range(11))
+    before = TableImages(path, PLAIN, label=None).fingerprint
+    assert rewrite(path, kind, range(100, 111)) == sizes
+    assert TableImages(path, PLAIN, label=None).fingerprint != before
+
+
+def outside_table(tmp_path, kind, statistics=True):
+    """A table that holds some images and names others, which are there, missing, or forbidden."""
+    names = ["a.png", "z.png", None, "sub/b.png", "", "none.png", "../c.png", "z.png", "/d.png", "e\0.png"]
+    values = [{"bytes": png(1) if name == "z.png" else None, "path": name} for name in names]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pq, "write_table", partial(pq.write_table, write_statistics=statistics))
+        path = write(tmp_path / "t", kind, rows_of([*values, None]))
+    folder = tmp_path if kind == "parquet" else path
+    (folder / "sub").mkdir()
+    for name in ("a.png", "sub/b.png", "z.png"):
+        (folder / name).write_bytes(png(1))
+        os.utime(folder / name, (0, 0))
+    return path, folder
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["a.png", "sub/b.png"])
+def test_images_outside_of_the_table_are_part_of_the_fingerprint(tmp_path, kind, name, statistics):
+    path, folder = outside_table(tmp_path, kind, statistics)
+    before = TableImages(path, PLAIN).fingerprint
+    assert TableImages(path, PLAIN).fingerprint == before
+    for change in (lambda file: os.utime(file, (5, 5)), grow_by_a_byte, Path.unlink):
+        change(folder / name)
+        after = TableImages(path, PLAIN).fingerprint
+        assert after != before
+        before = after
+
+
+def grow_by_a_byte(file):
+    file.write_bytes(file.read_bytes() + b"0")
+    os.utime(file, (5, 5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_file_is_asked_for_when_all_images_are_in_the_table(tmp_path, kind, monkeypatch):
+    source = TableImages(write(tmp_path / "t", kind), PLAIN)
+    asked, real = [], os.stat
+    monkeypatch.setattr(os, "stat", lambda file, **how: asked.append(str(file)) or real(file, **how))
+    assert source.fingerprint
+    assert not [file for file in asked if file.endswith(".png")]
+
+
+def test_the_bytes_of_images_are_not_read_for_the_fingerprint_of_a_parquet_file(tmp_path, monkeypatch):
+    path, _ = outside_table(tmp_path, "parquet")
+    read, real = [], pq.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_group",
+        lambda self, i, columns, **how: read.append(columns) or real(self, i, columns, **how),
+    )
+    assert TableImages(path, PLAIN).fingerprint
+    assert read == [["image.path"]] * 4
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.struct([("bytes", pa.binary())])], ids=str)
+def test_a_column_without_paths_names_no_image_outside(tmp_path, kind):
+    table = rows_of([png(1), None] if kind == pa.binary() else [{"bytes": png(1)}, {"bytes": None}, None], kind)
+    for how in KINDS:
+        source = TableImages(write(tmp_path / how, how, table), PLAIN)
+        assert outside_paths(source._pieces, "image") == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_paths_outside_are_those_of_rows_without_bytes(tmp_path, kind):
+    path, _ = outside_table(tmp_path, kind)
+    paths = outside_paths(TableImages(path, PLAIN)._pieces, "image")
+    named = ["a.png", "sub/b.png", "none.png", "../c.png", "/d.png", "e\0.png"]
+    assert [name for name in paths if name != "z.png"] == named
+    if kind == "datasets":
+        assert "z.png" not in paths  # which rows have bytes is known there
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):

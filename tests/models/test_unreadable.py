@@ -11,10 +11,11 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.core.errors import UnreadableImage
-from flatfold.models.images import FolderImages
+from flatfold.models.gaps import check_share
+from flatfold.models.images import FolderImages, read_image
+from flatfold.models.lists import ListImages
 from flatfold.models.manifest import read_manifest
 from flatfold.models.rows import first_inputs, labelled_batches, score_rows
-from flatfold.models.stream import check_share
 
 PLAIN = ff.Transform()
 
@@ -120,6 +121,35 @@ def test_it_is_logged_how_many_are_left_out(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         features(root, unreadable=0.1)
     assert "1 of 20 images could not be read and are left out" in caplog.text
+
+
+def test_three_of_them_are_named_in_the_log_each_once(tmp_path, caplog):
+    root = make_folder(tmp_path / "images", broken=(2, 7, 9, 11))
+    (root / "a" / "002.png").write_bytes(b"no image")
+    names = [f"a/{row:03d}.png" for row in (0, 2, 2, 7, 9)] + ["b/none.png", "b/011.png"]
+    (tmp_path / "list.txt").write_text("".join(f"{name} 0\n" for name in names))
+    source = ListImages(tmp_path / "list.txt", root, PLAIN)
+    with caplog.at_level(logging.WARNING):
+        ff.extract(Net(), source, unreadable=1.0)
+    assert "6 of 7 images could not be read and are left out. (1) " in caplog.text
+    for name, count in [("002.png", 1), ("007.png", 1), ("009.png", 1), ("none.png", 0), ("011.png", 0)]:
+        assert caplog.text.count(name) == count
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"hello", "it has the form of no known kind of image"), (None, "No such file or directory")],
+    ids=["no image", "no file"],
+)
+def test_a_reason_does_not_repeat_the_name_of_the_file(content, reason, tmp_path):
+    path = tmp_path / "x.png"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UnreadableImage) as caught:
+        read_image(path)
+    assert str(caught.value) == (
+        f"{path} could not be read as an image: {reason}. Open it in a viewer; replace or remove the file."
+    )
 
 
 def test_scores_of_images_leave_the_same_ones_out(tmp_path):

@@ -31,6 +31,11 @@ class Batch(NamedTuple):
     labels: Tensor | None
     rows: int
 
+    @property
+    def first_tensor(self) -> Tensor:
+        """The first of the inputs."""
+        return next(value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor))
+
     def to(self, device: torch.device | str) -> Batch:
         """Return this batch with its inputs on ``device``; labels stay where they are."""
         args = tuple(_moved(value, device) for value in self.args)

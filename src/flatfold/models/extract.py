@@ -15,12 +15,15 @@ from ..core.check import check_finite
 from ..core.head import Head
 from .batches import Batch
 from .forward import as_it_was
-from .heads import FoundHead, probe, run, warn_of_other_logits
+from .gaps import check_share, some_of
+from .heads import FoundHead, Pass, probe, run, warn_of_other_logits
 from .identity import data_key, weights_hash
 from .manifest import Manifest
+from .memory import MemoryBank
+from .resumed import check_features
 from .sources import Source
-from .stream import Piece, a_few, check_loader, check_share, first_batch, remaining, split
-from .writer import BankWriter, MemoryBank, Sink
+from .stream import Opening, Piece, a_few, check_loader, first_batch, remaining, split
+from .writer import BankWriter, Sink
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +53,14 @@ def extract(
         head: Name of the last layer, when it cannot be found by itself (see ``find_head``).
         out: A directory to write to while the pass goes on. After an interruption the same call goes on where it was
             and loses at most one shard; damaged shards are found by their checksums and redone. Of a finished bank
-            only a few inputs run, to find the head.
+            only a few inputs run, to find the head and to see that the model still gives what is stored.
         key: With ``out``, a string that identifies the data and its preparation. Sources such as ``FolderImages``
             know theirs.
         shard_rows: With ``out``, rows in a file. A bank that is continued keeps the number it was begun with.
         workers: Processes that read images ahead, when ``loader`` is a source such as ``FolderImages``.
         unreadable: Share of the images of a source that may be left out because they cannot be read, between 0 and 1.
-            They have no row in the bank, and the manifest of a bank on disk names them.
+            They have no row in the bank, and the manifest of a bank on disk names them; they stay out of it until
+            the directory is deleted.
 
     Returns:
         The bank, on the CPU in float32 (float64 for a float64 model), with labels if the loader gives them, and the
@@ -65,7 +69,9 @@ def extract(
     Raises:
         UnsupportedHead: The logits do not come out of one linear layer.
         UnreadableImage: More than that share cannot be read.
-        ValueError: The data is empty, has labels only in part, or ``out`` holds features of something else.
+        ValueError: The data is empty or has labels only in part, the model cannot take it, or ``out`` holds features
+            of something else: other weights, data, head, or a model that does something else with the same weights.
+        OSError: An image could not be read for a reason that lies in the system and not in the image.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -112,10 +118,13 @@ def one_pass(
     rows = loader.rows if isinstance(loader, Source) else 0
     with as_it_was(model, device) as place:
         drawn = split(loader, TITLE)
-        first = a_few(loader) if isinstance(loader, Source) else first_batch(drawn)
+        opening = a_few(loader) if isinstance(loader, Source) else first_batch(drawn)
+        first = opening.batch
         found, result = probe(model, first.to(place), head)
         warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
         sink = make_sink(found, first)
+        if isinstance(sink, BankWriter):
+            _check_stored(sink, loader, opening, result, lambda batch: run(model, found, batch.to(place)))
         for piece in remaining(loader, drawn, first, sink, TITLE, workers):
             known = result.features if piece.batch is first else None
             _keep(sink, piece, _features(model, found, piece, first, place) if known is None else known)
@@ -123,8 +132,8 @@ def one_pass(
                 check_share(sink.unreadable, rows, unreadable)
     check_share(sink.unreadable, rows, unreadable)  # those of an earlier pass, which allowed for more
     if sink.unreadable:
-        reason = next(iter(sink.unreadable.values()))
-        log.warning("%d of %d images could not be read and are left out. %s", len(sink.unreadable), rows, reason)
+        named = some_of(sink.unreadable.values())
+        log.warning("%d of %d images could not be read and are left out. %s", len(sink.unreadable), rows, named)
     return sink.finish(), found
 
 
@@ -133,6 +142,18 @@ def _blank(identity: dict[str, str], found: FoundHead, first: Batch, shard_rows:
         raise ValueError(f"shard_rows must be a positive whole number, got {shard_rows!r}. 4096 is the default.")
     dtype = str(found.head.weight.dtype).removeprefix("torch.")
     return Manifest(identity, found.head.width, dtype, first.labels is not None, shard_rows)
+
+
+def _check_stored(
+    sink: BankWriter, loader: Iterable[Any], opening: Opening, result: Pass, again: Callable[[Batch], Pass]
+) -> None:
+    """Raise if the model does not give what an earlier pass stored for the same inputs."""
+    stored = sink.stored()
+    if stored.rows and isinstance(loader, Source) and stored.rows[0] not in opening.rows:  # an earlier shard is damaged
+        opening = a_few(loader, stored.rows[0])
+        result = again(opening.batch)
+    places, there = stored.among(opening.rows)
+    check_features(sink.folder, there, result.features.cpu()[places], result.logits.dtype)
 
 
 def _features(model: nn.Module, found: FoundHead, piece: Piece, first: Batch, place: torch.device) -> Tensor:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from ..core.errors import UnreadableImage
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+# Errors of the system that speak of the file: it is not there, is none, or (EINVAL) leads to a place outside of itself.
+# All others pass - a full table of open files, a disk or a server that did not answer - and would come back otherwise.
+_OF_THE_FILE = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
 
 
 def read_image(file: Path | str | BinaryIO, name: str | None = None) -> Image.Image:
@@ -24,7 +28,11 @@ def read_image(file: Path | str | BinaryIO, name: str | None = None) -> Image.Im
         name: What to call it in an error message; the path unless given.
 
     Raises:
-        UnreadableImage: It is no image, or only part of one, or so large that it may be meant to fill the memory.
+        UnreadableImage: It is not there, or no image, or only part of one, or so large that it may be meant to fill the
+            memory.
+        OSError: The system could not read it (no permission, too many open files, a failing disk), which says nothing
+            about the image.
+        MemoryError: Likewise.
     """
     try:
         with warnings.catch_warnings():
@@ -32,10 +40,23 @@ def read_image(file: Path | str | BinaryIO, name: str | None = None) -> Image.Im
             with Image.open(file) as image:
                 image.load()
                 return image
+    except MemoryError as error:
+        raise MemoryError(f"{name or file} could not be read: there was no memory left. Try fewer workers.") from error
     except Exception as error:  # decoders raise all kinds on broken bytes: SyntaxError, struct.error, IndexError ...
+        if isinstance(error, OSError) and error.errno not in _OF_THE_FILE:
+            error.filename = error.filename or str(name or file)  # a read that fails does not know its file
+            raise
         raise UnreadableImage(
-            f"{name or file} could not be read as an image: {error}. Open it in a viewer; replace or remove the file."
+            f"{name or file} could not be read as an image: {_reason(error)}. "
+            "Open it in a viewer; replace or remove the file."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong with a file, without its name."""
+    if isinstance(error, UnidentifiedImageError):
+        return "it has the form of no known kind of image"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def find_images(root: Path) -> tuple[Path, ...]:

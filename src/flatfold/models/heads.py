@@ -19,6 +19,7 @@ from ..core.head import Head
 from .affine import check_affine, head_of
 from .batches import Batch, split_batch
 from .forward import Call, as_it_was, is_linear, logits_of, recorded
+from .misfit import answer
 from .refusals import no_such_layer, not_a_head, other_logits, quoted
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHea
 
     Raises:
         UnsupportedHead: There is no such layer, or several are combined.
+        ValueError: The model cannot take this batch.
 
     Example:
         >>> find_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)).name
@@ -87,7 +89,7 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
         raise ValueError("a batch with at least one input is needed to find the head, got an empty one. Take another.")
     layers = _linear_layers(model) if name is None else {name: _named_layer(model, name)}
     with recorded(layers) as calls:
-        logits = logits_of(model(*batch.args, **batch.kwargs))
+        logits = logits_of(answer(model, batch))
     call = _last_that_gives(calls, logits)
     gives_logits = call is not None
     if call is None:
@@ -103,7 +105,7 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
 def run(model: nn.Module, found: FoundHead, batch: Batch) -> Pass:
     """Run one batch through a model whose head is known."""
     with recorded({found.name: found.module}) as calls:
-        logits = logits_of(model(*batch.args, **batch.kwargs))
+        logits = logits_of(answer(model, batch))
     call = _last_that_gives(calls, logits) if found.gives_logits else _last_flat(calls)
     if call is None:
         raise UnsupportedHead(other_logits(found.name))

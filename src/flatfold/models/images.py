@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core.check import check_labels
 from .folders import class_labels, find_images, read_image
+from .samples import feed_samples
 from .sources import ImageSource
 from .transform import Transform
 
@@ -26,8 +27,8 @@ __all__ = ["ArrayImages", "FolderImages", "NpzImages", "Transform", "read_image"
 class FolderImages(ImageSource):
     """The images of a folder, searched recursively, in a fixed order; hidden files are left out.
 
-    The fingerprint holds paths, sizes and times of change, not the pixels: a bank of files that were touched or
-    copied is not taken for theirs.
+    The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, not all pixels: a bank of
+    files that were touched or copied is not taken for theirs.
 
     Args:
         root: A folder with one sub-folder per class (sorted names give labels 0, 1, ...), or with images and no labels.
@@ -56,11 +57,12 @@ class FolderImages(ImageSource):
         return str(self.paths[row]), read_image(self.paths[row])
 
     def identify(self, digest: hashlib._Hash) -> None:
-        """Feed relative paths, sizes and times of change."""
+        """Feed relative paths, sizes and times of change, and some bytes."""
         for path in self.paths:
             status = path.stat()
             entry = [path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime_ns]
             digest.update(json.dumps(entry).encode())
+        feed_samples(digest, self.paths)
 
 
 class _Pixels(ImageSource):

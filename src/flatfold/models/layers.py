@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .batches import split_batch
 from .forward import logits_of
 from .heads import find_head
+from .misfit import explained
 
 Wanted = Literal["stem", "stages"] | Sequence[str]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -39,7 +40,8 @@ def logits_function(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
     def logits(x: Tensor) -> Tensor:
         _check_mode(model)
-        return logits_of(model(x))
+        with explained(x):
+            return logits_of(model(x))
 
     return logits
 
@@ -68,7 +70,7 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
 
     def layers(x: Tensor) -> list[Tensor]:
         _check_mode(model)
-        with _watched(model, places) as seen, suppress(_Seen):
+        with _watched(model, places) as seen, suppress(_Seen), explained(x):
             model(x)
         unseen = [place.name for place in places if place not in seen]
         if unseen:
@@ -103,7 +105,7 @@ def _stages(model: nn.Module, x: Tensor) -> list[Place]:
 def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.Size]]:
     """Return place and shape of what goes into every convolution, in the order of the calls."""
     met: list[tuple[Place, torch.Size]] = []
-    with ExitStack() as hooks, torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad(), explained(x):
         for name, module in model.named_modules():
             if isinstance(module, _CONVOLUTIONS):
                 hooks.enter_context(_hook(model, name, "input", lambda place, value: met.append((place, value.shape))))

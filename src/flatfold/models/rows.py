@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core.check import check_finite
+from .batches import Batch
 from .forward import as_it_was
 from .manifest import Manifest
+from .misfit import explained
+from .resumed import check_scores
 from .sources import Source
-from .stream import attempts, needed
+from .stream import a_few, attempts, needed
 from .writer import BankWriter
 
 SHARD_ROWS = 1024
@@ -34,21 +37,40 @@ def score_rows(
         function: Scores a batch of inputs, ``(n,)``; it may take gradients.
         model: What it runs; put into evaluation mode, on ``device``, for as long as it takes.
         source: The data.
-        out: A directory for the scores. An interrupted pass goes on where it was, a finished one is only read.
+        out: A directory for the scores. An interrupted pass goes on where it was. Of a finished one only a few inputs
+            run, to see that the model still gives the scores that are stored.
         key: What the scores depend on; the data is added.
         device: As in ``extract``.
         title: Of the progress bar.
         workers: As in ``extract``.
+
+    Raises:
+        ValueError: The model cannot take the inputs, a score is not finite, or ``out`` holds scores of something else.
     """
     sink = BankWriter(out, Manifest({**key, "data": source.fingerprint}, 1, "float32", False, SHARD_ROWS))
     with as_it_was(model, device) as place:
+
+        def scored(batch: Batch) -> Tensor:
+            inputs = batch.to(place).args[0]
+            with explained(inputs):
+                return function(inputs).detach().float().cpu()[:, None]
+
+        _check_stored(sink, source, scored)
         for rows, batch, unreadable in needed(source, sink, title, workers):
-            scores = torch.empty(0, 1)
-            if batch is not None:
-                scores = function(batch.to(place).args[0]).detach().float().cpu()[:, None]
+            scores = torch.empty(0, 1) if batch is None else scored(batch)
             check_finite(scores, "scores", first=rows.start)
             sink.add(rows, (scores, None), unreadable)
     return sink.finish().features.squeeze(-1)
+
+
+def _check_stored(sink: BankWriter, source: Source, scored: Callable[[Batch], Tensor]) -> None:
+    """Raise if the first scores are not those that an earlier pass stored."""
+    stored = sink.stored()
+    if stored.rows:
+        few = a_few(source, stored.rows[0])
+        places, there = stored.among(few.rows)
+        spread = float(stored.features.std(correction=0))
+        check_scores(sink.folder, there, scored(few.batch)[places], spread)
 
 
 def labelled_batches(

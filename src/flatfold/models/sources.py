@@ -103,27 +103,28 @@ class ImageSource(Source):
 
     def attempt(self, rows: range) -> tuple[Tensor | tuple[Tensor, Tensor] | None, dict[int, str]]:
         """Decode and prepare those of some images that are not broken, and say what is wrong with the others."""
-        tensors, unreadable = {}, {}
+        prepared, unreadable = {}, {}
         for row in rows:
             try:
-                tensors[row] = self._prepared(row)
+                prepared[row] = self._prepared(row)
             except UnreadableImage as error:
                 unreadable[row] = str(error)
-        return (self._stacked(tensors) if tensors else None), unreadable
+        return (self._stacked(prepared) if prepared else None), unreadable
 
-    def _stacked(self, tensors: dict[int, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
-        sizes = sorted({tuple(tensor.shape[1:]) for tensor in tensors.values()})
+    def _stacked(self, prepared: dict[int, tuple[str, Tensor]]) -> Tensor | tuple[Tensor, Tensor]:
+        sizes = {tuple(tensor.shape[1:]): name for name, tensor in reversed(prepared.values())}  # the first of each
         if len(sizes) > 1:
+            (one, one_name), (two, two_name), *_ = sorted(sizes.items())
             raise ValueError(
-                f"the images of a batch must have one size, got (h, w) = {sizes[0]} and {sizes[1]}. "
-                "Give the transform a resize and a crop."
+                f"the images of a batch must have one size, got (h, w) = {one} for {one_name} and {two} for "
+                f"{two_name}. Give the transform a resize and a crop."
             )
-        x = torch.stack(list(tensors.values()))
-        return x if self.labels is None else (x, self.labels[list(tensors)])
+        x = torch.stack([tensor for _, tensor in prepared.values()])
+        return x if self.labels is None else (x, self.labels[list(prepared)])
 
-    def _prepared(self, row: int) -> Tensor:
+    def _prepared(self, row: int) -> tuple[str, Tensor]:
         name, pixels = self.picture(row)
         try:
-            return self.transform(pixels)
+            return name, self.transform(pixels)
         except ValueError as error:  # of the preparation, which all images would meet with
             raise ValueError(f"{name}: {error}") from error

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, count
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -16,7 +16,13 @@ from .sources import Source
 from .writer import Sink
 
 FEW = 2  # inputs by which the head of a model is found
-SHOWN = 3  # unreadable images that a message names
+
+
+class Opening(NamedTuple):
+    """The first inputs, by which the head of a model is found, and their rows in the data."""
+
+    batch: Batch
+    rows: Sequence[int]
 
 
 class Piece(NamedTuple):
@@ -53,21 +59,23 @@ def split(loader: Iterable[Any], title: str) -> Iterator[Batch]:
     return (batch for batch in map(split_batch, track(loader, title, _length(loader))) if batch.rows)
 
 
-def first_batch(batches: Iterator[Batch]) -> Batch:
+def first_batch(batches: Iterator[Batch]) -> Opening:
     """Return the first batch."""
     for batch in batches:
-        return batch
+        return Opening(batch, range(batch.rows))
     raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
 
 
-def a_few(source: Source) -> Batch:
-    """Return the first inputs of a source that can be read, fewer than a batch: enough to look at the model."""
-    reasons: list[str] = []
-    for piece in attempts(source, [range(row, min(row + FEW, source.rows)) for row in range(0, source.rows, FEW)]):
-        if piece.batch is not None:
-            return piece.batch
-        reasons += piece.unreadable.values()
-    raise UnreadableImage(f"not a single image could be read. The first: {reasons[0]}")
+def a_few(source: Source, start: int = 0) -> Opening:
+    """Return the first inputs from row ``start`` on that can be read, fewer than a batch: enough to look at a model."""
+    first = ""
+    for row in range(start, source.rows, FEW):
+        rows = range(row, min(row + FEW, source.rows))
+        raw, unreadable = source.attempt(rows)
+        if raw is not None:
+            return Opening(split_batch(raw), [row for row in rows if row not in unreadable])
+        first = first or unreadable[row]
+    raise UnreadableImage(f"not a single image could be read. The first: {first}")
 
 
 def attempts(source: Source, ranges: list[range], title: str | None = None, workers: int = 0) -> Iterator[Piece]:
@@ -102,7 +110,7 @@ class _Attempts(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         try:
             return self.source.attempt(self.ranges[index])
-        except (ValueError, TypeError, OSError) as error:
+        except (ValueError, TypeError, OSError, MemoryError) as error:
             return error
 
     def __len__(self) -> int:
@@ -153,16 +161,3 @@ def _length(loader: Iterable[Any]) -> int | None:
         return len(loader)  # type: ignore[arg-type]  # tried
     except TypeError:  # no length, or a DataLoader over an iterable data set, which says so only when asked
         return None
-
-
-def check_share(unreadable: Mapping[int, str], rows: int, most: float) -> None:
-    """Raise if more than a share of the rows could not be read."""
-    if len(unreadable) <= most * rows:
-        return
-    reasons = list(unreadable.values())
-    if most == 0:
-        raise UnreadableImage(reasons[0])
-    raise UnreadableImage(
-        f"{len(reasons)} of {rows} images could not be read, more than the {100 * most:g} % that may be left out. "
-        + " ".join(f"({number}) {reason}" for number, reason in zip(count(1), reasons[:SHOWN], strict=False))
-    )

@@ -81,7 +81,7 @@ def _own_name(entry: Any) -> str:
 
 
 @contextmanager
-def _opened(file: Path, mapped: bool) -> Iterator[Any]:
+def opened(file: Path, mapped: bool) -> Iterator[Any]:
     """Yield a parquet file, or the table in an Arrow file; say which file it was when it cannot be read."""
     try:
         import pyarrow as arrow  # type: ignore[import-untyped]
@@ -113,7 +113,7 @@ def _mapped(arrow: Any, file: Path) -> Any:
 
 def described(file: Path, mapped: bool, image: str, label: str | None) -> tuple[list[Piece], Column | None]:
     """Return the pieces of a file and the labels in it."""
-    with _opened(file, mapped) as table:
+    with opened(file, mapped) as table:
         schema = table.schema if mapped else table.schema_arrow
         _check_column(file, schema, image, "encoded images", _holds_images)
         if label is not None:
@@ -132,7 +132,7 @@ def described(file: Path, mapped: bool, image: str, label: str | None) -> tuple[
 def column_of(piece: Piece, image: str) -> Any:
     """Return the images of a piece, still encoded."""
     mapped = piece.group is None
-    with _opened(piece.file, mapped) as table:
+    with opened(piece.file, mapped) as table:
         column = _checked(table if mapped else table.read_row_group(piece.group, [image], use_threads=False), image)
     if len(column) != piece.rows:
         raise ValueError(f"{piece.file} was changed while it was in use. Begin again.")

@@ -14,8 +14,10 @@ from PIL import Image
 
 from ..core.errors import UnreadableImage
 from .folders import read_image
+from .samples import feed_files, feed_samples
 from .sources import ImageSource
 from .table_files import Piece, class_indices, column_of, described, table_files
+from .table_paths import leads_out, outside_paths
 from .transform import Transform
 
 
@@ -25,8 +27,8 @@ class TableImages(ImageSource):
     Any row can be read without the others. Of parquet files one decoded row group is kept, Arrow files are mapped into
     memory; no file stays open, so a source can be copied to other processes and forked.
 
-    The fingerprint holds the names of the files and of the columns, sizes and times of change, not the pixels; images
-    that lie outside of the table are no part of it.
+    The fingerprint holds the names of the files and of the columns, sizes and times of change, and bytes of some twenty
+    files, not all pixels; those of images that lie outside of the table too.
 
     Args:
         path: A parquet file, a folder of parquet files (taken in the order of their names), or a folder that
@@ -79,7 +81,7 @@ class TableImages(ImageSource):
             return name, read_image(io.BytesIO(content), name)
         if not place:
             raise UnreadableImage(f"{name} has neither the bytes of an image nor a path to one. Remove the row.")
-        if Path(place).anchor or ".." in Path(place).parts:
+        if leads_out(place):
             raise UnreadableImage(
                 f"{name} has a path that does not lead downwards from {self._folder}. "
                 "Write the table with the bytes of its images."
@@ -87,11 +89,14 @@ class TableImages(ImageSource):
         return name, read_image(self._folder / place, name)
 
     def identify(self, digest: hashlib._Hash) -> None:
-        """Feed the names of the columns and of the files, sizes and times of change."""
+        """Feed the names of the columns and of the files, sizes and times of change, and some bytes."""
         digest.update(json.dumps([self.image, self.label]).encode())
         for file in self.files:
             status = file.stat()
             digest.update(json.dumps([file.name, status.st_size, status.st_mtime_ns]).encode())
+        feed_samples(digest, self.files)
+        outside = [place for place in outside_paths(self._pieces, self.image) if not leads_out(place)]
+        feed_files(digest, self._folder, outside)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_columns": {}}  # to pickle mapped memory is to copy all of it

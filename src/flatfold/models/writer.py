@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from .manifest import NAME, Manifest, read_manifest
-from .store import is_intact, load_bank, open_folder, write_shard
+from .manifest import NAME, Manifest
+from .memory import Kept, MemoryBank
+from .resumed import ELSEWHERE, resumed
+from .store import load_bank, open_folder, read_shard, write_shard
 
-logger = logging.getLogger(__name__)
-_ELSEWHERE = "Choose another directory, or delete this one to start again."
+__all__ = ["BankWriter", "MemoryBank", "Sink", "Stored"]
 
 
-Kept = tuple[Tensor, Tensor | None]
-"""Features ``(n, d)`` and, if there are any, labels ``(n,)`` of the rows that could be read."""
+class Stored(NamedTuple):
+    """Rows of an earlier pass, and their features ``(n, d)``."""
+
+    rows: list[int]
+    features: Tensor
+
+    def among(self, wanted: Sequence[int]) -> tuple[list[int], Tensor]:
+        """Return the places in ``wanted`` of the rows that are stored, and their features."""
+        where = {row: index for index, row in enumerate(self.rows)}
+        places = [place for place, row in enumerate(wanted) if row in where]
+        return places, self.features[[where[wanted[place]] for place in places]]
 
 
 @dataclass
@@ -29,36 +40,6 @@ class _Pending:
     parts: list[Kept] = field(default_factory=list)
     unreadable: dict[int, str] = field(default_factory=dict)
     covered: int = 0
-
-
-class MemoryBank:
-    """Rows kept in memory until the end of the pass."""
-
-    rows: int | None = None
-
-    def __init__(self) -> None:
-        self.unreadable: dict[int, str] = {}
-        self._features: list[Tensor] = []
-        self._labels: list[Tensor] = []
-
-    def missing(self, start: int, stop: int) -> list[range]:
-        """Return all of it: nothing is there from an earlier pass."""
-        return [range(start, stop)] if start < stop else []
-
-    def add(self, rows: range, kept: Kept, unreadable: dict[int, str]) -> None:
-        """Take what could be read of some rows, and why not the others."""
-        features, labels = kept
-        self._features.append(features)
-        self._labels += [] if labels is None else [labels]
-        self.unreadable |= unreadable
-
-    def end(self, rows: int) -> None:
-        """Note that the data has ``rows`` rows."""
-        self.rows = rows
-
-    def finish(self) -> FeatureBank:
-        """Return the bank of all rows."""
-        return FeatureBank(torch.cat(self._features), torch.cat(self._labels) if self._labels else None)
 
 
 class BankWriter:
@@ -73,14 +54,15 @@ class BankWriter:
         like: Key, width, type, labels and ``shard_rows`` of the bank to write.
 
     Attributes:
+        folder: The directory.
         rows: Number of rows when an earlier pass has seen the end of the data, else None.
     """
 
     def __init__(self, path: Path | str, like: Manifest) -> None:
-        self._folder = open_folder(path)
-        self._manifest = _resumed(self._folder, like) if (self._folder / NAME).exists() else like
+        self.folder = open_folder(path)
+        self._manifest = resumed(self.folder, like) if (self.folder / NAME).exists() else like
         if not self._manifest.complete:  # a finished bank may lie where nobody can write
-            self._manifest.write(self._folder)
+            self._manifest.write(self.folder)
         self._pending: dict[int, _Pending] = {}
 
     @property
@@ -94,6 +76,15 @@ class BankWriter:
         return self._manifest.unreadable | {
             row: reason for pending in self._pending.values() for row, reason in pending.unreadable.items()
         }
+
+    def stored(self) -> Stored:
+        """Return what is there from an earlier pass: the first shard that holds a row."""
+        for index, shard in sorted(self._manifest.shards.items()):
+            start = index * self._manifest.shard_rows
+            rows = [row for row in range(start, start + shard.rows) if row not in shard.unreadable]
+            if rows:
+                return Stored(rows, read_shard(self.folder, self._manifest, shard, verify=False)[0])
+        return Stored([], torch.empty(0, self._manifest.width))
 
     def missing(self, start: int, stop: int) -> list[range]:
         """Return the rows between ``start`` and ``stop`` that lie in no finished shard."""
@@ -127,64 +118,30 @@ class BankWriter:
         self._manifest.rows = rows
         for index in list(self._pending):
             self._flush(index)
-        self._manifest.write(self._folder)
+        self._manifest.write(self.folder)
 
     def finish(self) -> FeatureBank:
         """Return the bank of all rows."""
         assert self._manifest.complete
-        return load_bank(self._folder, verify=False)
+        return load_bank(self.folder, verify=False)
 
     def _flush(self, index: int) -> None:
         pending = self._pending.pop(index)
         labels = [y for _, y in pending.parts if y is not None]
         features = torch.cat([h for h, _ in pending.parts])
         kept = features, torch.cat(labels) if labels else None
-        shard = write_shard(self._folder, index, kept, pending.unreadable)
+        shard = write_shard(self.folder, index, kept, pending.unreadable)
         self._manifest.shards[index] = shard
-        self._manifest.write(self._folder)
+        self._manifest.write(self.folder)
 
     def _changed(self, rows: str) -> str:
         known = (
             str(self.rows) if self.rows else f"at least {(max(self._manifest.shards) + 1) * self._manifest.shard_rows}"
         )
         return (
-            f"the bank in {self._folder} was begun with data of {known} rows, now there are {rows}. "
-            f"The same key must mean the same data in the same order. {_ELSEWHERE}"
+            f"the bank in {self.folder} was begun with data of {known} rows, now there are {rows}. "
+            f"The same key must mean the same data in the same order. {ELSEWHERE}"
         )
 
 
 Sink = MemoryBank | BankWriter
-
-
-def _resumed(folder: Path, like: Manifest) -> Manifest:
-    """Return the manifest in ``folder`` without its damaged shards, or say why it belongs to another bank."""
-    manifest = read_manifest(folder)
-    _check_same(folder, manifest, like)
-    for shard in list(manifest.shards.values()):
-        if not is_intact(folder, shard):
-            logger.warning("%s is damaged or missing; its rows are extracted again", folder / shard.file)
-            del manifest.shards[shard.index]
-    if manifest.shards and not manifest.complete:
-        there = sum(shard.rows for shard in manifest.shards.values())
-        logger.info("going on with the bank in %s: %d rows are there", folder, there)
-    return manifest
-
-
-def _check_same(folder: Path, there: Manifest, now: Manifest) -> None:
-    if there.key is None or now.key is None:
-        raise ValueError(f"{folder} holds a bank that extract did not write, so it cannot be continued. {_ELSEWHERE}")
-    for part in sorted(now.key.keys() | there.key.keys()):
-        was, is_now = there.key.get(part), now.key.get(part)
-        if was != is_now:
-            raise ValueError(
-                f"{folder} holds features of other {part}: {_short(was)} there, {_short(is_now)} now. {_ELSEWHERE}"
-            )
-    for name in ("labels", "width", "dtype"):
-        if getattr(there, name) != getattr(now, name):
-            raise ValueError(
-                f"{folder} was begun with {name}={getattr(there, name)}, now it is {getattr(now, name)}. {_ELSEWHERE}"
-            )
-
-
-def _short(part: str | None) -> str:
-    return repr(part if part is None or len(part) <= 24 else part[:12] + "...")
