@@ -22,7 +22,7 @@ app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command()(compare)
 
 
-def make_run(folder, gaps, own=0, prints="same"):
+def make_run(folder, gaps, own=0, prints="same", **suite):
     """Write the result files of methods that find unknown images by a gap; ``own`` gives the noise of the run."""
     rng, noise = np.random.default_rng(0), np.random.default_rng(own)
     images = {name: rng.normal(size=150) for name in ("id", *SETS)}
@@ -34,7 +34,7 @@ def make_run(folder, gaps, own=0, prints="same"):
     rows = [make_row(m, "id", s, g, scores[f"{m}/id"], scores[f"{m}/{s}"]) for m in gaps for s, g in SETS.items()]
     prints = {name: f"{prints}-{name}" for name in ("test", *SETS)}
     Results(
-        suite={"name": "toy", "ood": [{"name": name} for name in SETS], "fingerprints": prints},
+        suite={"name": "toy", "ood": [{"name": name} for name in SETS], "fingerprints": prints, **suite},
         methods=[MethodRun(method, method, {}, "val", "id", 0.1, 2.0) for method in gaps],
         refused={},
         rows=rows,
@@ -115,8 +115,41 @@ def test_one_run_needs_two_methods(runs, methods):
 def test_wrong_input_is_an_error_with_a_sentence(runs, tmp_path):
     error = invoke(runs[0], "--methods", "msp,autofol").exception
     assert isinstance(error, ValueError)
-    assert "Did you mean autofold?" in str(error)
+    assert str(error) == f"no method of {runs[0]} is called 'autofol'. Did you mean autofold?"
+    other = make_run(tmp_path / "c", {"msp": 1.0})
+    with pytest.raises(ValueError, match=f"no method of {other} is called 'autofold'. It has msp."):
+        raise invoke(runs[0], other, "--methods", "autofold").exception
+    with pytest.raises(ValueError, match="two methods must be named, got 'msp' twice"):
+        raise invoke(runs[0], "--methods", "msp,msp").exception
     assert "there is no results.json" in str(invoke(runs[0], tmp_path / "none").exception)
+
+
+def test_a_folder_of_several_runs_says_which_there_are(runs, tmp_path):
+    folder = runs[0].parent
+    for arguments in ((folder, runs[1]), (runs[0], folder), (folder, "--methods", "msp,autofold")):
+        error = invoke(*arguments).exception
+        assert isinstance(error, ValueError)
+        assert str(error) == f"{folder} holds several runs: a, b. Name one of them, as in {folder / 'a'}."
+    make_run(tmp_path / "one" / "s0", {"msp": 1.0})
+    with pytest.raises(ValueError, match=r"one holds a run inside: s0\. Name it, as in .*s0\."):
+        raise invoke(tmp_path / "one", runs[1]).exception
+
+
+def test_a_run_that_has_runs_inside_is_taken_itself(runs):
+    make_run(runs[0] / "old", {"msp": 1.0})
+    assert invoke(*runs).exit_code == 0
+
+
+def test_what_was_not_as_the_suite_says_is_told_below_the_table(tmp_path):
+    few, bad = "at most 30 images of each data set were taken", "[3] images could not be read."
+    a = make_run(tmp_path / "a", {"msp": 1.0, "knn": 2.0}, deviations=[few, bad])
+    b = make_run(tmp_path / "b", {"msp": 1.0, "knn": 2.0}, own=1, deviations=[few])
+    text = invoke(a, b).stdout
+    assert f"A and B: {few}." in text.splitlines()
+    assert f"A: {bad}" in text.splitlines()
+    text = invoke(a, "--methods", "msp,knn").stdout
+    assert {f"Both: {few}.", f"Both: {bad}"} <= set(text.splitlines())
+    assert f"B: {few}." in invoke(make_run(tmp_path / "c", {"msp": 1.0}), b).stdout.splitlines()
 
 
 def test_the_csv_has_every_figure_unrounded(runs, tmp_path):
@@ -203,6 +236,21 @@ def test_a_star_marks_an_interval_without_0(monkeypatch, low, mark):
     text = printed(monkeypatch, [replace(AUROC, low=low)], width=120)
     (line,) = (line for line in text.splitlines() if line.startswith("msp"))
     assert ("*" in line) is mark
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.00004, 0.0002, "+0.010 +0.004..+0.020 *"),
+        (-0.0002, -0.00004, "+0.010 -0.020..-0.004 *"),
+        (0.000004, 0.0002, "+0.0100 +0.0004..+0.0200 *"),
+        (0.0000000001, 0.0002, "+0.0100 +0.0000..+0.0200 *"),
+        (0.00006, 0.0002, "+0.01 +0.01..+0.02 *"),
+        (-0.00004, 0.0002, "+0.01 +0.00..+0.02 0"),
+    ],
+)
+def test_an_end_that_leaves_out_0_does_not_read_0(monkeypatch, low, high, shown):
+    assert shown in words(printed(monkeypatch, [replace(AUROC, difference=0.0001, low=low, high=high)], width=120))
 
 
 def test_brackets_are_words_and_rounded_nothing_has_no_minus(monkeypatch):

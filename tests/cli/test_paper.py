@@ -9,6 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from flatfold.cli.paper import paper
+from flatfold.cli.table import LEGEND
 from flatfold.evaluate.paper import NOTES, TABLES, Contradiction, contradictions
 from flatfold.evaluate.results import Results
 from flatfold.evaluate.rows import Average, Certainty, MethodRun, Row
@@ -113,10 +114,22 @@ def test_what_is_not_comparable_is_refused_or_marked(flatfold, tmp_path):
     result = flatfold(tmp_path, "--anyway")
     assert result.exit_code == 0
     assert result.output.count("all: not comparable: Only 100 [test] images") == 1
+    for metric in ("AUROC", "FPR95"):
+        assert f"NOT COMPARABLE: net beside the table cifar10 of the paper: {metric}" in result.output
+
+
+def test_only_what_is_not_comparable_has_it_in_its_title(flatfold, tmp_path):
+    save_run(tmp_path / "a", family="one")
+    save_run(tmp_path / "b", family="two", deviations=[DEVIATION])
+    output = flatfold(tmp_path, "--anyway").output
+    assert output.count("NOT COMPARABLE") == output.count("NOT COMPARABLE: two beside") == 2
+    assert "one beside the table" in output
 
 
 def test_a_table_can_be_named(flatfold, tmp_path):
     save_three(tmp_path, protocol="")
+    with pytest.raises(ValueError, match=r"--anyway with --table and one of cifar10, .* shows them side by side"):
+        raise flatfold(tmp_path).exception
     with pytest.raises(ValueError, match="Name one with --table"):
         raise flatfold(tmp_path, "--anyway").exception
     assert "beside the table cifar100 of the paper" in flatfold(tmp_path, "--anyway", "--table", "cifar100").output
@@ -170,6 +183,29 @@ def test_without_a_folder_the_tables_and_the_contradictions_are_listed(flatfold)
     output = " ".join(flatfold().output.split())
     assert all(f"{name} {layout.about}" in output for name, layout in TABLES.items())
     assert all(f"- {text}" in output for text in (*map(str, contradictions()), *NOTES))
+    assert output.endswith(" flatfold paper --table cifar10 shows one.")
+
+
+def test_the_help_says_what_is_shown(flatfold):
+    text = " ".join(flatfold("--help").output.replace("│", " ").split())
+    assert "beside the paper's AUROC and FPR95, and count which of them lie inside the intervals of the run" in text
+    assert "Without a folder, list the tables of the paper and where it contradicts itself" in text
+    assert "with --table alone, show one table" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "caption"),
+    [
+        ("cifar10", LEGEND),
+        ("partial_normalisation", LEGEND),
+        ("logit_vs_feature_hessian", "AUROC in percent."),
+        ("hessian_parameter", "largest eigenvalue / trace of the Hessian."),
+    ],
+)
+def test_a_table_says_in_whole_words_what_its_figures_are(name, caption, flatfold):
+    output = flatfold("--table", name).output
+    assert caption in " ".join(output.split())
+    assert not {"auroc", "fpr95", "lambda_max"} & set(output.split("└")[1].partition("†")[0].split())
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t as scipy_t
 
 from flatfold.core.delong import (
     auroc_influence,
@@ -131,6 +132,83 @@ def test_the_paired_test_rejects_equals_as_often_as_it_says(truth, shared):
     assert held == 2000 - rejected
 
 
+@pytest.mark.parametrize("sizes", [(300, 2), (300, 3), (300, 5), (300, 10), (300, 40), (5, 5), (10, 10)], ids=str)
+def test_few_images_do_not_make_the_paired_test_too_sure(sizes):
+    """Under the normal distribution instead of Student's t, 28 % of equals were told apart with 2 unknown images."""
+    rng, rejected = np.random.default_rng(8), 0
+    for _ in range(1000):
+        first, second = binormal(rng, 0.6, *sizes, shared=0.2)
+        got = paired_difference(auroc_influence(*first), auroc_influence(*second))
+        rejected += got.p_value < 0.05
+        assert (got.p_value < 0.05) == (not got.low <= 0 <= got.high)
+    assert rejected / 1000 <= 0.07  # 5 %, and three standard errors of a share of 1000
+
+
+@pytest.mark.parametrize("compare", [paired_difference, independent_difference])
+@pytest.mark.parametrize(("n", "m"), [(1, 50), (50, 1), (1, 1)])
+def test_one_image_on_a_side_tells_no_methods_apart(n, m, compare):
+    known, unknown = np.linspace(0, 1, n), np.linspace(0.4, 2, m)
+    right, wrong = auroc_influence(known, unknown), auroc_influence(-known, -unknown)
+    got = compare(right, wrong)
+    assert got.value == right.auroc - wrong.auroc != 0
+    assert (got.low, got.high, got.p_value) == (-1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("few", "truth", "most"),
+    [((5, 5), 0.92, 0.03), ((5, 5), 0.983, 0.03), ((20, 20), 0.983, 0.05), ((300, 300), 0.9998, 0.07)],
+    ids=str,
+)
+def test_a_perfect_auroc_does_not_make_the_independent_test_too_sure(few, truth, most):
+    """Its standard error of 0 is no certainty: by that, 77 % of equals were told apart with 5 images at 0.983."""
+    rng, rejected = np.random.default_rng(9), 0
+    for _ in range(1000):
+        first, second = (auroc_influence(*binormal(rng, truth, *sizes)) for sizes in (few, (300, 300)))
+        got = independent_difference(first, second)
+        rejected += got.p_value < 0.05
+        assert (got.p_value < 0.05) == (not got.low <= 0 <= got.high)
+    assert rejected / 1000 <= most
+
+
+def newcombe(a, b, level):
+    """Both intervals by scipy's t of the smaller number of images, joined as legs of a triangle."""
+    reach = scipy_t.ppf((1 + level) / 2, min(a.pairs, b.pairs) - 1)
+    sides = []
+    for x in (a, b):
+        if x.stderr < 1e-15:
+            agreed = ((1 - level) / 2) ** (1 / x.pairs)
+            sides.append((x.auroc - x.auroc * agreed, (1 - x.auroc) * (1 - agreed)))
+        else:
+            logit, step = np.log(x.auroc / (1 - x.auroc)), reach * x.stderr / (x.auroc * (1 - x.auroc))
+            low, high = 1 / (1 + np.exp(step - logit)), 1 / (1 + np.exp(-step - logit))
+            sides.append((x.auroc - low, high - x.auroc))
+    (a_down, a_up), (b_down, b_up) = sides
+    return a.auroc - b.auroc - np.hypot(a_down, b_up), a.auroc - b.auroc + np.hypot(a_up, b_down)
+
+
+@pytest.mark.parametrize(("truths", "sizes"), [((0.8, 0.9), (40, 90)), ((0.6, 1 - 1e-9), (60, 12))], ids=str)
+def test_an_independent_interval_joins_those_of_both_and_just_reaches_0_at_the_level_of_its_p_value(truths, sizes):
+    rng = np.random.default_rng(11)
+    found = [auroc_influence(*binormal(rng, truth, n, n + 5)) for truth, n in zip(truths, sizes, strict=True)]
+    for a, b in (found, found[::-1]):
+        for level in (0.5, 0.95, 0.999):
+            got = independent_difference(a, b, level)
+            assert (got.low, got.high) == pytest.approx(newcombe(a, b, level), abs=1e-12)
+        touching = independent_difference(a, b, level=1 - got.p_value)
+        assert (touching.low if touching.value > 0 else touching.high) == pytest.approx(0, abs=1e-9)
+
+
+@given(scores, scores, scores, scores)
+def test_an_independent_difference_holds_its_value_between_minus_1_and_1_and_has_a_mirror_image(a, b, c, d):
+    first, second = auroc_influence(a, b), auroc_influence(c, d)
+    there, back = independent_difference(first, second), independent_difference(second, first)
+    assert -1 <= there.low <= there.value <= there.high <= 1
+    assert 0 <= there.p_value <= 1
+    assert there.p_value == 1 or there.value != 0
+    assert (back.value, back.low, back.high) == pytest.approx((-there.value, -there.high, -there.low), abs=1e-12)
+    assert back.p_value == pytest.approx(there.p_value)
+
+
 def test_pairing_finds_what_two_intervals_hide():
     rng = np.random.default_rng(3)
     known, unknown = binormal(rng, 0.9, 300, 300)
@@ -149,9 +227,9 @@ def test_a_difference_is_the_mirror_image_of_the_opposite_one():
     back = paired_difference(auroc_influence(*second), auroc_influence(*first))
     assert (back.value, back.low, back.high) == (-there.value, -there.high, -there.low)
     assert (back.stderr, back.p_value) == (there.stderr, there.p_value)
-    z = NormalDist().inv_cdf(0.975)
-    assert (there.low, there.high) == pytest.approx((there.value - z * there.stderr, there.value + z * there.stderr))
-    assert there.p_value == pytest.approx(2 * NormalDist().cdf(-abs(there.value) / there.stderr))
+    step = scipy_t.ppf(0.975, 49) * there.stderr
+    assert (there.low, there.high) == pytest.approx((there.value - step, there.value + step))
+    assert there.p_value == pytest.approx(2 * scipy_t.cdf(-abs(there.value) / there.stderr, 49))
 
 
 def test_tiny_p_values_keep_their_digits():
@@ -169,8 +247,8 @@ def test_variances_of_independent_images_add_up():
 
 
 def test_an_interval_is_one_of_logits():
-    low, high = interval(0.9, 0.02, 50, 50, level=0.9)
-    step = NormalDist().inv_cdf(0.95) * 0.02 / 0.09
+    low, high = interval(0.9, 0.02, 50, 80, level=0.9)
+    step = scipy_t.ppf(0.95, 49) * 0.02 / 0.09
     assert np.log(low / (1 - low)) == pytest.approx(np.log(9) - step)
     assert np.log(high / (1 - high)) == pytest.approx(np.log(9) + step)
 
@@ -220,11 +298,10 @@ def test_two_perfect_methods_need_not_be_equal(compare):
     assert (got.low, got.high) == pytest.approx((0.025 ** (1 / 40) - 1, 1 - 0.025 ** (1 / 40)))
 
 
-@pytest.mark.parametrize("compare", [paired_difference, independent_difference])
 @pytest.mark.parametrize("n", [3, 8, 9, 10, 11, 40])
-def test_without_any_variance_the_test_is_a_bound_that_agrees_with_its_interval(n, compare):
+def test_without_any_variance_the_test_is_a_bound_that_agrees_with_its_interval(n):
     """Perfect against constant: at least a third of the pairs must disagree if both were equal."""
-    got = compare(auroc_influence(np.zeros(n), np.ones(n)), auroc_influence(np.zeros(n), np.zeros(n)))
+    got = paired_difference(auroc_influence(np.zeros(n), np.ones(n)), auroc_influence(np.zeros(n), np.zeros(n)))
     assert (got.value, got.stderr) == (0.5, 0)
     assert got.p_value == pytest.approx(min(1, 2 * (2 / 3) ** n))
     assert (got.low > 0) == (got.p_value < 0.05)
@@ -261,3 +338,7 @@ def test_other_numbers_of_images_are_refused():
 def test_a_level_that_is_no_share_is_refused(level):
     with pytest.raises(ValueError, match=f"level must lie between 0 and 1, got {level}"):
         interval(0.9, 0.1, 10, 10, level)
+    one = auroc_influence(np.zeros(4), np.ones(4))
+    for compare in (paired_difference, independent_difference):
+        with pytest.raises(ValueError, match=f"level must lie between 0 and 1, got {level}"):
+            compare(one, one, level)

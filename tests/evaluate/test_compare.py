@@ -205,6 +205,43 @@ def test_two_perfect_methods_may_still_differ():
         assert (change.low, change.high) == pytest.approx((-bound, bound))
 
 
+def rescaled(results, method, copy):
+    """Add a method with scores of its own that put all images in the order of another."""
+    for name in ("id", *SETS):
+        results.scores[f"{copy}/{name}"] = 2 * results.scores[f"{method}/{name}"] + 1
+    results.methods.append(replace(results.methods[0], method=copy))
+
+
+@pytest.mark.parametrize("gap", [1.0, 90.0, -90.0])
+def test_methods_that_rank_alike_do_not_differ_however_perfect_they_are(gap):
+    results = make_results({"msp": gap})
+    rescaled(results, "msp", "copy")
+    changes = [*compare_methods(results, "msp", "copy", replicates=10), *compare(results, results, replicates=10)]
+    assert len(changes) == 6 * 2 + 6 * 2 * 2
+    for change in changes:
+        assert (change.difference, change.low, change.high) == (0, 0, 0)
+        assert change.p_value == (1 if change.metric == "auroc" else None)
+
+
+def test_one_image_in_another_place_is_not_alike():
+    results = make_results({"msp": 90.0})
+    rescaled(results, "msp", "copy")
+    known = results.scores["copy/id"]
+    known[:2] = known.max() + 1, known.max() + 2
+    assert all(change.low < 0 < change.high for change in compare_methods(results, "msp", "copy", replicates=10))
+
+
+def test_a_run_on_other_images_is_not_alike_even_with_the_same_scores():
+    results, other = make_results({"msp": 90.0}), make_results({"msp": 90.0}, prints="other")
+    assert all(change.low < 0 < change.high for change in compare(results, other, replicates=10))
+
+
+def test_a_label_given_twice_is_taken_once_or_refused(before, after):
+    assert compare(before, after, ["knn", "knn"], replicates=0) == compare(before, after, ["knn"], replicates=0)
+    with pytest.raises(ValueError, match=r"two methods must be named, got 'msp' twice\. There are msp, knn\."):
+        compare_methods(before, "msp", "msp")
+
+
 def test_what_only_one_run_has_is_left_out_and_told(before):
     after = make_results({"knn": 2.0, "vim": 2.0}, {"pens": "near", "noise": "far", "cats": "far"})
     changes = compare(before, after, replicates=0)
@@ -231,11 +268,11 @@ def test_some_methods_can_be_asked_for(before, after):
 
 
 def test_a_method_that_is_not_there_is_named_with_those_that_come_close(before, after):
-    with pytest.raises(ValueError, match=r"no method of toy is called 'mps'\. Did you mean msp\?"):
+    with pytest.raises(ValueError, match=r"no method of the run is called 'mps'\. Did you mean msp\?"):
         compare_methods(before, "knn", "mps")
-    with pytest.raises(ValueError, match=r"no method of toy is called 'gradient'\. It has msp, knn\."):
+    with pytest.raises(ValueError, match=r"no method of A is called 'gradient'\. It has msp, knn\."):
         compare(before, after, ["gradient"])
-    with pytest.raises(ValueError, match="called 'knn'"):
+    with pytest.raises(ValueError, match="no method of B is called 'knn'"):
         compare(before, make_results({"msp": 1.0}), ["knn"])
 
 

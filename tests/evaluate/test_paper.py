@@ -4,6 +4,7 @@ from statistics import fmean
 
 import pytest
 
+from flatfold.core.student import quantile
 from flatfold.detectors import get_method
 from flatfold.evaluate import paper
 from flatfold.evaluate.paper import BETWEEN, NOTES, TABLES, Contradiction, beside_paper, contradictions, read_table
@@ -181,7 +182,7 @@ def test_reported_and_measured_stand_side_by_side_in_per_cent():
     assert fpr.measured == pytest.approx(45.0)  # OOD positive: the other FPR95 is 11
     assert auroc.difference == pytest.approx(1.13)
     assert (auroc.table, auroc.family, auroc.remark) == ("cifar10", "net", "")
-    half = (1 + 4.303**2 / 3) ** 0.5  # of the images, 1 %; of the seeds, which vary by 1 %
+    half = (1 + quantile(0.95, 2) ** 2 / 3) ** 0.5  # of the images, 1 %; of the seeds, which vary by 1 %
     assert (auroc.low, auroc.high) == pytest.approx((90 - half, 90 + half))
     assert find(lines, dataset="all").reported == 89.83
     assert find(lines, dataset="texture").reported == 89.89
@@ -275,7 +276,10 @@ def test_what_is_not_comparable_is_refused_with_every_reason(suite, message):
     with pytest.raises(ValueError, match=message) as raised:
         beside_paper(three(**suite))
     assert str(raised.value).startswith("these numbers are not comparable with the paper's. net: ")
-    assert "--anyway (anyway=True) shows them side by side" in str(raised.value)
+    homeless = "protocol" in suite
+    tables = " with --table and one of cifar10, cifar100, imagenet200, imagenet1k, imagenet1k_architectures"
+    ending = f"--anyway{tables if homeless else ''} shows them side by side, each marked as not comparable."
+    assert str(raised.value).endswith(f". {ending}")
 
 
 def test_a_suite_that_says_nothing_of_its_protocol_is_refused():
@@ -284,6 +288,41 @@ def test_a_suite_that_says_nothing_of_its_protocol_is_refused():
         del run.suite[key]
     with pytest.raises(ValueError, match="does not follow one of the paper's benchmarks"):
         beside_paper([run])
+
+
+@pytest.mark.parametrize(
+    "deviation", ["the network brought a transform of its own", "the network has a head of its own"]
+)
+def test_a_network_that_brought_more_than_the_papers_is_refused(deviation):
+    """The architecture's name is the paper's; only the deviation tells that the network is not."""
+    with pytest.raises(ValueError, match=f"not comparable with the paper's. net: {deviation}. --anyway"):
+        beside_paper(three(deviations=[deviation]))
+
+
+def with_weights(*sums):
+    runs = [make_run(network=f"s{number}") for number in range(len(sums))]
+    for run, weights in zip(runs, sums, strict=True):
+        run.provenance["weights, sha256"] = weights
+    return runs
+
+
+@pytest.mark.parametrize("anyway", [False, True])
+def test_one_network_does_not_count_twice(anyway):
+    one, two = "a" * 64, "b" * 64
+    message = (
+        r"the runs of net must be of different networks, but s0 and s2 have the same weights \(sha256 aaaaaaaaaaaa\)\. "
+        r"Leave one of them out\."
+    )
+    with pytest.raises(ValueError, match=message):
+        beside_paper(with_weights(one, two, one), anyway=anyway)
+    assert find(beside_paper(with_weights(one, two, "c" * 64))).remark == ""
+
+
+def test_a_network_may_be_in_two_families_and_runs_without_a_sum_are_believed():
+    runs = with_weights("a" * 64, "a" * 64)
+    runs[1].suite["family"] = "other"
+    assert {line.family for line in beside_paper(runs)} == {"net", "other"}
+    assert find(beside_paper(with_weights(None, None, None))).remark == ""
 
 
 def test_one_run_of_a_family_that_deviates_is_enough():
@@ -304,6 +343,7 @@ def test_anyway_every_line_says_first_that_it_is_not_comparable(suite, message):
 def test_only_the_family_that_is_not_comparable_is_marked_so():
     lines = beside_paper([*three(), *three(family="other", deviations=["Few."])], anyway=True)
     assert {line.family: line.remark for line in lines} == {"net": "", "other": "not comparable: Few"}
+    assert {line.family: line.comparable for line in lines} == {"net": True, "other": False}
 
 
 def test_another_table_than_the_suites_own_is_not_comparable():

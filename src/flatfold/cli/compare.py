@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..evaluate.compare import Change
+    from ..evaluate.results import Results
 
 UNITS = "In percent; differences B - A in percentage points. FPR95 counts OOD as positive: less is better."
 PAIRED = "Paired: both judged the same images. AUROC by DeLong's test, FPR95 on the same redrawn images."
@@ -29,7 +30,7 @@ HEADS = {
     "auroc": ("AUROC A", "B", "B - A", "95 % interval", "", "p"),
     "fpr95_ood_positive": ("FPR95 A", "B", "B - A", "95 % interval", ""),
 }
-NUMBERS = 99  # columns of text that the figures of both metrics take, with the gaps between all
+ENDLESS = 10_000  # columns of text: no table is wider
 
 
 def compare(
@@ -49,22 +50,46 @@ def compare(
 
     Example: flatfold compare out/digits --methods msp,autofold
     """
+    from ..evaluate.compare import check_labels, compare_methods, only_one_has
     from ..evaluate.compare import compare as compare_runs
-    from ..evaluate.compare import compare_methods, only_one_has
-    from ..evaluate.results import load_results
 
-    labels = None if methods is None else [label.strip() for label in re.split(r",(?![^\[(]*[\])])", methods)]
-    before = load_results(a)
+    labels = [] if methods is None else [label.strip() for label in re.split(r",(?![^\[(]*[\])])", methods)]
+    if b is None and len(labels) != 2:
+        raise typer.BadParameter("without a second folder, --methods must name two methods of the first.")
+    runs = {folder: _load(folder) for folder in (a, b) if folder is not None}
+    for folder, run in runs.items():
+        check_labels(run, labels, str(folder))
     if b is None:
-        if labels is None or len(labels) != 2:
-            raise typer.BadParameter("without a second folder, --methods must name two methods of the first.")
-        changes, alone = compare_methods(before, labels[0], labels[1]), []
+        changes, remarks = compare_methods(runs[a], labels[0], labels[1]), deviations({"Both": runs[a]})
     else:
-        after = load_results(b)
-        changes, alone = compare_runs(before, after, labels), only_one_has(before, after)
-    print_changes(changes, alone)
+        changes = compare_runs(runs[a], runs[b], labels or None)
+        remarks = only_one_has(runs[a], runs[b]) + deviations({"A": runs[a], "B": runs[b]})
+    print_changes(changes, remarks)
     if csv is not None:
         _write(changes, csv)
+
+
+def _load(folder: Path) -> Results:
+    """Read the run of a folder; one that holds runs in folders of their own is refused with their names."""
+    from ..evaluate.results import load_results
+
+    inside = sorted(path.parent.name for path in folder.glob("*/results.json"))
+    if inside and not (folder / "results.json").exists():
+        many = len(inside) > 1
+        raise ValueError(
+            f"{folder} holds {'several runs' if many else 'a run inside'}: {', '.join(inside)}. "
+            f"Name {'one of them' if many else 'it'}, as in {folder / inside[0]}."
+        )
+    return load_results(folder)
+
+
+def deviations(runs: Mapping[str, Results]) -> list[str]:
+    """Return what was not as the suite says, each sentence once, with the runs that it is about."""
+    about: dict[str, list[str]] = {}
+    for name, run in runs.items():
+        for sentence in run.suite.get("deviations") or ():
+            about.setdefault(str(sentence).rstrip("."), []).append(name)
+    return [f"{' and '.join(names)}: {sentence}." for sentence, names in about.items()]
 
 
 def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> None:
@@ -77,9 +102,9 @@ def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> Non
     console = Console()
     if not console.is_terminal:
         console.width = 200
-    names = max(len(change.method) for change in changes), max(len(_heading(change.column)) for change in changes)
-    fits = sum(names) + NUMBERS <= console.width
-    console.print(_table(changes, ("auroc", "fpr95_ood_positive") if fits else ("auroc",)))
+    whole = _table(changes, ("auroc", "fpr95_ood_positive"))
+    fits = console.measure(whole, options=console.options.update(width=ENDLESS)).maximum <= console.width
+    console.print(whole if fits else _table(changes, ("auroc",)))
     kinds = {change.paired for change in changes}
     how = MIXED if len(kinds) == 2 else PAIRED if kinds == {True} else UNPAIRED
     for line in (UNITS, how, CAUTION, *remarks):
@@ -108,20 +133,24 @@ def _table(changes: Sequence[Change], metrics: Sequence[str]) -> Table:
 
 def _cells(change: Change, mixed: bool) -> list[str]:
     """Return a figure of A and of B, the difference, its interval, a star, and p where there is one."""
-    numbers = [f"{100 * change.a:.2f}", f"{100 * change.b:.2f}", _signed(change.difference)]
-    cells = [*numbers, f"{_signed(change.low)}..{_signed(change.high)}", "*" if change.significant else ""]
+    digits = _digits(change)
+    difference, low, high = (f"{100 * x:+z.{digits}f}" for x in (change.difference, change.low, change.high))
+    numbers = [f"{100 * change.a:.2f}", f"{100 * change.b:.2f}", difference]
+    cells = [*numbers, f"{low}..{high}", "*" if change.significant else ""]
     if change.p_value is None:
         return cells
     p = "<0.001" if change.p_value < 0.001 else f"{change.p_value:.3f}"
     return [*cells, f"{p}~" if mixed and not change.paired else p]
 
 
+def _digits(change: Change) -> int:
+    """Return how many digits show that an interval leaves out 0: two, or up to four where its end would read 0.00."""
+    nearest = 100 * min(abs(change.low), abs(change.high))
+    return next((digits for digits in (2, 3) if not change.significant or round(nearest, digits) > 0), 4)
+
+
 def _heading(column: str) -> str:
     return "average" if column == "all" else column
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+z.2f}"
 
 
 def _write(changes: Sequence[Change], path: Path) -> None:

@@ -19,6 +19,7 @@ LEGEND = (
     "* the reported number lies outside the 95 % interval of the measured one."
 )
 DAGGER = "† an average that is not the mean of its parts."
+METRICS = {"auroc": "AUROC", "fpr95": "FPR95", "lambda_max": "largest eigenvalue", "trace": "trace"}
 CELL = 16  # columns of text that "99.99 +99.99*" takes
 
 
@@ -26,16 +27,22 @@ def paper(
     folder: Annotated[
         Path | None, typer.Argument(help="Folder that `flatfold bench` wrote, for one network or for several.")
     ] = None,
-    table: Annotated[str | None, typer.Option(help="Table of the paper. Default: the one of the suite.")] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Compare what is not comparable, and mark it.")] = False,
+    table: Annotated[
+        str | None,
+        typer.Option(help="Table of the paper to compare with, by default the suite's; without a folder, to show."),
+    ] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Compare what is not comparable, and say so.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Where every line of the comparison goes, with intervals.")] = None,
 ) -> None:
-    """Put a run beside the paper's numbers; without a folder, show the paper's tables.
+    """Put a run beside the paper's AUROC and FPR95, and count which of them lie inside the intervals of the run.
 
     Several networks of one family are averaged, as in the paper. A run on other data, on part of it or with another
-    network is refused unless --anyway is given.
+    network is refused unless --anyway is given. Without a folder, list the tables of the paper and where it
+    contradicts itself; with --table alone, show one table.
 
     Example: flatfold paper out/cifar10 --csv beside.csv
+
+    Example: flatfold paper --table cifar10
     """
     from rich.console import Console
 
@@ -60,7 +67,7 @@ def _print_comparison(console: Console, folder: Path, table: str | None, anyway:
     from ..evaluate.summary import load_runs
     from ..files import write_atomically
 
-    lines = beside_paper(load_runs(folder), table, anyway)
+    lines = beside_paper(list(load_runs(folder).values()), table, anyway)
     for place in dict.fromkeys((line.family, line.table) for line in lines):
         _print_block(console, [line for line in lines if (line.family, line.table) == place])
     if csv is not None:
@@ -108,7 +115,9 @@ def _metric_table(lines: Sequence[Line], columns: Sequence[str]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    title = f"{escape(lines[0].family)} beside the table {lines[0].table} of the paper: {lines[0].metric.upper()}"
+    metric = METRICS[lines[0].metric]
+    title = f"{escape(lines[0].family)} beside the table {lines[0].table} of the paper: {metric}"
+    title = title if all(line.comparable for line in lines) else f"NOT COMPARABLE: {title}"
     table = Table(title=title, title_justify="left")
     table.add_column("method", no_wrap=True)
     for column in columns:
@@ -140,6 +149,7 @@ def _print_list(console: Console) -> None:
     console.print("\nWhere the paper contradicts itself (an average is marked † in its table):")
     for contradiction in (*contradictions(), *NOTES):
         console.print(f"- {contradiction}", markup=False)
+    console.print("\nflatfold paper --table cifar10 shows one.", highlight=False)
 
 
 def _print_table(console: Console, name: str) -> None:
@@ -150,8 +160,8 @@ def _print_table(console: Console, name: str) -> None:
 
     numbers, layout = read_table(name), TABLES[name]
     wrong = {(c.row, c.column, c.metric): c for c in contradictions() if c.table == name}
-    caption = " / ".join(dict.fromkeys(number.metric for number in numbers))
-    table = Table(title=f"{name}: {layout.about}", title_justify="left", caption=caption, caption_justify="left")
+    title, caption = f"{name}: {layout.about}", _caption([number.metric for number in numbers])
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     table.add_column(", ".join(layout.row))
     columns = list(dict.fromkeys(number.column for number in numbers))
     for column in columns:
@@ -165,6 +175,18 @@ def _print_table(console: Console, name: str) -> None:
     console.print(table)
     for contradiction in wrong.values():
         console.print(f"† {contradiction}", markup=False)
+
+
+def _caption(metrics: Sequence[str]) -> str:
+    """Return what the figures of a cell are."""
+    from .table import LEGEND
+
+    shown = dict.fromkeys(metrics)
+    if list(shown) == ["auroc", "fpr95"]:
+        return LEGEND
+    return " / ".join(METRICS[metric] for metric in shown) + (
+        " in percent." if "auroc" in shown else " of the Hessian."
+    )
 
 
 def _number(number: Number, digits: int) -> str:

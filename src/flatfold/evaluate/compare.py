@@ -1,7 +1,7 @@
 """What changed between two runs, or from one method to another, and whether chance alone could have done it."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from statistics import fmean
@@ -61,20 +61,22 @@ def compare(
     """Return what changed from run A to run B, for every method and column that both have.
 
     Where both judged the same images, by the fingerprints of the known test data and of the data sets of the column,
-    AUROCs are compared by DeLong's paired test and FPR95 on the same redrawn images. Else the images of both runs are
-    taken for independent, which finds less. :func:`only_one_has` tells what could not be compared.
+    AUROCs are compared by DeLong's paired test and FPR95 on the same redrawn images; methods that rank these images
+    alike differ by 0 for certain. Else the images of both runs are taken for independent, which finds less.
+    :func:`only_one_has` tells what could not be compared.
 
     Args:
         a: The run before.
         b: The run after.
-        methods: Labels of the methods to compare; all that both runs have when None.
+        methods: Labels of the methods to compare, each once; all that both runs have when None.
         replicates: Bootstraps for FPR95; 0 leaves it out.
         seed: Of the bootstrap.
     """
     if methods is None:
         methods = [method for method in _labels(a) if method in _labels(b)]
-    for run in (a, b):
-        check_labels(run, methods)
+    for run, name in ((a, "A"), (b, "B")):
+        check_labels(run, methods, name)
+    methods = list(dict.fromkeys(methods))
     there = members_of(b)
     columns = {column: members for column, members in members_of(a).items() if there.get(column) == members}
     if not methods or not columns:
@@ -95,11 +97,13 @@ def compare_methods(results: Results, first: str, second: str, replicates: int =
     Args:
         results: The run.
         first: Label of a method; its figures are those of A.
-        second: Label of the method whose figures are those of B.
+        second: Label of another method, whose figures are those of B.
         replicates: Bootstraps for FPR95; 0 leaves it out.
         seed: Of the bootstrap.
     """
     check_labels(results, (first, second))
+    if first == second:
+        raise ValueError(f"two methods must be named, got {first!r} twice. There are {', '.join(_labels(results))}.")
     judged = [(results.scores, method) for method in (first, second)]
     columns = members_of(results)
     return _changes(f"{first} -> {second}", judged, columns, paired=columns, replicates=replicates, seed=seed)
@@ -128,13 +132,19 @@ def members_of(results: Results) -> dict[str, tuple[str, ...]]:
     }
 
 
-def check_labels(results: Results, methods: Iterable[str]) -> None:
-    """Raise unless all methods are in a run, and say which names come close."""
+def check_labels(results: Results, methods: Iterable[str], run: str = "the run") -> None:
+    """Raise unless all methods are in a run, and say which names come close.
+
+    Args:
+        results: The run.
+        methods: Labels.
+        run: What the sentence calls it, its folder say.
+    """
     for method in methods:
         if method not in _labels(results):
             near = get_close_matches(method, _labels(results), n=3, cutoff=0.5)
             hint = f"Did you mean {' or '.join(near)}?" if near else f"It has {', '.join(_labels(results))}."
-            raise ValueError(f"no method of {results.suite['name']} is called {method!r}. {hint}")
+            raise ValueError(f"no method of {run} is called {method!r}. {hint}")
 
 
 def _changes(
@@ -152,12 +162,26 @@ def _changes(
         a, b = (column_influence(*side, members) for side in judged)
         change = paired_difference(b, a) if together else independent_difference(b, a)
         numbers = (a.auroc, b.auroc, change.value, change.low, change.high, change.p_value)
-        changes.append(Change(name, column, "auroc", *numbers, together))
+        found = [Change(name, column, "auroc", *numbers, together)]
         if replicates:
             seeds = (seed, seed if together else seed + 1)
             means = [np.mean([drawn(side, dataset, seeds[side]) for dataset in members], axis=0) for side in (0, 1)]
-            changes.append(Change(name, column, FPR95, *_rates(judged, members, means[1] - means[0]), None, together))
+            found.append(Change(name, column, FPR95, *_rates(judged, members, means[1] - means[0]), None, together))
+        alike = together and _rank_alike(judged, members)
+        changes += [replace(change, low=0.0, high=0.0) for change in found] if alike else found
     return changes
+
+
+def _rank_alike(judged: Sequence[_Judged], members: Sequence[str]) -> bool:
+    """Return whether both methods put the images of every data set and the known ones in the same order, ties too."""
+    a, b = judged
+    return all(np.array_equal(_ranks(*a, dataset), _ranks(*b, dataset)) for dataset in members)
+
+
+def _ranks(scores: Scores, method: str, dataset: str) -> NDArray[np.intp]:
+    both = np.append(scores[f"{method}/{ID}"], scores[f"{method}/{dataset}"])
+    ranks: NDArray[np.intp] = np.unique(both, return_inverse=True)[1]
+    return ranks
 
 
 def _rates(

@@ -34,6 +34,8 @@ __all__ = [
 METRICS = {"auroc": "auroc", "fpr95": "fpr95_ood_positive"}  # the paper counts OOD as positive
 ROUNDING = 0.005  # of what the paper prints
 BETWEEN = " | "  # two remarks
+NOT_COMPARABLE = "not comparable: "  # with it such a remark begins
+WEIGHTS = "weights, sha256"  # of the provenance
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Line:
     table: str
     family: str
 
+    @property
+    def comparable(self) -> bool:
+        """Whether the run is one of the paper's, as far as can be told."""
+        return not self.remark.startswith(NOT_COMPARABLE)
+
 
 def beside_paper(runs: Sequence[Results], table: str | None = None, anyway: bool = False) -> list[Line]:
     """Return the numbers of the paper beside those of runs, family by family, in the order of the paper's table.
@@ -76,19 +83,21 @@ def beside_paper(runs: Sequence[Results], table: str | None = None, anyway: bool
     data sets. Another number of networks than the paper's is a remark.
 
     Args:
-        runs: As :func:`~flatfold.evaluate.summary.load_runs` returns them.
+        runs: Those of :func:`~flatfold.evaluate.summary.load_runs`, say.
         table: Name of a table of the paper. By default the one to which the suite's protocol and network belong.
         anyway: Compare what is not comparable; the remark of each such line then begins with the reasons.
 
     Raises:
-        ValueError: Runs are not comparable with the paper and ``anyway`` is not set, or there is nothing to compare.
+        ValueError: Runs are not comparable with the paper and ``anyway`` is not set, two runs of a family have the same
+            weights, or there is nothing to compare.
     """
     if table is not None:
         check_comparable_table(table)
     groups = families(runs)
+    _check_weights(groups)
     tables = {family: table or table_of(group[0].suite) for family, group in groups.items()}
     reasons = {family: incomparable([run.suite for run in group], tables[family]) for family, group in groups.items()}
-    _check_comparable(reasons, anyway)
+    _check_comparable(reasons, None in tables.values(), anyway)
     rows, lines = summarise(runs), list[Line]()
     for family, group in groups.items():
         name = tables[family]
@@ -96,7 +105,7 @@ def beside_paper(runs: Sequence[Results], table: str | None = None, anyway: bool
             raise ValueError(
                 f"{family} belongs to no table of the paper. Name one with --table: {', '.join(CHECKPOINTS)}."
             )
-        why = f"not comparable: {'; '.join(reasons[family])}" if reasons[family] else ""
+        why = f"{NOT_COMPARABLE}{'; '.join(reasons[family])}" if reasons[family] else ""
         lines += _lines(name, [row for row in rows if row.family == family], group[0].suite, why)
     if not lines:
         raise ValueError(
@@ -106,12 +115,27 @@ def beside_paper(runs: Sequence[Results], table: str | None = None, anyway: bool
     return lines
 
 
-def _check_comparable(reasons: Mapping[str, Sequence[str]], anyway: bool) -> None:
+def _check_weights(groups: Mapping[str, Sequence[Results]]) -> None:
+    """Raise if a network was judged twice: a mean over it and itself is none over two networks."""
+    for family, group in groups.items():
+        seen: dict[str, str] = {}
+        for run in group:
+            name, weights = str(run.suite.get("network") or run.suite["name"]), str(run.provenance.get(WEIGHTS) or "")
+            if weights and weights in seen:
+                raise ValueError(
+                    f"the runs of {family} must be of different networks, but {seen[weights]} and {name} have the same "
+                    f"weights (sha256 {weights[:12]}). Leave one of them out."
+                )
+            seen[weights] = name
+
+
+def _check_comparable(reasons: Mapping[str, Sequence[str]], homeless: bool, anyway: bool) -> None:
     told = [f"{family}: {'; '.join(why)}" for family, why in reasons.items() if why]
     if told and not anyway:
+        also = f" with --table and one of {', '.join(CHECKPOINTS)}" if homeless else ""
         raise ValueError(
             f"these numbers are not comparable with the paper's. {'. '.join(told)}. "
-            "--anyway (anyway=True) shows them side by side, each marked as not comparable."
+            f"--anyway{also} shows them side by side, each marked as not comparable."
         )
 
 

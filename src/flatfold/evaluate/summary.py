@@ -8,13 +8,12 @@ from pathlib import Path
 from statistics import fmean, pstdev, variance
 from typing import Any
 
+from ..core.student import quantile
 from ..files import write_atomically
 from .results import Results, as_csv, load_results
 from .rows import METRICS
 
 FORMAT, VERSION = "flatfold-summary", 1
-NORMAL = 1.959964  # 97.5 % of a normal distribution lie below it
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # the same, for 1 to 9 degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,34 @@ class SummaryRow:
     intervals: dict[str, tuple[float, float]]
 
 
-def load_runs(folder: Path) -> list[Results]:
-    """Return the run whose files are in a folder, or those of its direct sub-folders, sorted by name."""
+def load_runs(folder: Path) -> dict[Path, Results]:
+    """Return the runs of a folder by the place of their files: its own, or those that its summary is about.
+
+    Without either, all of its direct sub-folders that hold results are taken.
+    """
     if (folder / "results.json").exists():
-        return [load_results(folder)]
-    runs = [load_results(path.parent) for path in sorted(folder.glob("*/results.json"))]
-    if not runs:
+        return {folder: load_results(folder)}
+    places = _summarised(folder) or [path.parent for path in sorted(folder.glob("*/results.json"))]
+    if not places:
         raise ValueError(
             f"there is no results.json in {folder}, nor in a folder inside it. "
             "Run `flatfold bench` first, or name its --out folder."
         )
-    return runs
+    return {place: load_results(place) for place in places}
+
+
+def _summarised(folder: Path) -> list[Path]:
+    """Return the places of the runs that a summary is about, none if there is no summary."""
+    path = folder / "summary.json"
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT or content["version"] != VERSION:
+            raise ValueError("it is of another kind")
+        return [folder / str(name) for name in content["runs"]]
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}. Run `flatfold bench` again.") from error
 
 
 def family_of(run: Results) -> str:
@@ -81,7 +97,7 @@ def summarise(runs: Iterable[Results]) -> list[SummaryRow]:
 
     .. math:: \bar x \pm \sqrt{1.96^2\, \bar v + t_{n-1}^2\, s^2 / n}
 
-    All networks are judged on the same images, so what those images leave open, the mean :math:`\bar v` of the
+    Networks of other seeds are judged on the same images, so what those leave open, the mean :math:`\bar v` of the
     variances behind the runs' own intervals, does not shrink with :math:`n`. What another seed would change, the sample
     variance :math:`s^2`, does; so few seeds tell little of it, hence Student's :math:`t`. A single run keeps its own
     interval. No interval goes beyond 0 or 1.
@@ -127,31 +143,20 @@ def _interval(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> t
     if n == 1:
         return ends[0]
     images = fmean(((high - low) / 2) ** 2 for low, high in ends)  # 1.96^2 times the variance
-    seeds = student(n - 1) ** 2 * variance(values) / n
+    seeds = quantile(0.95, n - 1) ** 2 * variance(values) / n
     half = sqrt(images + seeds)
     return max(0.0, fmean(values) - half), min(1.0, fmean(values) + half)
 
 
-def student(degrees: int) -> float:
-    r"""Return the 97.5 % quantile of Student's t: a table up to 9 degrees of freedom, beyond it Fisher's expansion.
+def save_summary(rows: Sequence[SummaryRow], folder: Path, runs: Sequence[str]) -> None:
+    """Write ``summary.csv`` and ``summary.json``, each of them at once or not at all.
 
-    .. math:: t_\nu \approx z + \frac{z^3 + z}{4\nu} + \frac{5z^5 + 16z^3 + 3z}{96\nu^2}
-        + \frac{3z^7 + 19z^5 + 17z^3 - 15z}{384\nu^3}
-
-    Example:
-        >>> student(2), round(student(10), 3)
-        (4.303, 2.228)
+    Args:
+        rows: From ``summarise``.
+        folder: Where they go.
+        runs: The sub-folders with the results that were summarised.
     """
-    if degrees <= len(STUDENT):
-        return STUDENT[degrees - 1]
-    z = NORMAL
-    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return sum(term * (1 / degrees) ** power for power, term in enumerate(terms))
-
-
-def save_summary(rows: Sequence[SummaryRow], folder: Path) -> None:
-    """Write ``summary.csv`` and ``summary.json``, each of them at once or not at all."""
-    content = {"format": FORMAT, "version": VERSION, "rows": [asdict(row) for row in rows]}
+    content = {"format": FORMAT, "version": VERSION, "runs": list(runs), "rows": [asdict(row) for row in rows]}
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"  # which may refuse, before anything is written
     write_atomically(folder / "summary.csv", as_csv(map(_flat, rows)))
     write_atomically(folder / "summary.json", text)
