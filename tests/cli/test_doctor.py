@@ -73,7 +73,39 @@ def test_a_note_does_not_make_the_exit_code_1(world):
     assert done.exit_code == 0
     assert re.search(r"│ note +│", lines(done.stdout, "train")[0])
     assert "train: It is not there. Get it, or correct the path. Without it, methods" in done.stdout
-    assert done.stdout.splitlines()[-1] == "everything is there"
+    assert done.stdout.splitlines()[-1] == "everything is there, 1 note"
+
+
+def test_notes_are_counted(world):
+    world.document["train"] = {"npz": "none.npz", "optional": True}
+    del world.document["network"][0]["accuracy"]
+    world.file()
+    done = run(world.path)
+    assert done.exit_code == 0
+    assert re.search(r"│ note +│ +│ +100\.00 % │", lines(done.stdout, "network tiny")[0])
+    assert "\nnetwork tiny: 100.00 % of 120 test images are right; the suite does not say how many" in done.stdout
+    assert done.stdout.splitlines()[-1] == "everything is there, 2 notes"
+
+
+def test_every_image_is_read_if_that_is_wanted(world):
+    for number in range(200):
+        world.image(f"odd/{number:03}.png")
+    (world.folder / "odd" / "123.png").write_bytes(b"no image")
+    world.document["ood"][0] = {"name": "strange", "group": "far", "folder": "odd"}
+    world.file()
+    for options in ([], ["--no-read"]):
+        assert run(world.path, *options).stdout.splitlines()[-1] == "everything is there"
+    done = run(world.path, "--read")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-2:] == [
+        "far strange: 1 of 200 images cannot be read: 123.png. A benchmark leaves them out.",
+        "everything is there, 1 note",
+    ]
+    for number in (7, 8):
+        (world.folder / "odd" / f"{number:03}.png").write_bytes(b"no image")
+    done = run(world.path, "--read")
+    assert done.exit_code == 1
+    assert "far strange: 3 of 200 images cannot be read: 007.png, 008.png, 123.png. A benchmark leaves" in done.stdout
 
 
 def test_one_cause_is_said_once_for_all_that_it_concerns(monkeypatch):

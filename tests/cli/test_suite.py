@@ -50,10 +50,28 @@ def save(path, colour):
 def test_a_suite_of_a_few_folders_passes_the_doctor(here):
     done = run("suite", "init", "mine.toml", "--test", "test", "--near", "green=green", "--model", "nets:make")
     assert done.exit_code == 0, done.output
-    assert done.stdout == ("suite -> mine.toml\nnext: flatfold doctor mine.toml, then flatfold bench mine.toml\n")
+    assert done.stdout == (
+        "suite -> mine.toml\n"
+        "note: nothing is normalised, the network sees values from 0 to 1: if it is used to others, write mean and std "
+        "into [transform] of mine.toml\n"
+        "next: flatfold doctor mine.toml, then flatfold bench mine.toml\n"
+    )
     done = run("doctor", "mine.toml")
     assert done.exit_code == 0, done.output
-    assert "100.00 %" in done.stdout
+    assert done.stdout.splitlines()[-2:] == [
+        "network make: 100.00 % of 64 test images are right; the suite does not say how many should be (accuracy = "
+        "...). No mean and std are set: is the network used to values from 0 to 1?",
+        "everything is there, 1 note",
+    ]
+
+
+def test_a_suite_that_says_what_is_known_of_its_network_leaves_nothing_to_note(here):
+    options = "--test test --near green=green --model nets:make --mean 0,0,0 --std 0.5,.5,1 --accuracy 99.5"
+    done = run("suite", "init", "mine.toml", *options.split())
+    assert done.stdout == "suite -> mine.toml\nnext: flatfold doctor mine.toml, then flatfold bench mine.toml\n"
+    assert tomllib.loads((here / "mine.toml").read_text())["transform"] == {"mean": [0, 0, 0], "std": [0.5, 0.5, 1]}
+    done = run("doctor", "mine.toml")
+    assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == "everything is there"
 
 
@@ -63,14 +81,16 @@ def test_every_option_goes_into_the_file(here):
         save(here / name / "b" / "0.png", (1, 2, 3))
     (here / "w.pt").write_bytes(b"weights")
     options = "--train train --val val --test test --ood-val more --near green=green --near again=more --far grey=grey"
-    options += " --model timm/resnet18 --weights w.pt --resize 9 --crop 8"
+    options += (
+        " --model timm/resnet18 --weights w.pt --resize 9 --crop 8 --mean 0.5,-1,2e-3 --std 1,2,3 --accuracy 76.1"
+    )
     done = run("suite", "init", "mine.toml", *options.split())
     assert done.exit_code == 0, done.output
     assert tomllib.loads((here / "mine.toml").read_text()) == {
         "name": "mine",
         "seed": 0,
-        "transform": {"resize": 9, "crop": 8},
-        "network": [{"name": "resnet18", "model": "timm/resnet18", "weights": "w.pt"}],
+        "transform": {"resize": 9, "crop": 8, "mean": [0.5, -1, 0.002], "std": [1, 2, 3]},
+        "network": [{"name": "resnet18", "model": "timm/resnet18", "weights": "w.pt", "accuracy": 76.1}],
         "train": {"folder": "train"},
         "val": {"folder": "val"},
         "test": {"folder": "test"},
@@ -119,3 +139,22 @@ def test_a_place_may_have_an_equals_sign_in_it(here):
     (here / "green").rename(here / "a=b")
     assert run("suite", "init", "mine.toml", "--far", "green=a=b").exit_code == 0
     assert tomllib.loads((here / "mine.toml").read_text())["ood"][0]["folder"] == "a=b"
+
+
+@pytest.mark.parametrize("option", ["--mean", "--std"])
+@pytest.mark.parametrize("value", ["", "a", "0.5,", "0.5 0.5 0.5"])
+def test_mean_and_std_are_numbers(here, option, value):
+    done = run("suite", "init", "mine.toml", option, value)
+    assert done.exit_code == 2
+    told = " ".join(done.output.split())
+    assert (
+        f"Invalid value for {option}: it must be one number or three with commas between them, got {value!r}." in told
+    )
+    assert not (here / "mine.toml").exists()
+
+
+def test_a_class_too_small_to_draw_from_is_told(here):
+    for number in range(4, 40):
+        (here / "test" / "0-red" / f"{number}.png").unlink()
+    done = run("suite", "init", "mine.toml", "--test", "test")
+    assert "\nnote: a class of test has 4 images only, so val draws 2 of each: methods" in done.stdout

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from .bench import Data
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,23 +22,22 @@ COLOURS = {"ok": "green", "missing": "red", "wrong": "red", "note": "yellow"}
 
 def doctor(
     suite: Annotated[str, typer.Argument(help="Name of a built-in suite, or a suite file, such as mine.toml.")],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder that holds OpenOOD's `data` and `results`. Default: the environment variable OPENOOD."
-        ),
-    ] = None,
+    data: Data = None,
     accuracy: Annotated[
         bool, typer.Option("--accuracy/--no-accuracy", help="Run each network on some test images, or only load it.")
     ] = True,
     limit: Annotated[int, typer.Option(min=1, help="Most test images to run a network on.")] = 1000,
+    read: Annotated[
+        bool, typer.Option("--read/--no-read", help="Decode every image, or only the first 20 of each data set.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="Look at the networks of this seed only.")] = None,
 ) -> None:
     """Say what a suite needs, where it should lie, and what is missing or not as it should be.
 
     Every list, folder and checkpoint is looked at, images are counted, and each network is run on some test images: an
-    accuracy that is not the expected one shows another transform, another order of classes or another checkpoint. The
-    exit code is 1 if something is missing or wrong.
+    accuracy that is not the expected one shows another transform, another order of classes or another checkpoint. With
+    --read every image is decoded, which finds broken ones and different sizes. The exit code is 1 if something is
+    missing or wrong.
 
     Example: flatfold doctor cifar10 --data ~/OpenOOD
     """
@@ -49,7 +49,7 @@ def doctor(
     from ..evaluate.suites.doctor import examine
     from ..evaluate.suites.library import open_suite_file
 
-    findings = examine(open_suite_file(suite, None if seed is None else [seed], data=data), accuracy, limit)
+    findings = examine(open_suite_file(suite, None if seed is None else [seed], data=data), accuracy, limit, read)
     console = Console()
     if not console.is_terminal:
         console.width = 200  # a pipe has no width to respect
@@ -59,7 +59,9 @@ def doctor(
         more = f" and {len(whats) - SHOWN} more" if len(whats) > SHOWN else ""
         typer.echo(f"{', '.join(whats[:SHOWN])}{more}: {sentence}")
     needy = sum(found.needs_attention for found in findings)
-    typer.echo(f"{needy} of {len(findings)} need attention" if needy else "everything is there")
+    notes = sum(found.state == "note" for found in findings)
+    noted = f", {notes} note{'s' if notes > 1 else ''}" if notes else ""
+    typer.echo(f"{needy} of {len(findings)} need attention" if needy else f"everything is there{noted}")
     if needy:
         raise typer.Exit(1)
 

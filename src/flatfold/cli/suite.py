@@ -40,8 +40,20 @@ def init(
         str | None, typer.Option(help="Network: package.module:function, or library/name as in torchvision/resnet50.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="State dict, of safetensors or torch.save.")] = None,
+    accuracy: Annotated[
+        float | None, typer.Option(help="What the network should reach on --test, in per cent, such as 91.7.")
+    ] = None,
     resize: Annotated[int | None, typer.Option(min=1, help="Shorter side of every image, in pixels.")] = None,
     crop: Annotated[int | None, typer.Option(min=1, help="Square from the middle, in pixels.")] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS",
+            help="Per channel, of values from 0 to 1, as in 0.485,0.456,0.406; one number if the network takes grey "
+            "images.",
+        ),
+    ] = None,
+    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Per channel, such as 0.229,0.224,0.225.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
 ) -> None:
     """Write a suite file for your own network and images, with comments for everything else it could say.
@@ -63,13 +75,18 @@ def init(
         images=images,
         model=model,
         weights=weights,
+        accuracy=accuracy,
         resize=resize,
         crop=crop,
+        mean=_numbers("--mean", mean),
+        std=_numbers("--std", std),
     )
-    missing = write_suite(file, parts, force)
+    written = write_suite(file, parts, force)
     typer.echo(f"suite -> {file}")
-    if missing:
-        typer.echo(f"fill in first: {', '.join(missing)}")
+    if written.missing:
+        typer.echo(f"fill in first: {', '.join(written.missing)}")
+    for note in written.notes:
+        typer.echo(f"note: {note}")
     typer.echo(f"next: flatfold doctor {file}, then flatfold bench {file}")
 
 
@@ -80,3 +97,15 @@ def _named(option: str, pairs: list[str] | None) -> list[tuple[str, Path]]:
         if not name or not place:
             raise typer.BadParameter(f"it must be written NAME=DIR, got {pair!r}.", param_hint=option)
     return [(pair.partition("=")[0], Path(pair.partition("=")[2])) for pair in pairs or ()]
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    """Return the numbers in a text that has commas between them."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(
+            f"it must be one number or three with commas between them, got {text!r}.", param_hint=option
+        ) from None

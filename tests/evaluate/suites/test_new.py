@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from flatfold.evaluate.suites.file import SuiteFile
-from flatfold.evaluate.suites.new import Parts, suite_sections, write_suite
+from flatfold.evaluate.suites.new import Parts, look_at, suite_sections, write_suite
 from flatfold.evaluate.suites.seen import look
 from flatfold.models.images import Transform
 
@@ -64,7 +64,7 @@ def complete(here, **changes):
 
 
 def written(path, parts, **arguments):
-    missing = write_suite(path, parts, **arguments)
+    missing = write_suite(path, parts, **arguments).missing
     return tomllib.loads(path.read_text()), missing
 
 
@@ -72,7 +72,7 @@ def written(path, parts, **arguments):
 
 
 def test_a_file_with_every_part_is_a_suite_that_can_be_judged(here):
-    assert write_suite(here / "mine.toml", complete(here)) == []
+    assert write_suite(here / "mine.toml", complete(here)).missing == []
     (suite,) = SuiteFile(here / "mine.toml").suites()
     assert (suite.name, suite.network, suite.seed, suite.architecture) == ("mine", "make", 0, "nets:make")
     assert {name: source.rows for name, source in suite.sources.items()} == {
@@ -102,12 +102,13 @@ def test_paths_are_those_from_the_folder_of_the_file(here):
 def test_paths_are_whole_if_they_have_nothing_in_common_with_the_file(here, monkeypatch):
     monkeypatch.chdir(here / "photos")
     elsewhere = Path(here.anchor) / "elsewhere" / "mine.toml"
-    text = suite_sections(elsewhere, Parts(val=Path("val")))["val"]
+    parts = Parts(val=Path("val"))
+    text = suite_sections(elsewhere, parts, look_at(parts))["val"]
     assert tomllib.loads(text)["val"]["folder"] == (here / "photos" / "val").as_posix()
 
 
 def test_the_folder_of_a_new_file_is_made(here):
-    assert write_suite(here / "new" / "mine.toml", Parts()) == ["network", "val", "test", "ood"]
+    assert write_suite(here / "new" / "mine.toml", Parts()).missing == ["network", "val", "test", "ood"]
     assert (here / "new" / "mine.toml").is_file()
 
 
@@ -134,24 +135,43 @@ def test_the_name_of_a_suite_is_that_of_its_file_if_it_can_be_one(here):
 def test_without_val_some_test_images_are_drawn_for_it_and_the_rest_is_judged(here):
     write_suite(here / "mine.toml", complete(here, val=None))
     document = tomllib.loads((here / "mine.toml").read_text())
-    assert document["val"] == {"folder": "photos/test", "per_class": 2}  # a tenth of 24
+    assert document["val"] == {"folder": "photos/test", "per_class": 5}  # a fifth of 24 would be 4
     assert document["test"] == {"folder": "photos/test", "rest_of": "val"}
     (suite,) = SuiteFile(here / "mine.toml").suites()
-    assert (suite.val.rows, suite.test.rows) == (4, 44)
+    assert (suite.val.rows, suite.test.rows) == (10, 38)
 
 
-def test_the_smallest_class_says_how_many_are_drawn_and_one_at_least(here):
-    for n in (2, 9, 19, 30):
+def test_the_smallest_class_says_how_many_are_drawn(here):
+    for n, per_class in ((2, 1), (9, 4), (10, 5), (29, 5), (30, 6)):
         few = folder(here / f"few{n}", [f"ant/{i}.png" for i in range(40)] + [f"bee/{i}.png" for i in range(n)])
         document, _ = written(here / "mine.toml", Parts(test=few), force=True)
-        assert document["val"]["per_class"] == {2: 1, 9: 1, 19: 1, 30: 3}[n]
+        assert document["val"]["per_class"] == per_class
+
+
+def test_no_more_than_a_hundred_of_a_class_are_drawn(here):
+    for n, per_class in ((499, 99), (500, 100), (5000, 100)):
+        np.savez(here / "many.npz", x=np.zeros((2 * n, 1, 1), np.uint8), y=np.arange(2 * n) % 2)
+        document, _ = written(here / "mine.toml", Parts(test=here / "many.npz"), force=True)
+        assert document["val"]["per_class"] == per_class
+
+
+def test_a_class_that_is_too_small_to_draw_five_of_is_told(here):
+    for n, told in ((9, True), (10, False)):
+        few = folder(here / f"few{n}", [f"{name}/{i}.png" for name in ("ant", "bee") for i in range(n)])
+        notes = write_suite(here / "mine.toml", Parts(test=few, mean=[0, 0, 0]), force=True).notes
+        assert notes == told * [
+            "a class of test has 9 images only, so val draws 4 of each: methods that are tuned on it need 3, and 5 or "
+            "more are better. Give images for val, or more for test"
+        ]
+    parts = Parts(test=here / "few9", val=here / "photos" / "val", mean=[0, 0, 0])
+    assert write_suite(here / "mine.toml", parts, force=True).notes == []
 
 
 def test_a_class_of_one_image_cannot_be_divided(here):
     one = folder(here / "one", ["ant/0.png", "ant/1.png", "bee/0.png"])
     with pytest.raises(ValueError, match=r"^test: a class has one image only, so none can be drawn for val\. Give"):
         write_suite(here / "mine.toml", Parts(test=one))
-    assert write_suite(here / "mine.toml", Parts(test=one, val=here / "photos" / "val")) == ["network", "ood"]
+    assert write_suite(here / "mine.toml", Parts(test=one, val=here / "photos" / "val")).missing == ["network", "ood"]
 
 
 # What is not given
@@ -209,6 +229,8 @@ def test_grey_images_are_pointed_out(here):
     assert "# All known images are grey." in (here / "mine.toml").read_text()
     write_suite(here / "mine.toml", complete(here, **parts | {"train": here / "photos" / "train"}), force=True)
     assert "are grey." not in (here / "mine.toml").read_text()
+    write_suite(here / "mine.toml", complete(here, **parts | {"ood_val": here / "photos" / "more"}), force=True)
+    assert "# All known images are grey." in (here / "mine.toml").read_text()
 
 
 def test_a_network_without_weights_shows_where_they_would_go(here):
@@ -233,6 +255,56 @@ def test_a_network_without_weights_shows_where_they_would_go(here):
 def test_a_network_is_named_after_what_makes_it(here, model, key, name):
     document, _ = written(here / "mine.toml", Parts(model=model))
     assert document["network"] == [{"name": name, key: model}]
+
+
+# What is normalised, and how good the network should be
+
+
+def test_mean_and_std_are_those_of_the_transform(here):
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 1e-5)
+    assert write_suite(here / "mine.toml", complete(here, mean=mean, std=std)).notes == []
+    (suite,) = SuiteFile(here / "mine.toml").suites()
+    assert suite.test.transform == Transform(resize=6, crop=5, mean=mean, std=std)
+    assert "# mean" not in (here / "mine.toml").read_text()
+
+
+def test_one_of_mean_and_std_will_do(here):
+    for name in ("mean", "std"):
+        assert write_suite(here / "mine.toml", Parts(**{name: [1, 2, 3]}), force=True).notes == []
+        document = tomllib.loads((here / "mine.toml").read_text())
+        assert document["transform"] == {name: [1, 2, 3]}
+
+
+def test_one_number_is_for_a_network_that_takes_grey_images(here):
+    grey = folder(here / "grey", [f"{name}/{i}.png" for name in "ab" for i in range(3)], mode="L")
+    written = write_suite(here / "mine.toml", Parts(val=grey, ood_val=here / "photos" / "more", std=[0.5]))
+    assert written.notes == []
+    document = tomllib.loads((here / "mine.toml").read_text())
+    assert document["transform"] == {"std": [0.5], "mode": "L"}
+    notes = write_suite(here / "mine.toml", complete(here, mean=[0.5]), force=True).notes
+    assert notes == ['one number for mean or std makes all images grey (mode = "L"): give three for colours']
+    assert "are grey." not in (here / "mine.toml").read_text()
+
+
+def test_that_nothing_is_normalised_is_told_with_the_place_for_it(here):
+    path = here / "mine.toml"
+    (note,) = write_suite(path, complete(here)).notes
+    assert note == (
+        "nothing is normalised, the network sees values from 0 to 1: if it is used to others, write mean and std into "
+        f"[transform] of {path}"
+    )
+
+
+def test_an_accuracy_is_written_and_shown_as_an_example_if_it_is_not_known(here):
+    comment = "  # what it should reach on [test], in per cent; flatfold doctor compares\n"
+    for parts in (Parts(), complete(here), complete(here, weights=None)):
+        write_suite(here / "mine.toml", parts, force=True)
+        assert f"\n# accuracy = 91.7{comment}" in (here / "mine.toml").read_text()
+    document, _ = written(here / "mine.toml", complete(here, accuracy=88.25), force=True)
+    assert document["network"][0]["accuracy"] == 88.25
+    text = (here / "mine.toml").read_text()
+    assert f"\naccuracy = 88.25{comment}" in text
+    assert "# accuracy" not in text
 
 
 # What was seen
@@ -286,6 +358,22 @@ def test_lists_are_recognised_and_say_where_their_images_are(here):
         match=r"^val: .*val\.txt names val/ant/0\.png, which is not there\. Say with --images in",
     ):
         write_suite(here / "mine.toml", Parts(val=here / "lists" / "val.txt"), force=True)
+
+
+def test_every_list_is_looked_for_in_the_one_folder_of_images(here):
+    (here / "val.txt").write_text("val/ant/0.png 0\nval/bee/0.png 1\n")
+    (here / "odd.txt").write_text("".join(f"elsewhere/{i}.png -1\n" for i in range(10)) + "birds/a.png -1\n")
+    parts = Parts(val=here / "val.txt", far=[("odd", here / "odd.txt")], images=here / "photos")
+    with pytest.raises(
+        ValueError,
+        match=r"^odd: .*odd\.txt names elsewhere/0\.png, which is not in .*photos\. --images is for all lists: leave "
+        r"out one that starts elsewhere, and write it into the file with its own images = \.$",
+    ):
+        write_suite(here / "mine.toml", parts)
+    (here / "odd.txt").write_text("elsewhere/0.png -1\nbirds/a.png -1\n")  # a gap, which doctor tells
+    assert written(here / "mine.toml", parts)[0]["ood"][0]["images"] == "photos"
+    with pytest.raises(NotADirectoryError, match=r"^val: the paths of a list start in a folder, but .*nowhere does"):
+        write_suite(here / "mine.toml", Parts(val=here / "val.txt", images=here / "nowhere"), force=True)
 
 
 def test_tables_are_recognised(here):
@@ -358,6 +446,23 @@ REFUSALS = {
         ValueError,
         r"^model: it must be written package\.module:function or library/name, got 'resnet50'\.$",
     ),
+    "accuracy of nothing": (
+        {"accuracy": 90.0},
+        ValueError,
+        r"^accuracy: it takes a network that should reach it\. Give the model too\.$",
+    ),
+    "more than all": (
+        {"model": "a:b", "accuracy": 100.5},
+        ValueError,
+        r"^accuracy: it must be a number of per cent, above 0 and up to 100, got 100\.5\.$",
+    ),
+    "two channels": ({"mean": (0.5, 0.5)}, ValueError, r"^mean must have one number per channel of RGB, 3, got 2\.$"),
+    "one and three": (
+        {"mean": (0.5,), "std": (1.0, 1.0, 1.0)},
+        ValueError,
+        r"^std must have one number per channel of L, 1, got 3\.$",
+    ),
+    "no spread": ({"std": (1.0, 0.0, 1.0)}, ValueError, r"^std must be finite, and std above 0, got \(1\.0, 0\.0, 1"),
     "reserved name": ({"near": [("near", "photos/noise")]}, ValueError, r"cannot be called 'near'\. .* none of train,"),
     "hidden name": ({"far": [(".x", "photos/noise")]}, ValueError, r"an unknown data set cannot be called '\.x'"),
     "two names": (
@@ -376,7 +481,7 @@ def test_what_cannot_be_is_told_with_its_part(here, changes, kind, message, monk
         name: [(each, Path(place)) for each, place in value]
         if isinstance(value, list)
         else value
-        if name == "model"
+        if name in ("model", "accuracy", "mean", "std")
         else Path(value)
         for name, value in changes.items()
     }

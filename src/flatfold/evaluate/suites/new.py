@@ -1,21 +1,34 @@
 """A suite file for one's own network and images, with a comment for everything that it says and could say."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.calibration import MIN_PER_CLASS
 from ...files import write_atomically
+from ...models.images import Transform
 from .keys import KEYS, SPLITS
-from .new_words import EXAMPLES, HEADER, NORMALISATION, SIZES, TITLES, WEIGHTS
-from .seen import Seen, look
+from .new_words import (
+    EXAMPLES,
+    FEWEST,
+    HEADER,
+    TITLES,
+    WEIGHTS,
+    accuracy_line,
+    divided_texts,
+    drawn,
+    path_text,
+    section_text,
+    transform_lines,
+    unknown_text,
+)
+from .seen import Looks, Seen, look
 from .suite import NAME, RESERVED
-from .text import VARIABLE, told
+from .text import told
 
 NEEDED = ("network", "val", "test", "ood")  # sections that no suite can do without
-DRAWN = 10  # one image in so many of a class is drawn for val
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,9 @@ class Parts:
         images: Where the paths of lists start; by default the folder of each list.
         model: ``package.module:function`` or ``library/name``.
         weights: A file for the network.
+        accuracy: What the network should reach on ``test``, in per cent.
         resize, crop: Of every image, in pixels.
+        mean, std: Per channel, of values from 0 to 1: three numbers, or one for a network that takes grey images.
     """
 
     train: Path | None = None
@@ -41,12 +56,48 @@ class Parts:
     images: Path | None = None
     model: str | None = None
     weights: Path | None = None
+    accuracy: float | None = None
     resize: int | None = None
     crop: int | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    @property
+    def transform(self) -> Transform:
+        """The preparation of images, as far as it is given."""
+        mean, std = (None if given is None else tuple(given) for given in (self.mean, self.std))
+        return Transform(self.resize, self.crop, mean, std, "L" if len(mean or std or ()) == 1 else "RGB")
 
 
-def write_suite(path: Path, parts: Parts, force: bool = False) -> list[str]:
-    """Write a suite file and return the sections that must still be filled in.
+@dataclass(frozen=True)
+class Written:
+    """What is left to do about a suite file that was written.
+
+    Args:
+        missing: Sections that must still be filled in.
+        notes: What is worth knowing before the suite is used.
+    """
+
+    missing: list[str]
+    notes: list[str]
+
+
+def look_at(parts: Parts) -> Looks:
+    """Look at all images that ``parts`` names."""
+
+    def looked(name: str, place: Path, labelled: bool) -> Seen:
+        with told(name):
+            return look(place, labelled, parts.images)
+
+    places = {name: getattr(parts, name) for name in (*SPLITS, "ood_val") if getattr(parts, name) is not None}
+    sections = {name: looked(name, place, name in SPLITS) for name, place in places.items()}
+    sets = [("near", *each) for each in parts.near] + [("far", *each) for each in parts.far]
+    _check_names([name for _, name, _ in sets])
+    return Looks(sections, [(group, name, looked(name, place, False)) for group, name, place in sets])
+
+
+def write_suite(path: Path, parts: Parts, force: bool = False) -> Written:
+    """Write a suite file and return what is left to do.
 
     Args:
         path: The file, which ends in ``.toml``.
@@ -62,88 +113,65 @@ def write_suite(path: Path, parts: Parts, force: bool = False) -> list[str]:
         raise ValueError(f"a suite file ends in .toml, got {path}.")
     if path.exists() and not force:
         raise FileExistsError(f"{path} is there already. Pass --force to replace it, or choose another name.")
-    sections = suite_sections(path, parts)
+    looks = look_at(parts)
+    sections = suite_sections(path, parts, looks)
     name = path.stem if NAME.fullmatch(path.stem) else "mine"
     top = f'{HEADER}\nname = "{name}"\n# about = "What is known, and what is not."\nseed = 0  # of every draw\n'
     texts = [sections.get(section, EXAMPLES[section]) for section in EXAMPLES]
     write_atomically(path, "\n\n".join([top.rstrip(), *texts]) + "\n")
-    return [section for section in NEEDED if section not in sections]
+    return Written([section for section in NEEDED if section not in sections], _notes(path, parts, looks))
 
 
-def suite_sections(path: Path, parts: Parts) -> dict[str, str]:
+def suite_sections(path: Path, parts: Parts, looks: Looks) -> dict[str, str]:
     """Return the text of each section of a suite file at ``path`` that ``parts`` has something for."""
     folder = path.parent.resolve()
-    places = {name: getattr(parts, name) for name in (*SPLITS, "ood_val") if getattr(parts, name) is not None}
-    known = {name: _looked(name, place, name in SPLITS, parts) for name, place in places.items()}
-    names = [("near", *each) for each in parts.near] + [("far", *each) for each in parts.far]
-    _check_names([name for _, name, _ in names])
-    unknown = [(group, name, _looked(name, place, False, parts)) for group, name, place in names]
-    sections = {name: _section(name, seen, folder) for name, seen in known.items()}
-    if "test" in known and "val" not in known:
-        sections |= _divided(known["test"], folder)
-    sections |= _network(parts, folder) | _unknown(unknown, folder)
-    return sections | _transform(parts, list(known.values()), [seen for _, _, seen in unknown])
+    sections = {name: section_text(name, seen, folder) for name, seen in looks.sections.items()}
+    if looks.divided:
+        sections |= divided_texts(looks.sections["test"], folder)
+    seen = [*looks.sections.values(), *(seen for _, _, seen in looks.unknown)]
+    different = len({size for each in seen for size in each.sizes}) > 1
+    transform = "\n".join(transform_lines(parts.transform, different, looks.grey))
+    unknown = {"ood": unknown_text(looks.unknown, folder)} if looks.unknown else {}
+    return sections | _network(parts, folder) | unknown | {"transform": transform}
 
 
-def _looked(name: str, place: Path, labelled: bool, parts: Parts) -> Seen:
-    with told(name):
-        return look(place, labelled, parts.images)
-
-
-def _section(name: str, seen: Seen, folder: Path, more: Sequence[str] = ()) -> str:
-    return "\n".join([f"{TITLES[name]}\n[{name}]", *_source(seen, folder), *more])
-
-
-def _source(seen: Seen, folder: Path) -> list[str]:
-    """Return the lines that say where images come from, and what was seen of them."""
-    lines = [f"{seen.kind} = {_written(seen.path, folder)}  # {seen}"]
-    return lines if seen.images is None else [*lines, f"images = {_written(seen.images, folder)}"]
-
-
-def _written(path: Path, folder: Path) -> str:
-    """Return a path in quotes, relative to the suite file unless the two have nothing in common."""
-    whole = path.resolve()
-    if VARIABLE.search(str(whole)):
-        raise ValueError(f"{whole} has a $ in it, which stands for a variable in a suite file. Rename it.")
-    common = Path(os.path.commonpath([whole, folder])) if whole.anchor == folder.anchor else Path(whole.anchor)
-    near = whole if common == Path(whole.anchor) else Path(os.path.relpath(whole, folder))
-    return json.dumps(near.as_posix(), ensure_ascii=False)
-
-
-def _divided(test: Seen, folder: Path) -> dict[str, str]:
-    """Return two sections that share the images of one: val draws some of each class, test has the rest."""
-    if test.smallest < 2:
-        raise ValueError("test: a class has one image only, so none can be drawn for val. Give images for val too.")
-    draw = f"per_class = {max(1, test.smallest // DRAWN)}  # so many of each class, drawn with the seed"
-    rest = 'rest_of = "val"  # what [val] did not draw'
-    return {"val": _section("val", test, folder, [draw]), "test": _section("test", test, folder, [rest])}
-
-
-def _transform(parts: Parts, known: Sequence[Seen], unknown: Sequence[Seen]) -> dict[str, str]:
-    """Return the section about the preparation of images; what nobody said is there as an example."""
-    chosen = {name: getattr(parts, name) for name in ("resize", "crop") if getattr(parts, name) is not None}
-    lines = [f"{TITLES['transform']}\n[transform]", *(f"{name} = {value}" for name, value in chosen.items())]
-    different = len({size for seen in (*known, *unknown) for size in seen.sizes}) > 1
-    lines += [] if chosen else [SIZES[different]]
-    grey = bool(known) and all(seen.grey for seen in known)
-    return {"transform": "\n".join([*lines, NORMALISATION[grey]])}
+def _notes(path: Path, parts: Parts, looks: Looks) -> list[str]:
+    """Return what whoever made a suite file should know before they use it."""
+    transform, notes = parts.transform, []
+    if transform.mean is None and transform.std is None:
+        notes.append(
+            "nothing is normalised, the network sees values from 0 to 1: if it is used to others, write mean and std "
+            f"into [transform] of {path}"
+        )
+    if transform.mode == "L" and any(name in SPLITS and not seen.grey for name, seen in looks.sections.items()):
+        notes.append('one number for mean or std makes all images grey (mode = "L"): give three for colours')
+    if looks.divided and drawn(looks.sections["test"].smallest) < FEWEST:
+        smallest = looks.sections["test"].smallest
+        notes.append(
+            f"a class of test has {smallest} images only, so val draws {drawn(smallest)} of each: methods that are "
+            f"tuned on it need {MIN_PER_CLASS}, and {FEWEST} or more are better. Give images for val, or more for test"
+        )
+    return notes
 
 
 def _network(parts: Parts, folder: Path) -> dict[str, str]:
     if parts.model is None:
         if parts.weights is not None:
             raise ValueError("weights: it takes a network to load them into. Give the model too.")
+        if parts.accuracy is not None:
+            raise ValueError("accuracy: it takes a network that should reach it. Give the model too.")
         return {}
     keys = [key for key in ("factory", "model") if KEYS["network"][key].fits(parts.model)]
     if not keys:
         raise ValueError(f"model: it must be written package.module:function or library/name, got {parts.model!r}.")
+    if parts.accuracy is not None and not KEYS["network"]["accuracy"].fits(parts.accuracy):
+        raise ValueError(f"accuracy: it must be a number of per cent, above 0 and up to 100, got {parts.accuracy}.")
     name = re.sub(r"[^\w+-]+", "-", re.split("[:/]", parts.model)[-1]).strip("-") or "mine"
     lines = [f"{TITLES['network']}\n[[network]]", f'name = "{name}"', f"{keys[0]} = {json.dumps(parts.model)}"]
-    if parts.weights is None:
-        return {"network": "\n".join([*lines, WEIGHTS[keys[0]]])}
-    if not parts.weights.is_file():
+    if parts.weights is not None and not parts.weights.is_file():
         raise FileNotFoundError(f"weights: there is no file {parts.weights}. Check the path.")
-    return {"network": "\n".join([*lines, f"weights = {_written(parts.weights, folder)}"])}
+    lines += [WEIGHTS[keys[0]] if parts.weights is None else f"weights = {path_text(parts.weights, folder)}"]
+    return {"network": "\n".join([*lines, accuracy_line(parts.accuracy)])}
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -153,12 +181,3 @@ def _check_names(names: Sequence[str]) -> None:
                 f"an unknown data set cannot be called {name!r}. Names are unique, made of letters, digits and -_.+, "
                 f"and none of {', '.join(RESERVED)}."
             )
-
-
-def _unknown(sets: Sequence[tuple[str, str, Seen]], folder: Path) -> dict[str, str]:
-    """Return the sections of all unknown data sets that are judged, by group, name and what was seen."""
-    texts = [
-        "\n".join(["[[ood]]", f'name = "{name}"', f'group = "{group}"', *_source(seen, folder)])
-        for group, name, seen in sets
-    ]
-    return {"ood": "\n\n".join([f"{TITLES['ood']}\n{texts[0]}", *texts[1:]])} if texts else {}

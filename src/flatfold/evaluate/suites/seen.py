@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -12,8 +13,10 @@ from ...models.images import FolderImages, NpzImages, Transform
 from ...models.lists import ListImages
 from ...models.sources import ImageSource
 from ...models.tables import TableImages
+from .keys import SPLITS
 
 LOOKED_AT = 20  # images that are opened to learn their size
+ASKED = 10  # images of a list that are looked for
 SUFFIXES = {".npz": "npz", ".txt": "list", ".parquet": "table"}
 
 
@@ -50,6 +53,24 @@ class Seen:
         return f"{words}, {different}{width} x {height} pixels"
 
 
+class Looks(NamedTuple):
+    """What was seen of the four sections with images, by name, and of the unknown sets, with their group and name."""
+
+    sections: dict[str, Seen]
+    unknown: list[tuple[str, str, Seen]]
+
+    @property
+    def grey(self) -> bool:
+        """Whether there are known images and all of them are grey."""
+        known = [seen for name, seen in self.sections.items() if name in SPLITS]
+        return bool(known) and all(seen.grey for seen in known)
+
+    @property
+    def divided(self) -> bool:
+        """Whether val must be drawn from test."""
+        return "test" in self.sections and "val" not in self.sections
+
+
 def look(path: Path, labelled: bool, images: Path | None = None) -> Seen:
     """Return what a data set looks like; what kind of source it is follows from its suffix, or from what a folder has.
 
@@ -60,15 +81,16 @@ def look(path: Path, labelled: bool, images: Path | None = None) -> Seen:
 
     Raises:
         FileNotFoundError: There is nothing at ``path``.
-        ValueError: It is no source of images, or has no labels although they are needed.
+        ValueError: It is no source of images, has no labels although they are needed, or is a list whose first images
+            are not where its paths should start.
     """
     kind = _kind(path)
     root = (images or path.parent) if kind == "list" else None
     source = _opened(kind, path, root, labelled)
     if labelled and source.labels is None:
         raise ValueError(f"known images need labels, but {path} has none. Give each class a sub-folder.")
-    if root is not None and images is None and isinstance(source, ListImages):
-        _check_root(source, path)
+    if isinstance(source, ListImages):
+        _check_root(source, path, images)
     counts = np.zeros(0, np.int64) if source.labels is None else np.unique(source.labels, return_counts=True)[1]
     sizes, grey = _sizes(source)
     return Seen(kind, path, root, source.rows, len(counts), int(counts.min(initial=source.rows)), sizes, grey)
@@ -96,12 +118,18 @@ def _opened(kind: str, path: Path, root: Path | None, labelled: bool) -> ImageSo
     return make[kind]()
 
 
-def _check_root(source: ListImages, path: Path) -> None:
-    """Raise unless a list and its images seem to lie in one folder."""
-    if not (source.root / source.paths[0]).exists():
+def _check_root(source: ListImages, path: Path, images: Path | None) -> None:
+    """Raise if the first images that a list names are not where its paths should start."""
+    if any((source.root / name).exists() for name in source.paths[:ASKED]):
+        return
+    if images is None:
         raise ValueError(
             f"{path} names {source.paths[0]}, which is not there. Say with --images in which folder its paths start."
         )
+    raise ValueError(
+        f"{path} names {source.paths[0]}, which is not in {images}. --images is for all lists: leave out one that "
+        "starts elsewhere, and write it into the file with its own images = ."
+    )
 
 
 def _sizes(source: ImageSource) -> tuple[tuple[tuple[int, int], ...], bool]:
