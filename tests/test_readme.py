@@ -92,6 +92,7 @@ def test_the_method_of_the_contributing_page_is_one(package_with_centre):
 def commands():
     """Every line of a shell block that calls flatfold, without its comment."""
     shell = "\n".join(re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf8"), re.DOTALL))
+    shell = shell.replace("\\\n", " ")
     return [re.sub(r"\s+#.*", "", line) for line in re.findall(r"^(?:\w+=\S+ )?flatfold (.*)$", shell, re.MULTILINE)]
 
 

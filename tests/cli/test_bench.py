@@ -93,13 +93,15 @@ def test_the_page_can_be_drawn_again(bench):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["bench", "cifar11"], 1, "flatfold: no suite is called 'cifar11'. Built in: digits."),
+        (["bench", "cifar11"], 1, "flatfold: no suite is called 'cifar11'. Built in: digits, cifar10,"),
         (["bench", "digits", "--methods", "fould"], 1, "flatfold: no method is called 'fould'. Did you mean fold"),
         (["bench", "digits", "--methods", ""], 1, "flatfold: a benchmark needs at least one method, got none"),
         (["bench", "digits", "--methods", "msp@ood"], 1, "flatfold: msp@ood cannot be tuned: it has no hyper"),
         (["bench", "nowhere.toml"], 1, "nowhere.toml"),
         (["bench", "digits", "--device", "abacus"], 1, "flatfold: device 'abacus' cannot be used here"),
-        (["bench", "digits", "--seed", "-1"], 2, "seed"),
+        (["bench", "digits", "--seed", "-1"], 1, "flatfold: --seed takes whole numbers from 0"),
+        (["bench", "digits", "--networks", "x"], 1, "flatfold: digits makes its own network and images"),
+        (["bench", "cifar10", "--data", "nowhere"], 1, "flatfold: OpenOOD's data and results should lie in nowhere"),
         (["report", "nowhere"], 1, "flatfold: there is no results.json in nowhere"),
         (["bench"], 2, "Missing argument 'suite'"),
         (["bench", "digits", "--batch-size", "0"], 2, "batch-size"),

@@ -1,12 +1,16 @@
 """``flatfold bench mine.toml``: a suite of one's own, as a user would write it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import typer
+
+from flatfold.cli.bench import resumable
 
 FACTORY = """
 import torch
@@ -162,7 +166,7 @@ def test_seeds_are_run_one_after_the_other_and_averaged(bench):
         folder, "bench", "mine.toml", "--networks", "small", "--seed", "1,2", "--methods", "msp,ebo", "--out", "seeds"
     )
     assert done.returncode == 0, done.stderr
-    assert "small: mean ± spread (population standard deviation, as OpenOOD) over 2 networks." in words(done.stdout)
+    assert "small: mean ± spread (population standard deviation, as OpenOOD) over 2 runs." in words(done.stdout)
     runs = [results_of(folder / "seeds" / f"small-seed{seed}") for seed in (1, 2)]
     assert [run["suite"]["family"] for run in runs] == ["small", "small"]
     assert runs[0]["suite"]["fingerprints"]["test"] != runs[1]["suite"]["fingerprints"]["test"]
@@ -179,7 +183,7 @@ def test_a_limit_takes_some_images_of_each_and_says_so(bench):
         folder, "bench", "mine.toml", "--networks", "small", "--limit", 30, "--methods", "msp,knn:k=5", "--out", "few"
     )
     assert done.returncode == 0, done.stderr
-    suite = results_of(folder / "few")["suite"]
+    suite = results_of(folder / "few" / "small")["suite"]
     assert (suite["n_train"], suite["n_val"], suite["n_test"], suite["ood"][0]["n"]) == (30, 30, 30, 30)
     assert suite["deviations"] == ["at most 30 images of each data set were taken"]
 
@@ -190,7 +194,7 @@ def test_processes_that_read_ahead_change_nothing(bench):
     for workers in (0, 2):
         done = flatfold(folder, *arguments, "--workers", workers, "--out", f"workers{workers}")
         assert done.returncode == 0, done.stderr
-    assert results_of(folder / "workers0")["rows"] == results_of(folder / "workers2")["rows"]
+    assert results_of(folder / "workers0" / "small")["rows"] == results_of(folder / "workers2" / "small")["rows"]
 
 
 def test_a_restart_computes_all_features_again(bench):
@@ -199,14 +203,17 @@ def test_a_restart_computes_all_features_again(bench):
     times = []
     for way in ("--resume", "--resume", "--restart"):
         assert flatfold(folder, *arguments, way).returncode == 0
-        times.append(next((folder / "again" / "banks").glob("test-*/features-00000.safetensors")).stat().st_mtime_ns)
+        times.append(next((folder / "again" / "small" / "banks").glob("test-*/*.safetensors")).stat().st_mtime_ns)
     assert times[0] == times[1] < times[2]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--seed", "one"), "--seed takes whole numbers from 0 with commas between them, such as 0,1,2, got 'one'."),
+        (
+            ("--seed", "one"),
+            "--seed takes whole numbers from 0 to 2^32 - 1 with commas between them, such as 0,1,2, got 'one'.",
+        ),
         (("--networks", "tall"), "mine.toml: no network is called 'tall'. There are small, large."),
     ],
 )
@@ -232,3 +239,53 @@ def test_what_is_not_the_papers_is_not_set_beside_it(bench):
     done = flatfold(folder, "paper", "out/mine/small")
     assert done.returncode == 1
     assert "does not follow one of the paper's benchmarks" in done.stderr
+
+
+def test_one_network_of_several_keeps_its_folder_and_the_summary_has_all(bench):
+    folder, _ = bench
+    arguments = ("bench", "mine.toml", "--methods", "msp", "--out", "both")
+    assert flatfold(folder, *arguments).returncode == 0
+    banks = sorted((folder / "both" / "large" / "banks").iterdir())
+    done = flatfold(folder, *arguments, "--networks", "large")
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "both" / "results.json").exists()
+    assert sorted((folder / "both" / "large" / "banks").iterdir()) == banks
+    assert json.loads((folder / "both" / "summary.json").read_text())["runs"] == ["small", "large"]
+
+
+def test_results_of_one_run_and_of_several_do_not_get_into_one_folder(bench):
+    folder, _ = bench
+    (folder / "alone.toml").write_text(SUITE.replace('[[network]]\nname = "large"\nfactory = "nets:large"\n', ""))
+    done = flatfold(folder, "bench", "alone.toml", "--methods", "msp", "--seed", "1,2", "--out", "runs")
+    assert done.returncode == 0, done.stderr
+    done = flatfold(folder, "bench", "alone.toml", "--methods", "msp", "--out", "runs")
+    assert (done.returncode, "runs holds the results of several runs" in done.stderr) == (1, True)
+    assert flatfold(folder, "bench", "alone.toml", "--methods", "msp", "--out", "single").returncode == 0
+    done = flatfold(folder, "bench", "alone.toml", "--methods", "msp", "--seed", "1,2", "--out", "single")
+    assert (done.returncode, "single holds the results of a single run" in done.stderr) == (1, True)
+    done = flatfold(folder, "bench", "alone.toml", "--methods", "msp", "--out", "alone.toml")
+    assert (done.returncode, "--out must be a folder, but alone.toml is a file" in done.stderr) == (1, True)
+
+
+def test_what_makes_numbers_incomparable_is_said_in_the_terminal(bench):
+    folder, _ = bench
+    done = flatfold(
+        folder, "bench", "mine.toml", "--networks", "small", "--limit", 30, "--methods", "msp", "--out", "few"
+    )
+    assert "Before you compare: at most 30 images of each data set were taken." in done.stdout
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path, capsys):
+    with pytest.raises(typer.Exit) as caught, resumable(tmp_path):
+        raise KeyboardInterrupt
+    assert caught.value.exit_code == 130
+    assert f"The same command goes on with what is already in {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_terminal_that_knows_few_letters_gets_its_table_too(bench):
+    folder, _ = bench
+    command = [sys.executable, "-m", "flatfold", "bench", "mine.toml", "--methods", "msp", "--out", "letters"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "letters" / "report.html").exists()

@@ -54,7 +54,7 @@ def test_the_three_checkpoints_are_averaged(bench):
     rows = json.loads((folder / "summary.json").read_text())["rows"]
     assert {row["n"] for row in rows} == {3}
     assert {row["family"] for row in rows} == {"resnet18"}
-    assert "over 3 networks" in " ".join(done.stdout.split())
+    assert "over 3 runs" in " ".join(done.stdout.split())
 
 
 def test_every_count_that_is_not_openoods_stands_in_the_results(bench):

@@ -128,6 +128,6 @@ def test_the_means_over_networks_are_printed_best_first(monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "90.00 ± 1.20 / 20.00 ± 3.00" in text
     assert text.index("fold") < text.index("msp")
-    assert "over 3 networks" in " ".join(text.split())
+    assert "over 3 runs" in " ".join(text.split())
     table.print_summary([row("msp", "all", 0.8, n=1)])
     assert capsys.readouterr().out == ""

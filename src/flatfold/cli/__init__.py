@@ -1,5 +1,6 @@
 """The command line: one file per command, and the only room that prints."""
 
+import io
 import sys
 from typing import Annotated
 
@@ -45,6 +46,9 @@ def _options(
 
 def main() -> None:
     """Run the command line: exit 0 when done, 1 when the input was wrong, 2 when the usage was."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no ±
     try:
         app(prog_name="flatfold")
     except (ValueError, TypeError, OSError) as error:

@@ -1,5 +1,7 @@
 """``flatfold bench``: every method on one suite, as a table and as a page."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -62,10 +64,10 @@ def bench(
 ) -> None:
     """Judge methods on a suite: AUROC and FPR95 on every data set that the network has never met.
 
-    Features are extracted once and kept under --out, so a second run is quick and an interrupted one goes on where it
-    stopped. Writes results.json, results.csv, averages.csv, scores.safetensors, thumbnails.safetensors, report.html
-    and figures, in place of those of an earlier run; a suite with several networks gets a folder for each, and a page
-    with their means.
+    Features are extracted once and kept under --out, so a second run is quick, and one that was stopped goes on after
+    the last 4096 images of a data set. Writes results.json, results.csv, averages.csv, scores.safetensors,
+    thumbnails.safetensors, report.html and figures, in place of those of an earlier run. A suite with several networks
+    or seeds gets a folder for each, and summary.csv, summary.json and a page with their means above them.
 
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
     """
@@ -83,7 +85,7 @@ def bench(
 
     logging.basicConfig(format="%(message)s")
     logging.getLogger("flatfold").setLevel(logging.INFO)
-    logging.getLogger("flatfold.models").setLevel(logging.WARNING)  # the runner says once what is found
+    logging.getLogger("flatfold.models").setLevel(logging.ERROR)  # the runner says what is found, with the data set
     specs = checked_specs(detectors.methods() if methods is None else parse_specs(methods))
     usable_device(device)
     command = " ".join(["flatfold", *sys.argv[1:]])
@@ -91,31 +93,66 @@ def bench(
     folder = out or Path("out") / Path(suite).stem
     names = None if networks is None else [name.strip() for name in networks.split(",")]
     suites = load_suites(suite, folder, parse_seeds(seed), batch_size, data, any_counts, names, limit)
+    several = len(suites[0].siblings) > 1
+    check_folder(folder, several)
     for each in suites:
-        place = folder / each.network if len(suites) > 1 else folder
-        if not resume:
-            forget(place)
-        results = run(each, specs, place, settings)
-        results.save(place)
+        place = folder / each.network if several else folder
+        with resumable(place):
+            if not resume:
+                forget(place)
+            results = run(each, specs, place, settings)
+            results.save(place)
+            report = write_report(place)
         print_results(results)
-        typer.echo(f"{len(results.rows)} rows -> {place / 'results.csv'}, {place / 'results.json'}")
-        typer.echo(f"report -> {write_report(place)}")
-    if len(suites) > 1:
-        _summarise(folder, [each.network for each in suites])
+        typer.echo(f"{counted(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}")
+        typer.echo(f"report -> {report}")
+    if several:
+        _summarise(folder, suites[0].siblings)
 
 
-def _summarise(folder: Path, networks: list[str]) -> None:
-    """Write and print the means over the networks of each family."""
+def check_folder(folder: Path, several: bool) -> None:
+    """Raise if results would come to lie beside others that they would be taken for, or together with."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"--out must be a folder, but {folder} is a file. Choose another.")
+    if several and (folder / "results.json").exists():
+        raise ValueError(f"{folder} holds the results of a single run. Give another --out for several, or remove it.")
+    if not several and (folder / "summary.json").exists():
+        raise ValueError(f"{folder} holds the results of several runs. Give another --out for this one, or remove it.")
+
+
+@contextmanager
+def resumable(place: Path) -> Iterator[None]:
+    """Say that nothing is lost when the work is interrupted; typer itself would leave without a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"flatfold: stopped. The same command goes on with what is already in {place}.", err=True)
+        raise typer.Exit(130) from None
+
+
+def counted(number: int, thing: str) -> str:
+    """Return a number of things in words.
+
+    Example:
+        >>> counted(1, "row"), counted(2, "row")
+        ('1 row', '2 rows')
+    """
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _summarise(folder: Path, networks: Sequence[str]) -> None:
+    """Write and print the means over the networks of each family, as far as they have been judged."""
     from ..evaluate.results import load_results
     from ..evaluate.summary import save_summary, summarise
     from ..report.summary import write_summary
     from .table import print_summary
 
-    runs = [load_results(folder / network) for network in networks]
-    rows = summarise(runs)
-    save_summary(rows, folder)
+    judged = [network for network in networks if (folder / network / "results.json").exists()]
+    rows = summarise(load_results(folder / network) for network in judged)
+    save_summary(rows, folder, judged)
+    page = write_summary(folder)
     print_summary(rows)
-    typer.echo(f"all networks -> {folder / 'summary.csv'}, {write_summary(folder)}")
+    typer.echo(f"all networks -> {folder / 'summary.csv'}, {page}")
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
@@ -123,6 +160,8 @@ def parse_seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     seeds = [word.strip() for word in text.split(",")]
-    if not all(seed.isdecimal() for seed in seeds):
-        raise ValueError(f"--seed takes whole numbers from 0 with commas between them, such as 0,1,2, got {text!r}.")
+    if not all(seed.isdecimal() and int(seed) < 2**32 for seed in seeds):
+        raise ValueError(
+            f"--seed takes whole numbers from 0 to 2^32 - 1 with commas between them, such as 0,1,2, got {text!r}."
+        )
     return list(dict.fromkeys(map(int, seeds)))

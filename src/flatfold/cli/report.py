@@ -13,11 +13,12 @@ def report(
 
     In a folder with several networks, the page of each is written, and one with their means.
     """
+    from ..evaluate.summary import load_runs
     from ..report.page import write_report
     from ..report.summary import write_summary
 
-    networks = [] if (folder / "results.json").exists() else sorted(folder.glob("*/results.json"))
-    for place in [result.parent for result in networks] or [folder]:
+    places = list(load_runs(folder))
+    for place in places:
         typer.echo(f"report -> {write_report(place)}")
-    if networks:
+    if places != [folder]:
         typer.echo(f"all networks -> {write_summary(folder)}")

@@ -37,8 +37,12 @@ def print_results(results: Results) -> None:
         console.print("* chosen by AutoFold on ID validation data")
     if any(run.tuned_on != "nothing" for run in results.methods):
         console.print("tuned: on which data hyper-parameters were chosen, known (ID) or unknown (OOD) inputs.")
-    for method, reason in results.refused.items():
-        console.print(f"{method} was left out: {reason}", markup=False)
+    for reason in dict.fromkeys(results.refused.values()):
+        methods = [method for method, other in results.refused.items() if other == reason]
+        was = "was" if len(methods) == 1 else "were"
+        console.print(f"{', '.join(methods)} {was} left out: {reason}", markup=False)
+    for deviation in results.suite.get("deviations", ()):
+        console.print(f"Before you compare: {deviation}.", markup=False, style="yellow")
 
 
 def _table(results: Results, columns: list[str]) -> Table:
@@ -64,7 +68,8 @@ def _figures(cell: Row | Average) -> Text:
 def _title(results: Results) -> str:
     suite = results.suite
     name = f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"]
-    return f"{name}: {escape(suite['about'])} ID accuracy {100 * suite['accuracy']:.2f} % on {suite['n_test']} images."
+    about = f"{suite['about']} " if suite["about"] else ""
+    return f"{escape(name)}: {escape(about)}ID accuracy {100 * suite['accuracy']:.2f} % on {suite['n_test']} images."
 
 
 def print_summary(rows: Sequence[SummaryRow]) -> None:
@@ -78,7 +83,7 @@ def print_summary(rows: Sequence[SummaryRow]) -> None:
 
 
 def _summary_table(family: str, rows: Sequence[SummaryRow]) -> Table:
-    title = f"{escape(family)}: mean ± spread (population standard deviation, as OpenOOD) over {rows[0].n} networks."
+    title = f"{escape(family)}: mean ± spread (population standard deviation, as OpenOOD) over {rows[0].n} runs."
     table = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left")
     table.add_column("method", no_wrap=True)
     groups = [group for group in ("near", "far", "all") if any(row.column == group for row in rows)]

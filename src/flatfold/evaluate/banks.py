@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..core.bank import FeatureBank
+from ..core.check import check_fit
 from ..core.errors import UnreadableImage
 from ..core.head import Head
 from ..models.extract import extract
@@ -20,6 +21,8 @@ from ..progress import track
 from .results import ID
 from .settings import Settings
 from .suites.suite import Suite
+
+SHOWN = 3  # unreadable images that a message names
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +83,9 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
                 workers=settings.workers,
                 unreadable=settings.unreadable,
             )
+            check_fit(banks[name], head)
         unreadable[name] = read_manifest(out).unreadable
+        _tell(name, source.rows, unreadable[name])
     log.info("features of %d images from the input of %r", sum(map(len, banks.values())), head)
     return Banks(
         head,
@@ -95,11 +100,20 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
 
 @contextmanager
 def _named(dataset: str) -> Iterator[None]:
-    """Begin the message about images that cannot be read with the name of their data set."""
+    """Begin a message about images with the name of their data set."""
     try:
         yield
     except UnreadableImage as error:
         raise UnreadableImage(f"{dataset}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{dataset}: {error}") from error
+
+
+def _tell(dataset: str, rows: int, unreadable: dict[int, str]) -> None:
+    """Log which images are left out."""
+    if unreadable:
+        shown = " ".join(list(unreadable.values())[:SHOWN]) + (" ..." if len(unreadable) > SHOWN else "")
+        log.warning("%s: %d of %d images cannot be read and are left out. %s", dataset, len(unreadable), rows, shown)
 
 
 def short_key(*parts: str) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import __version__
+from ..core.check import check_finite
 from ..core.ranking import auroc
 from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector
@@ -66,6 +67,8 @@ def judge(spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settin
             judged = _judge_features(spec, banks)
         else:
             judged = _InputJudge(suite, folder, settings).judge(spec)
+    for dataset, scores in judged.scores.items():
+        check_finite(torch.from_numpy(scores)[:, None], f"scores of {dataset}")
     return replace(judged, run=replace(judged.run, peak_megabytes=peak.megabytes))
 
 

@@ -26,6 +26,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
         "family": suite.family,
         "architecture": suite.architecture,
         "protocol": suite.protocol,
+        "classes": list(suite.classes),
         "deviations": [*suite.deviations, *_inaccurate(suite, banks), *_gaps(banks)],
         "accuracy": accuracy(banks.test, banks.head),
         "n_train": 0 if banks.train is None else len(banks.train),

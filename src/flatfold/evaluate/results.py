@@ -146,10 +146,16 @@ def load_results(folder: Path) -> Results:
     """Read the files that :meth:`Results.save` wrote."""
     path = folder / "results.json"
     if not path.exists():
-        raise ValueError(f"there is no results.json in {folder}. Run `flatfold bench` first, or name its --out folder.")
+        inside = ", ".join(str(place.parent) for place in sorted(folder.glob("*/results.json")))
+        what = (
+            f"It holds several runs: name one of {inside}"
+            if inside
+            else "Run `flatfold bench` first, or name its --out"
+        )
+        raise ValueError(f"there is no results.json in {folder}. {what}.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of the encoding too
+    except (ValueError, RecursionError) as error:  # of the encoding too
         raise ValueError(f"{path} is not valid JSON ({error}). Run `flatfold bench` again.") from error
     if (
         not isinstance(content, dict)
@@ -158,9 +164,22 @@ def load_results(folder: Path) -> Results:
     ):
         raise ValueError(f"{path} is not a {FORMAT} file of version {VERSION}. Run `flatfold bench` again.")
     try:
-        return _from_json(content, *_arrays(folder, content.pop("sha256")))
+        results = _from_json(content, *_arrays(folder, content.pop("sha256")))
+        _check_whole(results)
+        return results
     except (AttributeError, KeyError, OSError, SafetensorError, TypeError, _Mixed) as error:
         raise ValueError(f"the results in {folder} are damaged: {error}. Run `flatfold bench` again.") from error
+
+
+def _check_whole(results: Results) -> None:
+    """Raise a KeyError or TypeError if something is missing that a table or a page needs."""
+    results.suite["name"]
+    cells = results.cells
+    for run in results.ranked:
+        for column in results.columns:
+            cells[run.method, column]
+    if not results.methods or not isinstance(results.unreadable, dict):
+        raise TypeError("there are no methods, or what could not be read is of the wrong kind")
 
 
 class _Mixed(Exception):  # noqa: N818

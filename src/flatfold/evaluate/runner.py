@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -17,6 +18,7 @@ from ..detectors.base import Detector
 from ..detectors.inputs import InputDetector
 from ..detectors.joint import Joint
 from ..detectors.shaped import Shaped
+from ..models.manifest import read_manifest
 from ..progress import track
 from .banks import Banks, extract_all
 from .certainty import certainty
@@ -75,14 +77,14 @@ def _judged(
     specs: Sequence[Spec], suite: Suite, banks: Banks, out: Path, settings: Settings
 ) -> tuple[list[Judged], dict[str, str]]:
     """Return the methods with their scores, and why some have none."""
-    judge(Spec("fold"), suite, banks, out, settings)  # a rehearsal: the first would pay for torch's own start
+    with suppress(Exception):  # a rehearsal, or whoever comes first would pay for torch's own start
+        judge(Spec("fold"), suite, banks, out, settings)
     judged, refused = [], {}
     for spec in track(specs, "fitting and scoring"):
         try:
             judged.append(judge(spec, suite, banks, out / "scores", settings))
         except Exception as error:  # whatever one method stumbles over, the others are judged
             refused[spec.label] = _reason(error)
-            log.warning("%s is left out: %s", spec.label, refused[spec.label])
     if not judged:
         raise ValueError("; ".join(f"{label}: {reason}" for label, reason in refused.items()))
     return judged, refused
@@ -156,7 +158,7 @@ def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> 
 
 
 def forget(out: Path) -> None:
-    """Remove the features and scores that earlier runs kept in a folder."""
-    for name in ("banks", "scores"):
-        if (out / name).exists():
-            shutil.rmtree(out / name)
+    """Remove the features and scores that earlier runs kept in a folder, and nothing that somebody else put there."""
+    for manifest in (*out.glob("banks/*/manifest.json"), *out.glob("scores/*/manifest.json")):
+        if read_manifest(manifest.parent).key is not None:  # a bank of one's own has none
+            shutil.rmtree(manifest.parent)

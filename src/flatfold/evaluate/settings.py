@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run a benchmark. None of this changes a figure.
+    """How to run a benchmark. Only what is left out as unreadable can change a figure.
 
     Args:
         device: Any torch device string.

@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -67,7 +68,7 @@ def test_arrays_of_other_names_are_found(world):
 
 
 def test_unknown_images_have_no_labels_even_if_their_file_has(world):
-    world.document["ood_val"] = {"npz": "train.npz", "first": 5}
+    world.document["ood_val"] = {"npz": "train.npz", "x": "twin", "first": 5}
     suite = world.suite()
     assert suite.ood[0].images.labels is None
     assert (suite.ood_val.rows, suite.ood_val.labels) == (5, None)
@@ -80,9 +81,10 @@ def test_folders_are_read_with_labels_for_splits_and_without_for_unknown_images(
             path = world.folder / "images" / label / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels(3)[i]).save(path)
+    shutil.copytree(world.folder / "images", world.folder / "others")
     world.document["val"] = {"folder": "images", "per_class": 1}
     world.document["test"] = {"folder": "images", "rest_of": "val"}
-    world.document["ood"][0] = {"name": "strange", "group": "near", "folder": "images"}
+    world.document["ood"][0] = {"name": "strange", "group": "near", "folder": "others"}
     suite = world.suite()
     assert (suite.val.labels.tolist(), suite.test.labels.tolist()) == ([0, 1], [0, 0, 1, 1])
     assert (suite.ood[0].images.rows, suite.ood[0].images.labels, suite.ood[0].group) == (6, None, "near")
@@ -167,7 +169,7 @@ def test_a_file_that_two_splits_share_is_read_once(world, monkeypatch):
 def test_a_file_may_serve_in_several_ways(world):
     world.document["ood"] += [
         {"name": "twin", "group": "far", "npz": "other.npz", "x": "twin"},
-        {"name": "known", "group": "near", "npz": "train.npz"},
+        {"name": "known", "group": "near", "npz": "train.npz", "x": "twin"},
         {"name": "larger", "group": "far", "npz": "other.npz", "resize": 8},
     ]
     suite = world.suite()
@@ -301,7 +303,8 @@ def test_tables_are_read_with_labels_for_splits_and_without_for_unknown_images(w
     write_table(world.folder / "test.parquet", [9, 7], names=("picture", "kind"))
     world.document["val"] = {"table": "val.parquet"}
     world.document["test"] = {"table": "test.parquet", "x": "picture", "y": "kind"}
-    world.document["ood"][0] = {"name": "strange", "group": "far", "table": "val.parquet", "skip": 1}
+    write_table(world.folder / "ood.parquet", [5, 2, 0])
+    world.document["ood"][0] = {"name": "strange", "group": "far", "table": "ood.parquet", "skip": 1}
     suite = world.suite()
     assert (row_numbers(suite.val), suite.val.labels.tolist()) == ([4, 2, 0], [1, 2, 0])
     assert (row_numbers(suite.test), suite.test.labels.tolist()) == ([9, 7], [0, 1])
@@ -419,8 +422,7 @@ def test_other_counts_pass_if_they_are_allowed_to_and_are_told_once(world):
     file = world.file(any_counts=True)
     expected = (
         "train has 12 images, 13 were expected",
-        "strange has 7 images, 8 were expected; so many are in an older version of its list, and the two must not be "
-        "mixed",
+        "strange has 7 images, 8 were expected; so many are in an older version of it, and the two must not be mixed",
     )
     for _ in range(2):
         assert [suite.deviations for suite in file.suites()] == [expected, expected]
@@ -704,7 +706,7 @@ REFUSALS = {
     ),
     "count": (
         changed("train", expect=13),
-        r"\[train\]: train has 12 images, 13 were expected\. Get the lists again, or pass --any-counts to judge these",
+        r"\[train\]: train has 12 images, 13 were expected\. Look whether all of them are there, or pass --any-counts to judge these",
     ),
     "count of unknown images": (
         changed("ood", expect=6),
@@ -712,7 +714,7 @@ REFUSALS = {
     ),
     "outdated list": (
         changed("ood", expect=6, outdated=7),
-        r".*: strange has 7 images, 6 were expected; so many are in an older version of its list, and the two must not",
+        r".*: strange has 7 images, 6 were expected; so many are in an older version of it, and the two must not",
     ),
     # draws
     "large draw": (
@@ -1048,7 +1050,7 @@ def test_the_same_array_may_teach_twice_and_another_array_of_the_file_is_somethi
 
 def test_skipping_everything_is_refused(world):
     world.document["train"]["skip"] = 12
-    with pytest.raises(ValueError, match=r"\[train\]: first = 1 needs as many images, but there are 0"):
+    with pytest.raises(ValueError, match=r"\[train\]: skip = 12 leaves no image"):
         world.read()
 
 
@@ -1061,3 +1063,40 @@ def test_folders_of_known_images_have_the_same_classes(world):
     world.document["val"] = {"folder": "b"}
     with pytest.raises(ValueError, match=r"\[val\]: its class folders are not those of \[train\]: dog, fox is in one"):
         world.read()
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+@pytest.mark.parametrize("section", ["ood", "ood_val"])
+def test_known_images_are_not_taken_for_unknown_ones(section, split, world):
+    there = {"npz": world.document[split]["npz"]}
+    world.document |= {"ood": [{"name": "strange", "group": "far", **there}]} if section == "ood" else {section: there}
+    assert re.search(r"of its images are in \[\w+\] too: they are known, not unknown\.", world.refusal())
+
+
+def test_two_lists_that_name_the_same_images_overlap(world):
+    world.document["val"] = write_list(world, "val.txt", [4, 2, 0])
+    world.document["test"] = write_list(world, "test.txt", [9, 2, 8, 0])
+    assert world.refusal().startswith("[test]: 2 of its images are in [val] too: methods would be judged on what")
+
+
+def test_seeds_that_would_give_one_result_several_times_are_refused(world):
+    torch.save(state(), world.folder / "w.pt")
+    world.document["network"][0] |= {"weights": "w.pt", "seeds": [0, 1]}
+    assert "seeds needs {seed} in the path of its weights" in world.refusal()
+    del world.document["network"][0]["seeds"]
+    assert [suite.network for suite in world.read(seeds=[0, 1])] == ["tiny-seed0", "tiny-seed1"]  # val is drawn
+    world.document["val"] = {"npz": "other.npz", "x": "twin"}
+    world.document["test"] = {"npz": "pool.npz"}
+    with pytest.raises(ValueError, match="neither its weights nor its images depend on a seed"):
+        world.read(seeds=[0, 1])
+
+
+def test_a_network_may_not_have_the_name_of_a_folder_of_results(world):
+    world.document["network"][0]["name"] = "banks"
+    assert world.refusal() == "[[network]] banks: a network cannot be called so: results have a folder banks already."
+
+
+def test_siblings_and_classes_are_told(world):
+    world.document["network"].append({"name": "wide", "factory": "nets:wide"})
+    assert {suite.siblings for suite in world.read()} == {("tiny", "wide")}
+    assert world.read()[0].classes == ()

@@ -128,7 +128,7 @@ def test_the_built_in_digits_are_told_apart_by_their_seed_if_there_are_several(m
 
 
 def test_a_limited_suite_has_at_most_so_many_images_of_each_data_set_and_says_so(world):
-    world.document["ood_val"] = {"npz": "train.npz"}
+    world.document["ood_val"] = {"npz": "train.npz", "x": "twin"}
     world.file()
     whole, few = load(world)[0], load(world, limit=9)[0]
     assert [source.rows for source in whole.sources.values()] == [12, 12, 18, 12, 7]

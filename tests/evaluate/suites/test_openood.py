@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
+from flatfold.evaluate.suites.file import SuiteFile
 from flatfold.evaluate.suites.library import open_suite_file
 from flatfold.evaluate.suites.text import BUILT_IN, built_in_names
 from tests.openood_tree import BENCHMARKS, FEW, KNOWN, UNKNOWN, list_path, make_openood
@@ -195,7 +196,7 @@ def test_a_list_of_an_older_version_is_refused_as_such(full):
     before = path.read_text()
     path.write_text("".join((before + before).splitlines(keepends=True)[:8793]))
     message = (
-        "[[ood]] tin: tin has 8793 images, 7793 were expected; so many are in an older version of its list, and the "
+        "[[ood]] tin: tin has 8793 images, 7793 were expected; so many are in an older version of it, and the "
         "two must not be mixed. Get the lists again, or pass --any-counts to judge these."
     )
     try:
@@ -203,3 +204,32 @@ def test_a_list_of_an_older_version_is_refused_as_such(full):
             open_suite_file(name, data=root).suites()
     finally:
         path.write_text(before)
+
+
+def test_a_network_of_ones_own_is_expected_to_be_as_good_as_the_one_that_it_replaces(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'like = "cifar10"\n[[network]]\nname = "mine"\nmodel = "openood/resnet18_32x32"\nweights = "w.ckpt"\n'
+        '[[network]]\nname = "other"\nfactory = "nets:other"\n[[network]]\nname = "strict"\n'
+        'model = "openood/resnet18_32x32"\nweights = "w.ckpt"\naccuracy = 96\n'
+    )
+    tables = [network.table for network in SuiteFile(path).networks]
+    assert [table.get("accuracy") for table in tables] == [95.06, None, 96]
+
+
+@pytest.mark.parametrize(
+    ("model", "own", "told"),
+    [
+        ("openood/resnet18_32x32", "transform = { mean = [0, 0, 0] }", "the network mine has its own mean"),
+        ("openood/resnet18_32x32", "transform = { resize = 40 }", "the network mine has its own resize"),
+        ("openood/resnet18_32x32", 'head = "layer4"', "the network mine has its own head"),
+        ("torchvision/densenet121", "transform = { resize = 232, crop = 224 }", None),
+        ("torchvision/densenet121", "transform = { std = [1, 1, 1] }", "the network mine has its own std"),
+        ("openood/resnet18_32x32", "", None),
+    ],
+)
+def test_what_a_network_does_in_its_own_way_is_a_deviation_from_the_protocol(model, own, told, tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(f'like = "cifar10"\n[[network]]\nname = "mine"\nmodel = "{model}"\nweights = "w"\n{own}\n')
+    suite_file = SuiteFile(path)
+    assert suite_file._own_ways(suite_file.networks[0]) == ([] if told is None else [told])

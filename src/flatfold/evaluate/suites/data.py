@@ -14,12 +14,18 @@ from ...models.lists import ListImages
 from ...models.picked import PickedImages
 from ...models.sources import ImageSource, Source
 from ...models.tables import TableImages
-from .keys import KINDS, TRANSFORM, Table
+from .keys import KINDS, SPLITS, TRANSFORM, Table
 from .suite import OodSet
 from .text import expanded, title, told
 
 Rows = NDArray[np.int64]
-RIVALS = ({"test", "train"}, {"test", "val"}, {"ood", "ood_val"})  # one is judged on, the other learnt from
+LEARNT = "methods would be judged on what they learn from"
+KNOWN = "they are known, not unknown"
+RIVALS = {  # two that must not share an image, and why
+    **{frozenset(pair): LEARNT for pair in (("test", "train"), ("test", "val"), ("ood", "ood_val"))},
+    **{frozenset(("ood", split)): KNOWN for split in SPLITS},
+    **{frozenset(("ood_val", split)): KNOWN for split in SPLITS},
+}
 COLUMNS = {"npz": ("x", "y"), "table": ("image", "label")}  # what images and labels are called if nothing is said
 
 
@@ -54,7 +60,7 @@ class SuiteData:
         self.deviations: list[str] = []
         self.read: dict[tuple[Any, ...], Source] = {}
         self.classes: dict[str, tuple[str, ...]] = {}
-        self.taken: list[tuple[str, tuple[Any, ...], Rows]] = []
+        self.taken: list[tuple[str, tuple[Any, ...], NDArray[Any]]] = []
         with told("[transform]" + (", as a network changes it" if transform else "")):
             self.transform = Transform(**{**document.get("transform", {}), **transform})
 
@@ -96,28 +102,36 @@ class SuiteData:
             return
         sentence = f"{name} has {found} images, {expected} were expected"
         if found == table.get("outdated"):
-            sentence += "; so many are in an older version of its list, and the two must not be mixed"
+            sentence += "; so many are in an older version of it, and the two must not be mixed"
         if not self.any_counts:
-            raise ValueError(f"{sentence}. Get the lists again, or pass --any-counts to judge these.")
+            again = "Get the lists again" if "list" in table else "Look whether all of them are there"
+            raise ValueError(f"{sentence}. {again}, or pass --any-counts to judge these.")
         if sentence not in self.deviations:
             self.deviations.append(sentence)
 
     def _picked(self, section: str, source: Source, rows: Rows, table: Table) -> Source:
         """Return the part of ``rows`` that a section wants, unless methods would be judged on what they learn from."""
         rows = rows[table.get("skip", 0) :]
-        wanted = table.get("first", max(len(rows), 1))
+        if not len(rows):
+            raise ValueError(f"skip = {table['skip']} leaves no image.")
+        wanted = table.get("first", len(rows))
         if wanted > len(rows):
             raise ValueError(f"first = {wanted} needs as many images, but there are {len(rows)}.")
-        rows, place = rows[:wanted], self.place(table)
+        rows = rows[:wanted]
+        self._check_apart(section, *_identities(source, self.place(table), rows))
+        return source if wanted == source.rows else picked(source, rows)
+
+    def _check_apart(self, section: str, place: tuple[Any, ...], images: NDArray[Any]) -> None:
+        """Raise if a section takes images that another one takes and must not share."""
         for other, there, taken in self.taken:
-            shared = len(np.intersect1d(rows, taken)) if there == place and {section, other} in RIVALS else 0
+            why = RIVALS.get(frozenset((section, other)))
+            shared = len(np.intersect1d(images, taken)) if why and there == place else 0
             if shared:
                 raise ValueError(
-                    f"{shared} of its images are in [{other}] too: methods would be judged on what they learn from. "
+                    f"{shared} of its images are in [{other}] too: {why}. "
                     "Divide them with rest_of, or with first and skip."
                 )
-        self.taken.append((section, place, rows))
-        return source if wanted == source.rows else picked(source, rows)
+        self.taken.append((section, place, images))
 
     def _draw(self, name: str, asked: tuple[str, ...] = ()) -> tuple[Rows, Rows]:
         """Return the rows that a split takes and those that it leaves; ``asked`` are the splits that wait for it."""
@@ -191,6 +205,13 @@ class SuiteData:
 
     def _path(self, text: str) -> Path:
         return expanded(text, self.folder, self.variables)
+
+
+def _identities(source: Source, place: tuple[Any, ...], rows: Rows) -> tuple[tuple[Any, ...], NDArray[Any]]:
+    """Return a place and what tells its images apart: their row, or in a list their path, which others may name too."""
+    if isinstance(source, ListImages):
+        return ("list", source.root.resolve()), np.array(source.paths)[rows]
+    return place, rows
 
 
 def picked(source: Source, rows: Rows) -> Source:

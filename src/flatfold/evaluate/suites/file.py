@@ -97,11 +97,23 @@ class SuiteFile:
                     accuracy=network.table.get("accuracy"),
                     architecture=network.table.get("model") or network.table.get("factory", ""),
                     protocol=self.document.get("protocol", ""),
-                    deviations=tuple(self.data(network).deviations),
+                    deviations=(*self.data(network).deviations, *self._own_ways(network)),
+                    siblings=tuple(each.name for each in self.networks),
+                    classes=next(iter(self.data(network).classes.values()), ()),
                     **judged[id(self.data(network))],
                 )
                 for network, model in zip(chosen, models, strict=True)
             ]
+
+    def _own_ways(self, network: Network) -> list[str]:
+        """Return in what a network departs from the protocol of the suite, one sentence each."""
+        if "protocol" not in self.document:
+            return []
+        table = network.table
+        own = set(table.get("transform", {})) | ({"head"} if "head" in table else set())
+        if table.get("model", "").startswith("torchvision/"):
+            own -= {"resize", "crop", "interpolation"}  # which torchvision gives with the weights
+        return [f"the network {network.name} has its own {', '.join(sorted(own))}"] if own else []
 
     def _judged(self, data: SuiteData) -> dict[str, Any]:
         """Return all data sets of a suite, by the name of its argument."""

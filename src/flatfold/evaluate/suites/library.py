@@ -74,12 +74,30 @@ def load_suites(
         limit: Most images to take of any data set.
     """
     if name == DIGITS:
+        if names or data or any_counts:
+            raise ValueError("digits makes its own network and images, so there are no networks or counts to choose.")
         every = [digits(out, seed=seed, batch_size=batch_size) for seed in seeds or [0]]
-        several = len(every) > 1
-        suites = [replace(each, network=f"seed{each.seed}" if several else "", family=DIGITS) for each in every]
+        siblings = tuple(f"seed{each.seed}" for each in every) if len(every) > 1 else ("",)
+        suites = [
+            replace(each, network=network, family=DIGITS, siblings=siblings)
+            for each, network in zip(every, siblings, strict=True)
+        ]
     else:
+        _check_openood(name, data)
         suites = open_suite_file(name, seeds, batch_size, data, any_counts).suites(names)
     return suites if limit is None else [limited(suite, limit) for suite in suites]
+
+
+def _check_openood(name: str, data: Path | None) -> None:
+    """Raise unless the folders of OpenOOD, which a built-in suite needs, may be where somebody says."""
+    place = data or os.environ.get(OPENOOD)
+    if place and not Path(place).is_dir():
+        raise NotADirectoryError(f"OpenOOD's data and results should lie in {place}, but there is no such folder.")
+    if not place and name in built_in_names():
+        raise ValueError(
+            f"{name} needs the images and checkpoints of OpenOOD: give --data, the folder that holds its data and "
+            f"results, or set {OPENOOD}. `flatfold doctor {name}` says what should lie where."
+        )
 
 
 def limited(suite: Suite, limit: int) -> Suite:
@@ -87,6 +105,8 @@ def limited(suite: Suite, limit: int) -> Suite:
 
     It is good for a quick look. The result is not comparable with that of the whole suite, and says so.
     """
+    if all(source.rows <= limit for source in suite.sources.values()):
+        return suite
 
     def some(source: Source) -> Source:
         return (

@@ -10,7 +10,8 @@ from ...models.factory import make_model
 from ...models.features import linear_head
 from ...models.named import named_model
 from ...models.weights import load_weights
-from .keys import TRANSFORM, Table, check_table
+from .keys import SPLITS, TRANSFORM, Table, check_table
+from .suite import FOLDERS
 from .text import expanded, title, told
 
 MAKERS = ("factory", "model", "linear")
@@ -43,8 +44,12 @@ def networks(document: Table, seeds: Sequence[int] | None = None) -> list[Networ
     """
     names = [table["name"] for table in document["network"]]
     found = []
+    drawn = any("per_class" in document.get(split, {}) for split in SPLITS)
     for table in document["network"]:
         with told(title("network", table)):
+            _check_seeds(table, seeds or (), drawn)
+            if table["name"] in FOLDERS:
+                raise ValueError(f"a network cannot be called so: results have a folder {table['name']} already.")
             if names.count(table["name"]) > 1:
                 raise ValueError("two networks have this name. Give each one of its own.")
             check_table(table.get("transform", {}), TRANSFORM)
@@ -53,6 +58,19 @@ def networks(document: Table, seeds: Sequence[int] | None = None) -> list[Networ
         if sum(name == network.name for network in found) > 1:
             raise ValueError(f"two networks would be called {name}. Rename one, and give every seed once.")
     return found
+
+
+def _check_seeds(table: Table, seeds: Sequence[int], drawn: bool) -> None:
+    """Raise if several seeds would give one result several times."""
+    fixed = "weights" in table or "pretrained" in table or "linear" in table
+    named = "{seed}" in table.get("weights", "")
+    if "seeds" in table and fixed and not named:
+        raise ValueError("seeds needs {seed} in the path of its weights, or all of them would be one network.")
+    if "seeds" not in table and len(seeds) > 1 and fixed and not drawn:
+        raise ValueError(
+            "neither its weights nor its images depend on a seed, so several would give one result several times. "
+            "Name a seed's weights with seeds and {seed}, or draw images with per_class."
+        )
 
 
 def _of_each_seed(table: Table, draws: int, seeds: Sequence[int] | None) -> list[Network]:

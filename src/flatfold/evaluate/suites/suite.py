@@ -10,6 +10,7 @@ from ...models.sources import Source
 
 Group = Literal["near", "far"]
 NAME = re.compile(r"[\w+-][\w.+-]*")  # names become folders
+FOLDERS = ("banks", "scores", "figures", "data")  # beside the results of a network
 RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # taken, in folders and tables
 
 
@@ -46,6 +47,8 @@ class Suite:
         network: Name of the network, to tell it from others that are judged on the same data.
         head: Name of the network's last layer, where it cannot be found by itself (see ``find_head``).
         family: Networks of one family differ by their seed only; results are averaged over them.
+        siblings: Names of all networks that are judged on this suite, this one included; each has a folder of its own.
+        classes: Names of the classes, where they are known.
         accuracy: What the network should reach on the test data, in per cent, where that is known.
         architecture: What it was made by.
         protocol: Of a published benchmark, where data and preparation are exactly its own.
@@ -64,6 +67,8 @@ class Suite:
     network: str = ""
     head: str | None = None
     family: str = ""
+    siblings: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     accuracy: float | None = None
     architecture: str = ""
     protocol: str = ""
