@@ -146,7 +146,7 @@ def test_several_networks_get_a_page_and_a_table_of_their_own(bench):
     page = (folder / "out" / "mine" / "report.html").read_text()
     assert 'href="small/report.html"' in page
     assert 'href="large/report.html"' in page
-    assert "all networks ->" in done.stdout
+    assert "all runs ->" in done.stdout
     assert "pruned" not in done.stderr  # what fontTools has to say of the figures
 
 

@@ -248,8 +248,8 @@ def test_scores_of_images_are_kept_and_an_interrupted_run_goes_on(suite, tmp_pat
     calls[:] = [0, 0, 0]
     run(suite, ["odin"], tmp_path / "cut")
     timing = sum(calls)  # of one batch, again and again
-    # Two batches of the known images were there already; two images see that the network is the same: once for a set that
-    # was begun, and later for all three, which were finished.
+    # Two batches of the known images were there already; two images see that the network is the same: once for a set
+    # that was begun, and later for all three, which were finished.
     assert in_all - timing == 80 + 30 + 20 - 2 * 16 + 2 - 3 * 2
 
 

@@ -68,7 +68,7 @@ def make_wrong(methods, sets, scores, count):
             for row in order.tolist():
                 share = float((known < values[row]).mean())
                 label = 2 if name == "id" else None
-                wrong.append(Wrong(method, name, row, f"{name}-{row}.png", float(values[row]), share, 1, label))
+                wrong.append(Wrong(method, name, row, f"images/{name}/{row}.png", float(values[row]), share, 1, label))
                 thumbnails[f"{name}/{row}"] = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
     return wrong, thumbnails
 

@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from flatfold.report.page import write_report
+from flatfold.evaluate.rows import METRICS
+from flatfold.report.page import render
 from flatfold.report.summary import write_summary
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
@@ -25,9 +26,9 @@ def run(make_run):
 
 @pytest.fixture(scope="module")
 def address(run, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("browser") / "run"
-    run.save(folder)
-    return write_report(folder).as_uri()
+    path = tmp_path_factory.mktemp("browser") / "report.html"
+    path.write_text(render(run), encoding="utf8")  # as write_report does, but without the files for papers
+    return path.as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -127,45 +128,86 @@ def test_the_box_and_the_buttons_filter_methods(visit, address):
     assert len(names(page)) == 7
 
 
-@pytest.mark.parametrize(
-    ("number", "metric", "order"),
-    [
-        (0, "auroc", "descending"),
-        (1, "fpr95_ood_positive", "ascending"),
-        (2, "fpr95_id_positive", "ascending"),
-        (3, "aupr_out", "descending"),
-        (4, "aupr_in", "descending"),
-    ],
-)
-def test_the_switch_shows_another_metric_with_its_interval_best_first(visit, address, run, number, metric, order):
+def test_a_name_that_no_method_has_is_answered(visit, address):
     page = visit(address)
-    page.locator(".metric label").nth(4 - number).click()  # another one first, or none would change
-    page.locator(".metric label").nth(number).click()
-    assert head(page, "average").get_attribute("aria-sort") == order
-    ranked = sorted(
-        run.methods, key=lambda m: getattr(run.cells[m.method, "all"], metric), reverse=order == "descending"
+    answer = page.locator(".nothing")
+    assert not answer.is_visible()
+    page.get_by_role("searchbox").fill("zebra")
+    assert names(page) == []
+    assert answer.is_visible()
+    assert answer.text_content() == "No method is called so."
+    page.get_by_role("searchbox").fill("msp")
+    assert not answer.is_visible()
+    page.locator("#results-table tbody tr").evaluate_all(
+        "rows => rows.forEach((row) => { row.dataset.groups = 'all'; })"
     )
-    assert names(page) == [method.method for method in ranked]
-    cell = run.cells[ranked[0].method, "near-set"]
-    low, high = cell.certainty.intervals[metric]
-    first = page.locator("#results-table tbody tr").first.locator("td").first
-    assert first.locator("b").text_content() == f"{100 * getattr(cell, metric):.2f}"
-    assert first.locator("small").text_content() == f"{100 * low:.2f}–{100 * high:.2f}"
-    marked = (
-        page.evaluate("getComputedStyle(document.querySelector('td.best')).backgroundColor") != "rgb(255, 255, 255)"
-    )
-    assert marked == (metric == "auroc")
+    page.get_by_role("searchbox").fill("")
+    page.get_by_role("radio", name="FOLD family").check()
+    assert answer.text_content() == "No method is of this kind."
 
 
-def test_head_and_first_column_stay_when_the_table_scrolls(visit, address):
+def test_the_switch_shows_another_metric_with_its_interval_best_first(visit, address, run):
+    page = visit(address)
+    page.locator(".metric label").last.click()  # or the first choice would change nothing
+    for number, metric in enumerate(METRICS):
+        page.locator(".metric label").nth(number).click()
+        order = "ascending" if metric.startswith("fpr95") else "descending"
+        assert head(page, "average").get_attribute("aria-sort") == order
+        ranked = sorted(
+            run.methods,
+            key=lambda m, metric=metric: getattr(run.cells[m.method, "all"], metric),
+            reverse=order == "descending",
+        )
+        assert names(page) == [method.method for method in ranked]
+        cell = run.cells[ranked[0].method, "near-set"]
+        low, high = cell.certainty.intervals[metric]
+        first = page.locator("#results-table tbody tr").first.locator("td").first
+        assert first.locator("b").text_content() == f"{100 * getattr(cell, metric):.2f}"
+        assert first.locator("small").text_content() == f"{100 * low:.2f}–{100 * high:.2f}"
+        colour = page.evaluate("getComputedStyle(document.querySelector('td.best')).backgroundColor")
+        assert (colour != "rgb(255, 255, 255)") == (metric == "auroc")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("script", [True, False])
+def test_no_table_hides_a_row(visit, address, width, script):
+    page = visit(address, width=width, java_script_enabled=script)
+    boxes = page.locator(".scroll")
+    assert boxes.count() == 3
+    for number in range(3):
+        box, last = boxes.nth(number), boxes.nth(number).locator("tr").last
+        outer, inner = box.bounding_box(), last.bounding_box()
+        assert inner["y"] + inner["height"] <= outer["y"] + outer["height"]
+
+
+def test_the_first_column_stays_when_the_table_scrolls_and_its_edge_says_that_there_is_more(visit, address):
     page = visit(address, width=390)
     box = page.locator(".scroll").first
     before = box.locator("thead th").first.bounding_box()
-    box.evaluate("box => box.scrollTo(300, 200)")
-    assert box.evaluate("box => [box.scrollLeft > 100, box.scrollTop >= 0]") == [True, True]
-    after = box.locator("thead th").first.bounding_box()
-    assert (after["x"], after["y"]) == pytest.approx((before["x"], before["y"]), abs=1)
+    settled = "state => document.querySelector('.scroll').classList.contains('more') === state"
+    page.wait_for_function(settled, arg=True)
+    assert "gradient" in box.evaluate("box => getComputedStyle(box).maskImage")
+    box.evaluate("box => box.scrollTo(10000, 0)")
+    assert box.evaluate("box => box.scrollLeft") > 100
+    assert box.locator("thead th").first.bounding_box()["x"] == pytest.approx(before["x"], abs=1)
     assert box.locator("tbody th").first.bounding_box()["x"] == pytest.approx(before["x"], abs=1)
+    page.wait_for_function(settled, arg=False)
+
+
+@pytest.mark.parametrize(("section", "fits"), [("#results", False), ("#datasets", True)])
+def test_the_heads_of_a_table_stay_in_the_window_until_the_table_ends(visit, address, section, fits):
+    page = visit(address)
+    page.add_style_tag(content="html { scroll-behavior: auto !important; } .scroll td { height: 300px; }")
+    box, heads = page.locator(f"{section} .scroll"), page.locator(f"{section} thead th")
+    assert box.evaluate("box => box.classList.contains('fits')") is fits
+    assert heads.first.bounding_box()["y"] > 100
+    for row in (1, 3):
+        box.locator("tbody tr").nth(row).evaluate("row => row.scrollIntoView()")
+        page.wait_for_timeout(100)  # for the frame in which the page hears of it
+        assert [head.bounding_box()["y"] for head in heads.all()] == pytest.approx([0] * heads.count(), abs=1)
+    box.evaluate("box => scrollBy(0, box.getBoundingClientRect().bottom - 5)")
+    page.wait_for_timeout(100)
+    assert all(head.bounding_box()["y"] < -20 for head in heads.all())
 
 
 def test_pictures_of_every_method_can_be_seen(visit, address, run):
@@ -180,6 +222,25 @@ def test_pictures_of_every_method_can_be_seen(visit, address, run):
         assert images.evaluate_all("images => images.map((image) => image.title)") == [wrong.name for wrong in mine]
         words = page.locator("#gallery .share").all_text_contents()
         assert words == [f"above {100 * wrong.share:.1f} % of known" for wrong in mine]
+        assert page.locator("#gallery .file").all_text_contents() == [wrong.name.split("/")[-1] for wrong in mine]
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_where_an_image_is_can_be_read_after_a_tap_or_with_the_keyboard(visit, address, run, script):
+    page = visit(address, width=390, java_script_enabled=script, has_touch=True)
+    mine = [wrong for wrong in run.wrong if wrong.method == run.ranked[0].method]
+    cards = page.locator("#gallery .card")
+    assert cards.nth(0).locator(".file").is_visible()
+    assert not cards.nth(0).locator(".place").is_visible()
+    cards.nth(0).locator("img").tap()
+    assert cards.nth(0).locator(".place").is_visible()
+    assert cards.nth(0).locator(".place").text_content().startswith(f"{mine[0].name}, row {mine[0].row} of")
+    cards.nth(1).locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert cards.nth(1).locator(".place").is_visible()
+    cards.nth(1).locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert not cards.nth(1).locator(".place").is_visible()
 
 
 @pytest.mark.parametrize("width", [320, 390, 800, 1280])
@@ -212,12 +273,14 @@ def test_on_paper_there_are_no_controls_and_every_row(visit, address, run):
     page.emulate_media(media="print")
     assert not page.locator("form.controls").first.is_visible()
     assert not page.locator("nav").is_visible()
-    box = page.locator(".scroll").first
-    assert box.evaluate("box => box.scrollHeight <= box.clientHeight + 1")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(".terms dl").is_visible()
+    assert not page.locator("#gallery .place").first.is_visible()
+    assert page.locator(".scroll").first.evaluate("box => getComputedStyle(box).maskImage") == "none"
     assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
 
 
-def test_the_page_of_several_networks_sorts_and_switches_too(visit, make_run, tmp_path):
+def test_the_page_of_several_runs_sorts_and_switches_too(visit, make_run, tmp_path):
     for seed in range(2):
         make_run(("fold", "msp", "knn"), known=200 + seed, network=f"net{seed}", family="net").save(
             tmp_path / f"net{seed}"
@@ -227,7 +290,11 @@ def test_the_page_of_several_networks_sorts_and_switches_too(visit, make_run, tm
     page.locator("#table-0").get_by_role("button", name="method").click()
     assert rows.all_text_contents() == ["fold", "knn", "msp"]
     page.locator(".metric label").nth(1).click()
-    assert page.locator("#table-0 td small").first.text_content().startswith("± ")
+    below = page.locator("#table-0 td small").first
+    spread, interval = below.inner_text().split("\n")
+    assert spread.startswith("± ")
+    assert interval.count("–") == 1
+    assert below.bounding_box()["height"] > 20  # on two lines, without a pointer over them
     page.get_by_role("searchbox").fill("knn")
     assert page.locator("output").text_content() == "1 of 3 methods"
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

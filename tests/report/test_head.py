@@ -2,9 +2,11 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from flatfold.evaluate import record
 from flatfold.report import head
 
 
@@ -75,7 +77,7 @@ def test_everything_to_know_before_a_comparison_is_in_the_box(make_run):
     results = replace(results, unreadable={"far-set": {"a.png": "truncated"}, "near-set": {}})
     text = plain(head.warnings(results))
     assert "test has 5 images, 9000 were expected" in text
-    assert "far-set: 1 image that could not be read, left out: a.png (truncated)." in text
+    assert "far-set: 1 image that could not be read was left out.a.png: truncated" in text
     assert "near-set" not in text
     assert "ash was left out: ASH is made for &lt;positive&gt; features." in text
     assert "autofold: take care" in text
@@ -83,10 +85,22 @@ def test_everything_to_know_before_a_comparison_is_in_the_box(make_run):
 
 def test_many_unreadable_images_are_counted_and_some_named(make_run):
     reasons = {f"{i}.png": "damaged" for i in range(25)}
-    text = plain(head.warnings(replace(make_run(), unreadable={"far-set": reasons})))
-    assert "25 images that could not be read" in text
-    assert "19.png (damaged); and 5 more, all in results.json." in text
-    assert "20.png" not in text
+    told = head.warnings(replace(make_run(), unreadable={"far-set": reasons}))
+    line = "far-set: 25 images that could not be read were left out."
+    assert f"<li><details><summary>{line}</summary><ul><li>0.png: damaged</li>" in told
+    assert "<li>19.png: damaged</li><li>and 5 more, all in results.json</li></ul></details></li>" in told
+    assert "20.png" not in told
+
+
+def test_a_data_set_with_gaps_is_told_once(make_run):
+    unreadable = {"far-set": {"a.png": "truncated", "b.png": "empty"}, "near-set": {"c.png": "truncated"}}
+    sentences = record._gaps(SimpleNamespace(unreadable=unreadable))  # as a run writes them
+    assert len(sentences) == 2
+    results = make_run(deviations=["test has 5 images", *sentences])
+    text = plain(head.warnings(replace(results, unreadable=unreadable)))
+    assert text.count("far-set") == text.count("near-set") == 1
+    assert "test has 5 images" in text
+    assert all(sentence in plain(head.warnings(results)) for sentence in sentences)  # nothing else tells it here
 
 
 def test_many_notes_come_at_a_click(make_run):

@@ -1,4 +1,4 @@
-"""The page for several networks."""
+"""The page for several runs."""
 
 import json
 import re
@@ -7,7 +7,8 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from flatfold.report.summary import write_summary
+from flatfold.evaluate.summary import summarise
+from flatfold.report.summary import render_summary, write_summary
 
 
 @pytest.fixture
@@ -38,24 +39,28 @@ def test_means_and_spread_are_those_of_the_runs(folder, make_run, parsed):
     values = [run.cells["fold", "far"].auroc for run in runs]
     page = write_summary(folder).read_text()
     cells = [json.loads(told["data-metrics"]) for _, told in parsed(page).tags if "data-metrics" in told]
-    expected = [round(fmean(values), 7), f"{100 * fmean(values):.2f}", f"± {100 * pstdev(values):.2f}"]
-    assert expected in [cell[0] for cell in cells]
-    assert "Means over 2 networks" in page
+    (row,) = [row for row in summarise(runs) if (row.method, row.column) == ("fold", "far")]
+    low, high = row.intervals["auroc"]
+    below = f"± {100 * pstdev(values):.2f}\n{100 * low:.2f}–{100 * high:.2f}"
+    assert [round(fmean(values), 7), f"{100 * fmean(values):.2f}", below] in [cell[0] for cell in cells]
+    assert "Means over 2 runs" in page
+    assert "<b>3</b> runs: networks or seeds" in page
+    assert "<b>2</b> families" in page
     assert "Accuracy 90.50 % on average." in page
 
 
-def test_a_single_network_of_a_family_has_its_interval(folder, make_run):
+def test_a_single_run_of_a_family_has_its_interval(folder, make_run):
     page = write_summary(folder).read_text()
     cell = make_run(("fold", "msp"), known=202).cells["fold", "all"]
     low, high = cell.certainty.intervals["auroc"]
     assert f"{100 * low:.2f}–{100 * high:.2f}" in page
-    assert "One network, accuracy 92.00 %." in page
+    assert "One run, accuracy 92.00 %." in page
 
 
-def test_every_network_is_listed_and_leads_to_its_report_where_there_is_one(folder, parsed):
+def test_every_run_is_listed_and_leads_to_its_report_where_there_is_one(folder, parsed):
     seen = parsed(write_summary(folder).read_text())
     links = [told["href"] for tag, told in seen.tags if tag == "a"]
-    assert links == ["#family-0", "#family-1", "#networks", "net%200/report.html", "net%201/report.html"]
+    assert links == ["#family-0", "#family-1", "#runs", "net%200/report.html", "net%201/report.html"]
     assert all(f"net {seed}" in seen.text for seed in range(3))
 
 
@@ -77,11 +82,36 @@ def test_a_method_that_one_network_lacks_is_named_as_left_out(folder, make_run):
     assert "toy, net3: too few" in page
 
 
-def test_a_column_that_only_some_methods_have_leaves_their_cell_empty(folder, make_run):
+def test_a_method_that_runs_refused_is_named_as_left_out_with_the_reason(folder, make_run):
+    page = write_summary(folder).read_text()
+    told = "ash was left out: ASH is made for &lt;positive&gt; features."
+    assert page.count(f"<li>small: {told}</li>") == 1
+    assert page.count(f"<li>large &amp; &lt;wide&gt;: {told}</li>") == 1
+    run = make_run(("fold", "msp", "ash"), network="net0", family="small")
+    replace(run, refused={}).save(folder / "net 0")
+    page = write_summary(folder).read_text()
+    assert f"small: ash is not in every run and left out here. toy, net1 left it out: {told[18:]}" in page
+
+
+def test_a_run_of_its_own_is_counted_as_one(make_run, tmp_path):
+    make_run(("fold",), network="net0", certainty=False).save(tmp_path / "net0")
+    page = write_summary(tmp_path).read_text()
+    assert "<b>1</b> run<" in page
+    assert "<b>1</b> family<" in page
+
+
+def test_without_intervals_the_spread_stands_alone(make_run, parsed, tmp_path):
+    for seed in range(2):
+        make_run(("fold",), known=200 + seed, certainty=False, network=f"{seed}", family="f").save(tmp_path / f"{seed}")
+    page = write_summary(tmp_path).read_text()
+    cells = [json.loads(told["data-metrics"]) for _, told in parsed(page).tags if "data-metrics" in told]
+    assert all(re.fullmatch(r"± \d+\.\d\d", below) for cell in cells for *_, below in cell)
+
+
+def test_a_column_that_only_some_methods_have_leaves_their_cell_empty(make_run, tmp_path):
     run = make_run(("fold", "msp"), network="net0", family="small")
     rows = [row for row in run.rows if (row.method, row.dataset) != ("msp", "near-set")]
-    replace(run, rows=rows).save(folder / "net 0")
-    page = write_summary(folder).read_text()
+    page = render_summary({tmp_path / "net0": replace(run, rows=rows), tmp_path / "net1": run}, tmp_path)
     line = next(line for line in re.findall(r"<tr data-groups.*?</tr>", page) if ">msp<" in line)
     assert line.count("<td></td>") == 3  # the data set and the two averages that need it
     assert line.count("data-metrics") == 2

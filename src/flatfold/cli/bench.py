@@ -152,7 +152,7 @@ def _summarise(folder: Path, networks: Sequence[str]) -> None:
     save_summary(rows, folder, judged)
     page = write_summary(folder)
     print_summary(rows)
-    typer.echo(f"all networks -> {folder / 'summary.csv'}, {page}")
+    typer.echo(f"all runs -> {folder / 'summary.csv'}, {page}")
 
 
 def parse_seeds(text: str | None) -> list[int] | None:

@@ -21,4 +21,4 @@ def report(
     for place in places:
         typer.echo(f"report -> {write_report(place)}")
     if places != [folder]:
-        typer.echo(f"all networks -> {write_summary(folder)}")
+        typer.echo(f"all runs -> {write_summary(folder)}")

@@ -7,6 +7,9 @@ from ..evaluate.rows import MethodRun
 from .cells import head_cell, table
 from .markup import Html, definition_list, scrolling, tag
 
+SHORT = 4  # values of a list that are all told
+LABELS = {"seconds": "seconds, without loading and drawing"}  # of what a result file names more shortly
+
 
 def datasets_table(results: Results) -> Html:
     """Return a line per unknown data set: group, number of images, what it shows."""
@@ -45,19 +48,23 @@ def _words(text: object) -> Html:
 
 
 def settings(values: Mapping[str, object]) -> str:
-    """Return settings as words, those without a value left out; of a list its ends are told.
+    """Return settings as words, those without a value left out; of a list longer than four its ends are told.
 
     Example:
-        >>> settings({"grid": [0.1, 0.5, 1.0], "score_norm": None, "seed": 3})
-        'grid = 0.1..1.0, seed = 3'
+        >>> settings({"std": [0.2, 0.3], "grid": [0.1, 0.2, 0.3, 0.4, 0.5], "score_norm": None, "seed": 3})
+        'std = (0.2, 0.3), grid = 0.1..0.5, seed = 3'
     """
-    shown = {
-        key: f"{value[0]}..{value[-1]}" if isinstance(value, list) and value else value for key, value in values.items()
-    }
-    return ", ".join(f"{key} = {value}" for key, value in shown.items() if value is not None)
+    return ", ".join(f"{key} = {_setting(value)}" for key, value in values.items() if value is not None)
+
+
+def _setting(value: object) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    return f"{value[0]}..{value[-1]}" if len(value) > SHORT else f"({', '.join(map(str, value))})"
 
 
 def provenance(results: Results) -> Html:
     """Return everything that the result files say about their own making."""
+    told = {LABELS.get(name, name): value for name, value in results.provenance.items()}
     hashes = results.suite.get("fingerprints")
-    return definition_list({**results.provenance, **({"images, sha256": hashes} if hashes else {})})
+    return definition_list({**told, **({"images, sha256": hashes} if hashes else {})})

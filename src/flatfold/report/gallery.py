@@ -2,47 +2,53 @@
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from ..evaluate.results import ID, Results, Wrong
+from .captions import words_of
 from .markup import Html, data_block, joined, tag
 
 SHOWN = 8  # of a data set
 BUDGET = 2_000_000  # characters of pictures: a page must still open on a telephone
 SMALL = 64  # pixels: up to this side, pictures are enlarged without a blur
 EMPTY = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
+WORDS = ("file", "place", "score", "share", "classes")  # about a picture, in reading order
+BLANK = dict.fromkeys(("key", "name", *WORDS), "")  # for the mould that the page's script fills
 
+Entry = dict[str, str]
 Pictures = Mapping[str, str]
 
 
 def gallery(results: Results) -> Html:
     """Return the pictures of the best method that has any, and those of the others for the page's script.
 
-    Every distinct image is in the page once. When all together were too many, fewer are shown of each data set.
+    Results without images give nothing. Every distinct image is in the page once. When all together were too many,
+    fewer are shown of each data set.
     """
     if not results.wrong:
-        return tag("p", "These results hold no images.", class_="soft")
+        return Html()
+    classes = results.suite.get("classes") or ()
     pictures = {key: data_uri(pixels) for key, pixels in results.thumbnails.items()}
     chosen = _chosen(results, pictures)
     first = next(iter(chosen))
     here = {key_of(wrong) for wrongs in chosen[first].values() for wrong in wrongs}
     used = {key_of(wrong) for groups in chosen.values() for wrongs in groups.values() for wrong in wrongs}
-    content = {
-        "methods": {
-            method: {name: [_entry(wrong) for wrong in wrongs] for name, wrongs in groups.items()}
-            for method, groups in chosen.items()
-        },
-        "pictures": {key: pictures[key] for key in sorted(used - here) if key in pictures},
+    methods = {
+        method: {name: _entries(wrongs, classes) for name, wrongs in groups.items()}
+        for method, groups in chosen.items()
     }
-    shelves = [_shelf(name, chosen[first].get(name, []), pictures) for name in _names(results)]
+    rest = {key: pictures[key] for key in sorted(used - here) if key in pictures}
+    shelves = [_shelf(name, methods[first].get(name, []), pictures) for name in _names(results)]
     small = all(max(pixels.shape) <= SMALL for pixels in results.thumbnails.values())
     shelf_box = tag("div", *shelves, id="gallery", class_="small" if small else None)
-    template = tag("template", _card(None, EMPTY), id="card")
-    return joined([_choice(list(chosen)), shelf_box, template, data_block("wrong-data", content)])
+    template = tag("template", _card(BLANK, EMPTY), id="card")
+    return joined(
+        [_choice(list(chosen)), shelf_box, template, data_block("wrong-data", {"methods": methods, "pictures": rest})]
+    )
 
 
 def key_of(wrong: Wrong) -> str:
@@ -68,8 +74,9 @@ def _chosen(results: Results, pictures: Pictures) -> dict[str, dict[str, list[Wr
     return chosen
 
 
-def _entry(wrong: Wrong) -> dict[str, str]:
-    return {"key": key_of(wrong), "name": wrong.name, **words_of(wrong)}
+def _entries(wrongs: list[Wrong], classes: Sequence[str]) -> list[Entry]:
+    told = zip(wrongs, words_of(wrongs, classes), strict=True)
+    return [{"key": key_of(wrong), "name": wrong.name, **words} for wrong, words in told]
 
 
 def _worst(results: Results, method: str, count: int) -> dict[str, list[Wrong]]:
@@ -91,26 +98,15 @@ def _choice(methods: list[str]) -> Html:
     return joined([plain, tag("form", choice, class_="controls", data_for="gallery", hidden=True)])
 
 
-def _shelf(name: str, wrongs: list[Wrong], pictures: Pictures) -> Html:
+def _shelf(name: str, entries: list[Entry], pictures: Pictures) -> Html:
     title = "Known images that looked most unknown" if name == ID else f"{name}: unknown images that looked most known"
-    cards = [_card(wrong, pictures.get(key_of(wrong), EMPTY)) for wrong in wrongs]
+    cards = [_card(entry, pictures.get(entry["key"], EMPTY)) for entry in entries]
     return tag("section", tag("h3", title), tag("div", *cards, class_="cards"), class_="shelf", data_dataset=name)
 
 
-def _card(wrong: Wrong | None, address: str) -> Html:
-    """Return one picture with its words; without an image, the mould that the page's script fills."""
-    words = words_of(wrong) if wrong else dict.fromkeys(("score", "share", "classes"), "")
-    caption = tag("figcaption", *(tag("span", text, class_=name) for name, text in words.items()))
-    name = wrong.name if wrong else ""
-    picture = tag("img", src=address, alt=name, title=name, data_key=key_of(wrong) if wrong else "")
-    return tag("figure", picture, caption, class_="card")
-
-
-def words_of(wrong: Wrong) -> dict[str, str]:
-    """Return what is said below a picture."""
-    label = "" if wrong.label is None else f", is {wrong.label}"
-    return {
-        "score": f"score {wrong.score:.3g}",
-        "share": f"above {100 * wrong.share:.1f} % of known",
-        "classes": f"seen as {wrong.predicted}{label}",
-    }
+def _card(entry: Entry, address: str) -> Html:
+    """Return one picture with its words; a click on it shows where it is, with or without a script."""
+    name = entry["name"]
+    picture = tag("img", src=address, alt=name, title=name, data_key=entry["key"])
+    file, place, *words = (tag("span", entry[word], class_=word) for word in WORDS)
+    return tag("figure", tag("details", tag("summary", picture, file), place), tag("figcaption", *words), class_="card")

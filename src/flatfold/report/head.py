@@ -1,6 +1,6 @@
 """The top of the page: what was found, on what, and what a reader must know first."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..evaluate.results import Results
 from .cells import between, percent
@@ -61,13 +61,15 @@ def facts(results: Results) -> Html:
 
 def warnings(results: Results) -> Html:
     """Return a box with everything that makes these numbers others than they seem, or nothing."""
-    told = [str(sentence) for sentence in results.suite.get("deviations", [])]
-    told += [_unreadable(dataset, reasons) for dataset, reasons in results.unreadable.items() if reasons]
+    gaps = {dataset: reasons for dataset, reasons in results.unreadable.items() if reasons}
+    counted = {f"{len(reasons)} images of {dataset} could not be read" for dataset, reasons in gaps.items()}
+    told: list[object] = [text for text in results.suite.get("deviations", []) if text not in counted]
+    told += [_unreadable(dataset, reasons) for dataset, reasons in gaps.items()]
     told += [f"{method} was left out: {reason}" for method, reason in results.refused.items()]
     return warning_box(told, [f"{run.method}: {note}" for run in results.methods for note in run.warnings])
 
 
-def warning_box(told: list[str], notes: list[str]) -> Html:
+def warning_box(told: Sequence[object], notes: Sequence[str]) -> Html:
     """Return a box with sentences, and notes that are behind a click when they are many; nothing without any."""
     if not told and not notes:
         return Html()
@@ -76,16 +78,19 @@ def warning_box(told: list[str], notes: list[str]) -> Html:
         summary = tag("summary", f"{len(notes)} notes on methods")
         inside = [tag("details", summary, _list(notes))]
         notes = []
-    listed = [_list(told + notes)] if told + notes else []
+    listed = [_list([*told, *notes])] if told or notes else []
     return tag("aside", tag("h2", "Before you compare"), *listed, *inside, class_="warning")
 
 
-def _list(sentences: list[str]) -> Html:
+def _list(sentences: Sequence[object]) -> Html:
     return tag("ul", *(tag("li", sentence) for sentence in sentences))
 
 
-def _unreadable(dataset: str, reasons: Mapping[str, str]) -> str:
-    named = "; ".join(f"{name} ({reason})" for name, reason in list(reasons.items())[:NAMED])
-    more = f"; and {len(reasons) - NAMED} more, all in results.json" if len(reasons) > NAMED else ""
-    images = "image that" if len(reasons) == 1 else "images that"
-    return f"{dataset}: {len(reasons)} {images} could not be read, left out: {named}{more}."
+def _unreadable(dataset: str, reasons: Mapping[str, str]) -> Html:
+    """Return one line on the gaps of a data set; which images they are comes at a click."""
+    named = [f"{name}: {reason}" for name, reason in list(reasons.items())[:NAMED]]
+    if len(reasons) > NAMED:
+        named.append(f"and {len(reasons) - NAMED} more, all in results.json")
+    images = "image that could not be read was" if len(reasons) == 1 else "images that could not be read were"
+    line = tag("summary", f"{dataset}: {len(reasons):,} {images} left out.")
+    return tag("details", line, _list(named))

@@ -88,7 +88,10 @@ function filter(table, form) {
     const inside = row.dataset.groups.split(" ").includes(group);
     row.hidden = !inside || !row.cells[0].textContent.toLowerCase().includes(words);
   }
-  form.querySelector("output").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} methods`;
+  const count = rows.filter((row) => !row.hidden).length;
+  form.querySelector("output").textContent = `${count} of ${rows.length} methods`;
+  const none = words ? "No method is called so." : "No method is of this kind.";
+  form.querySelector(".nothing").textContent = count ? "" : none;
 }
 
 for (const form of document.querySelectorAll("form.controls")) {
@@ -101,6 +104,25 @@ for (const form of document.querySelectorAll("form.controls")) {
   show(table, form.querySelector(".metric input:checked"));
 }
 
+// A box that scrolls sideways holds its heads still inside itself only. One whose table fits need not be such a box, and
+// its heads stay below the top of the window by style alone; those of the others are moved there.
+const boxes = [...document.querySelectorAll(".scroll")];
+function settle(box) {
+  const table = box.querySelector("table");
+  const fits = table.offsetWidth <= box.clientWidth;
+  box.classList.toggle("fits", fits);
+  box.classList.toggle("more", !fits && box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  const room = table.offsetHeight - table.tHead.offsetHeight;
+  const down = fits ? 0 : Math.max(0, Math.min(-box.getBoundingClientRect().top, room));
+  table.tHead.style.setProperty("--down", `${down}px`);
+}
+const watch = new ResizeObserver(() => boxes.forEach(settle));
+for (const box of boxes) {
+  for (const part of [box, box.querySelector("table")]) watch.observe(part);
+  box.addEventListener("scroll", () => settle(box), { passive: true });
+}
+addEventListener("scroll", () => boxes.forEach(settle), { passive: true });
+
 const gallery = document.getElementById("gallery");
 if (gallery) {
   const { methods, pictures } = JSON.parse(document.getElementById("wrong-data").textContent);
@@ -112,7 +134,7 @@ if (gallery) {
     const image = made.querySelector("img");
     if (pictures[entry.key]) image.src = pictures[entry.key];
     Object.assign(image, { alt: entry.name, title: entry.name });
-    for (const name of ["score", "share", "classes"]) made.querySelector(`.${name}`).textContent = entry[name];
+    for (const name of ["file", "place", "score", "share", "classes"]) made.querySelector(`.${name}`).textContent = entry[name];
     return made;
   };
   const fill = () => {
@@ -127,5 +149,5 @@ if (gallery) {
 }
 
 addEventListener("beforeprint", () => {
-  for (const details of document.querySelectorAll("details")) details.open = true;
+  for (const details of document.querySelectorAll("details:not(.card *)")) details.open = true;
 });

@@ -15,6 +15,7 @@ from .markup import Html, joined, tag
 from .norms import headings
 from .panels import side_by_side
 from .results_table import legend, results_table
+from .sections import contents, sections
 
 HERE = Path(__file__).parent
 OPEN = 12  # histograms that are shown without a click
@@ -42,21 +43,24 @@ def render(results: Results, figures: dict[str, Drawing] | None = None) -> str:
         results: What the page tells.
         figures: What :func:`~flatfold.report.figures.all_figures` made of them, where that was done already.
     """
-    suite = results.suite
+    parts = {
+        **_figures(results, figures or all_figures(results)),
+        "wrong": gallery(results),
+        "datasets": datasets_table(results),
+        "methods": methods_table(results),
+        "provenance": provenance(results),
+    }
     return filled(
         "page.html",
         title=head.title(results),
-        about=suite["about"],
+        about=results.suite["about"],
         finding=head.finding(results),
         facts=head.facts(results),
         warnings=head.warnings(results),
         legend=legend(results),
         results_table=results_table(results),
-        gallery=gallery(results),
-        datasets=datasets_table(results),
-        methods=methods_table(results),
-        provenance=provenance(results),
-        **_figures(results, figures or all_figures(results)),
+        contents=contents(parts),
+        sections=sections(parts, _more(results)),
     )
 
 
@@ -67,21 +71,17 @@ def filled(template: str, **parts: object) -> str:
 
 
 def _figures(results: Results, figures: dict[str, Drawing]) -> dict[str, Html]:
-    """Return each figure as a part of the page, and a sentence on what it shows of the whole."""
-    count = len(results.methods)
+    """Return each figure as a part of the page; one without panels is empty."""
     norms = [
         joined([tag("h3", why), side_by_side(figures[name])])
         for name, why in headings(results).items()
         if figures[name].panels
     ]
     return {
-        "histograms": side_by_side(figures["histograms"], OPEN),
+        "scores": side_by_side(figures["histograms"], OPEN),
         "roc": side_by_side(figures["roc"]),
-        "roc_shown": joined(
-            [f"The {SHOWN} methods with the best average of {count} are drawn." if count > SHOWN else ""]
-        ),
-        "norms": joined(norms) if norms else tag("p", "These results hold no norms of features.", class_="soft"),
-        "alpha": _or(figures["alpha"], "No AutoFold among the methods of this run."),
+        "norms": joined(norms),
+        "alpha": side_by_side(figures["alpha"]) if figures["alpha"].panels else Html(),
         "costs": joined(
             tag("div", side_by_side(figures[name], class_="panels one"), class_=kind)
             for name, kind in (("costs", "wide"), ("costs-tall", "tall"))
@@ -89,8 +89,13 @@ def _figures(results: Results, figures: dict[str, Drawing]) -> dict[str, Html]:
     }
 
 
-def _or(drawing: Drawing, otherwise: str) -> Html:
-    return side_by_side(drawing) if drawing.panels else tag("p", otherwise, class_="soft")
+def _more(results: Results) -> dict[str, str]:
+    """Return what the explanation of a section says of this run alone."""
+    count = len(results.methods)
+    return {
+        "roc": f"The {SHOWN} methods with the best average of {count} are drawn." if count > SHOWN else "",
+        "wrong": "" if results.suite.get("classes") else "Classes are numbers of the network's outputs.",
+    }
 
 
 def _read(name: str) -> str:

@@ -1,4 +1,4 @@
-"""One page for several networks: means and spread, and the way to each network's own report."""
+"""One page for several runs, of networks or seeds: means and spread, and the way to each run's own report."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,22 +20,17 @@ def write_summary(folder: Path) -> Path:
     """Write ``report.html`` above the folders of several runs and return its path.
 
     Args:
-        folder: Whose direct sub-folders hold the result files, as `flatfold bench` writes them for several networks.
+        folder: Whose direct sub-folders hold the result files, as `flatfold bench` writes them for several runs.
     """
     if (folder / "results.json").exists():
         raise ValueError(
             f"a summary needs a folder of several runs, but {folder} is a run itself. Use write_report, or name the "
             "folder above it."
         )
-    runs = dict(zip(_places(folder), load_runs(folder), strict=True))
+    runs = load_runs(folder)
     path = folder / "report.html"
     write_atomically(path, render_summary(runs, folder))
     return path
-
-
-def _places(folder: Path) -> list[Path]:
-    """Return the folders of the runs, in the order in which they are loaded."""
-    return [path.parent for path in sorted(folder.glob("*/results.json"))]
 
 
 def render_summary(runs: dict[Path, Results], folder: Path) -> str:
@@ -55,12 +50,14 @@ def render_summary(runs: dict[Path, Results], folder: Path) -> str:
             _family(number, group, [row for row in rows if row.family == family])
             for number, (family, group) in enumerate(groups.items())
         ),
-        networks=_networks(runs, folder),
+        runs=_runs(runs, folder),
     )
 
 
 def _facts(groups: dict[str, list[Results]]) -> Html:
-    told = [(str(sum(map(len, groups.values()))), "networks"), (str(len(groups)), "families")]
+    count = sum(map(len, groups.values()))
+    told = [(count, "run" if count == 1 else "runs: networks or seeds")]
+    told += [(len(groups), "family" if len(groups) == 1 else "families")]
     return tag("ul", *(tag("li", tag("b", number), " ", what) for number, what in told), class_="facts")
 
 
@@ -69,15 +66,23 @@ def _deviations(runs: Sequence[Results]) -> list[str]:
 
 
 def _left_out(groups: dict[str, list[Results]], rows: Sequence[SummaryRow]) -> list[str]:
-    """Return a sentence for every method that only some networks of a family have."""
+    """Return a sentence for every method that a family's table lacks because a run lacks or refused it."""
     told = []
     for family, group in groups.items():
         shown = {row.method for row in rows if row.family == family}
-        methods = dict.fromkeys(run.method for results in group for run in results.methods)
-        told += [
-            f"{family}: {method} is not in every run and left out here." for method in methods if method not in shown
-        ]
+        methods = dict.fromkeys(name for run in group for name in (*(m.method for m in run.methods), *run.refused))
+        told += [f"{family}: {_why_not(method, group)}" for method in methods if method not in shown]
     return told
+
+
+def _why_not(method: str, group: Sequence[Results]) -> str:
+    """Return why a method is left out, with the reason of the first run that refused it."""
+    refusals = [(title(run), run.refused[method]) for run in group if method in run.refused]
+    if len(refusals) == len(group):
+        return f"{method} was left out: {refusals[0][1]}"
+    if refusals:
+        return f"{method} is not in every run and left out here. {refusals[0][0]} left it out: {refusals[0][1]}"
+    return f"{method} is not in every run and left out here."
 
 
 def _family(number: int, group: Sequence[Results], rows: Sequence[SummaryRow]) -> Html:
@@ -110,10 +115,10 @@ def _family(number: int, group: Sequence[Results], rows: Sequence[SummaryRow]) -
 def _about(group: Sequence[Results]) -> str:
     accuracy = fmean(run.suite["accuracy"] for run in group)
     if len(group) == 1:
-        return f"One network, accuracy {percent(accuracy)} %. Figures in percent, below them their 95 % interval."
+        return f"One run, accuracy {percent(accuracy)} %. Figures in percent, below them their 95 % interval."
     return (
-        f"Means over {len(group)} networks, in percent, and below them the standard deviation between the networks. "
-        f"The title of a cell has the 95 % interval of its mean. Accuracy {percent(accuracy)} % on average."
+        f"Means over {len(group)} runs, in percent; below them the standard deviation between the runs, and the "
+        f"95 % interval of the mean where one was computed. Accuracy {percent(accuracy)} % on average."
     )
 
 
@@ -121,12 +126,12 @@ def _cell(row: SummaryRow | None) -> Html:
     if row is None:
         return tag("td")
     intervals = {metric: between(row.intervals.get(metric)) for metric in METRICS}
-    soft = {metric: f"± {percent(row.stds[metric])}" for metric in METRICS} if row.n > 1 else intervals
-    return metric_cell(row.means, soft, title=f"AUROC {intervals['auroc']}" if intervals["auroc"] else None)
+    spread = {metric: f"± {percent(row.stds[metric])}\n" if row.n > 1 else "" for metric in METRICS}
+    return metric_cell(row.means, {metric: (spread[metric] + intervals[metric]).strip() for metric in METRICS})
 
 
-def _networks(runs: dict[Path, Results], folder: Path) -> Html:
-    heads = [head_cell(name, text=True) for name in ("network", "family", "best method")]
+def _runs(runs: dict[Path, Results], folder: Path) -> Html:
+    heads = [head_cell(name, text=True) for name in ("run", "family", "best method")]
     heads += [head_cell(name) for name in ("average AUROC", "accuracy", "seed")]
     lines = []
     for place, run in runs.items():
@@ -140,4 +145,4 @@ def _networks(runs: dict[Path, Results], folder: Path) -> Html:
             run.provenance.get("seed", ""),
         )
         lines.append(tag("tr", tag("th", name, scope="row"), *words, *(tag("td", number) for number in numbers)))
-    return scrolling(table(heads, lines, class_="sortable told"), "Networks")
+    return scrolling(table(heads, lines, class_="sortable told"), "Runs")

@@ -706,7 +706,7 @@ REFUSALS = {
     ),
     "count": (
         changed("train", expect=13),
-        r"\[train\]: train has 12 images, 13 were expected\. Look whether all of them are there, or pass --any-counts to judge these",
+        r"\[train\]: train has 12 images, 13 were expected\. Look whether all of them are there, or pass --any-counts",
     ),
     "count of unknown images": (
         changed("ood", expect=6),
