@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -92,7 +93,8 @@ class Drawing:
             across = 2 if len(self.panels) == 4 else min(self.columns, len(self.panels))
             rows = -(-len(self.panels) // across)
             width, height = self.size
-            figure = Figure(figsize=(width * across, (height + 0.25) * rows + 0.4), layout="constrained")
+            apart = ConstrainedLayoutEngine(wspace=0.06)  # titles reach from side to side
+            figure = Figure(figsize=(width * across, (height + 0.25) * rows + 0.4), layout=apart)
             places: list[Axes] = figure.subplots(rows, across, squeeze=False).flatten().tolist()
             self._add_legend(figure)
             for spare in places[len(self.panels) :]:
