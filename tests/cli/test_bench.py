@@ -70,7 +70,7 @@ def test_a_second_run_trains_and_extracts_nothing_and_says_the_same(bench):
     before = load_results(folder)
     stamps = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*.npz")}
     stamps |= {path: path.stat().st_mtime_ns for path in folder.glob("network*")}
-    result = flatfold("bench", "digits", "--methods", "fold,autofold", "--out", folder)
+    result = flatfold("bench", "digits", "--methods", "fold,autofold", "--out", folder, "--no-report")
     assert result.returncode == 0, result.stderr
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     again = load_results(folder)

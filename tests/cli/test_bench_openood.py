@@ -28,7 +28,8 @@ def tree(tmp_path_factory):
 def bench(tree):
     methods = "msp,knn:k=2,react@ood,fold,odin"
     done = flatfold(
-        "bench", "cifar10", "--data", "tree", "--any-counts", "--methods", methods, "--bootstrap", 50, cwd=tree
+        *("bench", "cifar10", "--data", "tree", "--any-counts", "--methods", methods, "--bootstrap", 50, "--no-report"),
+        cwd=tree,
     )
     assert done.returncode == 0, done.stderr
     return tree / "out" / "cifar10", done

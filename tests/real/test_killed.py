@@ -62,7 +62,7 @@ def bench(data, tmp_path):
 
     def start(name, count):
         arguments = ["bench", str(tmp_path / "suite.toml"), "--out", str(tmp_path / name), "--batch-size", str(BATCH)]
-        arguments += ["--methods", "msp,fold,autofold", "--bootstrap", "200"]
+        arguments += ["--methods", "msp,fold,autofold", "--bootstrap", "200", "--no-report"]
         environment = {**os.environ, "FLATFOLD_DATA": str(data), "COUNT": str(tmp_path / count)}
         return subprocess.Popen(
             [sys.executable, "-m", "flatfold", *arguments], env=environment, stdout=subprocess.DEVNULL

@@ -61,6 +61,10 @@ def bench(
         bool,
         typer.Option("--resume/--restart", help="Go on where an earlier run stopped, or compute all features again."),
     ] = True,
+    report: Annotated[
+        bool,
+        typer.Option("--report/--no-report", help="Draw the page and its figures; `flatfold report` does it later."),
+    ] = True,
 ) -> None:
     """Judge methods on a suite: AUROC and FPR95 on every data set that the network has never met.
 
@@ -102,12 +106,13 @@ def bench(
                 forget(place)
             results = run(each, specs, place, settings)
             results.save(place)
-            report = write_report(place)
+            page = write_report(place) if report else None
         print_results(results)
         typer.echo(f"{counted(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}")
-        typer.echo(f"report -> {report}")
+        if page is not None:
+            typer.echo(f"report -> {page}")
     if several:
-        _summarise(folder, suites[0].siblings)
+        _summarise(folder, suites[0].siblings, report)
 
 
 def check_folder(folder: Path, several: bool) -> None:
@@ -140,7 +145,7 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _summarise(folder: Path, networks: Sequence[str]) -> None:
+def _summarise(folder: Path, networks: Sequence[str], report: bool) -> None:
     """Write and print the means over the networks of each family, as far as they have been judged."""
     from ..evaluate.results import load_results
     from ..evaluate.summary import save_summary, summarise
@@ -150,9 +155,9 @@ def _summarise(folder: Path, networks: Sequence[str]) -> None:
     judged = [network for network in networks if (folder / network / "results.json").exists()]
     rows = summarise(load_results(folder / network) for network in judged)
     save_summary(rows, folder, judged)
-    page = write_summary(folder)
+    page = f", {write_summary(folder)}" if report else ""
     print_summary(rows)
-    typer.echo(f"all runs -> {folder / 'summary.csv'}, {page}")
+    typer.echo(f"all runs -> {folder / 'summary.csv'}{page}")
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
