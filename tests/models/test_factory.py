@@ -108,7 +108,11 @@ def test_a_prefix_that_only_some_names_have_is_left_alone(tmp_path):
 
 
 def test_an_empty_state_dict_fits_a_network_without_weights(tmp_path):
-    load_weights(nn.Flatten(), written(tmp_path / "w.pt", {}))
+    model = nn.Flatten()
+    load_weights(model, written(tmp_path / "w.pt", {}))
+    assert model.state_dict() == {}
+    with pytest.raises(ValueError, match="does not fit the network"):
+        load_weights(network(), tmp_path / "w.pt")
 
 
 def test_a_checkpoint_with_objects_in_it_is_refused_and_not_run(tmp_path):

@@ -90,7 +90,7 @@ def load_suites(
 
 def _check_openood(name: str, data: Path | None) -> None:
     """Raise unless the folders of OpenOOD, which a built-in suite needs, may be where somebody says."""
-    place = data or os.environ.get(OPENOOD)
+    place = data or (os.environ.get(OPENOOD) if name in built_in_names() else None)
     if place and not Path(place).is_dir():
         raise NotADirectoryError(f"OpenOOD's data and results should lie in {place}, but there is no such folder.")
     if not place and name in built_in_names():
@@ -108,10 +108,8 @@ def limited(suite: Suite, limit: int) -> Suite:
     if all(source.rows <= limit for source in suite.sources.values()):
         return suite
 
-    def some(source: Source) -> Source:
-        return (
-            source if source.rows <= limit else picked(source, even_rows(source, limit, seed=0))
-        )  # the same images for every network
+    def some(source: Source) -> Source:  # the same images for every network, hence one seed
+        return source if source.rows <= limit else picked(source, even_rows(source, limit, seed=0))
 
     return replace(
         suite,
