@@ -49,7 +49,7 @@ def results():
 
 def printed(results, monkeypatch, **console):
     text = io.StringIO()
-    monkeypatch.setattr(table, "Console", lambda: Console(file=text, color_system=None, **console))
+    monkeypatch.setattr("rich.console.Console", lambda: Console(file=text, color_system=None, **console))
     table.print_results(results)
     return text.getvalue()
 
@@ -111,7 +111,7 @@ def test_the_best_and_what_cannot_be_told_from_it_are_green_in_a_terminal(result
     means = [told(mean, mean.method == "autofold-r") for mean in results.averages]
     text = io.StringIO()
     console = {"file": text, "color_system": "standard", "force_terminal": True, "width": 160}
-    monkeypatch.setattr(table, "Console", lambda: Console(**console))
+    monkeypatch.setattr("rich.console.Console", lambda: Console(**console))
     table.print_results(replace(results, rows=rows, averages=means))
     lines = {name: line for line in text.getvalue().splitlines() for name in ("autofold-r", "msp@ood") if name in line}
     assert lines["autofold-r"].count("\x1b[1;32m") == 7

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .console import open_console
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -97,11 +99,7 @@ def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> Non
 
     A narrow terminal gets AUROC only, which a line below the table says; a pipe has no width to respect.
     """
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
+    console = open_console()
     whole = _table(changes, ("auroc", "fpr95_ood_positive"))
     fits = console.measure(whole, options=console.options.update(width=ENDLESS)).maximum <= console.width
     console.print(whole if fits else _table(changes, ("auroc",)))

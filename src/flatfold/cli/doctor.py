@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .bench import Data
+from .console import open_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,15 +45,12 @@ def doctor(
     if suite == "digits":
         _print_digits()
         return
-    from rich.console import Console
 
     from ..evaluate.suites.doctor import examine
     from ..evaluate.suites.library import open_suite_file
 
     findings = examine(open_suite_file(suite, None if seed is None else [seed], data=data), accuracy, limit, read)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no width to respect
+    console = open_console()
     console.print(_table(suite, findings))
     for sentence in dict.fromkeys(found.sentence for found in findings if found.sentence):
         whats = [found.what for found in findings if found.sentence == sentence]

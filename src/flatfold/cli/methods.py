@@ -1,9 +1,10 @@
 """``flatfold methods``: what can be put after ``--methods``."""
 
+from .console import open_console
+
 
 def methods() -> None:
     """List every method with its hyper-parameters and what it learns from."""
-    from rich.console import Console
     from rich.table import Table
 
     from .. import detectors
@@ -15,9 +16,7 @@ def methods() -> None:
         method = detectors.get_method(name)
         hyper = ", ".join(f"{key}={_short(value)}" for key, value in detectors.hyperparameters(name).items())
         table.add_row(name, method.summary, _teachers(method.fits_on, method.sees), hyper)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no width to respect
+    console = open_console()
     console.print(table)
     console.print(
         "\nalpha=... on any other method that sees features puts partial normalisation, h / |h|^alpha, in front of it."

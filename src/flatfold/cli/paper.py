@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .console import open_console
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -44,11 +46,7 @@ def paper(
 
     Example: flatfold paper --table cifar10
     """
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no width to respect
+    console = open_console()
     if folder is not None:
         _print_comparison(console, folder, table, anyway, csv)
     elif anyway or csv is not None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +9,7 @@ from rich.text import Text
 from ..evaluate.results import Results
 from ..evaluate.rows import Average, Row
 from ..evaluate.summary import SummaryRow
+from .console import open_console
 
 LEGEND = (
     "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the share of known inputs that raise an alarm "
@@ -23,9 +23,7 @@ def print_results(results: Results) -> None:
 
     A narrow terminal gets the averages only, which a line below the table says; a pipe has no width to respect.
     """
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
+    console = open_console()
     first = 3 + max(len(run.method) for run in results.methods)
     fits = first + LAST + sum(max(CELL, len(column) + 3) for column in results.columns) <= console.width
     console.print(_table(results, results.columns if fits else results.groups))
@@ -74,9 +72,7 @@ def _title(results: Results) -> str:
 
 def print_summary(rows: Sequence[SummaryRow]) -> None:
     """Print the means over the networks of each family that has several, best average AUROC first."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200
+    console = open_console()
     for family in dict.fromkeys(row.family for row in rows if row.n > 1):
         mine = [row for row in rows if row.family == family]
         console.print(_summary_table(family, mine))

@@ -1,6 +1,5 @@
 """Run a suite: extract every data set once, then fit and judge each method on the features."""
 
-import logging
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,8 +29,6 @@ from .settings import Settings
 from .spec import Spec, parse_spec
 from .suites.suite import Suite
 from .wrong import most_wrong
-
-log = logging.getLogger(__name__)
 
 
 def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settings | None = None) -> Results:

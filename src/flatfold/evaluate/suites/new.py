@@ -25,7 +25,7 @@ from .new_words import (
     unknown_text,
 )
 from .seen import Looks, Seen, look
-from .suite import NAME, RESERVED
+from .suite import NAME, check_names
 from .text import told
 
 NEEDED = ("network", "val", "test", "ood")  # sections that no suite can do without
@@ -92,7 +92,7 @@ def look_at(parts: Parts) -> Looks:
     places = {name: getattr(parts, name) for name in (*SPLITS, "ood_val") if getattr(parts, name) is not None}
     sections = {name: looked(name, place, name in SPLITS) for name, place in places.items()}
     sets = [("near", *each) for each in parts.near] + [("far", *each) for each in parts.far]
-    _check_names([name for _, name, _ in sets])
+    check_names([name for _, name, _ in sets])
     return Looks(sections, [(group, name, looked(name, place, False)) for group, name, place in sets])
 
 
@@ -172,12 +172,3 @@ def _network(parts: Parts, folder: Path) -> dict[str, str]:
         raise FileNotFoundError(f"weights: there is no file {parts.weights}. Check the path.")
     lines += [WEIGHTS[keys[0]] if parts.weights is None else f"weights = {path_text(parts.weights, folder)}"]
     return {"network": "\n".join([*lines, accuracy_line(parts.accuracy)])}
-
-
-def _check_names(names: Sequence[str]) -> None:
-    for name in names:
-        if name in RESERVED or names.count(name) > 1 or not NAME.fullmatch(name):
-            raise ValueError(
-                f"an unknown data set cannot be called {name!r}. Names are unique, made of letters, digits and -_.+, "
-                f"and none of {', '.join(RESERVED)}."
-            )

@@ -1,6 +1,7 @@
 """What a benchmark is made of: a network, in-distribution splits, and data sets it has never met."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,13 +76,7 @@ class Suite:
     deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [ood.name for ood in self.ood]
-        for name in names:
-            if name in RESERVED or names.count(name) > 1 or not NAME.fullmatch(name):
-                raise ValueError(
-                    f"an unknown data set cannot be called {name!r}. Names are unique, made of letters, digits and "
-                    f"-_.+, and none of {', '.join(RESERVED)}."
-                )
+        check_names([ood.name for ood in self.ood])
         self._check_apart()
 
     @property
@@ -105,3 +100,13 @@ class Suite:
                     f"{name} and {other} hold the same images: methods would be judged on what they learn from. "
                     "Divide them."
                 )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise unless these can be the names of unknown data sets."""
+    for name in names:
+        if name in RESERVED or names.count(name) > 1 or not NAME.fullmatch(name):
+            raise ValueError(
+                f"an unknown data set cannot be called {name!r}. Names are unique, made of letters, digits and -_.+, "
+                f"and none of {', '.join(RESERVED)}."
+            )
