@@ -12,10 +12,11 @@ MAY_IMPORT = {
     "core": set(),
     "detectors": {"core"},
     "models": {"core"},
+    "curvature": {"core", "models"},
     "scoring": {"core", "detectors", "models"},
-    "evaluate": {"core", "detectors", "models", "scoring"},
-    "report": {"core", "evaluate"},
-    "cli": {"core", "detectors", "models", "scoring", "evaluate", "report"},
+    "evaluate": {"core", "detectors", "models", "curvature", "scoring"},
+    "report": {"core", "curvature", "evaluate"},
+    "cli": {"core", "detectors", "models", "curvature", "scoring", "evaluate", "report"},
 }
 EVERYWHERE = {"progress", "files", "__version__"}  # two small helpers that belong to no room, and the version
 OUTSIDE_OF_CORE = {"core": {"torch", "numpy"}, "detectors": {"torch", "numpy"}}

@@ -70,7 +70,7 @@ def centred_hessian_trace(probs: Tensor, weight: Tensor) -> Tensor:
         ``(n,)``, never negative.
     """
     centred = weight - weight.mean(dim=0)  # a common shift changes no variance and keeps the moments small
-    top, rest, q = _split_off_top(probs)
+    top, rest, q = split_off_top(probs)
     mean = q @ centred
     spread = (q @ centred.square().sum(dim=-1) - mean.square().sum(dim=-1)).clamp_min(0.0)
     gap = (centred[top] - mean).square().sum(dim=-1)
@@ -92,14 +92,36 @@ def feature_hessian_diagonal(probs: Tensor, weight: Tensor) -> Tensor:
         ``(n, d)``, never negative; its sum over the last dimension is the trace.
     """
     centred = weight - weight.mean(dim=0)
-    top, rest, q = _split_off_top(probs)
+    top, rest, q = split_off_top(probs)
     mean = q @ centred
     spread = (q @ centred.square() - mean.square()).clamp_min(0.0)
     gap = (centred[top] - mean).square()
     return rest[:, None] * (spread + (1 - rest)[:, None] * gap)
 
 
-def _split_off_top(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def logit_hessian_trace(probs: Tensor) -> Tensor:
+    r"""Return the trace of the Hessian of ``logsumexp(z)`` in the logits ``z`` themselves, ``diag p - p p'``.
+
+    .. math:: \operatorname{tr} (\operatorname{diag} p - p p^\top) = \sum_i p_i (1 - p_i)
+
+    For the likeliest class ``1 - p`` is the sum of the others, which keeps its digits; no other class is above 1/2.
+
+    Args:
+        probs: Class probabilities, ``(n, c)``.
+
+    Returns:
+        ``(n,)``, never negative.
+
+    Example:
+        >>> logit_hessian_trace(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+        tensor([0.5000, 0.0000])
+    """
+    _, rest, q = split_off_top(probs)
+    others = q * rest[:, None]
+    return (1 - rest) * rest + (others * (1 - others)).sum(dim=-1)
+
+
+def split_off_top(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the likeliest class ``(n,)``, the mass of all others ``(n,)`` and their distribution ``(n, c)``."""
     top = probs.argmax(dim=-1, keepdim=True)
     others = probs.scatter(-1, top, 0.0)

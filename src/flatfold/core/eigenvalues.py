@@ -1,0 +1,243 @@
+r"""Eigenvalues of the feature Hessian of single samples, exactly and without a d x d matrix.
+
+``H = W' (diag p - p p') W`` is tiny for a confident sample, and the difference in the middle would lose it. So the
+likeliest class t is split off: with r the mass of all others, q their distribution, ``u = sqrt q``, the differences
+``V = W - w_t``, their mean ``m = V' q`` and ``g = 1 - sqrt(1 - r)``,
+
+.. math:: H = r\, A^\top A, \qquad A = \operatorname{diag}(u)\, (V - g\, 1 m^\top) = (I - g\, u u^\top)
+    \operatorname{diag}(u)\, V
+
+because ``(I - g u u')^2 = I - r u u'``. Nothing cancels: ``I - g u u'`` shrinks no direction below ``sqrt p_t``. The
+eigenvalues of ``A'A`` are those of the c x c matrix ``A A'``, whose entries come from the Gram matrix of the weights.
+"""
+
+import torch
+from torch import Tensor
+
+from .chunks import row_chunks
+from .hessian import split_off_top
+from .precision import as_double
+
+NUMBERS = 2**23
+"""Numbers kept at once in float64, 64 MB."""
+NEAR = 2**19
+"""Numbers in float64 that stay near the processor while a matrix is put together, 4 MB."""
+SMALL = 256
+"""Size of a matrix up to which all its eigenvalues cost no more than the largest one by products with it."""
+TOLERANCE = 1e-5
+"""Residual of a largest eigenvalue that was found by products, relative to it."""
+STEPS = 12
+"""Lanczos steps between two looks at the residuals."""
+
+
+def hessian_eigenvalues(probs: Tensor, weight: Tensor, k: int | None = None) -> Tensor:
+    r"""Return the largest eigenvalues of each sample's feature Hessian ``W' (diag p - p p') W``.
+
+    Of the d eigenvalues at most ``min(c - 1, d)`` are above zero, so no more than ``min(c, d)`` are returned; all
+    others are zero. They come from a matrix of that size per sample. The error is that of rounding: a few times the
+    type's precision, relative to the sample's largest eigenvalue, however confident it is.
+
+    Args:
+        probs: Class probabilities, ``(n, c)``.
+        weight: Class weights, ``(c, d)``.
+        k: How many, all by default.
+
+    Returns:
+        ``(n, min(k, c, d))``, largest first, never negative, in the dtype and on the device of ``probs``.
+
+    Example:
+        >>> hessian_eigenvalues(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), k=1)
+        tensor([[1.]])
+    """
+    c, d = weight.shape
+    centred = centred_weights(weight)
+    gram = centred @ centred.T if c <= d else None
+    count = min(c, d) if k is None else min(k, c, d)
+    values = probs.new_empty(len(probs), count)
+    for part in row_chunks(len(probs), max(1, NEAR // (c * min(c, d)))):
+        split = split_off_top(as_double(probs[part]))
+        matrix = _by_features(centred, *split) if gram is None else _by_classes(gram, *split)
+        found = torch.linalg.eigvalsh(matrix.to(probs.dtype)).flip(-1)[:, :count]
+        values[part] = found * split[1][:, None].to(probs.dtype)
+    return values.clamp_min(0.0)
+
+
+def largest_hessian_eigenvalue(probs: Tensor, weight: Tensor) -> Tensor:
+    """Return the largest eigenvalue of each sample's feature Hessian.
+
+    Up to 256 classes or features it is the first of :func:`hessian_eigenvalues`. Beyond, it is found by the Lanczos
+    iteration with products of all samples' vectors with the weights, until the residual is below 1e-5 of the
+    eigenvalue; every sample starts from the same vector, so that it does not depend on the others.
+
+    Args:
+        probs: Class probabilities, ``(n, c)``.
+        weight: Class weights, ``(c, d)``.
+
+    Returns:
+        ``(n,)``, never negative, in the dtype and on the device of ``probs``.
+    """
+    c, d = weight.shape
+    if min(c, d) <= SMALL:
+        return hessian_eigenvalues(probs, weight, 1)[:, 0]
+    centred = centred_weights(weight)
+    # One product with the Gram matrix, or two with the weights: whichever multiplies less.
+    gram = centred @ centred.T if c <= 2 * d else None
+    values = probs.new_empty(len(probs))
+    for part in row_chunks(len(probs), max(1, NUMBERS // (4 * STEPS * c))):
+        top, rest, q = split_off_top(as_double(probs[part]))
+        values[part] = (_largest(_Products(centred, gram, top, rest, q)) * rest).to(probs)
+    return values
+
+
+def logit_hessian_eigenvalues(probs: Tensor, k: int | None = None) -> Tensor:
+    r"""Return the largest eigenvalues of each sample's Hessian in the logits, ``diag p - p p'``.
+
+    With ``p_1 >= p_2 >= ...`` the j-th eigenvalue is the root between ``p_{j+1}`` and ``p_j`` of
+
+    .. math:: \sum_i \frac{p_i}{p_i - \lambda} = 0,
+
+    found by bisection, as at most ``p_{j+1} + sum_{i > j} p_i``; the last is zero. Every one is accurate relative to
+    itself, and no matrix is built.
+
+    Args:
+        probs: Class probabilities, ``(n, c)``.
+        k: How many, all by default.
+
+    Returns:
+        ``(n, min(k, c))``, largest first, never negative, in the dtype and on the device of ``probs``.
+
+    Example:
+        >>> logit_hessian_eigenvalues(torch.tensor([[0.5, 0.25, 0.25]]))
+        tensor([[0.3750, 0.2500, 0.0000]])
+    """
+    c = probs.shape[1]
+    count = c if k is None else min(k, c)
+    values = probs.new_zeros(len(probs), count)
+    roots = min(count, c - 1)
+    for part in row_chunks(len(probs), max(1, NUMBERS // (c * roots))):
+        p = as_double(probs[part]).sort(dim=-1, descending=True).values
+        values[part, :roots] = _roots(p, roots).to(probs)
+    return values
+
+
+def centred_weights(weight: Tensor) -> Tensor:
+    """Return the weights in float64 around their mean: a common shift changes no eigenvalue and costs digits."""
+    weight = as_double(weight)
+    return weight - weight.mean(dim=0)
+
+
+def _by_classes(gram: Tensor, top: Tensor, rest: Tensor, q: Tensor) -> Tensor:
+    """Return ``A A'``, ``(n, c, c)``, from the Gram matrix: ``u_i u_j (G_ij - e_i - e_j)``."""
+    u, g = q.sqrt(), _shrinkage(rest)
+    to_top = gram[top]
+    corner = gram[top, top][:, None]
+    # a = V m and s = |m|^2, for V V' = G - G_t 1' - 1 G_t' + G_tt
+    a = q @ gram - to_top - (q * to_top).sum(-1, keepdim=True) + corner
+    s = (q * a).sum(-1, keepdim=True)
+    e = to_top - corner / 2 + g * a - g.square() * s / 2
+    scaled = (gram * u[:, :, None]).mul_(u[:, None, :])
+    return scaled.baddbmm_(torch.stack([u, u * e], dim=2), torch.stack([u * e, u], dim=1), alpha=-1)
+
+
+def _by_features(weight: Tensor, top: Tensor, rest: Tensor, q: Tensor) -> Tensor:
+    """Return ``A' A``, ``(n, d, d)``: the smaller matrix where there are more classes than features."""
+    differences = weight - weight[top][:, None]
+    mean = (q[:, None] @ differences).squeeze(1)
+    rows = (differences - (_shrinkage(rest) * mean)[:, None]).mul_(q.sqrt()[:, :, None])
+    return rows.mT @ rows
+
+
+def _shrinkage(rest: Tensor) -> Tensor:
+    """Return ``g = 1 - sqrt(1 - r)``, ``(n, 1)``, without the difference."""
+    return (rest / (1 + (1 - rest).sqrt()))[:, None]
+
+
+class _Products:
+    """Products of every sample's ``A A'`` with a vector of its own."""
+
+    def __init__(self, weight: Tensor, gram: Tensor | None, top: Tensor, rest: Tensor, q: Tensor) -> None:
+        self.weight, self.gram, self.top, self.u, self.g = weight, gram, top[:, None], q.sqrt(), _shrinkage(rest)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return ``A A' x`` for each row of ``x``, ``(n, c)``."""
+        return self._shrunk(self.u * self._gram(self.u * self._shrunk(x)))
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all samples but some."""
+        self.top, self.u, self.g = self.top[rows], self.u[rows], self.g[rows]
+
+    def _shrunk(self, x: Tensor) -> Tensor:
+        return x - self.g * self.u * (self.u * x).sum(-1, keepdim=True)
+
+    def _gram(self, y: Tensor) -> Tensor:
+        """Return ``V V' y``, with ``V' y = W' (y - e_t sum y)``."""
+        y = y.scatter_add(-1, self.top, -y.sum(-1, keepdim=True))
+        z = y @ self.gram if self.gram is not None else (y @ self.weight) @ self.weight.T
+        return z - z.gather(-1, self.top)
+
+
+class _Krylov:
+    """A Lanczos basis per sample, all of one length, kept orthogonal by two passes over it."""
+
+    def __init__(self, products: _Products) -> None:
+        n, c = products.u.shape
+        start = torch.randn(c, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(products.u.device)
+        self.products, self.vector = products, (start / start.norm()).expand(n, c)
+        self.basis, self.diagonal, self.beside = start.new_empty(n, 0, c), start.new_empty(n, 0), start.new_empty(n, 0)
+
+    def extend(self) -> None:
+        """Take a number of steps."""
+        n, first, c = self.basis.shape
+        self.basis = torch.cat([self.basis, self.basis.new_empty(n, STEPS, c)], dim=1)
+        for step in range(first, first + STEPS):
+            self.basis[:, step] = self.vector
+            image = self.products(self.vector)
+            self.diagonal = torch.cat([self.diagonal, (image * self.vector).sum(-1, keepdim=True)], dim=1)
+            basis = self.basis[:, : step + 1]
+            for _ in range(2):
+                image = image - ((basis @ image[:, :, None]).mT @ basis).squeeze(1)
+            length = image.norm(dim=-1, keepdim=True)
+            # What is left of an exhausted space is rounding. A zero vector goes on as zeros, which are no maximum.
+            alive = length > 1e-14 * self.diagonal.amax(dim=-1, keepdim=True)
+            self.vector = torch.where(alive, image / length, 0.0)
+            self.beside = torch.cat([self.beside, torch.where(alive, length, 0.0)], dim=1)
+
+    def largest(self) -> tuple[Tensor, Tensor]:
+        """Return each sample's largest Ritz value, ``(n,)``, and its residual, a bound of its error."""
+        off = torch.diag_embed(self.beside[:, :-1], 1)
+        values, vectors = torch.linalg.eigh(torch.diag_embed(self.diagonal) + off + off.mT)
+        return values[:, -1].clamp_min(0.0), self.beside[:, -1] * vectors[:, -1, -1].abs()
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all samples but some."""
+        self.products.keep(rows)
+        self.vector, self.basis = self.vector[rows], self.basis[rows]
+        self.diagonal, self.beside = self.diagonal[rows], self.beside[rows]
+
+
+def _largest(products: _Products) -> Tensor:
+    """Return the largest eigenvalue of each sample's matrix, ``(n,)``; samples leave as soon as theirs is found."""
+    krylov = _Krylov(products)
+    found = products.u.new_zeros(len(products.u))
+    waiting = torch.arange(len(found), device=found.device)
+    for _ in range(0, products.u.shape[1], STEPS):  # after c steps the space is exhausted
+        krylov.extend()
+        found[waiting], residual = krylov.largest()
+        unsettled = residual > TOLERANCE * found[waiting]
+        krylov.keep(unsettled)
+        waiting = waiting[unsettled]
+        if not len(waiting):
+            break
+    return found
+
+
+def _roots(p: Tensor, count: int) -> Tensor:
+    """Return the first roots of the secular equation for sorted probabilities ``(n, c)`` by bisection."""
+    tail = p.flip(-1).cumsum(-1).flip(-1)[:, 1 : count + 1]
+    low = p[:, 1 : count + 1]
+    high = torch.minimum(p[:, :count], low + tail)
+    for _ in range(64):  # the first bracket is at most c times its root: halved to below the precision of float64
+        middle = (low + high) / 2
+        below = (p[:, None] / (p[:, None] - middle[:, :, None])).sum(-1) < 0
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return high

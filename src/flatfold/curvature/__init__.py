@@ -1,0 +1,39 @@
+"""How sharply a network's loss bends: over its parameters, its features, its logits and any layer between.
+
+The public names of ``flatfold.curvature``; :mod:`flatfold.curvature.theory` has the theorem.
+"""
+
+from .eigenvalues import param_lambda_max, param_spectrum
+from .estimate import Estimate
+from .features import (
+    feature_eigenvalues,
+    feature_lambda_max,
+    feature_spectrum,
+    feature_trace,
+    logit_eigenvalues,
+    logit_lambda_max,
+    logit_spectrum,
+    logit_trace,
+)
+from .layers import layer_eigenvalues, layer_trace
+from .spectrum import Density, Spectrum
+from .trace import param_trace
+
+__all__ = [
+    "Density",
+    "Estimate",
+    "Spectrum",
+    "feature_eigenvalues",
+    "feature_lambda_max",
+    "feature_spectrum",
+    "feature_trace",
+    "layer_eigenvalues",
+    "layer_trace",
+    "logit_eigenvalues",
+    "logit_lambda_max",
+    "logit_spectrum",
+    "logit_trace",
+    "param_lambda_max",
+    "param_spectrum",
+    "param_trace",
+]

@@ -1,0 +1,181 @@
+"""The largest eigenvalue of a network's curvature over its parameters, and how all of them are distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+import torch
+from torch import Tensor, nn
+
+from .estimate import Estimate, Level, Loss, Matrix, check_choice
+from .exact import ggn_eigenvalues
+from .lanczos import Largest, largest
+from .operator import Operator
+from .products import batch_operator, mean_operator
+from .quadrature import lanczos_quadrature
+from .setup import Task, prepared, single_inputs
+from .spectrum import Spectrum
+
+LANCZOS = "Lanczos"
+
+
+def param_lambda_max(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    level: Level = "dataset",
+    matrix: Matrix = "hessian",
+    loss: Loss = "energy",
+    rtol: float = 1e-5,
+    max_matvecs: int = 40,
+    params: Sequence[str] | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> Estimate:
+    """Return the largest eigenvalue of the curvature of the mean loss, or of the loss of each single input.
+
+    It is the largest with its sign, not the largest in size: a Hessian may have negative ones. Lanczos' method with
+    full reorthogonalisation needs some ten products where power iteration needs many more, and bounds its error. For
+    single inputs the Gauss-Newton matrix has a rank below the number of classes, and is solved exactly.
+
+    Args:
+        model: Returns logits; batch normalisation must be in evaluation mode.
+        batches: Any iterable of inputs, or of pairs of inputs and labels. For a data set it is read once per product,
+            and must give the same inputs each time.
+        level: ``"dataset"`` for one number, ``"sample"`` for one per input.
+        matrix: ``"hessian"`` or ``"ggn"``.
+        loss: As in :func:`~flatfold.curvature.param_trace`.
+        rtol: Relative error that is small enough.
+        max_matvecs: Products with the matrix, at most.
+        params: As in :func:`~flatfold.curvature.param_trace`.
+        seed: Of the vector that Lanczos' method starts from.
+        device: Where to run; by default where the model is.
+
+    Returns:
+        The eigenvalue; ``stderr`` is the norm of the residual, so that an eigenvalue lies within it. Where the products
+        did not suffice, ``method`` says so.
+    """
+    _check(level, matrix)
+    if not rtol > 0 or max_matvecs < 1:
+        raise ValueError(f"rtol must be above 0 and max_matvecs at least 1, got {rtol} and {max_matvecs}.")
+    with prepared(model, batches, loss, params, device) as task:
+        if level == "sample":
+            value, stderr, matvecs = _of_inputs(task, matrix, rtol, max_matvecs, seed)
+            method = LANCZOS if stderr is not None else "exact"
+            return Estimate(value, stderr, method, matrix, loss, matvecs, None if stderr is None else seed, task.rows)
+        found = _largest(mean_operator(task, matrix), rtol, max_matvecs, seed)
+        method = LANCZOS if found.converged else f"{LANCZOS}, stopped after {max_matvecs} products"
+        return Estimate(found.value, found.bound, method, matrix, loss, found.products, seed, task.rows)
+
+
+class _Settings(TypedDict, total=False):
+    matrix: Matrix
+    loss: Loss
+    steps: int
+    probes: int
+    params: Sequence[str] | None
+    seed: int
+    device: torch.device | str | None
+
+
+@overload
+def param_spectrum(
+    model: nn.Module, batches: Iterable[Any], *, level: Literal["dataset"] = ..., **settings: Unpack[_Settings]
+) -> Spectrum: ...
+
+
+@overload
+def param_spectrum(
+    model: nn.Module, batches: Iterable[Any], *, level: Literal["sample"], **settings: Unpack[_Settings]
+) -> list[Spectrum]: ...
+
+
+def param_spectrum(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    level: Level = "dataset",
+    matrix: Matrix = "hessian",
+    loss: Loss = "energy",
+    steps: int = 16,
+    probes: int = 4,
+    params: Sequence[str] | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> Spectrum | list[Spectrum]:
+    """Return the distribution of all eigenvalues, by stochastic Lanczos quadrature.
+
+    Each probe gives a distribution of its own; their spread is the band of the density. More probes help more than more
+    steps do.
+
+    Args:
+        model: As in :func:`param_lambda_max`.
+        batches: As in :func:`param_lambda_max`.
+        level: ``"dataset"`` for one spectrum, ``"sample"`` for a list with one per input.
+        matrix: ``"hessian"`` or ``"ggn"``.
+        loss: As in :func:`~flatfold.curvature.param_trace`.
+        steps: Products per probe.
+        probes: Random vectors to start from; all take their steps together.
+        params: As in :func:`~flatfold.curvature.param_trace`.
+        seed: Of the probes.
+        device: Where to run; by default where the model is.
+    """
+    _check(level, matrix)
+    if steps < 1 or probes < 1:
+        raise ValueError(f"steps and probes must be at least 1, got {steps} and {probes}.")
+
+    def spectrum(operator: Operator, rows: int | None = None) -> Spectrum:
+        generator = torch.Generator().manual_seed(seed)
+        nodes, weights = lanczos_quadrature(operator, steps, probes, generator)
+        met = nodes[weights > 0]
+        return Spectrum(
+            nodes,
+            weights,
+            operator.size,
+            float(met.min()),
+            float(met.max()),
+            method="stochastic Lanczos quadrature",
+            matrix=matrix,
+            loss=loss,
+            matvecs=operator.products,
+            seed=seed,
+            rows=rows or task.rows,
+        )
+
+    with prepared(model, batches, loss, params, device) as task:
+        if level == "dataset":
+            return spectrum(mean_operator(task, matrix))
+        return [
+            spectrum(batch_operator(task, one, matrix), rows=1)
+            for batch in task.each("spectra")
+            for one in single_inputs(batch)
+        ]
+
+
+def _check(level: str, matrix: str) -> None:
+    check_choice("level", level, ("dataset", "sample"))
+    check_choice("matrix", matrix, ("hessian", "ggn"))
+
+
+def _of_inputs(
+    task: Task, matrix: Matrix, rtol: float, max_matvecs: int, seed: int
+) -> tuple[Tensor, Tensor | None, int]:
+    """Return the largest eigenvalue of each input, the bounds where they are not exact, and the products it took."""
+    values, bounds, matvecs = [], [], 0
+    for batch in task.each("largest eigenvalues"):
+        if matrix == "ggn":
+            eigenvalues = ggn_eigenvalues(task.model, task.parameters, batch)
+            values.append(eigenvalues[:, 0].double())
+            matvecs = eigenvalues.shape[1]
+            continue
+        for one in single_inputs(batch):
+            found = _largest(batch_operator(task, one, matrix), rtol, max_matvecs, seed)
+            values.append(torch.tensor([found.value], dtype=torch.float64))
+            bounds.append(torch.tensor([found.bound], dtype=torch.float64))
+            matvecs = max(matvecs, found.products)
+    return torch.cat(values).cpu(), torch.cat(bounds) if bounds else None, matvecs
+
+
+def _largest(operator: Operator, rtol: float, max_matvecs: int, seed: int) -> Largest:
+    return largest(operator, rtol, max_matvecs, torch.Generator().manual_seed(seed))

@@ -1,0 +1,170 @@
+r"""The Gauss-Newton matrix of single inputs, exactly: its trace and its eigenvalues, from passes back from the logits.
+
+With the class probabilities p the Hessian of every loss here over the logits is ``diag p - p p'``, the covariance of
+the class drawn from p. Take one class after the other, the likeliest first. With r_i the probability of all classes
+after the i-th and m_i their mean, the covariance is made of what each class differs from those that follow:
+
+.. math:: \operatorname{diag} p - p p^\top = \sum_{i<c} \frac{p_i\, r_i}{p_i + r_i}\, (e_i - m_i)(e_i - m_i)^\top
+
+So c - 1 passes give ``J'(e_i - m_i)``, and the trace is a sum of their squared lengths. No difference of nearly equal
+numbers occurs: a confident input keeps its digits in float32. What remains after the first few classes is the
+covariance among the others, which the less there is of it, the less it needs to be known exactly.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from ..core.precision import as_double
+from ..models.batches import Batch
+from .gradients import Kept, Parameters, kept_parts
+
+TOGETHER = 16  # cotangents from which a layer's inputs, prepared once for all of them, cost next to nothing
+
+
+def ggn_traces(
+    model: nn.Module,
+    parameters: Parameters,
+    batch: Batch,
+    top: int | None = None,
+    probes: int = 0,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor | None, int]:
+    r"""Return the trace of the Gauss-Newton matrix of each input.
+
+    .. math:: \operatorname{tr} G = \sum_{i<c} \frac{p_i\, r_i}{p_i + r_i}\, \|J^\top (e_i - m_i)\|^2
+
+    Args:
+        model: In evaluation mode, on the device of the batch; gradients must be enabled.
+        parameters: Those to differentiate by, named as in the model.
+        batch: n inputs.
+        top: Number of classes, the likeliest of each input, that are done exactly; by default all.
+        probes: Draws for all other classes, 2 or more. Each is one pass back from a sum with random signs of their
+            terms, whose squared length is right on average.
+        generator: Of the random signs.
+
+    Returns:
+        The traces ``(n,)`` in float64, their standard errors ``(n,)`` or None where they are exact, and the number of
+        passes back.
+    """
+    if top is not None and (top < 0 or probes < 2):
+        raise ValueError(
+            "the likeliest classes leave a rest that is estimated: top must be 0 or more and probes 2 or more, got "
+            f"top={top} and probes={probes}. Leave top out to be exact for all classes."
+        )
+    values, errors, passes = [], [], 0
+    for kept in kept_parts(model, parameters, batch, TOGETHER):
+        classes = OrderedClasses(kept.logits)
+        first = classes.terms if top is None else min(top, classes.terms)
+        total = _first_terms(kept, classes, first)
+        if first < classes.terms:
+            draws = _draws(kept, classes, first, probes, generator)
+            total = total + draws.mean(dim=1)
+            errors.append(draws.std(dim=1) / probes**0.5)
+        values.append(total)
+        passes = first + (probes if first < classes.terms else 0)
+    return torch.cat(values), torch.cat(errors) if errors else None, passes
+
+
+def ggn_eigenvalues(model: nn.Module, parameters: Parameters, batch: Batch) -> Tensor:
+    """Return the largest eigenvalues of the Gauss-Newton matrix of each input, all others of which are zero.
+
+    Args:
+        model: In evaluation mode, on the device of the batch; gradients must be enabled.
+        parameters: Those to differentiate by, named as in the model.
+        batch: n inputs with c logits each.
+
+    Returns:
+        ``(n, c)``, largest first, never negative, in float64; the last one is zero.
+    """
+    values = []
+    for kept in kept_parts(model, parameters, batch):
+        classes = OrderedClasses(kept.logits)
+        cotangents = torch.stack([classes.direction(i) for i in range(classes.terms)])
+        values.append(classes.eigenvalues(kept.products(cotangents, pairs=True)))
+    return torch.cat(values)
+
+
+class OrderedClasses:
+    """The classes of each input, the likeliest first, and how each differs from those after it.
+
+    Args:
+        logits: ``(n, c)``, with two classes or more.
+
+    Attributes:
+        terms: Number of terms that make up the covariance, c - 1.
+        weights: Of each term, ``p r / (p + r)``, ``(n, c - 1)`` in float64.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        self._p, self._order = as_double(logits.detach()).softmax(dim=-1).sort(dim=-1, descending=True)
+        # Summed from the smallest on: 1 - p would leave a confident input without digits.
+        self._least = self._p.flip(1).cumsum(dim=1).flip(1)
+        self._after = self._least.roll(-1, dims=1)[:, :-1]
+        self.terms = logits.shape[1] - 1
+        self.weights = self._p[:, :-1] * _quotient(self._after, self._least[:, :-1])
+
+    def direction(self, i: int) -> Tensor:
+        """Return the i-th class less the mean of those after it, ``e_i - m_i``, over the logits ``(n, c)``."""
+        found = torch.zeros_like(self._p)
+        found[:, i + 1 :] = -_quotient(self._p[:, i + 1 :], self._after[:, i : i + 1])
+        found[:, i] = 1
+        return self._by_class(found)
+
+    def rest(self, first: int) -> Tensor:
+        """Return the probability of all classes from the ``first`` on, ``(n,)``."""
+        return self._least[:, first]
+
+    def signed_sum(self, first: int, generator: torch.Generator | None) -> Tensor:
+        """Return the terms from the ``first`` on, with random signs, each times the root of its share, ``(n, c)``.
+
+        Its square is on average the covariance among these classes alone, as if there were no others.
+        """
+        shares = _quotient(self.weights[:, first:], self.rest(first)[:, None]).sqrt()
+        place = self._p.device if generator is None else generator.device
+        signs = torch.randint(0, 2, shares.shape, generator=generator, device=place).to(shares) * 2 - 1
+        terms = shares * signs
+        before = _quotient(terms, self._after[:, first:]).cumsum(dim=1)
+        found = torch.zeros_like(self._p)
+        found[:, first:-1] = terms
+        found[:, first + 1 :] -= self._p[:, first + 1 :] * before
+        return self._by_class(found)
+
+    def eigenvalues(self, products: Tensor) -> Tensor:
+        """Return the eigenvalues ``(n, c)``, largest first, from the products of all pairs of directions pulled back.
+
+        Args:
+            products: ``(n, c - 1, c - 1)`` in float64.
+        """
+        roots = self.weights.sqrt()
+        values = torch.linalg.eigvalsh(roots[:, :, None] * products * roots[:, None, :]).flip(1).clamp_min(0)
+        return torch.cat([values, values.new_zeros(len(values), 1)], dim=1)
+
+    def _by_class(self, found: Tensor) -> Tensor:
+        return torch.zeros_like(found).scatter(1, self._order, found)
+
+
+def _quotient(part: Tensor, whole: Tensor) -> Tensor:
+    """Return a part of a whole; 0 where both are too small for any number."""
+    return part / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+
+
+def _first_terms(kept: Kept, classes: OrderedClasses, first: int) -> Tensor:
+    """Return the sum of the first terms of the trace, ``(n,)``."""
+    total = torch.zeros_like(classes.weights[:, 0])
+    directions = (classes.direction(i) for i in range(first))
+    for start in range(0, first, kept.together):
+        some = torch.stack(list(islice(directions, kept.together)))
+        total += (kept.products(some) * classes.weights[:, start : start + len(some)]).sum(dim=1)
+    return total
+
+
+def _draws(kept: Kept, classes: OrderedClasses, first: int, probes: int, generator: torch.Generator | None) -> Tensor:
+    """Return independent estimates of the sum of all other terms, ``(n, probes)``."""
+    sums = [classes.signed_sum(first, generator) for _ in range(probes)]
+    size = kept.together
+    found = [kept.products(torch.stack(sums[start : start + size])) for start in range(0, probes, size)]
+    return torch.cat(found, dim=1) * classes.rest(first)[:, None]

@@ -1,0 +1,247 @@
+r"""Curvature of the energy in features and in logits: closed forms, exact, for single inputs and for data sets.
+
+For a last layer ``z = W h + b`` with class probabilities ``p = softmax(z)`` the energy ``logsumexp(z)`` bends by
+``diag p - p p'`` in the logits and by ``W' (diag p - p p') W`` in the features. Neither needs the features or the bias
+once the logits are known, and neither needs labels: the cross-entropy of any label has the same Hessians.
+
+All functions compute in float64 where digits could be lost and answer in the type of the logits. Eigenvalues are exact
+up to the rounding of that type, relative to the largest: pass ``logits.double()`` to see very small ones.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ..core.check import as_tensor, check_count, check_matrix
+from ..core.eigenvalues import (
+    hessian_eigenvalues,
+    largest_hessian_eigenvalue,
+    logit_hessian_eigenvalues,
+)
+from ..core.hessian import (
+    centred_hessian_trace,
+    class_distances,
+    feature_hessian_trace,
+    logit_hessian_trace,
+    prefers_distances,
+)
+from ..core.mean_hessian import MeanHessian
+from ..core.precision import as_double
+from ..progress import track
+from .spectrum import Spectrum
+
+
+def feature_trace(weight: Tensor, logits: Tensor) -> Tensor:
+    r"""Return the trace of the Hessian in the features, for each input.
+
+    .. math:: \operatorname{tr} H = \tfrac12\, p^\top D\, p, \qquad D_{ij} = \|w_i - w_j\|^2
+
+    Args:
+        weight: Class weights of the last layer, ``(c, d)``.
+        logits: ``(n, c)``, the bias included.
+
+    Returns:
+        ``(n,)``, never negative, in the dtype of ``logits``.
+
+    Example:
+        >>> feature_trace(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([[3.0, 3.0]]))
+        tensor([1.])
+    """
+    weight, logits = _checked_pair(weight, logits)
+    exact, probs = as_double(weight), as_double(logits).softmax(dim=-1)
+    # The distances of all pairs of classes take as long as the centred form of c inputs.
+    if prefers_distances(*weight.shape) and len(logits) >= len(weight):
+        return feature_hessian_trace(probs, class_distances(exact)).to(logits)
+    return centred_hessian_trace(probs, exact).to(logits)
+
+
+def feature_eigenvalues(weight: Tensor, logits: Tensor, k: int | None = None) -> Tensor:
+    """Return the largest eigenvalues of the Hessian in the features, for each input.
+
+    There are d eigenvalues. Only ``min(c - 1, d)`` can differ from zero, so at most ``min(c, d)`` are returned.
+
+    Args:
+        weight: Class weights of the last layer, ``(c, d)``.
+        logits: ``(n, c)``, the bias included.
+        k: How many, all ``min(c, d)`` by default.
+
+    Returns:
+        ``(n, min(k, c, d))``, largest first, never negative, in the dtype of ``logits``.
+
+    Example:
+        >>> feature_eigenvalues(torch.eye(2, 3), torch.zeros(1, 2), k=1)
+        tensor([[0.5000]])
+    """
+    weight, logits = _checked_pair(weight, logits)
+    _check_k(k)
+    return hessian_eigenvalues(_probabilities(logits), weight, k)
+
+
+def feature_lambda_max(weight: Tensor, logits: Tensor) -> Tensor:
+    """Return the largest eigenvalue of the Hessian in the features, for each input.
+
+    Heads with more than 256 classes and features do it by iteration, to 1e-5 of the value or better.
+
+    Args:
+        weight: Class weights of the last layer, ``(c, d)``.
+        logits: ``(n, c)``, the bias included.
+
+    Returns:
+        ``(n,)``, never negative, in the dtype of ``logits``.
+    """
+    weight, logits = _checked_pair(weight, logits)
+    return largest_hessian_eigenvalue(_probabilities(logits), weight)
+
+
+def feature_spectrum(weight: Tensor, batches: Iterable[Tensor]) -> Spectrum:
+    """Return all eigenvalues of the mean over a data set of the Hessian in the features, exactly.
+
+    The trace of that mean is the mean of :func:`feature_trace`; its largest eigenvalue is not the mean of
+    :func:`feature_lambda_max`, but at most that.
+
+    Args:
+        weight: Class weights of the last layer, ``(c, d)``.
+        batches: Logits, ``(n, c)`` each; how they are divided makes no difference.
+
+    Returns:
+        Nodes in ascending order; the eigenvalues that are zero for every data set are one node.
+    """
+    weight = _checked_weight(weight)
+    mean = _mean_hessian(batches, len(weight))
+    return _spectrum(mean.eigenvalues(weight), mean.rows, len(weight), weight.shape[1])
+
+
+def logit_trace(logits: Tensor) -> Tensor:
+    r"""Return the trace of the Hessian in the logits, for each input.
+
+    .. math:: \operatorname{tr} (\operatorname{diag} p - p p^\top) = \sum_i p_i (1 - p_i)
+
+    Args:
+        logits: ``(n, c)``.
+
+    Returns:
+        ``(n,)``, never negative, in the dtype of ``logits``.
+
+    Example:
+        >>> logit_trace(torch.zeros(1, 2))
+        tensor([0.5000])
+    """
+    logits = _checked_logits(logits)
+    return logit_hessian_trace(as_double(logits).softmax(dim=-1)).to(logits)
+
+
+def logit_eigenvalues(logits: Tensor, k: int | None = None) -> Tensor:
+    """Return the largest eigenvalues of the Hessian in the logits, for each input.
+
+    Args:
+        logits: ``(n, c)``.
+        k: How many, all c by default, of which the last is zero.
+
+    Returns:
+        ``(n, min(k, c))``, largest first, never negative, in the dtype of ``logits``.
+
+    Example:
+        >>> logit_eigenvalues(torch.zeros(1, 2))
+        tensor([[0.5000, 0.0000]])
+    """
+    logits = _checked_logits(logits)
+    _check_k(k)
+    return logit_hessian_eigenvalues(_probabilities(logits), k)
+
+
+def logit_lambda_max(logits: Tensor) -> Tensor:
+    """Return the largest eigenvalue of the Hessian in the logits ``(n, c)`` for each input, ``(n,)``."""
+    return logit_eigenvalues(logits, 1)[:, 0]
+
+
+def logit_spectrum(batches: Iterable[Tensor]) -> Spectrum:
+    """Return all eigenvalues of the mean over a data set of the Hessian in the logits, exactly.
+
+    Args:
+        batches: Logits, ``(n, c)`` each; how they are divided makes no difference.
+
+    Returns:
+        Nodes in ascending order, the first of them zero.
+    """
+    mean = _mean_hessian(batches, None)
+    values = mean.eigenvalues()
+    return _spectrum(values, mean.rows, len(values), len(values))
+
+
+def _mean_hessian(batches: Iterable[Tensor], n_classes: int | None) -> MeanHessian:
+    if isinstance(batches, Tensor):
+        raise TypeError("batches must be an iterable of logits, got a single tensor. Pass [logits].")
+    mean = None
+    for number, batch in enumerate(track(batches, "class probabilities")):
+        logits = _checked_logits(batch, f"logits of batch {number}")
+        n_classes = logits.shape[1] if n_classes is None else n_classes
+        _check_classes(logits, n_classes, f"logits of batch {number}")
+        mean = MeanHessian(n_classes) if mean is None else mean
+        mean.add(as_double(logits).softmax(dim=-1))
+    if mean is None:
+        raise ValueError("batches must hold at least one batch of logits, got none. Was the data loader used up?")
+    return mean
+
+
+def _spectrum(values: Tensor, rows: int, n_classes: int, size: int) -> Spectrum:
+    """Return a spectrum of ``size`` eigenvalues, of which the largest are given and all others are zero."""
+    largest = values[: min(n_classes - 1, size)].flip(0)
+    zeros = size - len(largest)
+    atom = largest.new_full((min(zeros, 1),), zeros)  # one node for all zeros, none where there is no zero
+    nodes = torch.cat([torch.zeros_like(atom), largest])
+    counts = torch.cat([atom, torch.ones_like(largest)])
+    return Spectrum(
+        nodes=nodes[None],
+        weights=counts[None] / size,
+        size=size,
+        lambda_min=float(nodes[0]),
+        lambda_max=float(nodes[-1]),
+        method="exact",
+        matrix="hessian",
+        loss="energy",
+        matvecs=0,
+        seed=None,
+        rows=rows,
+    )
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    """Return the class probabilities in the type of the logits, as accurate as it can hold them."""
+    return as_double(logits).softmax(dim=-1).to(logits)
+
+
+def _checked_weight(weight: Tensor) -> Tensor:
+    weight = as_tensor(weight, "weight").detach()
+    check_matrix(weight, "weight")
+    return weight
+
+
+def _checked_logits(logits: Tensor, name: str = "logits") -> Tensor:
+    logits = as_tensor(logits, name).detach()
+    check_matrix(logits, name)
+    if logits.shape[1] < 2:
+        raise ValueError(
+            f"{name} must have two columns or more, one per class, got one. "
+            "For a binary model with one output use the two logits (0, z)."
+        )
+    return logits
+
+
+def _checked_pair(weight: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    weight, logits = _checked_weight(weight), _checked_logits(logits)
+    _check_classes(logits, len(weight), "logits")
+    return weight, logits
+
+
+def _check_classes(logits: Tensor, n_classes: int, name: str) -> None:
+    if logits.shape[1] != n_classes:
+        raise ValueError(
+            f"{name} have {logits.shape[1]} columns but there are {n_classes} classes. "
+            "Logits are (n, c) and weights (c, d): was one of them transposed, or are these features?"
+        )
+
+
+def _check_k(k: int | None) -> None:
+    if k is not None:
+        check_count("k", k)

@@ -1,0 +1,153 @@
+"""The Lanczos process: a large symmetric matrix seen through a small tridiagonal one, and its largest eigenvalue."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.check import check_above_zero, check_count
+from .operator import Operator, random_directions
+
+ROUNDING = 8  # units in the last place; two ways to compute a product of a network differ by up to some 6
+
+
+class Tridiagonal(NamedTuple):
+    r"""What the Lanczos process knows after some steps, for each of its start vectors.
+
+    .. math:: A\, Q_m = Q_m T_m + \beta_m\, q_{m+1} e_m^\top
+
+    Attributes:
+        alpha: Diagonals of :math:`T_m`, ``(starts, m)`` in float64.
+        beta: Beside the diagonal, and last :math:`\beta_m`, ``(starts, m)`` in float64; 0 from where a process ended.
+        scale: Largest length of a product with a vector of length 1 so far, ``(starts,)``: a lower bound of the norm.
+    """
+
+    alpha: Tensor
+    beta: Tensor
+    scale: Tensor
+
+
+class Largest(NamedTuple):
+    """The largest eigenvalue as the Lanczos process sees it.
+
+    Attributes:
+        value: The largest Ritz value; it does not lie above the largest eigenvalue, rounding aside.
+        bound: Length of its residual, and the rounding of the products: an eigenvalue lies within this distance. The
+            error itself is smaller once the value has converged, near ``bound ** 2`` over the distance to the next one.
+        products: Products that it took.
+        converged: Whether the residual met the tolerance.
+    """
+
+    value: float
+    bound: float
+    products: int
+    converged: bool
+
+
+def lanczos(operator: Operator, starts: Tensor, steps: int) -> Iterator[Tridiagonal]:
+    """Yield what is known after each step, for all start vectors in lockstep.
+
+    Every new vector is made orthogonal to all before it, twice, so that no eigenvalue appears a second time. The
+    process of a start vector ends early where the vectors span what the matrix maps into itself: the tridiagonal matrix
+    then has eigenvalues of the large one, exactly. Products are scaled to length 1 before anything is subtracted: a
+    matrix with entries of 1e-30 is treated like any other. All vectors are kept, ``(starts, size)`` a step in the
+    operator's type.
+
+    Args:
+        operator: The matrix.
+        starts: Vectors of length 1, ``(size, starts)``.
+        steps: At most so many steps; never more than the matrix has columns.
+    """
+    basis = [starts.T.contiguous()]
+    scale = torch.zeros(starts.shape[1], dtype=torch.float64, device=operator.device)
+    alphas, betas = [], []
+    for _ in range(steps):
+        product, length = _unit(operator(basis[-1].T).T)
+        scale = torch.maximum(scale, length)
+        alphas.append(length * _dots(basis[-1], product))
+        rest, share = _unit(_orthogonal(product, basis))
+        beta = length * share
+        # What is left of a vector inside the span of the others is rounding, at the latest when they span everything.
+        goes_on = beta > rounding(operator) * scale
+        betas.append(beta * goes_on)
+        basis.append(rest * goes_on[:, None])
+        yield Tridiagonal(torch.stack(alphas, dim=1), torch.stack(betas, dim=1), scale)
+        if not goes_on.any():
+            return
+
+
+def largest(operator: Operator, rtol: float, max_matvecs: int, generator: torch.Generator) -> Largest:
+    r"""Find the algebraically largest eigenvalue, however negative others are.
+
+    .. math:: \min_\lambda |\lambda - \theta| \le \|A y - \theta y\| = \beta_m |s_m|
+
+    for the largest eigenvalue :math:`\theta` of :math:`T_m` with eigenvector ``s`` and Ritz vector :math:`y = Q_m s`.
+    It stops when this residual is at most ``rtol`` of the value and the value has not moved more than that since the
+    last step; or when the process ends, since the value is then exact. An eigenvalue that is zero to the precision of
+    the products counts as found when its residual is, too.
+
+    Args:
+        operator: The matrix.
+        rtol: Relative tolerance.
+        max_matvecs: Most products to spend.
+        generator: Of the start vector.
+    """
+    check_above_zero("rtol", rtol, "1e-5")
+    check_count("max_matvecs", max_matvecs)
+    before, previous, converged, noise = operator.products, float("-inf"), False, rounding(operator)
+    for state in lanczos(operator, random_directions(operator, 1, generator), max_matvecs):
+        values, vectors = ritz(state, 0)
+        value, residual = float(values[-1]), float(state.beta[0, -1] * vectors[-1, -1].abs())
+        tolerance = max(rtol * abs(value), noise * float(state.scale[0]))
+        # A small residual alone may be an accident: of an eigenvalue whose share in the start vector is tiny, one step
+        # sees next to nothing, the following one all.
+        settled = residual <= tolerance and value - previous <= tolerance
+        converged = settled or float(state.beta[0, -1]) == 0
+        if converged:
+            break
+        previous = value
+    return Largest(value, residual + noise * float(values.abs().max()), operator.products - before, converged)
+
+
+def ritz(state: Tridiagonal, start: int) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues ``(m,)``, smallest first, and eigenvectors ``(m, m)`` of one tridiagonal matrix.
+
+    Of a process that ended early only what came before its end counts.
+
+    Args:
+        state: Of the Lanczos process.
+        start: Which start vector.
+    """
+    ended = (state.beta[start] == 0).nonzero()
+    m = int(ended[0]) + 1 if len(ended) else state.alpha.shape[1]
+    beside = state.beta[start, : m - 1]
+    matrix = torch.diag(state.alpha[start, :m]) + torch.diag(beside, 1) + torch.diag(beside, -1)
+    values, vectors = torch.linalg.eigh(matrix.cpu())
+    return values, vectors
+
+
+def rounding(operator: Operator) -> float:
+    """Return how much of a product is rounding, as a share of its length."""
+    return ROUNDING * torch.finfo(operator.dtype).eps
+
+
+def _orthogonal(vectors: Tensor, basis: list[Tensor]) -> Tensor:
+    """Return ``vectors`` less their shares along the basis; the second round takes out what the first one left."""
+    for _ in range(2):
+        for direction in basis:
+            vectors = vectors - direction * _dots(direction, vectors)[:, None].to(vectors.dtype)
+    return vectors
+
+
+def _unit(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``(starts, size)`` with rows of length 1, or 0 where there is nothing, and their lengths in float64."""
+    # By the largest entry first: squares of tiny or huge entries do not exist, in float32 from 1e-23 on.
+    peak = vectors.abs().amax(dim=1).double()
+    vectors = (vectors / peak.where(peak > 0, 1.0)[:, None]).to(vectors.dtype)
+    length = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
+    return (vectors / length.clamp(min=1.0)[:, None]).to(vectors.dtype), peak * length
+
+
+def _dots(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum(dim=1, dtype=torch.float64)

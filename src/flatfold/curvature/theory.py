@@ -1,0 +1,283 @@
+r"""When unknown inputs bend the energy more than known ones: the theorem of the FOLD paper, put right and computed.
+
+**The setting.** The features of two classes ``y = ±1`` are Gaussian around ``±mu``, with one covariance ``S``; unknown
+inputs are the same mixture around ``±c R mu``. A linear classifier has the logits ``z = (w'x, 0)``, and what is bent is
+the energy ``logsumexp(z)``. Over the features its Hessian has the trace ``|w|^2 phi(w'x)``, which is half of ``|w|^2``
+times its trace over the logits. As ``phi`` is even, both halves of a mixture around ``±m`` have the same average:
+
+.. math:: E \operatorname{tr} H = \|w\|^2\, E\,\varphi(a), \quad a \sim N(w^\top m,\ w^\top S w),
+          \quad \varphi(a) = \frac{e^a}{(1 + e^a)^2}
+
+**What the paper states.** At ``w = alpha S^-1 mu``, known inputs have the smaller expected trace if
+
+.. math:: c\, |\mu^\top S^{-1} R \mu| \le \mu^\top S^{-1} \mu
+
+**What has to be put right.**
+
+* The printed training loss, ``E -log sum_i exp(y z_i)``, falls without end (:func:`printed_loss`). What is meant is the
+  logistic loss ``E log(1 + exp(-y w'x))`` (:func:`logistic_risk`).
+* Its minimiser is ``2 S^-1 mu``: then ``w'x`` are the log odds of the classes. The paper sets the factor to 1. That
+  changes every number, but not which of the two is larger.
+* "The expected energy has a unique minimiser, along the Bayes classifier" is not true of the energy. It sees no labels,
+  is convex in ``w`` and has the slope ``E x / 2 = 0`` at ``w = 0``: there it is smallest.
+* "``phi`` decreases with ``|a|``" does not yet order two averages, for each Gaussian reaches everywhere. The missing
+  step: ``M(m) = E phi(N(m, s^2))`` is itself even, and strictly decreasing in ``|m|``. For ``phi`` is a mixture of
+  indicators of intervals ``[-r, r]``, and the mass of ``N(m, s^2)`` in such an interval changes with m by
+  ``n((r + m) / s) / s - n((r - m) / s) / s``, with the normal density n: below 0 for every ``m > 0``.
+
+**What then holds.** Both averages share ``s``, so the condition is necessary and sufficient, for every ``alpha > 0``:
+known inputs have the smaller trace exactly where it is true, the larger one exactly where it is not, and equality goes
+with equality (:func:`compare`). For ``S = I`` it is true for every rotation up to ``c = 1``; for others it need not be.
+
+**What it does not cover.** Unknown inputs of another covariance. Wider ones lie more often where the classifier is
+sure: at 400 times the variance their expected trace falls below that of known inputs although the condition is true.
+"""
+
+from dataclasses import dataclass
+from math import exp, inf, sqrt
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.check import as_tensor, check_above_zero
+from ..core.chunks import row_chunks
+from ..core.hessian import class_distances, feature_hessian_trace
+from .averages import average_curvature, gaussian_points, log_average_curvature
+from .estimate import Estimate
+
+Array = Tensor | NDArray[np.floating]
+ROUNDING = 1e-12  # relative differences up to here count as none
+FLOAT32 = 1e-6  # how far a rotation may be from orthogonal, a covariance from symmetric: what float32 leaves
+
+
+@dataclass(frozen=True)
+class Theorem:
+    """Both sides of the condition, and both expected traces.
+
+    Attributes:
+        id: Expected trace of known inputs; 0 where it is too small for a float.
+        ood: That of unknown inputs.
+        log_ratio: Logarithm of ``ood / id``, also where both are too small for a float.
+        shifted: Left side of the condition, ``c |mu' S^-1 R mu|``.
+        bound: Its right side, ``mu' S^-1 mu``.
+        alpha: Length of the classifier, ``w = alpha S^-1 mu``.
+    """
+
+    id: float
+    ood: float
+    log_ratio: float
+    shifted: float
+    bound: float
+    alpha: float
+
+    @property
+    def gap(self) -> float:
+        """Expected trace of unknown inputs minus that of known ones."""
+        return self.ood - self.id
+
+    @property
+    def margin(self) -> float:
+        """Right minus left side of the condition: it has the sign of ``gap``."""
+        return self.bound - self.shifted
+
+    @property
+    def ratio(self) -> float:
+        """Left side over right side: the condition is true up to 1."""
+        return self.shifted / self.bound
+
+    @property
+    def holds(self) -> bool:
+        """Whether the condition is true; a difference of the size of rounding counts as equality."""
+        return self.ratio <= 1 + ROUNDING
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the traces are ordered as the condition says; what is lost in rounding contradicts nothing."""
+        resolved = abs(self.log_ratio) > ROUNDING and abs(self.margin) > ROUNDING * self.bound
+        return not resolved or (self.log_ratio > 0) == (self.margin > 0)
+
+
+def expected_trace(mean: Array, covariance: Array, weight: Array) -> float:
+    r"""Return the expected trace of the feature Hessian, by quadrature.
+
+    .. math:: \|w\|^2\, E\, \varphi(N(w^\top m, w^\top S w))
+
+    Args:
+        mean: ``(d,)``: the classes lie around it and around its negative, equally often.
+        covariance: ``(d, d)``, of each class, symmetric and positive definite.
+        weight: w of the classifier with the logits ``(w'x, 0)``, ``(d,)``.
+    """
+    centre, spread, w = _classifier(mean, covariance, weight)
+    return float(w @ w) * average_curvature(*_score(centre, spread, w))
+
+
+def monte_carlo_trace(mean: Array, covariance: Array, weight: Array, samples: int = 100_000, seed: int = 0) -> Estimate:
+    """Return the same by drawing features from the mixture and measuring the trace at each, with its standard error.
+
+    Nothing is shared with the quadrature: the draws have d dimensions and pass through the softmax of two logits. Where
+    hardly any of them comes near ``w'x = 0``, four deviations from there and beyond, value and error are too small.
+
+    Args:
+        mean: ``(d,)``, as in :func:`expected_trace`.
+        covariance: ``(d, d)``.
+        weight: ``(d,)``.
+        samples: How many features are drawn, at least 2.
+        seed: Of the draws.
+    """
+    centre, spread, w = _classifier(mean, covariance, weight)
+    if samples < 2:
+        raise ValueError(f"a standard error takes at least 2 samples, got {samples}. The default is 100000.")
+    head, factor = torch.stack([w, torch.zeros_like(w)]), torch.linalg.cholesky(spread)
+    distances, generator = class_distances(head), torch.Generator().manual_seed(seed)
+    traces = torch.empty(samples, dtype=torch.float64)
+    for part in row_chunks(samples):
+        n = len(traces[part])
+        sign = torch.randint(0, 2, (n, 1), generator=generator) * 2 - 1
+        x = sign * centre + torch.randn(n, len(w), dtype=torch.float64, generator=generator) @ factor.mT
+        traces[part] = feature_hessian_trace((x @ head.mT).softmax(dim=-1), distances)
+    value, stderr = float(traces.mean()), float(traces.std()) / sqrt(samples)
+    return Estimate(value, stderr, "monte carlo", "hessian", "energy", 0, seed, samples)
+
+
+def bayes_weight(mean: Array, covariance: Array, alpha: float = 2.0) -> Tensor:
+    """Return ``alpha S^-1 mu``, ``(d,)`` in float64: with 2, the minimiser of :func:`logistic_risk`.
+
+    Args:
+        mean: mu, ``(d,)``.
+        covariance: S, ``(d, d)``, symmetric and positive definite.
+        alpha: Above 0; the paper takes 1.
+
+    Example:
+        >>> bayes_weight(torch.tensor([1.0, 2.0]), torch.eye(2))
+        tensor([2., 4.], dtype=torch.float64)
+    """
+    check_above_zero("alpha", alpha, "2, the minimiser of the logistic risk,")
+    centre, spread = _mixture(mean, covariance)
+    return alpha * torch.cholesky_solve(centre[:, None], torch.linalg.cholesky(spread))[:, 0]
+
+
+def logistic_risk(weight: Array, mean: Array, covariance: Array) -> float:
+    r"""Return the risk that a classifier is trained to make small, by quadrature.
+
+    .. math:: E \log(1 + e^{-y\, w^\top x}) = E \log(1 + e^{-a}), \quad a \sim N(w^\top \mu,\ w^\top S w)
+
+    Args:
+        weight: w, ``(d,)``.
+        mean: mu, ``(d,)``.
+        covariance: S, ``(d, d)``, symmetric and positive definite.
+    """
+    centre, spread, w = _classifier(mean, covariance, weight)
+    points, log_weights = gaussian_points(*_score(centre, spread, w))
+    return float(np.exp(log_weights) @ np.logaddexp(0.0, -points))
+
+
+def printed_loss(weight: Array, mean: Array, covariance: Array) -> float:
+    r"""Return the training loss as the paper prints it, which has no minimum: ``-logistic_risk(-w)``.
+
+    .. math:: E\bigl[-\log \textstyle\sum_i e^{y z_i}\bigr] = -E \log(1 + e^{y\, w^\top x})
+
+    Along ``S^-1 mu`` it falls in proportion to the length of w.
+
+    Args:
+        weight: w, ``(d,)``.
+        mean: mu, ``(d,)``.
+        covariance: S, ``(d, d)``, symmetric and positive definite.
+    """
+    return -logistic_risk(-as_tensor(weight, "weight"), mean, covariance)
+
+
+def holds(mean: Array, covariance: Array, rotation: Array, c: float) -> bool:
+    """Tell whether ``c |mu' S^-1 R mu| <= mu' S^-1 mu``: whether known inputs have the smaller expected trace.
+
+    Args:
+        mean: mu, ``(d,)``, not 0.
+        covariance: S, ``(d, d)``, symmetric and positive definite.
+        rotation: R, ``(d, d)``, orthogonal; reflections count, for the theorem holds for them too.
+        c: How far from 0 the unknown inputs lie, relative to the known ones; 0 or more.
+
+    Example:
+        >>> quarter_turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+        >>> mean, covariance = torch.tensor([1.0, 2.0]), torch.diag(torch.tensor([1.0, 3.0]))
+        >>> holds(mean, covariance, quarter_turn, c=1.7), holds(mean, covariance, quarter_turn, c=1.8)
+        (True, False)
+    """
+    shifted, bound = _sides(*_setting(mean, covariance, rotation, c))
+    return shifted / bound <= 1 + ROUNDING
+
+
+def compare(mean: Array, covariance: Array, rotation: Array, c: float, alpha: float = 2.0) -> Theorem:
+    """Return both sides of the condition beside both expected traces, at ``w = alpha S^-1 mu``.
+
+    Args:
+        mean: mu, ``(d,)``, not 0.
+        covariance: S, ``(d, d)``, symmetric and positive definite.
+        rotation: R, ``(d, d)``, orthogonal.
+        c: As in :func:`holds`.
+        alpha: Above 0. The order of the traces does not depend on it.
+    """
+    centre, spread, elsewhere = _setting(mean, covariance, rotation, c)
+    w = bayes_weight(centre, spread, alpha)
+    known, unknown = (log_average_curvature(*_score(m, spread, w)) for m in (centre, elsewhere))
+    length, (shifted, bound) = float(w @ w), _sides(centre, spread, elsewhere)
+    return Theorem(length * exp(known), length * exp(unknown), unknown - known, shifted, bound, alpha)
+
+
+def _score(mean: Tensor, covariance: Tensor, weight: Tensor) -> tuple[float, float]:
+    """Return mean and standard deviation of ``w'x``."""
+    return float(weight @ mean), sqrt(float(weight @ covariance @ weight))
+
+
+def _sides(mean: Tensor, covariance: Tensor, elsewhere: Tensor) -> tuple[float, float]:
+    """Return both sides of the condition, left first."""
+    towards = bayes_weight(mean, covariance, alpha=1.0)
+    return abs(float(towards @ elsewhere)), float(towards @ mean)
+
+
+def _setting(mean: Array, covariance: Array, rotation: Array, c: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mu, S and ``c R mu``, checked and in float64."""
+    centre, spread = _mixture(mean, covariance)
+    if not bool(centre.any()):
+        raise ValueError("mean must not be 0: both classes would lie in one place. Give them some distance.")
+    if not 0 <= c < inf:
+        raise ValueError(f"c must be a finite number of 0 or more, got {c!r}. To turn mu around, use the rotation.")
+    turn = _double(rotation, "rotation", (len(centre), len(centre)))
+    off = float((turn.mT @ turn - torch.eye(len(turn))).abs().max())
+    if off > FLOAT32:
+        raise ValueError(
+            f"rotation must be orthogonal, R'R = I, but R'R is off by {off:.2g}. Take torch.linalg.qr(matrix).Q."
+        )
+    return centre, spread, c * (turn @ centre)
+
+
+def _classifier(mean: Array, covariance: Array, weight: Array) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, covariance and weight, checked and in float64."""
+    centre, spread = _mixture(mean, covariance)
+    return centre, spread, _double(weight, "weight", (len(centre),))
+
+
+def _mixture(mean: Array, covariance: Array) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance, checked and in float64."""
+    size = as_tensor(mean, "mean").numel()
+    centre, spread = _double(mean, "mean", (size,)), _double(covariance, "covariance", (size, size))
+    if float((spread - spread.mT).abs().max()) > FLOAT32 * float(spread.abs().max()):
+        raise ValueError("covariance must be symmetric, but differs from its transpose. Try (S + S.T) / 2.")
+    if int(torch.linalg.cholesky_ex(spread).info):
+        low = float(torch.linalg.eigvalsh(spread)[0])
+        raise ValueError(
+            f"covariance must be positive definite, but its smallest eigenvalue is {low:.2g}. "
+            "Add a little to its diagonal, or leave out directions without variance."
+        )
+    return centre, spread
+
+
+def _double(values: Array, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return ``values`` on the CPU in float64, or say which shape was expected."""
+    tensor = as_tensor(values, name).detach().cpu().double()
+    if tensor.shape != shape or 0 in shape:
+        wanted = "(d,) with d from 1 on" if name == "mean" else f"{shape}, as the mean has d={shape[0]}"
+        raise ValueError(f"{name} must have the shape {wanted}, got {tuple(tensor.shape)}. Reshape it first.")
+    if not bool(tensor.isfinite().all()):
+        raise ValueError(f"{name} must be finite, but has a NaN or infinite entry. Look at how it was made.")
+    return tensor
