@@ -9,6 +9,7 @@ import typer
 from .. import __version__
 from .bench import bench
 from .compare import compare
+from .curvature import curvature
 from .doctor import doctor
 from .methods import methods
 from .paper import paper
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (bench, doctor, compare, paper, report, methods):
+for command in (bench, curvature, doctor, compare, paper, report, methods):
     app.command()(command)
 app.add_typer(suite_app)
 

@@ -1,4 +1,4 @@
-"""``flatfold report``: draw the page again from result files."""
+"""``flatfold report``: draw the pages again from result files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,18 +7,33 @@ import typer
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder that `flatfold bench` wrote, such as out/digits.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder that `flatfold bench` or `flatfold curvature` wrote, such as out/digits.")
+    ],
 ) -> None:
-    """Write report.html and figures from the result files of a benchmark, without running anything.
+    """Write report.html, curvature.html and figures from result files, without running anything.
 
-    In a folder with several networks, the page of each is written, and one with their means.
+    Both pages where a benchmark and a curvature study lie in the folder, or the one of what is there. In a folder with
+    several networks, the pages of each are written, and one with their means.
     """
     from ..evaluate.summary import load_runs
+    from ..report.curvature.page import write_curvature
     from ..report.page import write_report
     from ..report.summary import write_summary
 
-    places = list(load_runs(folder))
-    for place in places:
-        typer.echo(f"report -> {write_report(place)}")
-    if places != [folder]:
+    studies = _holding(folder, "curvature.json")
+    runs = list(load_runs(folder)) if _holding(folder, "results.json") or not studies else []
+    for place in dict.fromkeys([*runs, *studies]):
+        if place in studies:
+            typer.echo(f"curvature -> {write_curvature(place)}")  # with the report that it joins
+        else:
+            write_report(place)
+        if place in runs:
+            typer.echo(f"report -> {place / 'report.html'}")
+    if runs and runs != [folder]:
         typer.echo(f"all runs -> {write_summary(folder)}")
+
+
+def _holding(folder: Path, name: str) -> list[Path]:
+    """Return the folder itself if it holds such a file, else its direct sub-folders that do."""
+    return [folder] if (folder / name).exists() else [path.parent for path in sorted(folder.glob(f"*/{name}"))]

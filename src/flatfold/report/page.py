@@ -7,6 +7,7 @@ from ..evaluate.results import Results, load_results
 from ..files import write_atomically
 from . import head
 from .about import datasets_table, methods_table, provenance
+from .curvature.parts import NOTHING, Parts, beside
 from .curves import SHOWN
 from .drawing import Drawing
 from .figures import all_figures
@@ -24,7 +25,8 @@ OPEN = 12  # histograms that are shown without a click
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` beside the result files in ``folder``, and its figures for papers; return its path.
 
-    The figures are ``figures/NAME.svg`` and ``figures/NAME.pdf``. The same results give the same bytes.
+    The figures are ``figures/NAME.svg`` and ``figures/NAME.pdf``. The same results give the same bytes. A curvature
+    study of the same network in the folder is shown too; of one that is not, the page says so.
     """
     results = load_results(folder)
     figures = all_figures(results)
@@ -32,20 +34,22 @@ def write_report(folder: Path) -> Path:
         if name != "costs-tall":
             drawing.save(folder / "figures")
     path = folder / "report.html"
-    write_atomically(path, render(results, figures))
+    write_atomically(path, render(results, figures, beside(results, folder)))
     return path
 
 
-def render(results: Results, figures: dict[str, Drawing] | None = None) -> str:
+def render(results: Results, figures: dict[str, Drawing] | None = None, curvature: Parts = NOTHING) -> str:
     """Return the page as text.
 
     Args:
         results: What the page tells.
         figures: What :func:`~flatfold.report.figures.all_figures` made of them, where that was done already.
+        curvature: What :func:`~flatfold.report.curvature.parts.beside` found beside them.
     """
     parts = {
         **_figures(results, figures or all_figures(results)),
         "wrong": gallery(results),
+        **curvature.content,
         "datasets": datasets_table(results),
         "methods": methods_table(results),
         "provenance": provenance(results),
@@ -60,7 +64,7 @@ def render(results: Results, figures: dict[str, Drawing] | None = None) -> str:
         legend=legend(results),
         results_table=results_table(results),
         contents=contents(parts),
-        sections=sections(parts, _more(results)),
+        sections=sections(parts, {**_more(results), **curvature.more}),
     )
 
 

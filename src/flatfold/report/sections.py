@@ -55,6 +55,51 @@ SECTIONS = (
         "with the lowest. The share says how many of the known test images score lower. A click on an image shows "
         "where it is.",
     ),
+    Section(
+        "curvature",
+        "Curvature by data set",
+        "The largest eigenvalue λmax and the trace of the mean curvature over the inputs of a data set. Below each its "
+        "error, the standard error of a trace and a bound for λmax, or that it is exact; then the factor over the "
+        "known images. Amber marks what does not exceed them.",
+    ),
+    Section("curvature-elsewhere", "Curvature"),
+    Section(
+        "curvature-traces",
+        "Curvature of single inputs",
+        "Traces at every input, of features as they are. Grey: known test images. Lines: unknown ones. The outermost "
+        "bars collect what lies beyond, the leftmost also what is zero; an axis with powers of ten is logarithmic.",
+    ),
+    Section(
+        "curvature-spectra",
+        "Spectra",
+        "How the eigenvalues of the mean curvature spread: first of the known images, then of each unknown data set in "
+        "front of them. A kernel of 1 % of the largest eigenvalue makes masses a density; a band is one standard error "
+        "over random probes, where there are any. Most eigenvalues are zero: that share is told, or, of an estimate, "
+        "the share that lies within the kernel around zero. The axis of density ends at a tenth of the height of a "
+        "single eigenvalue.",
+    ),
+    Section(
+        "curvature-eigenvalues",
+        "Largest eigenvalues of single inputs",
+        "Of the curvature over features, by how much of their norm is divided out: the median over the inputs, with a "
+        "band from the lower to the upper quartile. Bands that overlap are inputs that this eigenvalue cannot tell.",
+    ),
+    Section(
+        "curvature-detection",
+        "Traces as detectors",
+        "AUROC, in percent, of a trace as a score, with its 95 % interval; α is the exponent by which features were "
+        "normalised. Green marks the best of a column and every other whose interval reaches that of the best: no more "
+        "than that is claimed. Amber marks what is certainly worse than guessing.",
+    ),
+    Section(
+        "theorem",
+        "A theorem on unknown inputs",
+        "Two Gaussian classes at ±μ with covariance S, a logistic head that has learnt them, w = 2S⁻¹μ, and unknown "
+        "inputs of the same covariance at ±cRμ, with a rotation R: their expected trace is the larger one if and only "
+        "if c |μ′S⁻¹Rμ| < μ′S⁻¹μ. The FOLD paper states the “if”, with w = S⁻¹μ, and the order is the same "
+        "for every positive multiple; but it needs the equal covariance, and unless S is a multiple of the identity, "
+        "c < 1 alone is not enough.",
+    ),
     Section("datasets", "Unknown data sets"),
     Section(
         "methods",

@@ -11,7 +11,7 @@ from ...models.sources import Source
 
 Group = Literal["near", "far"]
 NAME = re.compile(r"[\w+-][\w.+-]*")  # names become folders
-FOLDERS = ("banks", "scores", "figures", "data")  # beside the results of a network
+FOLDERS = ("banks", "scores", "figures", "data", "curvature")  # beside the results of a network
 RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # taken, in folders and tables
 
 

@@ -1,0 +1,364 @@
+"""A whole study of a small network against dense Hessians in float64; interrupted, changed and damaged ones."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.func import functional_call, hessian
+
+import flatfold as ff
+from flatfold.evaluate.banks import extract_all
+from flatfold.evaluate.settings import Settings
+from flatfold.evaluate.study import parameters
+from flatfold.evaluate.study.files import STORED, load_study
+from flatfold.evaluate.study.measured import DataSet
+from flatfold.evaluate.study.run import forget_study, run_study
+from flatfold.evaluate.suites.suite import OodSet, Suite
+from flatfold.models.images import ArrayImages, FolderImages
+
+pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+SMALL = {"samples": 20, "probes": 2, "steps": 3}
+COUNTED = ("param_lambda_max", "param_trace", "param_spectrum")
+
+
+def network(activation=nn.ReLU):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), activation(), nn.Linear(5, 3)).eval()
+
+
+def images(n, labelled=False, seed=0, batch_size=8):
+    x = np.random.default_rng([seed, n]).integers(0, 256, (n, 4, 4), dtype=np.uint8)
+    return ArrayImages(x, np.arange(n) % 3 if labelled else None, ff.Transform(mode="L"), batch_size=batch_size)
+
+
+@pytest.fixture
+def suite():
+    ood = (
+        OodSet("noise", "far", images(25, seed=4), "Noise."),
+        OodSet("dark", "near", images(12, seed=5), "Darkness."),
+        OodSet("snow", "far", images(9, seed=6), "Snow."),
+    )
+    return Suite("toy", "Toys.", network(), None, images(60, True, 1), images(33, True, 2), ood, seed=7)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The calls of the functions over parameters, and one of them that fails if it is told to."""
+    calls = []
+    for name in COUNTED:
+        real = getattr(parameters, name)
+
+        def wrapper(*args, real=real, name=name, **kwargs):
+            calls.append(name)
+            if len(calls) == wrapper.fails_at:
+                raise KeyboardInterrupt
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(parameters, name, wrapper)
+        wrapper.fails_at = None
+    return calls
+
+
+def inputs(source):
+    return torch.cat([batch if isinstance(batch, torch.Tensor) else batch[0] for batch in source]).double()
+
+
+def dense_hessians(model, x, loss="energy"):
+    """Slow and obvious: the (P, P) Hessian of the loss at every input."""
+    model = network(type(model[2])).double().requires_grad_(False)
+    names, sizes = zip(*((name, value.shape) for name, value in model.named_parameters()), strict=True)
+    flat = torch.cat([value.flatten() for value in model.parameters()])
+
+    def one(vector, image):
+        parts = [part.reshape(size) for part, size in zip(vector.split([s.numel() for s in sizes]), sizes, strict=True)]
+        z = functional_call(model, dict(zip(names, parts, strict=True)), image[None])[0]
+        return torch.logsumexp(z, 0) - (z[z.detach().argmax()] if loss == "ce_pred" else 0)
+
+    return torch.stack([hessian(one)(flat, image) for image in x])
+
+
+def test_parameter_statistics_are_those_of_the_dense_hessian(suite, tmp_path):
+    study = run_study(suite, tmp_path, samples=50)
+    sources = {"id": suite.test} | {ood.name: ood.images for ood in suite.ood}
+    for name, source in sources.items():
+        dense = dense_hessians(suite.model, inputs(source))
+        traces = dense.diagonal(dim1=1, dim2=2).sum(-1).numpy()
+        np.testing.assert_allclose(study.traces[f"parameter/{name}"], traces, rtol=1e-4)
+        trace, largest = (study.cell(name, "parameter", which) for which in ("trace", "lambda_max"))
+        assert trace.value == pytest.approx(traces.mean(), rel=1e-5)
+        assert trace.stderr is None
+        assert largest.value == pytest.approx(float(torch.linalg.eigvalsh(dense.mean(0))[-1]), rel=1e-4)
+        assert (trace.n, trace.matrix, trace.loss) == (source.rows, "hessian", "energy")
+        assert study.weights[f"parameter/{name}"].sum(-1) == pytest.approx(1)
+        assert study.nodes[f"parameter/{name}"].shape == (4, 16)
+    assert study.sizes["parameter"] == study.suite["n_parameters"] == dense.shape[-1] == 103
+    assert not study.trace_stderr
+
+
+def test_the_loss_and_the_matrix_reach_the_parameters(suite, tmp_path):
+    x = inputs(suite.ood[2].images)
+    study = run_study(suite, tmp_path, loss="ce_pred", **SMALL)
+    expected = float(torch.linalg.eigvalsh(dense_hessians(suite.model, x, "ce_pred").mean(0))[-1])
+    found = study.cell("snow", "parameter", "lambda_max")
+    assert (found.value, found.loss) == (pytest.approx(expected, rel=1e-4), "ce_pred")
+    ggn = run_study(suite, tmp_path, matrix="ggn", **SMALL).cell("snow", "parameter", "lambda_max")
+    assert ggn.matrix == "ggn"
+    assert ggn.value != pytest.approx(expected, rel=1e-3)
+
+
+def feature_hessians(bank, head, alpha):
+    """Slow and obvious: the (d, d) Hessian of the energy at every row of partially normalised features."""
+    h = bank.features.double()
+    h = h / h.norm(dim=1, keepdim=True) ** alpha
+    weight, bias = head.weight.double(), head.bias.double()
+    return torch.stack([hessian(lambda y: torch.logsumexp(weight @ y + bias, 0))(row) for row in h])
+
+
+def test_feature_statistics_are_those_of_the_dense_hessian(suite, tmp_path):
+    study = run_study(suite, tmp_path, alpha=0.3, samples=50)
+    banks = extract_all(suite, tmp_path / "banks")
+    for name, bank in banks.judged.items():
+        dense = feature_hessians(bank, banks.head, 0)
+        traces = dense.diagonal(dim1=1, dim2=2).sum(-1).numpy()
+        np.testing.assert_allclose(study.traces[f"feature/{name}"], traces, rtol=1e-6)
+        assert study.cell(name, "feature", "trace").value == pytest.approx(traces.mean(), rel=1e-9)
+        spectrum = torch.linalg.eigvalsh(dense.mean(0))
+        assert study.cell(name, "feature", "lambda_max").value == pytest.approx(float(spectrum[-1]), rel=1e-9)
+        assert study.nodes[f"feature/{name}"].max() == pytest.approx(float(spectrum[-1]), rel=1e-9)
+        for which, alpha in {"none": 0, "partial": 0.3, "full": 1}.items():
+            top = torch.linalg.eigvalsh(feature_hessians(bank, banks.head, alpha)).flip(-1)[:, :3].numpy()
+            np.testing.assert_allclose(study.eigenvalues[f"{which}/{name}"], top, rtol=1e-6, atol=1e-12)
+    assert study.alphas == {"none": 0, "partial": 0.3, "full": 1}
+    assert study.sizes["feature"] == 5
+
+
+def test_logit_statistics_are_those_of_the_probabilities(suite, tmp_path):
+    study = run_study(suite, tmp_path, **SMALL)
+    banks = extract_all(suite, tmp_path / "banks")
+    p = banks.head(banks.ood["dark"].features).double().softmax(-1)
+    assert study.traces["logit/dark"] == pytest.approx((1 - p.square().sum(-1)).numpy(), rel=1e-5)
+    mean = torch.diag(p.mean(0)) - p.T @ p / len(p)
+    found = study.cell("dark", "logit", "lambda_max")
+    assert found.value == pytest.approx(float(torch.linalg.eigvalsh(mean)[-1]), rel=1e-5)
+    assert "logit/dark" not in study.nodes
+
+
+def test_detections_are_the_aurocs_of_the_traces(suite, tmp_path):
+    study = run_study(suite, tmp_path, alpha=0.3, samples=50)
+    found = {(each.space, each.alpha, each.dataset): each.auroc for each in study.detections}
+    assert set(found) == {
+        (space, alpha, dataset)
+        for space, alphas in {"parameter": (0,), "feature": (0, 0.3), "logit": (0, 0.3)}.items()
+        for alpha in alphas
+        for dataset in ("noise", "dark", "snow", "near", "far", "all")
+    }
+    for space in ("parameter", "feature", "logit"):
+        assert found[space, 0, "noise"] == ff.auroc(study.traces[f"{space}/id"], study.traces[f"{space}/noise"])
+    banks = extract_all(suite, tmp_path / "banks")
+    fold = ff.Fold(0.3).fit(banks.val, banks.head)
+    known, unknown = fold(banks.test.features), fold(banks.ood["noise"].features)
+    assert found["feature", 0.3, "noise"] == pytest.approx(ff.auroc(known, unknown), abs=2 / (33 * 25))
+
+
+def test_autofold_chooses_the_exponent_on_the_validation_data(suite, tmp_path):
+    study = run_study(suite, tmp_path, **SMALL)
+    banks = extract_all(suite, tmp_path / "banks")
+    assert study.alphas["partial"] == pytest.approx(float(ff.AutoFold().fit(banks.val, banks.head).alpha_))
+    assert len(banks.val) == 60  # all of them
+    assert study.provenance["alpha"] == "AutoFold"
+
+
+def test_where_autofold_refuses_an_exponent_is_asked_for(suite, tmp_path):
+    unlabelled = replace(suite, val=images(60, seed=1))
+    with pytest.raises(ValueError, match=r"AutoFold cannot choose an exponent here: .*labels.* Or give one, --alpha"):
+        run_study(unlabelled, tmp_path, **SMALL)
+    assert run_study(unlabelled, tmp_path, alpha=0.4, **SMALL).alphas["partial"] == 0.4
+
+
+def test_a_flat_curve_is_told(suite, tmp_path, caplog):
+    with torch.no_grad():
+        suite.model[3].weight *= 1e-4
+    with caplog.at_level(logging.WARNING):
+        run_study(suite, tmp_path, **SMALL)
+    assert "autofold: AutoFold's curve is flat" in caplog.text
+
+
+def test_a_smooth_network_keeps_its_error_bars(suite, tmp_path):
+    smooth = replace(suite, model=network(nn.Tanh))
+    study = run_study(smooth, tmp_path, samples=50)
+    dense = dense_hessians(smooth.model, inputs(suite.test))
+    traces = dense.diagonal(dim1=1, dim2=2).sum(-1).numpy()
+    error = study.trace_stderr["parameter/id"]
+    assert error.shape == (33,)
+    assert np.mean(np.abs(study.traces["parameter/id"] - traces) < 4 * error + 1e-4) > 0.9
+    whole = study.cell("id", "parameter", "trace")
+    assert abs(whole.value - traces.mean()) < 5 * whole.stderr + 1e-4
+    assert "feature/id" not in study.trace_stderr
+
+
+def test_the_record_says_what_was_measured(suite, tmp_path):
+    settings = Settings(command="flatfold curvature toy")
+    study = run_study(suite, tmp_path, settings, matrix="ggn", seed=5, **SMALL)
+    told = {"loss": "energy", "matrix": "ggn", "seed of the probes": 5, "seed": 7, "command": settings.command, **SMALL}
+    assert told.items() <= study.provenance.items()
+    assert study.suite["deviations"] == ["at most 20 images of each data set were taken"]
+    assert [(ood["name"], ood["n"]) for ood in study.suite["ood"]] == [("noise", 20), ("dark", 12), ("snow", 9)]
+    assert study.suite["n_test"] == 20
+
+
+def without_time(folder):
+    content = json.loads((folder / "curvature.json").read_text())
+    for name in ("finished", "seconds"):
+        del content["provenance"][name]
+    return content, [(folder / name).read_bytes() for name in ("curvature.csv", "curvature.safetensors")]
+
+
+@pytest.mark.parametrize("fails_at", [1, 5, 12])
+def test_an_interrupted_study_goes_on_and_ends_the_same(fails_at, suite, tmp_path, counted):
+    run_study(suite, tmp_path / "whole", **SMALL).save(tmp_path / "whole")
+    assert len(counted) == 4 * 3  # the trace of a data set is the mean over its inputs
+    counted.clear()
+    for name in COUNTED:
+        getattr(parameters, name).fails_at = fails_at
+    with pytest.raises(KeyboardInterrupt):
+        run_study(suite, tmp_path / "cut", **SMALL)
+    assert len(counted) == fails_at
+    counted.clear()
+    for name in COUNTED:
+        getattr(parameters, name).fails_at = None
+    run_study(suite, tmp_path / "cut", **SMALL).save(tmp_path / "cut")
+    assert len(counted) == 12 - (fails_at - 1)
+    assert without_time(tmp_path / "cut") == without_time(tmp_path / "whole")
+
+
+def test_a_finished_study_computes_nothing_again(suite, tmp_path, counted, monkeypatch):
+    run_study(suite, tmp_path, **SMALL).save(tmp_path)
+    counted.clear()
+    monkeypatch.setattr(parameters, "readable_inputs", None)  # not even an image is read
+    again = run_study(suite, tmp_path, **SMALL)
+    assert counted == []
+    saved = load_study(tmp_path)
+    for name in STORED:
+        mine, its = getattr(again, name), getattr(saved, name)
+        assert mine.keys() == its.keys()
+        assert all(np.array_equal(mine[key], its[key]) for key in mine)
+    assert again.statistics == saved.statistics
+
+
+def test_what_changes_is_computed_again_and_nothing_else(suite, tmp_path, counted):
+    def calls(suite=suite, **changed):
+        counted.clear()
+        run_study(suite, tmp_path, **{**SMALL, **changed})
+        return sorted(counted)
+
+    every = sorted(4 * list(COUNTED))
+    assert calls() == every
+    assert calls(alpha=0.9) == []
+    assert calls(steps=4) == calls(probes=3) == 4 * ["param_spectrum"]
+    assert calls(matrix="ggn") == calls(loss="ce_pred") == calls(seed=1) == every
+    assert calls(samples=19) == sorted(2 * list(COUNTED))  # the other two have fewer images anyway
+    with torch.no_grad():
+        suite.model[1].weight *= 2
+    assert calls() == every
+    assert calls(replace(suite, ood=suite.ood[:1])) == []
+
+
+def test_a_damaged_part_is_the_only_one_that_is_computed_again(suite, tmp_path, counted):
+    before = run_study(suite, tmp_path, **SMALL)
+    (path,) = (tmp_path / "curvature").glob("snow-spectrum-*")
+    path.write_bytes(path.read_bytes()[:-3])
+    counted.clear()
+    after = run_study(suite, tmp_path, **SMALL)
+    assert counted == ["param_spectrum"]
+    assert np.array_equal(before.nodes["parameter/snow"], after.nodes["parameter/snow"])
+
+
+def test_the_model_is_measured_at_rest_and_stays_as_it_was(suite, tmp_path):
+    normalised = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).eval()
+    resting = run_study(replace(suite, model=normalised), tmp_path / "resting", **SMALL)
+    normalised.train()
+    normalised[1].weight.requires_grad_(False)
+    study = run_study(replace(suite, model=normalised), tmp_path / "busy", **SMALL)
+    assert study.statistics == resting.statistics
+    assert study.sizes["parameter"] == 16 * 5 + 5 + 2 * 5 + 5 * 3 + 3  # frozen parameters bend the loss too
+    assert normalised.training
+    assert not normalised[1].weight.requires_grad
+    assert all(parameter.grad is None for parameter in normalised.parameters())
+
+
+def test_parts_without_some_images_are_not_those_with_them(suite):
+    whole, without = (DataSet("noise", "far", suite.test, left_out).key for left_out in ({}, {3: "broken"}))
+    assert whole != without
+    assert whole != DataSet("noise", "far", suite.val, {}).key
+
+
+@pytest.fixture
+def gaps(suite, tmp_path):
+    """The suite with a folder of images of which one is broken."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for row, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)):
+        Image.fromarray(pixels).save(folder / f"{row}.png")
+    (folder / "2.png").write_bytes(b"no image")
+    photos = FolderImages(folder, ff.Transform(mode="L"), batch_size=4, labels=False)
+    return replace(suite, ood=(*suite.ood, OodSet("photos", "far", photos, ""))), folder
+
+
+def test_images_that_cannot_be_read_are_left_out_of_everything(gaps, tmp_path):
+    suite, folder = gaps
+    study = run_study(suite, tmp_path, Settings(unreadable=0.5), **SMALL)
+    kept = [row for row in range(6) if row != 2]
+    x = torch.stack([torch.from_numpy(np.array(Image.open(folder / f"{row}.png"))) for row in kept])[:, None] / 255
+    dense = dense_hessians(suite.model, x.double())
+    expected = dense.diagonal(dim1=1, dim2=2).sum(-1).numpy()
+    np.testing.assert_allclose(study.traces["parameter/photos"], expected, rtol=1e-4)
+    assert len(study.traces["feature/photos"]) == len(study.eigenvalues["none/photos"]) == 5
+    assert {study.cell("photos", space, "trace").n for space in ("parameter", "feature", "logit")} == {5}
+    assert "1 images of photos could not be read" in study.suite["deviations"]
+
+
+def test_images_that_break_on_the_way_are_said_and_a_restart_helps(gaps, tmp_path, monkeypatch):
+    suite, _ = gaps
+    extract_all(replace(suite), tmp_path / "banks", Settings(unreadable=0.5))
+    photos = suite.ood[-1].images
+    attempt = type(photos).attempt
+
+    def fewer(self, rows):
+        batch, unreadable = attempt(self, range(rows.start, rows.stop - 1) if rows.start == 4 else rows)
+        return batch, unreadable | ({5: "gone"} if rows.start == 4 else {})
+
+    monkeypatch.setattr(type(photos), "attempt", fewer)
+    with pytest.raises(ValueError, match=r"photos: .* 2 cannot be read now and 1 could not before.* Use --restart"):
+        run_study(suite, tmp_path, Settings(unreadable=0.5), **SMALL)
+    forget_study(suite, tmp_path, 20)
+    study = run_study(suite, tmp_path, Settings(unreadable=0.5), **SMALL)
+    assert len(study.traces["parameter/photos"]) == len(study.traces["feature/photos"]) == 4
+
+
+def test_a_restart_forgets_parts_and_own_features_and_nothing_else(suite, tmp_path, counted):
+    extract_all(replace(suite, test=images(10, True, 9)), tmp_path / "banks")  # of another benchmark
+    mine = tmp_path / "banks" / "mine"
+    ff.save_bank(ff.FeatureBank(torch.ones(2, 2)), mine)
+    run_study(suite, tmp_path, **SMALL)
+    forget_study(suite, tmp_path, 20)
+    left = sorted(path.name.partition("-")[0] for path in (tmp_path / "banks").iterdir())
+    assert left == ["mine", "noise", "test"]  # of noise, all 25
+    assert list((tmp_path / "curvature").iterdir()) == []
+    counted.clear()
+    run_study(suite, tmp_path, **SMALL)
+    assert len(counted) == 12
+
+
+def test_bars_tell_the_data_set_and_the_statistic(suite, tmp_path, monkeypatch):
+    from flatfold.evaluate.study import parts
+
+    told = []
+    monkeypatch.setattr(parts, "track", lambda items, title: (told.append(title), items)[1])
+    run_study(suite, tmp_path, **SMALL)
+    assert told[:3] == ["id: largest eigenvalue", "id: traces of single inputs", "id: spectrum"]
+    assert "snow: eigenvalues of single inputs" in told
