@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# A second opinion for tests. By itself pip would add torchvision, which backpack declares and nobody here needs.
+ORACLES := curvlinops-for-pytorch backpack-for-pytorch einconv unfoldNd linear_operator
 
 .PHONY: demo test lint bench clean
 
@@ -25,11 +29,13 @@ clean:  ## remove everything that was made here
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-bench: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(PIP) -e '.[bench]'
+	$(PIP) --no-deps pyhessian
 	touch $@
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "flatfold needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps $(ORACLES)
 	touch $@

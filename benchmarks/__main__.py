@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import torch
 
-from . import autofold, fold, mahalanobis, neighbours, onepass, ranking, share
+from . import autofold, curvature, eigenvalues, fold, mahalanobis, neighbours, onepass, ranking, share
 
 BENCHMARKS = {
     "fold": fold.run,
@@ -16,6 +16,8 @@ BENCHMARKS = {
     "neighbours": neighbours.run,
     "mahalanobis": mahalanobis.run,
     "onepass": onepass.run,
+    "eigenvalues": eigenvalues.run,
+    "curvature": curvature.run,
 }
 
 
