@@ -53,6 +53,8 @@ NAMES = {
     "ListImages",
     "TableImages",
     "Transform",
+    # curvature
+    "curvature",
     # decisions
     "Guard",
     # metrics
@@ -76,6 +78,33 @@ def run(code):
 def test_the_page_has_exactly_these_names():
     assert set(ff.__all__) == NAMES
     assert set(dir(ff)) == NAMES
+
+
+CURVATURE = {
+    "Density",
+    "Estimate",
+    "Spectrum",
+    "feature_eigenvalues",
+    "feature_lambda_max",
+    "feature_spectrum",
+    "feature_trace",
+    "layer_eigenvalues",
+    "layer_trace",
+    "logit_eigenvalues",
+    "logit_lambda_max",
+    "logit_spectrum",
+    "logit_trace",
+    "param_lambda_max",
+    "param_spectrum",
+    "param_trace",
+    "theory",
+}
+
+
+def test_the_page_of_curvature_has_exactly_these_names():
+    assert set(ff.curvature.__all__) == CURVATURE
+    for name in CURVATURE:
+        assert getattr(ff.curvature, name) is not None
 
 
 def test_every_name_on_the_page_exists():

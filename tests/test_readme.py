@@ -54,7 +54,7 @@ def world(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:AutoFold's curve is flat", "ignore:the choice for fold-r is hardly better")
 def test_the_readme_runs(world):
     code = blocks("README.md")
-    assert len(code) == 7
+    assert len(code) == 8
     for block in code:
         exec(block, world)
     assert world["scores"].shape == (20,)

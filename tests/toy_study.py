@@ -3,6 +3,8 @@
 import numpy as np
 
 from flatfold.evaluate.study.files import Detection, Statistic, Study
+from flatfold.report.curvature import parts
+from flatfold.report.drawing import Drawing
 
 SETS = {"near-set": "near", "far-set": "far"}
 ALPHAS = {"none": 0.0, "partial": 0.5, "full": 1.0}
@@ -46,6 +48,18 @@ def make_study(sets=None, classes=5, width=8, known=60, unknown=40, weights="abc
         add_dataset(study, name, groups[name], h, weight)
     add_detections(study)
     return study
+
+
+def draw_less(monkeypatch):
+    """Leave out of pages what takes long and is looked at elsewhere: files for papers, and the theorem."""
+    monkeypatch.setattr(Drawing, "save", lambda drawing, folder: None)
+    monkeypatch.setattr(parts, "theorem_figure", lambda: Drawing("theorem", []))
+
+
+def draw_nothing(monkeypatch):
+    """Leave all panels empty: which pages there are, and with which sections, does not depend on them."""
+    draw_less(monkeypatch)
+    monkeypatch.setattr(Drawing, "inline", lambda drawing: ["<svg></svg>"] * len(drawing.panels))
 
 
 def add_dataset(study, name, group, h, weight):

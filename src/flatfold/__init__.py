@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import curvature as curvature
     from .core.bank import FeatureBank as FeatureBank
     from .core.delong import auroc_interval as auroc_interval
     from .core.errors import DamagedBank as DamagedBank
@@ -120,10 +121,14 @@ _HOMES = {
     "tune": "evaluate.tuning",
 }
 
-__all__ = sorted([*_HOMES, "__version__"])
+_MODULES = ("curvature",)  # with a page of names of its own
+
+__all__ = sorted([*_HOMES, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,19 +1,22 @@
 """``flatfold curvature``: the table, the files, the sentences."""
 
 import io
+import logging
 import re
 import subprocess
 import sys
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-import typer
 from rich.console import Console
 
-from flatfold.cli import curvature_table
+from flatfold.cli import curvature_table, main
 from flatfold.cli.curvature import check_study_folder
 from flatfold.evaluate.study.files import Detection, Statistic, Study, load_study
+from tests.toy_study import draw_less, draw_nothing
 
 FACTORY = """
 import torch
@@ -52,9 +55,24 @@ npz = "night.npz"
 OPTIONS = ("--samples", 12, "--probes", 2, "--steps", 3, "--no-report")
 
 
-def flatfold(*arguments, cwd=None):
-    command = [sys.executable, "-m", "flatfold", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def flatfold(*arguments, cwd):
+    """Run the program in this process, for a new one takes seconds to import what it needs; leave no trace here."""
+    out, err = io.StringIO(), io.StringIO()
+    with ExitStack() as after, pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for logger in map(logging.getLogger, ("flatfold", "flatfold.models")):
+            after.callback(logger.setLevel, logger.level)
+        patch.chdir(cwd)
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(sys, "argv", ["flatfold", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+    return Done(left.value.code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +169,15 @@ def test_a_mistake_gets_a_sentence_and_no_traceback(arguments, code, message, tm
 
 
 def test_help_teaches():
-    text = " ".join(flatfold("curvature", "--help").stdout.split())
+    def shown(*arguments):
+        command = [sys.executable, "-m", "flatfold", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    text = " ".join(shown("curvature", "--help").split())
     assert "Example: flatfold curvature digits" in text
     assert "--networks resnet20 --samples 200" in text
     assert "bends more sharply on unknown images" in text
-    assert "curvature" in flatfold("--help").stdout
+    assert "curvature" in shown("--help")
 
 
 def test_a_study_does_not_come_to_lie_among_others(tmp_path):
@@ -173,18 +195,16 @@ def test_a_study_does_not_come_to_lie_among_others(tmp_path):
         check_study_folder(tmp_path / "one", several=True)
 
 
-def test_an_interrupted_study_says_that_it_goes_on(tmp_path, monkeypatch, capsys, folder):
-    from flatfold.cli.curvature import curvature
+def test_an_interrupted_study_says_that_it_goes_on(tmp_path, monkeypatch, folder):
     from flatfold.evaluate.study import run
 
     def stop(*arguments, **settings):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "run_study", stop)
-    with pytest.raises(typer.Exit) as left:
-        curvature(str(folder / "mine.toml"), out=tmp_path, networks="small")
-    assert left.value.exit_code == 130
-    assert "The same command goes on with what is already in" in capsys.readouterr().err
+    stopped = flatfold("curvature", folder / "mine.toml", "--networks", "small", cwd=tmp_path)
+    assert stopped.returncode == 130
+    assert "The same command goes on with what is already in" in stopped.stderr
 
 
 @pytest.fixture
@@ -231,8 +251,8 @@ def printed(study, monkeypatch, width=160):
 def test_figures_stand_beside_their_factor(study, monkeypatch):
     text = printed(study, monkeypatch)
     assert re.search(r"│ id +│ +5 │ +2\.000 │", text)
-    assert re.search(r"│ pens +│ +5 │ +6\.000 x3 │", text)
-    assert re.search(r"│ far \(mean\) +│ +5 │ +1\.000 x0\.5 │", text)
+    assert re.search(r"│ pens +│ +5 │ +6\.000 x3\.00 │", text)
+    assert re.search(r"│ far \(mean\) +│ +5 │ +1\.000 x0\.500 │", text)
     title = (
         "toy, [net]: Gauss-Newton matrix of the cross-entropy of the predicted class over 99 parameters and 4 features."
     )
@@ -257,10 +277,33 @@ def test_it_says_how_it_was_computed_and_what_traces_are_worth_as_scores(study, 
 
 def test_it_says_where_the_claim_of_the_paper_does_not_hold(study, monkeypatch):
     text = printed(study, monkeypatch)
-    assert "The paper's claim does not hold here for the parameter trace of noise: not above id." in text
+    assert "The paper's claim does not hold here for the parameter trace of noise: below id." in text
     assert text.count("The paper's claim") == 4
     higher = [replace(s, value=3.0) if s.dataset == "noise" else s for s in study.statistics]
     assert "The paper's claim" not in printed(replace(study, statistics=higher), monkeypatch)
+
+
+def test_what_errors_leave_open_is_said_to_be_open(study, monkeypatch):
+    wide = [replace(s, stderr=0.6) if (s.space, s.name) == ("parameter", "trace") else s for s in study.statistics]
+    text = printed(replace(study, statistics=wide), monkeypatch)
+    assert "The parameter trace of noise cannot be told apart from that of id." in text
+    assert "for the parameter trace of" not in text
+    assert "for the parameter lambda_max of noise: below id." in text
+
+
+def test_a_trace_below_lambda_max_is_explained(study, monkeypatch):
+    sentence = "A parameter trace below its lambda_max is no mistake: eigenvalues below zero count in it."
+    assert sentence not in printed(study, monkeypatch)
+    lower = [replace(s, value=1.9) if (s.dataset, s.name) == ("id", "trace") else s for s in study.statistics]
+    assert sentence in printed(replace(study, statistics=lower), monkeypatch)
+
+
+def test_scores_from_estimated_traces_are_called_estimates(study, monkeypatch):
+    assert "estimate" not in printed(study, monkeypatch)
+    traces = {f"parameter/{name}": np.array([2.0, 4.0]) for name in study.datasets}
+    error = {"parameter/pens": np.array([1.0, 3.0])}
+    text = " ".join(printed(replace(study, traces=traces, trace_stderr=error), monkeypatch).split())
+    assert "Over parameters it is an estimate, typically ± 62 %, with errors that images of a batch share" in text
 
 
 @pytest.mark.parametrize(
@@ -284,7 +327,8 @@ def test_a_negative_figure_of_known_images_gets_no_factor(study, monkeypatch):
     assert not re.search(r" x\d", printed(replace(study, statistics=negative), monkeypatch))
 
 
-def test_the_page_is_written_where_the_study_is(folder, done):
+def test_the_page_is_written_where_the_study_is(folder, done, monkeypatch):
+    draw_less(monkeypatch)
     options = ("--networks", "small", *OPTIONS[:-1])
     page = folder / "out" / "mine" / "small" / "curvature.html"
     done = flatfold("curvature", "mine.toml", *options, cwd=folder)
@@ -294,11 +338,12 @@ def test_the_page_is_written_where_the_study_is(folder, done):
     assert "<html" in page.read_text()
 
 
-def test_the_report_of_a_benchmark_in_the_same_folder_is_drawn_again(folder, done):
+def test_the_report_of_a_benchmark_in_the_same_folder_is_drawn_again(folder, done, monkeypatch):
+    draw_nothing(monkeypatch)
     options = ("mine.toml", "--networks", "large")
     assert flatfold("bench", *options, "--methods", "msp", "--bootstrap", 0, "--no-report", cwd=folder).returncode == 0
     again = flatfold("curvature", *options, *OPTIONS[:-1], cwd=folder)
     assert again.returncode == 0, again.stderr
     report = folder / "out" / "mine" / "large" / "report.html"
     assert f"report -> {report.relative_to(folder)}" in again.stdout
-    assert report.exists()
+    assert 'id="curvature-traces"' in report.read_text(encoding="utf8")

@@ -9,9 +9,7 @@ from typer.testing import CliRunner
 from flatfold.cli import app
 from flatfold.evaluate.results import Results
 from flatfold.evaluate.rows import MethodRun, averages, make_row
-from flatfold.report.curvature import parts as curvature_parts
-from flatfold.report.drawing import Drawing
-from tests.toy_study import make_study
+from tests.toy_study import draw_nothing, make_study
 
 
 def make_results(weights="abc"):
@@ -32,9 +30,7 @@ def study():
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Leave out what takes long and is looked at elsewhere: files for papers, and the theorem."""
-    monkeypatch.setattr(Drawing, "save", lambda drawing, folder: None)
-    monkeypatch.setattr(curvature_parts, "theorem_figure", lambda: Drawing("theorem", []))
+    draw_nothing(monkeypatch)
 
 
 def report(folder):

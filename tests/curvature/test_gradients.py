@@ -8,7 +8,9 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from flatfold.curvature import gradients
-from flatfold.curvature.gradients import kept, kept_parts, rows_of, uses
+from flatfold.curvature.by_input import ByInput
+from flatfold.curvature.by_layer import ByLayer, layer_products
+from flatfold.curvature.gradients import kept, kept_parts
 from flatfold.models.batches import Batch, split_batch
 
 RTOL = 1e-10
@@ -218,9 +220,18 @@ def oracle(model, parameters, batch, cotangents):
     return torch.stack(rows)
 
 
+def check_goes_by_layer(model):
+    """Check that a network of three inputs goes the fast way, to the same products."""
+    batch, cotangents = split_batch(torch.randn(N, 3).double()), torch.randn(K, N, CLASSES).double()
+    parameters = dict(model.named_parameters())
+    found = kept(model, parameters, batch)
+    assert isinstance(found.way, ByLayer)
+    assert_close(found.products(cotangents, True), oracle(model, parameters, batch, cotangents))
+
+
 def way(name):
     model, batch, _ = case(name)
-    return type(kept(model, dict(model.named_parameters()), batch)).__name__
+    return type(kept(model, dict(model.named_parameters()), batch).way)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -239,7 +250,7 @@ def test_products_are_those_of_gradients_taken_one_by_one(name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_fast_way_is_taken_exactly_where_each_parameter_belongs_to_one_known_layer(name):
-    assert way(name) == ("_ByLayer" if name in BY_LAYER else "_ByInput")
+    assert way(name) is (ByLayer if name in BY_LAYER else ByInput)
 
 
 @pytest.mark.parametrize("name", ["conv 2d", "groups", "norms", "tokens", "many positions"])
@@ -248,7 +259,7 @@ def test_any_choice_of_parameters_can_be_made(name, ending):
     model, batch, cotangents = case(name)
     parameters = {name: value for name, value in model.named_parameters() if name.endswith(ending)}
     found = kept(model, parameters, batch)
-    assert type(found).__name__ == "_ByLayer"
+    assert isinstance(found.way, ByLayer)
     assert_close(found.products(cotangents, True), oracle(model, parameters, batch, cotangents), rtol=RTOL, atol=1e-12)
 
 
@@ -258,8 +269,8 @@ def test_both_sides_of_the_formula_agree(positions):
     a = torch.randn(2, 3, 7, positions, generator=g, dtype=torch.float64)
     d = torch.randn(2, 3, K, 5, positions, generator=g, dtype=torch.float64)
     built = torch.einsum("ngit,ngkot->nkgoi", a, d).flatten(2)
-    assert_close(gradients._products(a, d, True), built @ built.transpose(1, 2))
-    assert_close(gradients._products(a, d, False), built.square().sum(2))
+    assert_close(layer_products(a, d, True), built @ built.transpose(1, 2))
+    assert_close(layer_products(a, d, False), built.square().sum(2))
 
 
 def test_parameters_that_do_not_reach_the_logits_add_nothing():
@@ -271,7 +282,7 @@ def test_parameters_that_do_not_reach_the_logits_add_nothing():
     parameters = dict(model.named_parameters())
     try:
         found = kept(model, parameters, batch)
-        assert type(found).__name__ == "_ByLayer"
+        assert isinstance(found.way, ByLayer)
         assert_close(found.products(cotangents), expected)
         alone = {name: value for name, value in parameters.items() if name.startswith("unused")}
         assert not kept(model, alone, batch).products(cotangents, pairs=True).any()
@@ -289,12 +300,7 @@ def test_a_layer_whose_output_is_thrown_away_adds_nothing():
             self.idle(x)
             return self.last(x)
 
-    model = Idle().double()
-    batch, cotangents = split_batch(torch.randn(N, 3).double()), torch.randn(K, N, CLASSES).double()
-    parameters = dict(model.named_parameters())
-    found = kept(model, parameters, batch)
-    assert type(found).__name__ == "_ByLayer"
-    assert_close(found.products(cotangents, True), oracle(model, parameters, batch, cotangents))
+    check_goes_by_layer(Idle().double())
 
 
 @pytest.mark.parametrize("how", ["checkpoint", "no_grad"])
@@ -326,12 +332,7 @@ def test_a_checkpoint_that_keeps_its_graph_is_no_obstacle():
         def forward(self, x):
             return self.last(checkpoint(self.first, x, use_reentrant=False).relu())
 
-    model = Saving().double()
-    batch, cotangents = split_batch(torch.randn(N, 3).double()), torch.randn(K, N, CLASSES).double()
-    parameters = dict(model.named_parameters())
-    found = kept(model, parameters, batch)
-    assert type(found).__name__ == "_ByLayer"
-    assert_close(found.products(cotangents, True), oracle(model, parameters, batch, cotangents))
+    check_goes_by_layer(Saving().double())
 
 
 def test_an_input_that_is_changed_in_place_afterwards_is_not_trusted():
@@ -349,7 +350,7 @@ def test_an_input_that_is_changed_in_place_afterwards_is_not_trusted():
     model = Changing().double().eval()
     batch = split_batch(torch.randn(N, 3).double())
     parameters = {"norm.bias": model.norm.bias}  # its gradient needs no input, so autograd does not object
-    assert type(kept(model, parameters, batch)).__name__ == "_ByInput"
+    assert isinstance(kept(model, parameters, batch).way, ByInput)
 
 
 def test_hooks_of_others_see_and_change_what_they_did_before_and_ours_are_gone():
@@ -423,17 +424,6 @@ def test_inputs_by_name_and_those_for_all_inputs_are_passed_on():
     bare = Bare().double()
     bare.load_state_dict(model.state_dict())
     expected = oracle(bare, dict(bare.named_parameters()), plain, cotangents)
-    assert_close(kept(model, parameters, batch).products(cotangents, True), expected)
-    some = rows_of(batch, 3, 9)
-    assert (some.rows, some.labels.tolist()) == (2, [3, 4])
-    assert torch.equal(some.kwargs["scale"], scale[3:])
-    assert torch.equal(some.kwargs["add"], add)
-
-
-def test_uses_are_counted_on_the_way_to_the_logits():
-    model = Tied().double()
-    parameters = dict(model.named_parameters())
-    counts, steps = uses(model(torch.randn(2, 3).double()), parameters)
-    assert counts == {"first.weight": 2, "first.bias": 1, "second.bias": 1, "last.weight": 1, "last.bias": 1}
-    assert len(steps) > len(counts)
-    assert uses(torch.zeros(2, 3), parameters) == ({}, set())
+    by_input = kept(model, parameters, batch).way
+    assert_close(by_input._together(cotangents, True), expected)
+    assert_close(by_input._one_by_one(cotangents, True), expected)

@@ -204,3 +204,44 @@ def test_a_batch_normalisation_that_mixes_inputs_is_refused():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten())
     with pytest.raises(ValueError, match="batch normalisation that keeps no running statistics"):
         layer_trace(model.double(), "0", X)
+
+
+class TokensFirst(nn.Module):
+    def __init__(self, cut=False):
+        super().__init__()
+        self.inner, self.head, self.cut = nn.Linear(3, 4), nn.Linear(4, 2), cut
+
+    def forward(self, x):
+        x = self.inner(x.transpose(0, 1)).tanh().mean(0)
+        return self.head(x.detach() if self.cut else x)
+
+
+def test_tokens_that_come_first_are_not_taken_for_inputs():
+    model, x = TokensFirst(), torch.randn(5, 5, 3)  # as many of them
+    for function in (layer_trace, layer_eigenvalues):
+        with pytest.raises(ValueError, match=r"entry i of the output of inner must belong to input i, .* inputs come"):
+            function(model, "inner", x)
+
+
+def test_a_graph_that_is_cut_is_not_taken_for_a_layer_without_effect():
+    with pytest.raises(ValueError, match=r"logits change with the output of inner, but no gradient leads back"):
+        layer_trace(TokensFirst(cut=True), "inner", torch.randn(5, 5, 3))
+
+
+def test_numbers_that_are_not_finite_are_told(net):
+    net.head.weight.data *= 1e20
+    with pytest.raises(ValueError, match="the curvature over act must be finite, but row 0 has a NaN or infinite"):
+        layer_trace(net.float(), "act", X.float())
+    net.head.weight.data[0, 0] = torch.nan
+    for function in (layer_trace, layer_eigenvalues):
+        with pytest.raises(ValueError, match="logits must be finite, but row 0 has a NaN"):
+            function(net, "act", X.float())
+
+
+def test_what_surrounds_the_call_does_not_matter(net):
+    x = X.float()
+    expected = layer_trace(net.float(), "conv", x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(layer_trace(net, "conv", x), expected)
+    with torch.inference_mode():
+        assert_close(layer_trace(net, "conv", x.clone()), expected)

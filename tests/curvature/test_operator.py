@@ -75,3 +75,28 @@ def test_random_vectors_depend_on_the_seed_and_not_on_how_many_are_drawn_at_once
     one_by_one = torch.Generator().manual_seed(3)
     assert torch.equal(together, torch.cat([draw(operator, 1, one_by_one) for _ in range(5)], dim=1))
     assert not torch.equal(together, draw(operator, 5, torch.Generator().manual_seed(4)))
+
+
+def test_a_matrix_that_is_not_symmetric_is_refused():
+    matrix = torch.eye(5, dtype=torch.float64)
+    matrix[0, 1] = 0.5
+    vectors = torch.randn(5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sentence = r"must be symmetric, but this one has .* weight_norm \(remove the param.*use loss='ce_pred'\)"
+    with pytest.raises(ValueError, match=sentence):
+        make_operator(lambda v: matrix @ v)(vectors)
+    operator = make_operator(lambda v: matrix @ v)
+    operator(vectors[:, :1])
+    with pytest.raises(ValueError, match="must be symmetric"):
+        operator(vectors[:, 1:])
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_a_symmetric_matrix_in_float32_passes_in_whatever_directions(scale):
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.diag(scale * torch.logspace(0, -8, 40)).float()
+    turn = torch.linalg.qr(torch.randn(40, 40, generator=generator)).Q
+    operator = make_operator(lambda v: turn @ (matrix @ (turn.T @ v)), size=40, dtype=torch.float32)
+    operator(turn[:, :5])
+    operator(turn[:, 20:])  # next to nothing but rounding
+    operator(torch.zeros(40, 1))
+    assert operator(turn[:, :1]).shape == (40, 1)

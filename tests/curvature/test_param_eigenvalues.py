@@ -1,8 +1,11 @@
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.testing import assert_close
 
 from flatfold.curvature.eigenvalues import param_lambda_max, param_spectrum
+from flatfold.curvature.trace import param_trace
 from tests.small_networks import NETWORKS, dense_matrix, images, make
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -109,3 +112,79 @@ def test_gradients_and_modes_are_left_alone(call):
     assert model.training
     assert (model[0].weight.grad == 7).all()
     assert model[4].weight.grad is None
+
+
+@pytest.mark.parametrize("loss", ["energy", "ce_pred"])
+@pytest.mark.parametrize("network", ["relu", "tanh"])
+def test_confident_inputs_keep_their_digits_in_float32(network, loss):
+    model, x = make(network), images(3)
+    model[4].weight.data *= 90
+    assert (1 - model(x).softmax(-1).max(-1).values).min() < 1e-9
+    expected = param_lambda_max(model, [x], level="sample", loss=loss, rtol=1e-8).value
+    got = param_lambda_max(model.float(), [x.float()], level="sample", loss=loss).value
+    assert_close(got, expected, rtol=1e-3, atol=0)  # logits of 60 have five digits after the point
+    ggn = param_trace(model, [x.float()], level="sample", matrix="ggn", method="hutchinson", probes=300)
+    assert_close(ggn.value, param_trace(model, [x.float()], level="sample", matrix="ggn").value, rtol=1e-3, atol=0)
+
+
+def test_too_few_products_are_told_for_single_inputs():
+    got = param_lambda_max(make("tanh"), [images()], level="sample", max_matvecs=3)
+    assert got.method == "Lanczos, stopped after 3 products for 6 inputs"
+    assert param_lambda_max(make("tanh"), [images()], level="sample").method == "Lanczos"
+
+
+@pytest.mark.parametrize("call", [param_trace, param_lambda_max, param_spectrum])
+def test_what_surrounds_the_call_does_not_matter(call):
+    model, x = make("tanh", dtype=torch.float32), images(dtype=torch.float32)
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+
+    def value():
+        found = call(model, [(x, labels)], loss="ce")
+        return found.lambda_max if call is param_spectrum else found.value
+
+    expected = value()
+    with torch.no_grad():
+        assert value() == expected
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert value() == expected
+    with torch.inference_mode():
+        assert value() == expected
+        x, labels = x.clone(), labels.clone()
+    assert x.is_inference()
+    assert labels.is_inference()
+    assert value() == expected
+
+
+def test_a_second_derivative_that_torch_has_wrong_is_noticed():
+    model, x = make("tanh"), images()
+    weight_norm(model[4])
+    for call in (
+        lambda: param_lambda_max(model, [x]),
+        lambda: param_trace(model, [x]),
+        lambda: param_trace(model, [x], level="sample"),
+        lambda: param_spectrum(model, [x]),
+    ):
+        with pytest.raises(ValueError, match=r"a curvature matrix must be symmetric.*weight_norm"):
+            call()
+    assert param_trace(model, [x], matrix="ggn").stderr is None
+
+
+def test_energies_of_log_probabilities_have_no_curvature_to_be_found():
+    model = nn.Sequential(make("relu"), nn.LogSoftmax(dim=-1))
+    with pytest.raises(ValueError, match=r"no curvature but rounding, as in the energy of log-probabilities"):
+        param_lambda_max(model, [images()])
+    expected = param_lambda_max(make("relu"), [images()], loss="ce_pred").value
+    assert param_lambda_max(model, [images()], loss="ce_pred").value == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_step_without_a_second_derivative_is_told():
+    model = nn.Sequential(nn.EmbeddingBag(5, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    tokens = torch.tensor([[0, 1], [2, 4], [1, 1]])
+    for call in (
+        lambda: param_lambda_max(model, [tokens]),
+        lambda: param_trace(model, [tokens]),
+        lambda: param_trace(model, [tokens], level="sample"),
+    ):
+        with pytest.raises(ValueError, match=r"no second derivative: .*embedding_bag.*matrix='ggn' needs the first"):
+            call()
+    assert param_trace(model, [tokens], matrix="ggn").value > 0

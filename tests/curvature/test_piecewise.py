@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from flatfold.curvature import piecewise
 from flatfold.curvature.exact import ggn_traces
@@ -280,3 +281,23 @@ def test_the_list_holds_no_smooth_layer():
     smooth = {nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus, nn.Sigmoid, nn.ELU, nn.Hardswish, nn.LayerNorm, nn.GroupNorm}
     assert not PIECEWISE_LINEAR & smooth
     assert nn.Conv2d in PIECEWISE_LINEAR
+
+
+def test_a_hook_that_bends_the_output_of_a_layer_is_seen():
+    model = make("relu")
+    assert first_order(model)
+    model[0].register_forward_hook(lambda _, __, output: output.square())
+    assert not first_order(model)
+
+
+def test_a_checkpoint_is_no_obstacle():
+    class Checkpointed(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    assert first_order(Checkpointed(make("relu")))
+    assert not first_order(Checkpointed(Between(torch.tanh).double()))

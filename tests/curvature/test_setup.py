@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatfold.curvature.setup import prepared, single_inputs
+from flatfold.curvature.setup import prepared
+from flatfold.curvature.task import single_inputs
 from flatfold.models.batches import split_batch
 from tests.small_networks import Residual, images, make, relu_cnn
 
@@ -138,3 +139,15 @@ def test_a_batch_comes_apart_into_single_inputs():
     assert [one.labels.tolist() for one in ones] == [[5], [6], [7]]
     assert [one.kwargs["x"].tolist() for one in ones] == [[[0.0]], [[1.0]], [[2.0]]]
     assert all(one.rows == 1 and len(one.kwargs["scale"]) == 7 and one.kwargs["flag"] is True for one in ones)
+
+
+def test_parameters_without_values_or_graphs_are_told():
+    lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    with torch.inference_mode():
+        made_there = nn.Linear(2, 2)
+    for model in (lazy, made_there):
+        with (
+            pytest.raises(ValueError, match=r"parameters with values, .*weight is not\. Call a lazy module once"),
+            prepared(model, [images(2)]),
+        ):
+            pass

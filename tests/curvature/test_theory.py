@@ -337,3 +337,10 @@ def test_the_average_holds_its_digits_up_to_the_widest_deviation():
     for deviation in (1e3, 1e5):  # phi has the area 1 and the variance pi^2 / 3
         expected = (1 - pi**2 / (6 * deviation**2)) / (deviation * sqrt(2 * pi))
         assert average_curvature(0.0, deviation) == pytest.approx(expected, rel=1e-10, abs=0)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+@pytest.mark.parametrize("call", [compare, holds])
+def test_a_condition_beyond_all_numbers_is_refused(call, scale):
+    with pytest.raises(ValueError, match=r"both sides of the condition must be finite.*scale|standard deviation"):
+        call(scale * MEAN.double(), ROUND, ROUND, 1.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatfold.models.batches import split_batch
+from flatfold.models.batches import Batch, split_batch
 
 X = torch.arange(6.0).reshape(2, 3)
 Y = torch.tensor([1, 0])
@@ -63,6 +63,36 @@ def test_moving_a_batch_leaves_labels_and_other_values_where_they_are():
     assert batch.kwargs["flag"] is True
     assert batch.labels.device.type == "cpu"
     assert split_batch(X).to("meta").args[0].device.type == "meta"
+
+
+def test_a_part_of_a_batch_has_some_inputs_and_all_that_is_not_one_per_input():
+    scale, shift = torch.rand(5, 1), torch.rand(3)
+    batch = Batch(
+        (torch.arange(5), True), {"scale": scale, "shift": shift, "whole": torch.tensor(2)}, torch.arange(5), 5
+    )
+    some = batch.part(1, 3)
+    assert (some.rows, some.labels.tolist(), some.args[0].tolist(), some.args[1]) == (2, [1, 2], [1, 2], True)
+    assert torch.equal(some.kwargs["scale"], scale[1:3])
+    assert some.kwargs["shift"] is shift
+    assert some.kwargs["whole"] == 2
+    assert batch.rows == len(batch.labels) == 5
+
+
+@pytest.mark.parametrize(("start", "stop", "rows"), [(3, 9, [3, 4]), (0, 5, [0, 1, 2, 3, 4]), (5, 6, []), (2, 2, [])])
+def test_a_part_that_ends_behind_the_batch_ends_with_it(start, stop, rows):
+    some = split_batch(torch.arange(5)).part(start, stop)
+    assert some.args[0].tolist() == rows
+    assert some.rows == len(rows)
+    assert some.labels is None
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(X, True), (Y, True), (torch.zeros(3, 2), False), (torch.tensor(1.0), False), ([1, 2], False), (None, False)],
+    ids=str,
+)
+def test_an_argument_comes_once_per_input_if_it_is_a_tensor_as_long_as_the_batch(value, found):
+    assert split_batch(X).one_per_input(value) is found
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from flatfold.curvature.theory import Theorem, bayes_weight, compare, expected_trace, monte_carlo_trace
 from flatfold.report import theorem
+from flatfold.report.drawing import LINE
 from flatfold.report.style import RC
 from flatfold.report.theorem import Check, check, random_settings, theorem_figure
 
@@ -19,6 +20,11 @@ from flatfold.report.theorem import Check, check, random_settings, theorem_figur
 @pytest.fixture(scope="module")
 def drawing():
     return theorem_figure()
+
+
+@pytest.fixture(scope="module")
+def svg(drawing):
+    return drawing.svg()
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +45,21 @@ def unknown(setting):
     return setting.c * setting.rotation @ setting.mean, setting.covariance, weight
 
 
-def test_there_are_three_panels_and_a_legend_and_the_loss_is_named(drawing):
+def test_there_are_three_panels_and_a_legend_and_the_loss_is_named(drawing, svg):
     assert drawing.name == "theorem"
     assert [panel.title for panel in drawing.panels] == [
-        "The condition decides",
-        "The missing step",
-        "Quadrature against draws",
+        "Condition and order",
+        "A step of the proof",
+        "Quadrature and draws",
     ]
-    assert drawing.panels[0].note == "energy logsumexp(z), 200 settings"
+    assert drawing.panels[0].note == "200 settings"
+    assert all(len(panel.title) + len(panel.note) <= LINE for panel in drawing.panels)  # on one line
     assert [key.label for key in drawing.keys] == ["condition true", "condition false"]
-    assert "energy logsumexp(z)" in drawing.svg()
+    assert svg.count("of the energy") == 2
 
 
-def test_the_figure_is_the_same_in_every_run(drawing):
-    assert theorem_figure().svg() == drawing.svg()
+def test_the_figure_is_the_same_in_every_run(svg):
+    assert theorem_figure().svg() == svg
 
 
 def test_settings_are_random_and_repeat_with_their_seed(settings):
@@ -162,7 +169,7 @@ def test_a_check_holds_both_traces(settings):
 def test_every_axis_says_what_it_shows(drawing):
     labels = [(axes.get_xlabel(), axes.get_ylabel()) for axes in map(drawn, drawing.panels)]
     assert labels == [
-        ("c |μ′S⁻¹Rμ| / μ′S⁻¹μ", "E tr H, unknown / known"),
-        ("m", "E φ(N(m, s²))"),
-        ("E tr H, unknown, by quadrature", "draws, off by %"),
+        ("c |μ′S⁻¹Rμ| / μ′S⁻¹μ", "E tr H of the energy,\nunknown / known"),
+        ("mean m of the logit difference", "E φ over N(m, s²)"),
+        ("E tr H of the energy, unknown, by quadrature", "draws less quadrature, %"),
     ]

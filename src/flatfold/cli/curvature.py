@@ -121,8 +121,8 @@ def curvature(
             study.save(place)
             page = write_curvature(place) if report else None
         print_study(study)
-        figures = counted(len(study.statistics), "figure")
-        typer.echo(f"{figures} -> {place / 'curvature.csv'}, {place / 'curvature.json'}")
+        rows = counted(len(study.statistics), "row")
+        typer.echo(f"{rows} -> {place / 'curvature.csv'}, {place / 'curvature.json'}")
         typer.echo(f"traces of single images and spectra -> {place / 'curvature.safetensors'}")
         if page is not None:
             typer.echo(f"curvature -> {page}")

@@ -7,21 +7,27 @@ from rich.table import Table
 
 from ..curvature.estimate import LOSSES, MATRICES
 from ..evaluate.results import ID
+from ..evaluate.study.certainty import above, typical_error
 from ..evaluate.study.files import Name, Space, Statistic, Study
 from .console import open_console
 
 SHOWN: tuple[Space, ...] = ("parameter", "feature")
 DIGITS = 4  # of a figure
 LEGEND = (
-    "Of the mean Hessian over the images of a data set; x: how many times the figure of the known images. "
-    "Figures without ± are exact to the digits shown."
+    "Of the mean matrix over the images of a data set; x: how many times the figure of the known images (id). "
+    "Without ±, all digits shown are certain for these images; others of the same kind would give other figures."
+)
+
+ESTIMATED = (
+    "an estimate, typically ± {:.2g} %, with errors that images of a batch share: its AUROC is not that of the trace."
 )
 
 
 def print_study(study: Study) -> None:
     """Print one line per data set and group, and what a reader must know besides.
 
-    Where the paper's claim, that unknown data lies above known data, does not hold, a sentence says for what.
+    Where the paper's claim, that unknown data lies above known data, does not hold or cannot be told, a sentence says
+    for what.
     """
     console = open_console()
     console.print(_table(study))
@@ -49,7 +55,7 @@ def _table(study: Study) -> Table:
 
 def _figure(study: Study, dataset: str, space: Space, name: Name) -> str:
     cell, factor = study.cell(dataset, space, name), study.factor(dataset, space, name)
-    return rounded(cell) + ("" if dataset == ID or factor is None else f" x{factor:.3g}")
+    return rounded(cell) + ("" if dataset == ID or factor is None else f" x{f'{factor:#.3g}'.rstrip('.')}")
 
 
 def rounded(cell: Statistic) -> str:
@@ -72,13 +78,32 @@ def _sentences(study: Study) -> Iterator[str]:
     """Yield how it was computed, what the traces are worth as scores, and where the paper's claim does not hold."""
     for name in ("lambda_max", "trace"):
         yield f"parameter {name}: {study.cell(ID, 'parameter', name).method}."
-    scores = (
+    cells = study.cells
+    if any(cells[d, "parameter", "trace"].value < cells[d, "parameter", "lambda_max"].value for d in study.datasets):
+        yield "A parameter trace below its lambda_max is no mistake: eigenvalues below zero count in it."
+    yield _scores(study)
+    for space in SHOWN:
+        for name in (name for each, name in study.columns if each == space):
+            yield from _claim(study, space, name)
+
+
+def _scores(study: Study) -> str:
+    told = (
         f"{each.space}s{f' (alpha = {each.alpha:g})' if each.alpha else ''} {100 * each.auroc:.2f}"
         for each in study.detections
         if each.dataset == "all" and each.space in SHOWN
     )
-    yield f"The trace of a single image as a score, mean AUROC in percent: {', '.join(scores)}."
-    for space, name in study.columns:
-        missed = [each.dataset for each in study.not_above if (each.space, each.name) == (space, name)]
-        if missed and space in SHOWN:
-            yield f"The paper's claim does not hold here for the {space} {name} of {', '.join(missed)}: not above id."
+    error = typical_error(study, "parameter")
+    caution = f" Over parameters it is {ESTIMATED.format(100 * error)}" if error is not None else ""
+    return f"The trace of a single image as a score, mean AUROC in percent: {', '.join(told)}.{caution}"
+
+
+def _claim(study: Study, space: Space, name: Name) -> Iterator[str]:
+    """Yield for which data sets one figure is not above that of the known images, or cannot be told to be."""
+    known = study.cell(ID, space, name)
+    verdicts = {dataset: above(study.cell(dataset, space, name), known) for dataset in study.datasets[1:]}
+    lower, unsure = ([dataset for dataset, found in verdicts.items() if found == which] for which in (-1, 0))
+    if lower:
+        yield f"The paper's claim does not hold here for the {space} {name} of {', '.join(lower)}: below id."
+    if unsure:
+        yield f"The {space} {name} of {', '.join(unsure)} cannot be told apart from that of id."

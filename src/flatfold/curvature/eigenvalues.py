@@ -14,8 +14,9 @@ from .lanczos import Largest, largest
 from .operator import Operator
 from .products import batch_operator, mean_operator
 from .quadrature import lanczos_quadrature
-from .setup import Task, prepared, single_inputs
+from .setup import prepared
 from .spectrum import Spectrum
+from .task import Task, single_inputs
 
 LANCZOS = "Lanczos"
 
@@ -61,11 +62,10 @@ def param_lambda_max(
         raise ValueError(f"rtol must be above 0 and max_matvecs at least 1, got {rtol} and {max_matvecs}.")
     with prepared(model, batches, loss, params, device) as task:
         if level == "sample":
-            value, stderr, matvecs = _of_inputs(task, matrix, rtol, max_matvecs, seed)
-            method = LANCZOS if stderr is not None else "exact"
+            value, stderr, matvecs, method = _of_inputs(task, matrix, rtol, max_matvecs, seed)
             return Estimate(value, stderr, method, matrix, loss, matvecs, None if stderr is None else seed, task.rows)
         found = _largest(mean_operator(task, matrix), rtol, max_matvecs, seed)
-        method = LANCZOS if found.converged else f"{LANCZOS}, stopped after {max_matvecs} products"
+        method = LANCZOS if found.converged else f"{LANCZOS}, stopped after {found.products} products"
         return Estimate(found.value, found.bound, method, matrix, loss, found.products, seed, task.rows)
 
 
@@ -160,9 +160,9 @@ def _check(level: str, matrix: str) -> None:
 
 def _of_inputs(
     task: Task, matrix: Matrix, rtol: float, max_matvecs: int, seed: int
-) -> tuple[Tensor, Tensor | None, int]:
-    """Return the largest eigenvalue of each input, the bounds where they are not exact, and the products it took."""
-    values, bounds, matvecs = [], [], 0
+) -> tuple[Tensor, Tensor | None, int, str]:
+    """Return the largest eigenvalue of each input, the bounds where not exact, the products it took, and the method."""
+    values, bounds, matvecs, stopped = [], [], 0, 0
     for batch in task.each("largest eigenvalues"):
         if matrix == "ggn":
             eigenvalues = ggn_eigenvalues(task.model, task.parameters, batch)
@@ -173,8 +173,11 @@ def _of_inputs(
             found = _largest(batch_operator(task, one, matrix), rtol, max_matvecs, seed)
             values.append(torch.tensor([found.value], dtype=torch.float64))
             bounds.append(torch.tensor([found.bound], dtype=torch.float64))
-            matvecs = max(matvecs, found.products)
-    return torch.cat(values).cpu(), torch.cat(bounds) if bounds else None, matvecs
+            matvecs, stopped = max(matvecs, found.products), stopped + (not found.converged)
+    if not bounds:
+        return torch.cat(values).cpu(), None, matvecs, "exact"
+    method = f"{LANCZOS}, stopped after {matvecs} products for {stopped} inputs" if stopped else LANCZOS
+    return torch.cat(values), torch.cat(bounds), matvecs, method
 
 
 def _largest(operator: Operator, rtol: float, max_matvecs: int, seed: int) -> Largest:

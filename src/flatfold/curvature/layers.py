@@ -12,18 +12,18 @@ layer, and no label: the cross-entropy of any label has the same matrix.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..core.check import check_count
+from ..core.check import check_count, check_finite
 from ..core.precision import as_double
-from ..models.batches import Batch, split_batch
-from ..models.forward import as_it_was, logits_of
-from ..models.misfit import answer
+from ..models.batches import split_batch
 from .exact import OrderedClasses
-from .setup import check_batch_norm
+from .layer_output import Seen, seen_output
+from .setup import recording
+from .task import recordable
 
 
 def layer_trace(model: nn.Module, layer: str, x: Any) -> Tensor:
@@ -47,13 +47,13 @@ def layer_trace(model: nn.Module, layer: str, x: Any) -> Tensor:
         >>> layer_trace(model, "0", torch.tensor([[0.0, 7.0]]))
         tensor([1.])
     """
-    with as_it_was(model) as device, torch.enable_grad():
-        seen = _seen(model, layer, split_batch(x).to(device))
+    with recording(model) as device:
+        seen = seen_output(model, layer, recordable(split_batch(x).to(device)))
         classes = OrderedClasses(seen.logits)
         total = torch.zeros_like(classes.weights[:, 0])
         for i, gradient in enumerate(_pulled_back(seen, classes)):
             total += as_double(gradient.square().sum(dim=1)) * classes.weights[:, i]
-    return total.to(seen.logits)
+    return _finite(total.to(seen.logits), layer)
 
 
 def layer_eigenvalues(model: nn.Module, layer: str, x: Any, k: int | None = None) -> Tensor:
@@ -79,64 +79,20 @@ def layer_eigenvalues(model: nn.Module, layer: str, x: Any, k: int | None = None
     """
     if k is not None:
         check_count("k", k)
-    with as_it_was(model) as device, torch.enable_grad():
-        seen = _seen(model, layer, split_batch(x).to(device))
+    with recording(model) as device:
+        seen = seen_output(model, layer, recordable(split_batch(x).to(device)))
         classes = OrderedClasses(seen.logits)
         gradients = torch.stack(list(_pulled_back(seen, classes)), dim=1)
         values = classes.eigenvalues(as_double(gradients @ gradients.transpose(1, 2)))
-    return values[:, : gradients.shape[2]][:, :k].to(seen.logits)
+    return _finite(values[:, : gradients.shape[2]][:, :k].to(seen.logits), layer)
 
 
-class _Seen(NamedTuple):
-    """Logits of a pass, and the output of a layer that they were computed from, which starts the graph."""
-
-    logits: Tensor
-    output: Tensor
+def _finite(values: Tensor, layer: str) -> Tensor:
+    check_finite(values.reshape(len(values), -1), f"the curvature over {layer}")
+    return values
 
 
-def _seen(model: nn.Module, layer: str, batch: Batch) -> _Seen:
-    check_batch_norm(model)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    if layer not in modules:
-        raise ValueError(
-            f"layer must be the name of a module, got {layer!r}. "
-            f"The model has {', '.join(name for name, _ in model.named_children())} and what is inside them."
-        )
-    outputs: list[Tensor] = []
-
-    def hook(_: nn.Module, __: Any, output: Any) -> Tensor:
-        outputs.append(_checked(output, layer, batch.rows).detach().requires_grad_())
-        return outputs[-1].clone()  # what follows may change it in place
-
-    handle = modules[layer].register_forward_hook(hook)
-    try:
-        logits = logits_of(answer(model, batch))
-    finally:
-        handle.remove()
-    if len(outputs) != 1:
-        times = f"{len(outputs)} times" if outputs else "not at all"
-        raise ValueError(f"layer must name a module that runs once in a pass, but {layer} runs {times}. Name another.")
-    if logits.ndim != 2 or len(logits) != batch.rows or logits.shape[1] < 2:
-        raise ValueError(
-            f"the model must return one row of at least two logits per input, ({batch.rows}, c), "
-            f"got {tuple(logits.shape)}."
-        )
-    return _Seen(logits, outputs[0])
-
-
-def _checked(output: Any, layer: str, rows: int) -> Tensor:
-    if not isinstance(output, Tensor) or not output.is_floating_point():
-        kind = output.dtype if isinstance(output, Tensor) else type(output).__name__
-        raise TypeError(f"the output of {layer} must be a tensor of floating-point numbers, got {kind}. Name another.")
-    if output.ndim == 0 or len(output) != rows:
-        raise ValueError(
-            f"the output of {layer} must have one entry per input, ({rows}, ...), got {tuple(output.shape)}. "
-            "Name a layer where inputs come first."
-        )
-    return output
-
-
-def _pulled_back(seen: _Seen, classes: OrderedClasses) -> Iterator[Tensor]:
+def _pulled_back(seen: Seen, classes: OrderedClasses) -> Iterator[Tensor]:
     """Yield ``J'(e_i - m_i)`` for one class after the other, ``(n, d)`` each."""
     for i in range(classes.terms):
         cotangent = classes.direction(i).to(seen.logits)

@@ -4,6 +4,9 @@ r"""The losses whose curvature is measured.
 
 They differ by a term that is linear in the logits, so they share the Hessian over logits and the Gauss-Newton matrix.
 The full Hessians over parameters differ, because the logits are not linear in them.
+
+Everything is written in differences to the largest logit: ``logsumexp`` and ``diag p - p p'`` as they stand subtract
+nearly equal numbers, and a confident input would have second derivatives of nothing but rounding.
 """
 
 from __future__ import annotations
@@ -40,27 +43,28 @@ def targets(loss: Loss, logits: Tensor, labels: Tensor | None) -> Tensor | None:
 
 
 def losses(logits: Tensor, target: Tensor | None) -> Tensor:
-    """Return the loss of each row of logits ``(n, c)`` as ``(n,)``: the energy, or the cross-entropy of ``target``."""
-    energy = logits.logsumexp(dim=-1)
-    if target is None:
-        return energy
-    return energy - logits.gather(-1, target[:, None]).squeeze(-1)
+    r"""Return the loss of each row of logits: the energy, or the cross-entropy of ``target``.
 
+    .. math:: \log\sum_c e^{z_c} = z_t + \log\Big(1 + \sum_{c \ne t} e^{z_c - z_t}\Big), \qquad t = \arg\max_c z_c
 
-def slopes(logits: Tensor, target: Tensor | None) -> Tensor:
-    r"""Return the gradient of the loss over the logits, ``(n, c)``.
+    Its first and second derivatives, by autograd, have all digits for every input, however confident.
 
-    .. math:: \frac{\partial L}{\partial z_c} = p_c - [c = y]
+    Args:
+        logits: ``(n, c)``.
+        target: ``(n,)``, or None for the energy.
 
-    At the target, ``1 - p_y`` is the sum of the other probabilities: it keeps its digits when the model is sure.
+    Returns:
+        ``(n,)``.
     """
-    probs = logits.detach().softmax(dim=-1)
-    if target is None:
-        return probs
-    others = probs.scatter(-1, target[:, None], 0.0)
-    return others.scatter(-1, target[:, None], -others.sum(dim=-1, keepdim=True))
+    top = logits.detach().argmax(dim=-1, keepdim=True)
+    largest = logits.gather(-1, top)
+    behind = (logits - largest).scatter(-1, top, 0.0)  # no slope of 1 - 1 where the difference is to itself
+    others = behind.exp().scatter(-1, top, 0.0).sum(dim=-1).log1p()
+    return others + largest.squeeze(-1) if target is None else others - behind.gather(-1, target[:, None]).squeeze(-1)
 
 
 def logit_hessian_product(probs: Tensor, vectors: Tensor) -> Tensor:
     """Return ``(diag p - p p') v`` for rows of probabilities ``(n, c)`` and vectors ``(..., n, c)``."""
+    top = probs.argmax(dim=-1, keepdim=True).expand(*vectors.shape[:-1], 1)
+    vectors = vectors - vectors.gather(-1, top)  # a common shift changes nothing, and would leave only rounding
     return probs * (vectors - (vectors * probs).sum(dim=-1, keepdim=True))

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import sqrt
 
 import torch
 from torch import Tensor
 
 from ..core.check import check_count
+from .second_derivatives import check_symmetric
 
 
 @dataclass
@@ -32,13 +34,16 @@ class Operator:
     dtype: torch.dtype
     device: torch.device
     products: int = field(default=0, init=False)
+    _last: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
+    _norm: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_count("size", self.size)
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Return the products with the columns of ``vectors``, ``(size, k)``, and count them."""
-        result = self.apply(vectors.to(self.dtype))
+        vectors = vectors.to(self.dtype)
+        result: Tensor = self.apply(vectors)
         self.products += vectors.shape[1]
         if result.shape != vectors.shape:
             raise ValueError(
@@ -50,7 +55,22 @@ class Operator:
                 "products with the curvature matrix must be finite, but one has a NaN or an infinite entry. "
                 "Look at the model's weights and inputs, or take them in float64."
             )
+        self._check_symmetric(vectors, result)
         return result
+
+    def _check_symmetric(self, vectors: Tensor, images: Tensor) -> None:
+        """Raise if ``u' A v`` and ``v' A u`` differ, for the last vector and one before it: it costs no product."""
+        # Views would keep all columns in memory.
+        v, v_image = vectors[:, -1].double().clone(), images[:, -1].double().clone()
+        u, u_image = self._last or (vectors[:, 0].double(), images[:, 0].double())
+        self._last = v, v_image
+        lengths = [float(vector.norm()) for vector in (u, v, u_image, v_image)]
+        if not lengths[0] or not lengths[1]:
+            return
+        self._norm = max(self._norm, lengths[2] / lengths[0], lengths[3] / lengths[1])
+        usual = max(lengths[0] * lengths[3], lengths[1] * lengths[2]) / sqrt(self.size)
+        most = lengths[0] * lengths[1] * self._norm
+        check_symmetric(float(u @ v_image), float(v @ u_image), usual, most)
 
 
 def random_signs(operator: Operator, columns: int, generator: torch.Generator) -> Tensor:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from ..models.batches import Batch
 from ..models.forward import logits_of
 from ..models.misfit import answer
-from .gradients import Parameters, rows_of, uses
+from .graph import Parameters, uses
+from .second_derivatives import is_about_derivatives
 
 INPUTS = 4  # on which second derivatives are looked at
 ROUNDING = 100  # times the precision of the numbers: what is larger is no rounding error
@@ -59,14 +60,16 @@ def trace_is_first_order(model: nn.Module, parameters: Parameters, batch: Batch)
         return False
     step = next(iter(parameters.values())).new_zeros((), requires_grad=True)
     called: Counter[nn.Module] = Counter()
-    with ExitStack() as hooks:
-        for layer in layers:
-            hooks.callback(layer.register_forward_hook(_moved_by(step, called)).remove)
-        logits = logits_of(answer(model, rows_of(batch, 0, INPUTS)))
-    counts, _ = uses(logits, parameters)
-    owners = {id(value): layer for layer in layers for value in layer.parameters(recurse=False)}
-    usual = all(counts[name] <= called[owners[id(value)]] <= 1 for name, value in parameters.items())
-    return usual and _is_affine_in(step, logits)
+    with ExitStack() as hooks:  # a checkpoint runs its layers again on the way back, with them
+        for number, layer in enumerate(layers):
+            # Ahead of the hooks of others, which may bend what they are given.
+            hook = layer.register_forward_hook(_moved_by(step, number, called), prepend=True)
+            hooks.callback(hook.remove)
+        logits = logits_of(answer(model, batch.part(0, INPUTS)))
+        counts, _ = uses(logits, parameters)
+        owners = {id(value): layer for layer in layers for value in layer.parameters(recurse=False)}
+        usual = all(counts[name] <= called[owners[id(value)]] <= 1 for name, value in parameters.items())
+        return usual and _is_affine_in(step, logits)
 
 
 def _layers(model: nn.Module, parameters: Parameters) -> list[nn.Module] | None:
@@ -89,12 +92,12 @@ def _is_known(module: nn.Module) -> bool:
     return usual and type(module) in PIECEWISE_LINEAR | {nn.Sequential, nn.ModuleList, nn.ModuleDict}
 
 
-def _moved_by(step: Tensor, called: Counter[nn.Module]) -> Callable[..., Any]:
+def _moved_by(step: Tensor, number: int, called: Counter[nn.Module]) -> Callable[..., Any]:
     """Return a hook that moves the output of a layer by ``step``, in a random direction as long as the output."""
 
     def hook(module: nn.Module, _: Any, output: Tensor) -> Tensor:
         called[module] += 1
-        direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(len(called))).to(output)
+        direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(number)).to(output)
         size = output.detach().square().mean().sqrt()
         return output + step * direction * torch.where(size > 0, size, torch.ones_like(size))
 
@@ -112,7 +115,7 @@ def _is_affine_in(step: Tensor, logits: Tensor) -> bool:
             return True
         (bend,) = torch.autograd.grad(slope, step, materialize_grads=True)
     except RuntimeError as error:
-        if "differentia" in str(error) or "derivative" in str(error):  # a step that has no second derivative
+        if is_about_derivatives(error):
             return False
         raise
     limit = ROUNDING * torch.finfo(logits.dtype).eps * (slope.detach().abs() + (logits.detach() * weights).norm())

@@ -17,12 +17,13 @@ from ..models.batches import Batch
 from .estimate import Matrix
 from .losses import logit_hessian_product
 from .operator import Operator
-from .setup import Task
+from .second_derivatives import told_if_missing
+from .task import Task
 
 
 def batch_operator(task: Task, batch: Batch, matrix: Matrix) -> Operator:
     """Return the matrix of the mean loss over one batch; its graph lives as long as the operator."""
-    product, _ = _product(task, batch, matrix)
+    product, _, _ = _product(task, batch, matrix)
     return Operator(lambda vectors: product(vectors) / batch.rows, task.size, task.dtype, task.device)
 
 
@@ -36,26 +37,27 @@ def mean_operator(task: Task, matrix: Matrix) -> Operator:
     def apply(vectors: Tensor) -> Tensor:
         if kept:
             return kept[0](vectors) / task.rows
-        total, loss, met = torch.zeros_like(vectors), 0.0, 0
+        total, sums, met = torch.zeros_like(vectors), [0.0, 0.0], 0
         for batch in task.each("product with the matrix"):
-            product, value = _product(task, batch, matrix)
+            product, loss, size = _product(task, batch, matrix)
             total += product(vectors)
-            loss += value
+            sums = [sums[0] + loss, sums[1] + size]
             met += 1
-        task.check_same(loss / task.rows)
+        task.check_same(sums[0] / task.rows, sums[1] / task.rows)
         kept.extend([product] if met == 1 else [])
         return total / task.rows
 
     return Operator(apply, task.size, task.dtype, task.device)
 
 
-def _product(task: Task, batch: Batch, matrix: Matrix) -> tuple[Callable[[Tensor], Tensor], float]:
-    """Return the product with the matrix of a batch's summed loss, and that loss."""
+def _product(task: Task, batch: Batch, matrix: Matrix) -> tuple[Callable[[Tensor], Tensor], float, float]:
+    """Return the product with the matrix of a batch's summed loss, that loss, and the sum of its largest logits."""
     logits, values, _ = task.losses(batch)
     parameters = list(task.parameters.values())
     total = values.sum()
     product = _ggn_product(logits, parameters) if matrix == "ggn" else _hessian_product(total, parameters)
-    return _on_columns(product, parameters), float(total.detach())
+    size = logits.detach().abs().amax(dim=-1).sum()
+    return _on_columns(product, parameters), float(total.detach()), float(size)
 
 
 def _hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
@@ -83,14 +85,15 @@ def _back(
     moving = [number for number, output in enumerate(outputs) if output.requires_grad]
     if not moving:
         return [torch.zeros_like(one) for one in inputs]
-    found = torch.autograd.grad(
-        [outputs[number] for number in moving],
-        inputs,
-        None if cotangents is None else [cotangents[number] for number in moving],
-        create_graph=create_graph,
-        retain_graph=True,
-        materialize_grads=True,
-    )
+    with told_if_missing():
+        found = torch.autograd.grad(
+            [outputs[number] for number in moving],
+            inputs,
+            None if cotangents is None else [cotangents[number] for number in moving],
+            create_graph=create_graph,
+            retain_graph=True,
+            materialize_grads=True,
+        )
     return list(found)
 
 

@@ -232,7 +232,13 @@ def _score(mean: Tensor, covariance: Tensor, weight: Tensor) -> tuple[float, flo
 def _sides(mean: Tensor, covariance: Tensor, elsewhere: Tensor) -> tuple[float, float]:
     """Return both sides of the condition, left first."""
     towards = bayes_weight(mean, covariance, alpha=1.0)
-    return abs(float(towards @ elsewhere)), float(towards @ mean)
+    shifted, bound = abs(float(towards @ elsewhere)), float(towards @ mean)
+    if not 0 < bound < inf or shifted == inf:
+        raise ValueError(
+            f"both sides of the condition must be finite and the right one above 0, got {shifted:g} and {bound:g}. "
+            "Give mean and covariance, or c, another scale."
+        )
+    return shifted, bound
 
 
 def _setting(mean: Array, covariance: Array, rotation: Array, c: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,18 +22,17 @@ from ..models.batches import Batch
 from .estimate import Estimate, Level, Loss, Matrix, check_choice
 from .estimators import hutch_pp, hutchinson, widening, xtrace
 from .exact import ggn_traces
-from .losses import slopes
 from .piecewise import trace_is_first_order
 from .products import batch_operator
-from .residual import residual_traces
-from .setup import Task, prepared, single_inputs
+from .setup import prepared
+from .task import Task, single_inputs
 
 ESTIMATORS = {"xtrace": xtrace, "hutch++": hutch_pp, "hutchinson": hutchinson}
 Method = Literal["auto", "exact", "xtrace", "hutch++", "hutchinson"]
 EXACT_CLASSES = 100  # up to so many every class is done exactly; beyond, the likeliest, and the rest is estimated
 TOP_CLASSES = 32
-MATVECS = 30  # of an estimate for a data set
-PROBES = 16  # for the rest of the classes, and for what a single input's Hessian has beyond the Gauss-Newton matrix
+MATVECS = 30  # of an estimate
+PROBES = 16  # for the rest of the classes
 
 
 def param_trace(
@@ -61,11 +60,10 @@ def param_trace(
         loss: ``"energy"``; ``"ce_pred"``, the cross-entropy of the predicted class; ``"ce"``, that of the label.
         method: ``"auto"`` is exact for the Gauss-Newton matrix, and for the Hessian of networks that are found to be
             piecewise linear, by their layers and by a check on the first batch. Otherwise it is XTrace on each batch,
-            with probes of its own; or, for single inputs, the exact Gauss-Newton part with Hutchinson's estimate of
-            the rest. ``"exact"`` refuses where that is not possible. ``"xtrace"``, ``"hutch++"`` and ``"hutchinson"``
-            estimate in any case.
-        probes: Products with the matrix for an estimate, 30 by default. For what a single input adds to its exact part,
-            and among more than 100 classes for those beyond the 32 likeliest, draws, 16 by default.
+            or on each input, with vectors of its own. ``"exact"`` refuses where that is not possible. ``"xtrace"``,
+            ``"hutch++"`` and ``"hutchinson"`` estimate in any case.
+        probes: Products with the matrix for an estimate, 30 by default. Among more than 100 classes, draws for those
+            beyond the 32 likeliest, 16 by default.
         params: Names of parameters, or of modules, to differentiate by; by default all that require a gradient.
         seed: Of whatever is random.
         device: Where to run; by default where the model is.
@@ -124,47 +122,40 @@ def _best(
                 "the trace of this network's Hessian has no exact form: it is not piecewise linear, or uses a "
                 "parameter twice. method='auto' estimates it; matrix='ggn' is exact for every network."
             )
-        if first_order or level == "sample":
-            yield _from_classes(task, batch, first_order, exactly, probes, generator)
+        if first_order:
+            yield _from_classes(task, batch, exactly, probes or PROBES, generator)
         else:
-            yield _by("xtrace", task, batch, matrix, probes or MATVECS, generator)
+            yield from _by("xtrace", task, batch, level, matrix, probes or MATVECS, generator)
 
 
-def _from_classes(
-    task: Task, batch: Batch, first_order: bool, exactly: bool, probes: int | None, generator: torch.Generator
-) -> _Part:
-    """Return the traces of single inputs by passes back from their classes, and what the Hessian adds to them."""
+def _from_classes(task: Task, batch: Batch, exactly: bool, draws: int, generator: torch.Generator) -> _Part:
+    """Return the traces of single inputs by passes back from their classes."""
     with torch.no_grad():
-        logits, _, target = task.losses(batch)
+        logits, _, _ = task.losses(batch)
     some = not exactly and logits.shape[1] > EXACT_CLASSES
-    count = probes or PROBES
     values, stderr, passes = ggn_traces(
-        task.model, task.parameters, batch, TOP_CLASSES if some else None, count, generator
+        task.model, task.parameters, batch, TOP_CLASSES if some else None, draws, generator
     )
     method = "likeliest classes exactly, the rest estimated" if some else "exact"
-    if not first_order:
-        rest, error, products = residual_traces(
-            task.model, task.parameters, batch, slopes(logits, target), count, generator
-        )
-        values = values + rest
-        stderr = error if stderr is None else (stderr.square() + error.square()).sqrt()
-        method, passes = f"Gauss-Newton part {method}, Hutchinson for the rest", passes + products
-    return _Part(values, None if stderr is None else widening(count) * stderr, method, passes, batch.rows)
+    return _Part(values, None if stderr is None else widening(draws) * stderr, method, passes, batch.rows)
 
 
 def _estimated(
     task: Task, level: Level, matrix: Matrix, method: str, probes: int, generator: torch.Generator
 ) -> Iterator[_Part]:
     for batch in task.each("trace"):
-        for inputs in single_inputs(batch) if level == "sample" else [batch]:
-            yield _by(method, task, inputs, matrix, probes, generator)
+        yield from _by(method, task, batch, level, matrix, probes, generator)
 
 
-def _by(method: str, task: Task, batch: Batch, matrix: Matrix, probes: int, generator: torch.Generator) -> _Part:
-    operator = batch_operator(task, batch, matrix)
-    value, stderr = ESTIMATORS[method](operator, probes, generator)
-    told = [torch.tensor(number, dtype=torch.float64) for number in (value, stderr)]
-    return _Part(told[0], told[1], method, operator.products, batch.rows)
+def _by(
+    method: str, task: Task, batch: Batch, level: Level, matrix: Matrix, probes: int, generator: torch.Generator
+) -> Iterator[_Part]:
+    """Yield the estimate for a batch, or one for each of its inputs, with vectors of its own."""
+    for inputs in single_inputs(batch) if level == "sample" else [batch]:
+        operator = batch_operator(task, inputs, matrix)
+        value, stderr = ESTIMATORS[method](operator, probes, generator)
+        told = [torch.tensor(number, dtype=torch.float64) for number in (value, stderr)]
+        yield _Part(told[0], told[1], method, operator.products, inputs.rows)
 
 
 def _joined(parts: list[_Part], task: Task, level: Level, matrix: Matrix, seed: int) -> Estimate:
@@ -178,6 +169,11 @@ def _joined(parts: list[_Part], task: Task, level: Level, matrix: Matrix, seed: 
     else:
         value = sum(part.total for part in parts) / task.rows
         stderr = sqrt(sum(part.variance for part in parts)) / task.rows
+    if not (torch.as_tensor(value).isfinite() & torch.as_tensor(stderr).isfinite()).all():
+        raise ValueError(
+            "a trace must be finite, but it is NaN or infinite: so are derivatives of the network, or their squares. "
+            "Look for roots and logarithms of 0 in it and for huge weights, or take it in float64."
+        )
     return Estimate(
         value,
         None if exact else stderr,

@@ -41,6 +41,20 @@ class Batch(NamedTuple):
         args = tuple(_moved(value, device) for value in self.args)
         return self._replace(args=args, kwargs={name: _moved(value, device) for name, value in self.kwargs.items()})
 
+    def one_per_input(self, value: Any) -> bool:
+        """Tell whether an argument is a tensor with an entry for each input."""
+        return isinstance(value, Tensor) and value.ndim > 0 and len(value) == self.rows
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Return inputs ``start`` to ``stop``; an argument that does not come once per input goes with any of them."""
+
+        def part(value: Any) -> Any:
+            return value[start:stop] if self.one_per_input(value) else value
+
+        kwargs = {name: part(value) for name, value in self.kwargs.items()}
+        labels = None if self.labels is None else self.labels[start:stop]
+        return Batch(tuple(part(value) for value in self.args), kwargs, labels, len(range(self.rows)[start:stop]))
+
 
 def split_batch(batch: Any) -> Batch:
     """Take a batch apart.

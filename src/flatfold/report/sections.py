@@ -59,46 +59,54 @@ SECTIONS = (
         "curvature",
         "Curvature by data set",
         "The largest eigenvalue λmax and the trace of the mean curvature over the inputs of a data set. Below each its "
-        "error, the standard error of a trace and a bound for λmax, or that it is exact; then the factor over the "
-        "known images. Amber marks what does not exceed them.",
+        "error, which is the standard error of a trace and for λmax a bound on the distance to an eigenvalue, or that "
+        "it is exact; then the factor over the known images. Amber marks what does not exceed them. These errors are "
+        "of the computation alone: other images of the same kind would give other figures.",
     ),
     Section("curvature-elsewhere", "Curvature"),
     Section(
         "curvature-traces",
         "Curvature of single inputs",
-        "Traces at every input, of features as they are. Grey: known test images. Lines: unknown ones. The outermost "
-        "bars collect what lies beyond, the leftmost also what is zero; an axis with powers of ten is logarithmic.",
+        "Traces at every input, of features as they are. Grey: known test images. Lines: unknown ones. All data sets "
+        "are drawn equally high: compare where they lie, not how high they reach. The outermost bars collect what lies "
+        "beyond, the leftmost also what is zero; an axis with powers of ten is logarithmic. Behind the name is the "
+        "typical error of a trace, or that all are exact.",
     ),
     Section(
         "curvature-spectra",
         "Spectra",
         "How the eigenvalues of the mean curvature spread: first of the known images, then of each unknown data set in "
-        "front of them. A kernel of 1 % of the largest eigenvalue makes masses a density; a band is one standard error "
-        "over random probes, where there are any. Most eigenvalues are zero: that share is told, or, of an estimate, "
-        "the share that lies within the kernel around zero. The axis of density ends at a tenth of the height of a "
-        "single eigenvalue.",
+        "front of them. A Gaussian kernel turns them into a density; its width is 1 % of the largest eigenvalue of "
+        "each. Behind the name is the share of eigenvalues that are zero or, of an estimate, that lie within this "
+        "width of zero. An estimate comes from a few Lanczos steps along random probes: its peaks are points of a "
+        "quadrature and, except at the ends, no single eigenvalues; a band, where probes differ, is one standard error "
+        "over them. The axis of density is logarithmic and starts at a tenth of the height of a single eigenvalue.",
     ),
     Section(
         "curvature-eigenvalues",
         "Largest eigenvalues of single inputs",
         "Of the curvature over features, by how much of their norm is divided out: the median over the inputs, with a "
-        "band from the lower to the upper quartile. Bands that overlap are inputs that this eigenvalue cannot tell.",
+        "band from the lower to the upper quartile. Where bands overlap, this eigenvalue hardly tells inputs apart.",
     ),
     Section(
         "curvature-detection",
         "Traces as detectors",
         "AUROC, in percent, of a trace as a score, with its 95 % interval; α is the exponent by which features were "
-        "normalised. Green marks the best of a column and every other whose interval reaches that of the best: no more "
-        "than that is claimed. Amber marks what is certainly worse than guessing.",
+        "normalised, and 0 leaves them as they are. Green marks the best of a column and every other whose interval "
+        "reaches that of the best: no more than that is claimed. Amber marks what is certainly worse than guessing.",
     ),
     Section(
         "theorem",
         "A theorem on unknown inputs",
-        "Two Gaussian classes at ±μ with covariance S, a logistic head that has learnt them, w = 2S⁻¹μ, and unknown "
-        "inputs of the same covariance at ±cRμ, with a rotation R: their expected trace is the larger one if and only "
-        "if c |μ′S⁻¹Rμ| < μ′S⁻¹μ. The FOLD paper states the “if”, with w = S⁻¹μ, and the order is the same "
-        "for every positive multiple; but it needs the equal covariance, and unless S is a multiple of the identity, "
-        "c < 1 alone is not enough.",
+        "Of random settings, the same on every page, not of this suite. Two Gaussian classes at ±μ with covariance S, "
+        "a logistic head that has learnt them, w = 2S⁻¹μ, and unknown inputs of the same covariance at ±cRμ, with a "
+        "rotation R: their expected trace of the Hessian of the energy is the larger one if and only if c |μ′S⁻¹Rμ| "
+        "< μ′S⁻¹μ. The FOLD paper states the “if”, with w = S⁻¹μ, and the order is the same for every positive "
+        "multiple; but it needs the equal covariance, and unless S is a multiple of the identity, c < 1 alone is not "
+        "enough. First panel: every dot is a setting, and none may lie where the theorem says never. Second: this "
+        "trace is |w|² φ with φ = p (1 − p), and the proof needs that the average of φ over a Gaussian falls as its "
+        "mean m leaves zero, not only φ itself. Third: expected traces of some settings against random draws, with two "
+        "standard errors.",
     ),
     Section("datasets", "Unknown data sets"),
     Section(

@@ -10,7 +10,6 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from ..curvature.averages import average_curvature
-from ..curvature.estimate import LOSSES
 from ..curvature.theory import (
     Theorem,
     bayes_weight,
@@ -60,9 +59,9 @@ def theorem_figure() -> Drawing:
     checks = [check(setting, seed) for seed, setting in enumerate(settings[:CHECKED])]
     averages = {s: [average_curvature(mean, s) for mean in MEANS] for s in DEVIATIONS}
     panels = [
-        Panel("The condition decides", partial(_draw_condition, results), f"{LOSSES['energy']}, {SETTINGS} settings"),
-        Panel("The missing step", partial(_draw_averages, averages), "E φ(N(m, s²)) falls with |m|"),
-        Panel("Quadrature against draws", partial(_draw_checks, checks), f"{DRAWS:,} draws, ± 2 standard errors"),
+        Panel("Condition and order", partial(_draw_condition, results), f"{SETTINGS} settings"),
+        Panel("A step of the proof", partial(_draw_averages, averages), "φ = p (1 − p)"),
+        Panel("Quadrature and draws", partial(_draw_checks, checks), "± 2 errors"),
     ]
     return Drawing("theorem", panels, [TRUE, FALSE], size=(3.4, 2.6))
 
@@ -123,7 +122,7 @@ def _draw_condition(results: list[Theorem], axes: Axes) -> None:
     axes.axhline(1, color=GREY, lw=0.9)
     axes.axvline(1, color=GREY, lw=0.9)
     axes.set_xlabel("c |μ′S⁻¹Rμ| / μ′S⁻¹μ")
-    axes.set_ylabel("E tr H, unknown / known")
+    axes.set_ylabel("E tr H of the energy,\nunknown / known")
 
 
 def _draw_averages(averages: dict[float, list[float]], axes: Axes) -> None:
@@ -131,8 +130,8 @@ def _draw_averages(averages: dict[float, list[float]], axes: Axes) -> None:
         axes.plot(MEANS, values, color=PALETTE[2 + number], lw=1.4, label=f"s = {deviation:g}")
     axes.legend(loc="upper right", handlelength=1.2, borderpad=0, labelspacing=0.3)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("m")
-    axes.set_ylabel("E φ(N(m, s²))")
+    axes.set_xlabel("mean m of the logit difference")
+    axes.set_ylabel("E φ over N(m, s²)")
 
 
 def _draw_checks(checks: list[Check], axes: Axes) -> None:
@@ -142,5 +141,5 @@ def _draw_checks(checks: list[Check], axes: Axes) -> None:
         off, bar = 100 * (point.drawn / point.quadrature - 1), 200 * point.stderr / point.quadrature
         axes.errorbar(point.quadrature, off, bar, fmt="o", ms=3, lw=1, color=colour, zorder=3)
     logarithmic(axes, "x")
-    axes.set_xlabel("E tr H, unknown, by quadrature")
-    axes.set_ylabel("draws, off by %")
+    axes.set_xlabel("E tr H of the energy, unknown, by quadrature")
+    axes.set_ylabel("draws less quadrature, %")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import asdict, replace
 from math import sqrt
 
@@ -21,7 +22,14 @@ def study():
     keys = [f"{space}/{dataset}" for space in spaces for dataset in VALUES]
     spectra = {key: rng.random((2, 3)) for key in keys if "logit" not in key}
     return Study(
-        suite={"name": "toy", "ood": [{"name": n, "group": g, "n": 5, "about": ""} for n, g in GROUPS.items()][1:]},
+        suite={
+            **dict.fromkeys(("n_classes", "n_features", "n_parameters"), 9),
+            "name": "toy",
+            "network": "",
+            "about": "Toys.",
+            "accuracy": 0.9,
+            "ood": [{"name": n, "group": g, "n": 5, "about": ""} for n, g in GROUPS.items()][1:],
+        },
         statistics=[
             Statistic(d, GROUPS[d], s, n, v, 0.3 * v if s == "parameter" else None, "by hand", "ggn", "energy", 7, 5)
             for d, v in VALUES.items()
@@ -99,16 +107,13 @@ def test_rows_and_columns_of_a_table_come_in_order(study):
     assert alone.groups == ["far"]
 
 
-def test_what_is_not_above_the_known_images_is_told(study):
-    assert {each.dataset for each in study.not_above} == {"photos"}
-    assert len(study.not_above) == 6
-    equal = [replace(s, value=2.0) if s.dataset == "pens" else s for s in study.statistics]
-    assert {each.dataset for each in replace(study, statistics=equal).not_above} == {"photos", "pens"}
-
-
-def test_there_is_no_factor_over_a_figure_that_is_not_above_zero(study):
-    flat = replace(study, statistics=[replace(s, value=-1.0) if s.dataset == "id" else s for s in study.statistics])
+@pytest.mark.parametrize("negative", ["id", "noise"])
+@pytest.mark.parametrize("value", [-1.0, 0.0])
+def test_there_is_no_factor_unless_both_figures_are_above_zero(negative, value, study):
+    changed = [replace(s, value=value) if s.dataset == negative else s for s in study.statistics]
+    flat = replace(study, statistics=changed)
     assert flat.factor("noise", "parameter", "trace") is None
+    assert (flat.factor("pens", "parameter", "trace") is None) == (negative == "id")
 
 
 def test_a_figure_that_is_not_there_is_refused_with_those_that_are(study):
@@ -153,11 +158,43 @@ def test_a_study_without_all_that_a_page_needs_is_refused(field, study, tmp_path
         {"sizes": {}},
         {"suite": {"ood": []}},
         {"suite": {"name": "toy", "ood": [{"name": "snow", "group": "far"}]}},
+        {"alphas": {"none": 0.0, "partial": "0.38", "full": 1.0}},
+        {"detections": [Detection("feature", 0.5, "noise", "much", 0.8, 0.95)]},
     ],
 )
 def test_a_study_that_lacks_a_part_is_refused(broken, study, tmp_path):
     replace(study, **broken).save(tmp_path)
     with pytest.raises(ValueError, match="is damaged"):
+        load_study(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"value": "abc"}, "the parameter lambda_max of id is 'abc'"),
+        ({"value": True}, "the parameter lambda_max of id is True"),
+        ({"value": None}, "the parameter lambda_max of id is None"),
+        ({"stderr": "0.1"}, "the parameter lambda_max of id is '0.1'"),
+        ({"n": [5]}, "the parameter lambda_max of id is "),
+        ({"loss": "mse"}, "is of the matrix 'ggn' and the loss 'mse'"),
+        ({"matrix": "fisher"}, "is of the matrix 'fisher' and the loss 'energy'"),
+    ],
+)
+def test_a_figure_that_is_none_is_named(change, told, study, tmp_path):
+    study.save(tmp_path)
+    content = json.loads((tmp_path / "curvature.json").read_text())
+    content["statistics"][0].update(change)
+    (tmp_path / "curvature.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"the study in .* is damaged: .*{re.escape(told)}.*Run `flatfold curvature`"):
+        load_study(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["name", "network", "about", "n_classes", "n_features", "n_parameters", "accuracy"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_suite_that_a_page_cannot_tell_is_refused(key, gone, study, tmp_path):
+    suite = {name: value for name, value in study.suite.items() if name != key} | ({} if gone else {key: ["?"]})
+    replace(study, suite=suite).save(tmp_path)
+    with pytest.raises(ValueError, match=rf"is damaged: {key!r}" if gone else r"is damaged: .* is \['\?'\]"):
         load_study(tmp_path)
 
 

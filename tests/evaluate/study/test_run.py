@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.func import functional_call, hessian
+from torch.func import functional_call, hessian, vmap
 
 import flatfold as ff
 from flatfold.evaluate.banks import extract_all
@@ -31,19 +32,51 @@ def network(activation=nn.ReLU):
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), activation(), nn.Linear(5, 3)).eval()
 
 
-def images(n, labelled=False, seed=0, batch_size=8):
+def images(n, labelled=False, seed=0, batch_size=64):
     x = np.random.default_rng([seed, n]).integers(0, 256, (n, 4, 4), dtype=np.uint8)
     return ArrayImages(x, np.arange(n) % 3 if labelled else None, ff.Transform(mode="L"), batch_size=batch_size)
 
 
+def make_suite(batch_size=64):
+    val, test, noise, dark, snow = (
+        images(n, labelled, seed, batch_size)
+        for n, labelled, seed in ((60, True, 1), (33, True, 2), (25, False, 4), (12, False, 5), (9, False, 6))
+    )
+    ood = (
+        OodSet("noise", "far", noise, "Noise."),
+        OodSet("dark", "near", dark, "Darkness."),
+        OodSet("snow", "far", snow, "Snow."),
+    )
+    return Suite("toy", "Toys.", network(), None, val, test, ood, seed=7)
+
+
 @pytest.fixture
 def suite():
-    ood = (
-        OodSet("noise", "far", images(25, seed=4), "Noise."),
-        OodSet("dark", "near", images(12, seed=5), "Darkness."),
-        OodSet("snow", "far", images(9, seed=6), "Snow."),
-    )
-    return Suite("toy", "Toys.", network(), None, images(60, True, 1), images(33, True, 2), ood, seed=7)
+    return make_suite()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A study of all images, in several batches, and the features that it was made of; only to be looked at."""
+    folder, suite = tmp_path_factory.mktemp("whole"), make_suite(batch_size=8)
+    return run_study(suite, folder, alpha=0.3, samples=50), extract_all(suite, folder / "banks")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A small study, saved in the folder; only to be looked at."""
+    folder = tmp_path_factory.mktemp("small")
+    study = run_study(make_suite(), folder, **SMALL)
+    study.save(folder)
+    return study, folder
+
+
+@pytest.fixture
+def finished(small, tmp_path):
+    """A folder with all files of the small study."""
+    study, folder = small
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return study
 
 
 @pytest.fixture
@@ -77,13 +110,13 @@ def dense_hessians(model, x, loss="energy"):
     def one(vector, image):
         parts = [part.reshape(size) for part, size in zip(vector.split([s.numel() for s in sizes]), sizes, strict=True)]
         z = functional_call(model, dict(zip(names, parts, strict=True)), image[None])[0]
-        return torch.logsumexp(z, 0) - (z[z.detach().argmax()] if loss == "ce_pred" else 0)
+        return torch.logsumexp(z, 0) - (z.max() if loss == "ce_pred" else 0)
 
-    return torch.stack([hessian(one)(flat, image) for image in x])
+    return vmap(hessian(one), in_dims=(None, 0))(flat, x)
 
 
-def test_parameter_statistics_are_those_of_the_dense_hessian(suite, tmp_path):
-    study = run_study(suite, tmp_path, samples=50)
+def test_parameter_statistics_are_those_of_the_dense_hessian(suite, whole):
+    study, _ = whole
     sources = {"id": suite.test} | {ood.name: ood.images for ood in suite.ood}
     for name, source in sources.items():
         dense = dense_hessians(suite.model, inputs(source))
@@ -116,12 +149,11 @@ def feature_hessians(bank, head, alpha):
     h = bank.features.double()
     h = h / h.norm(dim=1, keepdim=True) ** alpha
     weight, bias = head.weight.double(), head.bias.double()
-    return torch.stack([hessian(lambda y: torch.logsumexp(weight @ y + bias, 0))(row) for row in h])
+    return vmap(hessian(lambda y: torch.logsumexp(weight @ y + bias, 0)))(h)
 
 
-def test_feature_statistics_are_those_of_the_dense_hessian(suite, tmp_path):
-    study = run_study(suite, tmp_path, alpha=0.3, samples=50)
-    banks = extract_all(suite, tmp_path / "banks")
+def test_feature_statistics_are_those_of_the_dense_hessian(whole):
+    study, banks = whole
     for name, bank in banks.judged.items():
         dense = feature_hessians(bank, banks.head, 0)
         traces = dense.diagonal(dim1=1, dim2=2).sum(-1).numpy()
@@ -137,9 +169,8 @@ def test_feature_statistics_are_those_of_the_dense_hessian(suite, tmp_path):
     assert study.sizes["feature"] == 5
 
 
-def test_logit_statistics_are_those_of_the_probabilities(suite, tmp_path):
-    study = run_study(suite, tmp_path, **SMALL)
-    banks = extract_all(suite, tmp_path / "banks")
+def test_logit_statistics_are_those_of_the_probabilities(whole):
+    study, banks = whole
     p = banks.head(banks.ood["dark"].features).double().softmax(-1)
     assert study.traces["logit/dark"] == pytest.approx((1 - p.square().sum(-1)).numpy(), rel=1e-5)
     mean = torch.diag(p.mean(0)) - p.T @ p / len(p)
@@ -148,8 +179,8 @@ def test_logit_statistics_are_those_of_the_probabilities(suite, tmp_path):
     assert "logit/dark" not in study.nodes
 
 
-def test_detections_are_the_aurocs_of_the_traces(suite, tmp_path):
-    study = run_study(suite, tmp_path, alpha=0.3, samples=50)
+def test_detections_are_the_aurocs_of_the_traces(whole):
+    study, banks = whole
     found = {(each.space, each.alpha, each.dataset): each.auroc for each in study.detections}
     assert set(found) == {
         (space, alpha, dataset)
@@ -159,18 +190,16 @@ def test_detections_are_the_aurocs_of_the_traces(suite, tmp_path):
     }
     for space in ("parameter", "feature", "logit"):
         assert found[space, 0, "noise"] == ff.auroc(study.traces[f"{space}/id"], study.traces[f"{space}/noise"])
-    banks = extract_all(suite, tmp_path / "banks")
     fold = ff.Fold(0.3).fit(banks.val, banks.head)
     known, unknown = fold(banks.test.features), fold(banks.ood["noise"].features)
     assert found["feature", 0.3, "noise"] == pytest.approx(ff.auroc(known, unknown), abs=2 / (33 * 25))
 
 
-def test_autofold_chooses_the_exponent_on_the_validation_data(suite, tmp_path):
-    study = run_study(suite, tmp_path, **SMALL)
-    banks = extract_all(suite, tmp_path / "banks")
+def test_autofold_chooses_the_exponent_on_the_validation_data(small, whole):
+    study, banks = small[0], whole[1]
     assert study.alphas["partial"] == pytest.approx(float(ff.AutoFold().fit(banks.val, banks.head).alpha_))
     assert len(banks.val) == 60  # all of them
-    assert study.provenance["alpha"] == "AutoFold"
+    assert study.provenance["alpha"] == f"{study.alphas['partial']:g}, AutoFold's choice"
 
 
 def test_where_autofold_refuses_an_exponent_is_asked_for(suite, tmp_path):
@@ -219,10 +248,7 @@ def without_time(folder):
 
 
 @pytest.mark.parametrize("fails_at", [1, 5, 12])
-def test_an_interrupted_study_goes_on_and_ends_the_same(fails_at, suite, tmp_path, counted):
-    run_study(suite, tmp_path / "whole", **SMALL).save(tmp_path / "whole")
-    assert len(counted) == 4 * 3  # the trace of a data set is the mean over its inputs
-    counted.clear()
+def test_an_interrupted_study_goes_on_and_ends_the_same(fails_at, suite, small, tmp_path, counted):
     for name in COUNTED:
         getattr(parameters, name).fails_at = fails_at
     with pytest.raises(KeyboardInterrupt):
@@ -232,13 +258,11 @@ def test_an_interrupted_study_goes_on_and_ends_the_same(fails_at, suite, tmp_pat
     for name in COUNTED:
         getattr(parameters, name).fails_at = None
     run_study(suite, tmp_path / "cut", **SMALL).save(tmp_path / "cut")
-    assert len(counted) == 12 - (fails_at - 1)
-    assert without_time(tmp_path / "cut") == without_time(tmp_path / "whole")
+    assert len(counted) == 12 - (fails_at - 1)  # 4 * 3: the trace of a data set is the mean over its inputs
+    assert without_time(tmp_path / "cut") == without_time(small[1])
 
 
-def test_a_finished_study_computes_nothing_again(suite, tmp_path, counted, monkeypatch):
-    run_study(suite, tmp_path, **SMALL).save(tmp_path)
-    counted.clear()
+def test_a_finished_study_computes_nothing_again(suite, finished, tmp_path, counted, monkeypatch):
     monkeypatch.setattr(parameters, "readable_inputs", None)  # not even an image is read
     again = run_study(suite, tmp_path, **SMALL)
     assert counted == []
@@ -248,16 +272,17 @@ def test_a_finished_study_computes_nothing_again(suite, tmp_path, counted, monke
         assert mine.keys() == its.keys()
         assert all(np.array_equal(mine[key], its[key]) for key in mine)
     assert again.statistics == saved.statistics
+    assert isinstance(saved.provenance["seconds"], float)
+    assert again.provenance["seconds"].endswith(", with 24 of 24 parts from an earlier run")
 
 
-def test_what_changes_is_computed_again_and_nothing_else(suite, tmp_path, counted):
+def test_what_changes_is_computed_again_and_nothing_else(suite, finished, tmp_path, counted):
     def calls(suite=suite, **changed):
         counted.clear()
         run_study(suite, tmp_path, **{**SMALL, **changed})
         return sorted(counted)
 
     every = sorted(4 * list(COUNTED))
-    assert calls() == every
     assert calls(alpha=0.9) == []
     assert calls(steps=4) == calls(probes=3) == 4 * ["param_spectrum"]
     assert calls(matrix="ggn") == calls(loss="ce_pred") == calls(seed=1) == every
@@ -268,14 +293,12 @@ def test_what_changes_is_computed_again_and_nothing_else(suite, tmp_path, counte
     assert calls(replace(suite, ood=suite.ood[:1])) == []
 
 
-def test_a_damaged_part_is_the_only_one_that_is_computed_again(suite, tmp_path, counted):
-    before = run_study(suite, tmp_path, **SMALL)
+def test_a_damaged_part_is_the_only_one_that_is_computed_again(suite, finished, tmp_path, counted):
     (path,) = (tmp_path / "curvature").glob("snow-spectrum-*")
     path.write_bytes(path.read_bytes()[:-3])
-    counted.clear()
     after = run_study(suite, tmp_path, **SMALL)
     assert counted == ["param_spectrum"]
-    assert np.array_equal(before.nodes["parameter/snow"], after.nodes["parameter/snow"])
+    assert np.array_equal(finished.nodes["parameter/snow"], after.nodes["parameter/snow"])
 
 
 def test_the_model_is_measured_at_rest_and_stays_as_it_was(suite, tmp_path):
@@ -340,16 +363,14 @@ def test_images_that_break_on_the_way_are_said_and_a_restart_helps(gaps, tmp_pat
     assert len(study.traces["parameter/photos"]) == len(study.traces["feature/photos"]) == 4
 
 
-def test_a_restart_forgets_parts_and_own_features_and_nothing_else(suite, tmp_path, counted):
+def test_a_restart_forgets_parts_and_own_features_and_nothing_else(suite, finished, tmp_path, counted):
     extract_all(replace(suite, test=images(10, True, 9)), tmp_path / "banks")  # of another benchmark
     mine = tmp_path / "banks" / "mine"
     ff.save_bank(ff.FeatureBank(torch.ones(2, 2)), mine)
-    run_study(suite, tmp_path, **SMALL)
     forget_study(suite, tmp_path, 20)
     left = sorted(path.name.partition("-")[0] for path in (tmp_path / "banks").iterdir())
     assert left == ["mine", "noise", "test"]  # of noise, all 25
     assert list((tmp_path / "curvature").iterdir()) == []
-    counted.clear()
     run_study(suite, tmp_path, **SMALL)
     assert len(counted) == 12
 

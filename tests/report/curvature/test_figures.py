@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from math import exp, pi, sqrt
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
@@ -11,9 +12,9 @@ from matplotlib.figure import Figure
 
 from flatfold.report.curvature.eigenvalues import quartiles, top_eigenvalues
 from flatfold.report.curvature.spectra import curve, share, spectral_densities
-from flatfold.report.curvature.traces import legend, trace_axis, trace_densities
+from flatfold.report.curvature.traces import bin_count, legend, trace_axis, trace_densities
 from flatfold.report.histograms import keys
-from flatfold.report.style import GREY, KNOWN, look
+from flatfold.report.style import GREY, KNOWN, RC, look
 from tests.toy_study import make_study
 
 SETS = {"near-set": "near", "far-set": "far"}
@@ -52,19 +53,21 @@ def test_there_is_a_panel_of_traces_for_every_space(study):
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_bars_are_shares_of_each_data_set(study, number):
+def test_bars_are_counts_of_each_data_set_and_all_are_equally_high(study, number):
     space = ("parameter", "feature", "logit")[number]
     axes = drawn(trace_densities(study).panels[number])
     span = trace_axis(np.concatenate([study.traces[f"{space}/{name}"] for name in study.datasets]))
     assert span.logarithmic
-    edges = np.array(span.edges(50))
+    edges = np.array(span.edges(13))  # the root of 40 inputs, twice
     shapes = axes.patches
     for shape, name in zip(shapes, study.datasets, strict=True):
-        counts = np.zeros(50)
+        counts = np.zeros(13)
         for value in study.traces[f"{space}/{name}"]:
             inside = min(max(value, edges[0]), edges[-1])
-            counts[min(int(np.searchsorted(edges, inside, side="right")) - 1, 49)] += 1
-        assert shape.get_xy()[:, 1].max() == pytest.approx(counts.max() / counts.sum())
+            counts[min(int(np.searchsorted(edges, inside, side="right")) - 1, 12)] += 1
+        heights = shape.get_xy()[1:26:2, 1]
+        assert heights == pytest.approx(counts / counts.max())
+        assert heights.max() == pytest.approx(1)
     assert [to_hex(shape.get_edgecolor()) for shape in shapes[1:]] == [look(0).colour, look(1).colour]
     assert to_hex(shapes[0].get_facecolor()) == KNOWN
     assert axes.get_xscale() == "log"
@@ -75,7 +78,8 @@ def test_traces_of_zero_are_in_the_leftmost_bar_and_counted(study):
     panel = trace_densities(changed).panels[1]
     assert panel.note == "exact, 4 of 8 are 0"
     known = drawn(panel).patches[0].get_xy()
-    assert known[known[:, 1] == 0.75, 0].min() == pytest.approx(1e-3)
+    assert known[known[:, 1] == 1, 0].min() == pytest.approx(1e-3)
+    assert known[np.isclose(known[:, 1], 1 / 3), 0].min() > 0.5
 
 
 def test_negative_traces_have_a_linear_axis(study):
@@ -111,13 +115,53 @@ def test_the_error_of_traces_is_their_median_and_zeros_have_none(study):
     assert trace_densities(changed).panels[1].note == "± 25 %, 1 of 5 are 0"
 
 
-def slow_density(nodes, weights, size, x):
-    """Return the density of all nodes but the zeros at one point, kernel by kernel."""
+@pytest.mark.parametrize(("sizes", "bars"), [((0, 9), 10), ((24, 100), 10), ((100, 400), 20), ((5000, 800), 50)])
+def test_there_are_as_many_bars_as_the_smallest_data_set_can_fill(sizes, bars):
+    assert bin_count({str(place): np.zeros(size) for place, size in enumerate(sizes)}) == bars
+
+
+def test_every_figure_says_of_which_matrix_and_loss_it_is(study):
+    changed = [replace(s, matrix="ggn", loss="ce_pred") if s.space == "parameter" else s for s in study.statistics]
+    for which, words in (
+        (study, "Hessian of the energy"),
+        (replace(study, statistics=changed), "GGN of CE(predicted)"),
+    ):
+        labels = [drawn(panel).get_xlabel() for panel in trace_densities(which).panels]
+        assert labels == [
+            f"trace at one input, {words}",
+            "trace at one input, Hessian of the energy",
+            "trace at one input, Hessian of the energy",
+        ]
+        for panel in spectral_densities(which, "parameter").panels:
+            assert drawn(panel).get_xlabel() == f"eigenvalue, {words}"
+        for panel in spectral_densities(which, "feature").panels:
+            assert drawn(panel).get_xlabel() == "eigenvalue, Hessian of the energy"
+        for panel in top_eigenvalues(which).panels:
+            assert drawn(panel).get_ylabel() == "eigenvalue,\nHessian of the energy"
+
+
+@pytest.mark.parametrize("loss", ["energy", "ce_pred"])
+def test_labels_fit_into_their_panels(study, loss):
+    changed = replace(study, statistics=[replace(s, loss=loss) for s in study.statistics])
+    for drawing in (trace_densities(changed), spectral_densities(changed, "parameter"), top_eigenvalues(changed)):
+        with matplotlib.rc_context(RC):
+            figure = Figure(figsize=drawing.size, layout="constrained")
+            axes = figure.subplots()
+            drawing.panels[0].draw(axes)
+            figure.draw_without_rendering()
+            for label in filter(lambda label: label.get_text(), (axes.xaxis.label, axes.yaxis.label)):
+                box = label.get_window_extent()
+                assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
+                assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1
+
+
+def slow_density(nodes, weights, size, x, zeros=True):
+    """Return the density of all nodes, with or without the zeros, at one point, kernel by kernel."""
     scale = max(abs(float(node)) for node in nodes.ravel())
     width = 0.01 * scale
     total = 0.0
     for node, weight in zip(nodes.ravel(), weights.ravel(), strict=True):
-        if abs(node) > 1e-6 * scale:
+        if zeros or abs(node) > 1e-6 * scale:
             total += weight * exp(-0.5 * ((x - node) / width) ** 2) / (width * sqrt(2 * pi))
     return total / len(nodes), 0.1 / (size * width * sqrt(2 * pi))
 
@@ -131,8 +175,8 @@ def test_a_spectrum_is_drawn_down_to_a_tenth_of_a_single_eigenvalue(study, space
     nodes, weights = study.nodes[f"{space}/far-set"], study.weights[f"{space}/far-set"]
     for number in range(0, len(line.get_xdata()), 37):
         x, y = line.get_xdata()[number], line.get_ydata()[number]
-        density, floor = slow_density(nodes, weights, study.sizes[space], x)
-        assert y == pytest.approx(max(density, floor), rel=1e-6)
+        density, floor = slow_density(nodes, weights, study.sizes[space], x, zeros=space == "parameter")
+        assert y == pytest.approx(max(density, floor), rel=1e-3)  # zeros of an estimate are moved a little
     assert axes.get_ylim()[0] == pytest.approx(floor)
     assert axes.get_yscale() == "log"
     assert to_hex(line.get_color()) == look(1).colour
@@ -231,6 +275,45 @@ def test_medians_and_quartiles_of_every_eigenvalue_are_drawn(study):
         assert [to_hex(line.get_color()) for line in axes.lines] == [GREY, look(0).colour, look(1).colour]
         band = axes.collections[0].get_paths()[0].vertices[:, 1]
         assert band.max() == pytest.approx(quartiles(study.eigenvalues[f"{kind}/id"])[2].max())
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_ranks_are_whole_numbers(classes):
+    for panel in top_eigenvalues(make_study(classes=classes, width=9, known=9, unknown=7)).panels:
+        axes = drawn(panel)
+        axes.figure.draw_without_rendering()
+        low, high = axes.get_xlim()
+        inside = [tick for tick in axes.get_xticks() if low < tick < high]
+        assert inside
+        assert all(tick == round(tick) for tick in inside)
+        assert low < 1 <= classes - 1 < high
+
+
+@pytest.mark.parametrize("value", [0.0937, 0.11, 3.3, 7e-9])
+def test_an_axis_of_nearly_equal_eigenvalues_has_two_labels(value, study):
+    values = {key: np.array([[value] * 4] * 3) for key in study.eigenvalues}
+    axes = drawn(top_eigenvalues(replace(study, eigenvalues=values)).panels[0])
+    axes.figure.draw_without_rendering()
+    low, high = axes.get_ylim()
+    assert sum(low < tick < high for tick in axes.get_yticks()) >= 2
+    assert low < value < high
+
+
+@pytest.mark.parametrize("space", ["parameter", "feature"])
+def test_an_axis_of_densities_has_two_labels_at_least(study, space):
+    axes = drawn(spectral_densities(study, space).panels[0])
+    low, high = axes.get_ylim()
+    assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 2
+
+
+def test_zeros_of_an_estimate_are_drawn_wherever_chance_has_put_them(study):
+    moved = {**study.nodes, "parameter/far-set": study.nodes["parameter/far-set"] + 1e-5}
+    zeros = np.abs(study.nodes["parameter/far-set"]) < 1e-9
+    assert zeros.any()
+    at, near = (curve(each, "parameter", "far-set") for each in (study, replace(study, nodes=moved)))
+    assert at.mean.max() == pytest.approx(near.mean.max(), rel=1e-3)
+    assert at.zeros == near.zeros
+    assert curve(study, "feature", "far-set").mean[0] < 1e-3 * curve(study, "feature", "far-set").mean.max()
 
 
 def test_two_classes_have_one_eigenvalue_which_is_a_dot():

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from flatfold.report.curvature.compare import above, compare
+from flatfold.evaluate.study.certainty import above
+from flatfold.report.curvature.compare import compare
 from flatfold.report.curvature.finding import finding
 from flatfold.report.curvature.numbers import factor, quantity, tick
 from tests.toy_study import make_study

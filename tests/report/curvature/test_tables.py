@@ -122,7 +122,7 @@ def test_a_mean_that_repeats_the_average_has_no_column():
 def test_best_are_all_whose_interval_reaches_that_of_the_best(study):
     told = with_detections(
         study,
-        ("parameter", 0.0, "a", 0.90, 0.88, 0.92),
+        ("logit", 0.0, "a", 0.90, 0.88, 0.92),
         ("feature", 0.0, "a", 0.86, 0.83, 0.88),
         ("feature", 0.5, "a", 0.87, 0.85, 0.879),
     )
@@ -139,13 +139,25 @@ def test_a_single_trace_has_no_rival_and_no_mark(study):
 def test_what_is_certainly_worse_than_guessing_says_so_and_is_never_the_best(study):
     told = with_detections(
         study,
-        ("parameter", 0.0, "a", 0.40, 0.35, 0.49),
+        ("logit", 0.5, "a", 0.40, 0.35, 0.49),
         ("feature", 0.0, "a", 0.42, 0.36, 0.51),
         ("logit", 0.0, "a", 0.30, 0.20, 0.35),
     )
     table = detection_table(told)
     assert re.findall(r'<td(?: class="(\w+)")? data-sort="0', table) == ["below", "best", "below"]
     assert table.count("worse than guessing") == 2
+
+
+@pytest.mark.parametrize(("auroc", "low", "high"), [(0.99, 0.98, 1.0), (0.1, 0.05, 0.2)])
+def test_estimated_traces_say_so_and_are_neither_the_best_nor_poor(study, auroc, low, high):
+    rivals = ("feature", 0.0, "a", 0.9, 0.88, 0.92), ("feature", 0.5, "a", 0.8, 0.78, 0.82)
+    table = detection_table(with_detections(study, ("parameter", 0.0, "a", auroc, low, high), *rivals))
+    assert re.findall(r'<td(?: class="(\w+)")? data-sort="0', table) == ["", "best", ""]
+    assert '<th scope="row">parameters<small>estimated, ± 10 %</small></th>' in table
+    exact = replace(study, trace_stderr={})
+    table = detection_table(with_detections(exact, ("parameter", 0.0, "a", auroc, low, high), *rivals))
+    assert re.findall(r'<td(?: class="(\w+)")? data-sort="0', table)[0] == ("best" if auroc > 0.5 else "below")
+    assert "estimated" not in table
 
 
 def test_a_trace_that_was_not_judged_on_a_data_set_leaves_its_cell_empty(study):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from .rows import Name as Name
 from .rows import Space as Space
 from .rows import Statistic as Statistic
 from .rows import mean_statistic
+from .whole import check_whole
 
 FORMAT, VERSION = "flatfold-curvature", 1
 JSON, CSV, ARRAYS = "curvature.json", "curvature.csv", "curvature.safetensors"
@@ -103,15 +104,9 @@ class Study:
         return found
 
     def factor(self, dataset: str, space: Space, name: Name) -> float | None:
-        """Return how many times the figure of the known images one figure is; None where that is not above 0."""
-        known = self.cell(ID, space, name).value
-        return self.cell(dataset, space, name).value / known if known > 0 else None
-
-    @property
-    def not_above(self) -> list[Statistic]:
-        """The figures of unknown data sets that are not above that of the known images, as the paper says they are."""
-        cells = self.cells
-        return [s for s in self.statistics if s.dataset != ID and s.value <= cells[ID, s.space, s.name].value]
+        """Return how many times the figure of the known images one figure is; None unless both are above 0."""
+        figure, known = self.cell(dataset, space, name).value, self.cell(ID, space, name).value
+        return figure / known if figure > 0 and known > 0 else None
 
     def save(self, folder: Path) -> None:
         """Write the files, ``curvature.json`` last: it knows the arrays by their sha256, so a mixture is found."""
@@ -149,7 +144,7 @@ def load_study(folder: Path) -> Study:
         raise ValueError(f"{path} is not a {FORMAT} file of version {VERSION}. {AGAIN}")
     try:
         study = _from_json(content, _arrays(folder, content.pop("sha256")))
-        _check_whole(study)
+        check_whole(study)
         return study
     except (AttributeError, IndexError, KeyError, OSError, SafetensorError, TypeError, _Mixed) as error:
         raise ValueError(f"the study in {folder} is damaged: {error}. {AGAIN}") from error
@@ -178,20 +173,3 @@ def _from_json(content: dict[str, Any], arrays: Mapping[str, NDArray[np.float64]
         **stored,
         **content,
     )
-
-
-def _check_whole(study: Study) -> None:
-    """Raise a KeyError, IndexError or TypeError if something is missing that a table or a page needs."""
-    study.suite["name"]
-    if not study.columns or not set(study.alphas) == {"none", "partial", "full"}:
-        raise TypeError("there are no statistics, or not three exponents")
-    cells = study.cells
-    for dataset in study.datasets:
-        for column in study.columns:
-            cells[dataset, *column]
-        for space in get_args(Space):
-            study.traces[f"{space}/{dataset}"]
-        for space in ("parameter", "feature"):
-            study.nodes[f"{space}/{dataset}"], study.weights[f"{space}/{dataset}"], study.sizes[space]
-        for alpha in study.alphas:
-            study.eigenvalues[f"{alpha}/{dataset}"]

@@ -40,11 +40,16 @@ class Parts:
     Args:
         folder: Where they are kept.
         key: What all of them depend on; the version of this package is added.
+
+    Attributes:
+        asked: How many parts were asked for.
+        found: How many of them an earlier run had finished.
     """
 
     def __init__(self, folder: Path, key: Mapping[str, str]) -> None:
         self.folder = folder
         self.key = {"flatfold": __version__, **key}
+        self.asked = self.found = 0
         sweep(folder)
 
     def get(self, title: tuple[str, str], key: Mapping[str, str], compute: Callable[[], Part]) -> Part:
@@ -59,6 +64,8 @@ class Parts:
         complete = {**self.key, "dataset": dataset, "what": what, **key}
         path = self.folder / f"{dataset}-{what.replace(' ', '-')}-{short_key(json.dumps(complete))}.safetensors"
         part = _read(path, complete)
+        self.asked += 1
+        self.found += part is not None
         if part is None:
             for _ in track((what,), f"{dataset}: {what}"):
                 part = compute()

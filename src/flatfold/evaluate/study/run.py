@@ -11,7 +11,7 @@ from ...models.identity import weights_hash
 from ...models.manifest import read_manifest
 from ...progress import track
 from ..banks import Banks, extract_all
-from ..record import describe, provenance
+from ..record import describe
 from ..results import ID
 from ..settings import Settings
 from ..suites.suite import Suite
@@ -23,6 +23,7 @@ from .measured import Array, DataSet, Measured
 from .parameters import ParameterCurvature
 from .parts import Part, Parts, forget_parts
 from .plan import Plan, studied
+from .record import study_provenance
 from .rows import Detection, Space
 
 PARTS = "curvature"  # folder of what is finished
@@ -80,7 +81,7 @@ def run_study(
         }
         eigenvalues |= _eigenvalues(features, data, alphas, parts)
     found = _detections(suite, banks, measured, alphas["partial"])
-    about = _provenance(suite, plan, settings, perf_counter() - start)
+    about = study_provenance(suite, plan, settings, alphas["partial"], parts, perf_counter() - start)
     return _study(describe(suite, banks), measured, found, alphas, eigenvalues, about)
 
 
@@ -108,13 +109,6 @@ def _study(
         eigenvalues=eigenvalues,
         provenance=about,
     )
-
-
-def _provenance(suite: Suite, plan: Plan, settings: Settings, seconds: float) -> dict[str, Any]:
-    about = provenance(suite, settings, seconds)
-    del about["bootstrap"]  # nothing is drawn again
-    asked = {name: getattr(plan, name) for name in ("samples", "matrix", "loss", "probes", "steps")}
-    return {**about, **asked, "seed of the probes": plan.seed, "alpha": "AutoFold" if plan.alpha is None else "given"}
 
 
 def _data_sets(suite: Suite, banks: Banks) -> list[DataSet]:

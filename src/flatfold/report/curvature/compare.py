@@ -1,4 +1,4 @@
-"""Curvature of unknown images beside that of the known ones: larger, smaller, or not to be told."""
+"""Curvature of unknown images beside that of the known ones."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,6 @@ from ...evaluate.study.files import Name, Space, Statistic, Study
 
 SPACES: dict[Space, str] = {"parameter": "parameters", "feature": "features", "logit": "logits"}
 NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
-ERRORS = 2  # standard errors, of both figures together, that must lie between them
 
 Column = tuple[Space, Name]
 Line = dict[Column, Statistic]
@@ -38,9 +37,3 @@ def compare(study: Study) -> Comparison:
         dict(zip(study.datasets[1:], unknown, strict=True)),
         {group: {c: means[group, *c] for c in columns} for group in study.groups if groups.count(group) > 1},
     )
-
-
-def above(figure: Statistic, known: Statistic) -> int:
-    """Return 1 if a figure lies above the known one, -1 if below, 0 if their errors do not tell."""
-    room = ERRORS * ((figure.stderr or 0.0) + (known.stderr or 0.0))
-    return (figure.value - known.value > room) - (known.value - figure.value > room)

@@ -12,10 +12,12 @@ from ..drawing import Drawing, Panel
 from ..span import Numbers
 from ..style import GREY, KNOWN, Look, logarithmic, look
 from .traces import WIDE, legend
+from .wording import matrix_and_loss
 
 TITLES = {"none": "no normalisation", "partial": "partial normalisation", "full": "full normalisation"}
 FEW = 12  # eigenvalues, up to which each is a dot
 DEPTH = 1e-12  # of the largest: what is smaller is below the axis
+LEAST = 6.25  # ratio of the ends of the axis: two of the ticks 1, 2, 5, 10, ... are always between them
 
 
 def top_eigenvalues(study: Study) -> Drawing:
@@ -26,9 +28,10 @@ def top_eigenvalues(study: Study) -> Drawing:
     """
     rank = min(study.suite["n_classes"] - 1, study.suite["n_features"])
     panels = []
+    label = f"eigenvalue,\n{matrix_and_loss(study, 'feature')}"
     for kind, alpha in study.alphas.items():
         bands = {name: quartiles(study.eigenvalues[f"{kind}/{name}"][:, :rank]) for name in study.datasets}
-        panels.append(Panel(TITLES[kind], partial(_draw, bands), f"α = {alpha:g}"))
+        panels.append(Panel(TITLES[kind], partial(_draw, bands, label), f"α = {alpha:g}"))
     return Drawing("curvature-eigenvalues", panels, legend(study), size=(3.4, 2.6))
 
 
@@ -43,7 +46,7 @@ def quartiles(values: Numbers) -> Numbers:
     return np.asarray(np.quantile(finite, [0.25, 0.5, 0.75], axis=0))
 
 
-def _draw(bands: dict[str, Numbers], axes: Axes) -> None:
+def _draw(bands: dict[str, Numbers], label: str, axes: Axes) -> None:
     every = np.concatenate([band.ravel() for band in bands.values()])
     top = float(every.max(initial=0.0)) or 1.0
     floor = max(float(every[every > 0].min(initial=top)), DEPTH * top)
@@ -56,6 +59,15 @@ def _draw(bands: dict[str, Numbers], axes: Axes) -> None:
         marker = "o" if len(index) <= FEW else ""
         axes.plot(index, middle, color=line.colour, ls=line.stroke, lw=1.3, marker=marker, ms=3)
     logarithmic(axes, "y", subs=(1.0,) if top > WIDE * floor else (1.0, 2.0, 5.0))
-    axes.set_ylim(floor / 1.5, 1.5 * top)
-    axes.set_xlabel("eigenvalue, largest first")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    room = max(1.5, (LEAST * floor / top) ** 0.5)
+    axes.set_ylim(floor / room, room * top)
+    axes.set_ylabel(label)
+    axes.set_xlabel("rank of the eigenvalue, largest first")
+    axes.set_xlim(*_beside(len(next(iter(bands.values()))[0])))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+
+
+def _beside(count: int) -> tuple[float, float]:
+    """Return the ends of the axis of ranks, with room beside the first and the last."""
+    room = max(0.04 * count, 0.25)
+    return 1 - room, count + room

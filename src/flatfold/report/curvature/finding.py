@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from ...evaluate.study.certainty import above
 from ..markup import Html, joined, tag
-from .compare import NAMES, SPACES, Column, Comparison, above
+from .compare import NAMES, SPACES, Column, Comparison
 from .numbers import factor, quantity
 
 

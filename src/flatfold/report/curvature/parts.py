@@ -1,11 +1,12 @@
 """The parts of a page that a curvature study fills, and what is said of that study alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...curvature.estimate import LOSSES, MATRICES
 from ...evaluate.results import ID, Results
+from ...evaluate.study.certainty import typical_error
 from ...evaluate.study.files import JSON, Space, Study, load_study
 from ..drawing import Drawing
 from ..markup import Html, joined, tag
@@ -21,6 +22,11 @@ from .traces import trace_densities
 
 SPECTRA: tuple[Space, ...] = ("parameter", "feature")
 NETWORK = "weights, sha256"  # in the provenance: what tells one network from another
+NEGATIVE = "Over parameters it has eigenvalues below zero as well, so that a trace can be smaller than λmax."
+SHARED = (
+    "Over parameters the traces are estimates. Inputs of a batch share the random directions and so their errors: a "
+    "whole data set may be shifted against another."
+)
 
 
 class Parts(NamedTuple):
@@ -56,12 +62,13 @@ def curvature_parts(study: Study, figures: dict[str, Drawing] | None = None) -> 
         "curvature-detection": detection_table(study),
         "theorem": side_by_side(drawn["theorem"]),
     }
+    shared = "" if typical_error(study, "parameter") is None else f" {SHARED}"
     more = {
-        "curvature": meaning(study, list(SPACES)),
-        "curvature-traces": meaning(study, list(SPACES)),
+        "curvature": f"{meaning(study, list(SPACES))} {how(study)}",
+        "curvature-traces": meaning(study, list(SPACES)) + shared,
         "curvature-spectra": meaning(study, SPECTRA),
         "curvature-eigenvalues": meaning(study, ["feature"]),
-        "curvature-detection": meaning(study, list(SPACES)),
+        "curvature-detection": meaning(study, list(SPACES)) + shared,
     }
     return Parts(content, more)
 
@@ -75,6 +82,20 @@ def meaning(study: Study, spaces: Sequence[Space]) -> str:
     return f"Curvature is here {'; '.join(f'{what} over {_and(over)}' for what, over in found.items())}."
 
 
+def how(study: Study) -> str:
+    """Return how the figures over parameters were computed, and why a trace may be smaller than its part."""
+    largest, trace = (study.cell(ID, "parameter", name).method for name in ("lambda_max", "trace"))
+    told = f"Over parameters λmax was computed by {largest}, the trace by {trace}."
+    if trace == "exact":
+        told = f"Over parameters λmax was computed by {largest}, the trace exactly."
+    cells = study.cells
+    smaller = any(
+        cells[name, "parameter", "trace"].value < cells[name, "parameter", "lambda_max"].value
+        for name in study.datasets
+    )
+    return f"{told} {NEGATIVE}" if smaller else told
+
+
 def beside(results: Results, folder: Path) -> Parts:
     """Return the parts of the study that lies beside results; where it is not of the same network, a sentence."""
     if not (folder / JSON).exists():
@@ -84,19 +105,37 @@ def beside(results: Results, folder: Path) -> Parts:
     except ValueError as error:  # a report of sound results is not to fail for it
         return _sentence(f"There is a curvature study beside these results, which is not shown: {error}")
     if not same_network(results, study):
-        return _sentence(
-            "There is a curvature study beside these results, of another network: the weights are not the same. It is "
-            "on a page of its own, curvature.html; run `flatfold curvature` again to see it here."
-        )
+        return _elsewhere("another network: the weights are not the same")
+    if _judged(results.suite) != _judged(study.suite):
+        return _elsewhere("another suite: its name, or its unknown data sets, are not the same")
     parts = curvature_parts(study)
-    found = tag("p", finding(compare(study)))
-    return parts._replace(content={**parts.content, "curvature": joined([found, parts.content["curvature"]])})
+    above = [tag("p", finding(compare(study))), _alone(results, study), parts.content["curvature"]]
+    return parts._replace(content={**parts.content, "curvature": joined(above)})
 
 
 def same_network(results: Results, study: Study) -> bool:
     """Return whether results and study are of the same weights, which both must name."""
     weights = results.provenance.get(NETWORK)
     return weights is not None and weights == study.provenance.get(NETWORK)
+
+
+def _alone(results: Results, study: Study) -> Html:
+    """Return what a reader must know of the study and not of the results, such as that it took fewer images."""
+    told = results.suite.get("deviations", [])
+    own = [text for text in study.suite.get("deviations", []) if text not in told]
+    return tag("p", f"Of the curvature study alone: {'; '.join(own)}.") if own else Html()
+
+
+def _judged(suite: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """Return what tells one suite from another, whatever part of its images was taken."""
+    return suite["name"], [ood["name"] for ood in suite["ood"]]
+
+
+def _elsewhere(of_what: str) -> Parts:
+    return _sentence(
+        f"There is a curvature study beside these results, of {of_what}. It is on a page of its own, curvature.html; "
+        "run `flatfold curvature` again to see it here."
+    )
 
 
 def _sentence(text: str) -> Parts:

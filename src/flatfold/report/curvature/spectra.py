@@ -1,5 +1,6 @@
 """Figure: the spectrum of the mean curvature matrix, of known images and of each unknown data set."""
 
+from dataclasses import replace
 from functools import partial
 from math import pi, sqrt
 from typing import NamedTuple, cast
@@ -10,13 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from ...curvature.estimate import Loss, Matrix
-from ...curvature.spectrum import Density, Spectrum
+from ...curvature.spectrum import ZERO, Density, Spectrum
 from ...evaluate.study.files import Space, Study
 from ..drawing import Drawing, Key, Panel
 from ..span import Numbers
 from ..style import GREY, INK, KNOWN, Look, logarithmic, look
 from .numbers import tick
-from .traces import legend
+from .traces import WIDE, legend
+from .wording import matrix_and_loss
 
 HIGHEST = 100  # times the highest density of an unknown set: a narrow spectrum of known images goes beyond
 ROOM = 0.03  # of the axis of eigenvalues
@@ -45,9 +47,10 @@ class Curve(NamedTuple):
 def spectral_densities(study: Study, space: Space) -> Drawing:
     """Return a panel of the known images alone, then one per unknown data set against them."""
     known, *unknown = (curve(study, space, name) for name in study.datasets)
-    panels = [Panel("known", partial(_draw, [(known, None)]), known.zeros)]
+    label = f"eigenvalue, {matrix_and_loss(study, space)}"
+    panels = [Panel("known", partial(_draw, [(known, None)], label), known.zeros)]
     for number, (name, found) in enumerate(zip(study.datasets[1:], unknown, strict=True)):
-        panels.append(Panel(name, partial(_draw, [(known, None), (found, look(number))]), found.zeros))
+        panels.append(Panel(name, partial(_draw, [(known, None), (found, look(number))], label), found.zeros))
     return Drawing(f"curvature-spectrum-{space}", panels, [*legend(study), LARGEST], size=(3.4, 2.4))
 
 
@@ -66,8 +69,13 @@ def share(part: float) -> str:
 
 
 def curve(study: Study, space: Space, name: str) -> Curve:
-    """Return the density of one spectrum of a study."""
-    spectrum = _spectrum(study, space, name)
+    """Return the density of one spectrum of a study.
+
+    Eigenvalues that are zero are not in it. An estimate does not know them from its neighbours: whether one of its
+    points falls on zero is chance, so there all of them are drawn.
+    """
+    exact = study.cell(name, space, "lambda_max").stderr is None
+    spectrum = _spectrum(study, space, name) if exact else _off_zero(_spectrum(study, space, name))
     density = spectrum.density()
     single = 1 / (spectrum.size * (density.width or 1.0) * sqrt(2 * pi))  # all eigenvalues may be zero
     return Curve(
@@ -75,11 +83,17 @@ def curve(study: Study, space: Space, name: str) -> Curve:
         density.mean.numpy(),
         density.lower.numpy(),
         density.upper.numpy(),
-        _zeros(spectrum, density, study.cell(name, space, "lambda_max").stderr is None),
+        _zeros(spectrum, density, exact),
         spectrum.lambda_min,
         spectrum.lambda_max,
         0.1 * single,
     )
+
+
+def _off_zero(spectrum: Spectrum) -> Spectrum:
+    """Return the spectrum with its points at zero moved by what no eye can see, so that the density counts them."""
+    least = 2 * ZERO * max(abs(spectrum.lambda_max), float(spectrum.nodes.abs().max()))
+    return replace(spectrum, nodes=torch.where(spectrum.nodes.abs() < least, least, spectrum.nodes))
 
 
 def _zeros(spectrum: Spectrum, density: Density, exact: bool) -> str:
@@ -107,7 +121,7 @@ def _spectrum(study: Study, space: Space, name: str) -> Spectrum:
     )
 
 
-def _draw(pair: list[tuple[Curve, Look | None]], axes: Axes) -> None:
+def _draw(pair: list[tuple[Curve, Look | None]], label: str, axes: Axes) -> None:
     floor, top = pair[-1][0].least, min(HIGHEST * pair[-1][0].upper.max(), max(curve.upper.max() for curve, _ in pair))
     for shown, line in pair:
         mean, lower, upper = (np.maximum(part, floor) for part in (shown.mean, shown.lower, shown.upper))
@@ -117,12 +131,13 @@ def _draw(pair: list[tuple[Curve, Look | None]], axes: Axes) -> None:
             axes.fill_between(shown.grid, lower, upper, color=line.colour, alpha=0.25, linewidth=0)
             axes.plot(shown.grid, mean, color=line.colour, ls=line.stroke, lw=1.1)
         axes.axvline(shown.largest, color=GREY if line is None else line.colour, lw=1, ls=LARGEST.look.stroke)
-    logarithmic(axes, "y")
-    axes.set_ylim(floor, max(2 * top, 10 * floor))
+    top = max(2 * top, 10 * floor)
+    logarithmic(axes, "y", subs=(1.0,) if top > WIDE * floor else (1.0, 2.0, 5.0))
+    axes.set_ylim(floor, top)
     ends = [end for curve, _ in pair for end in (0.0, curve.smallest, curve.largest)]
     room = ROOM * (max(ends) - min(ends)) or 1.0
     axes.set_xlim(min(ends) - room, max(ends) + room)
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(FuncFormatter(tick))
-    axes.set_xlabel("eigenvalue")
+    axes.set_xlabel(label)
     axes.set_ylabel("density")

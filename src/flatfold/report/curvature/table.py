@@ -1,9 +1,10 @@
 """The table of a curvature study: how much the loss bends at known and at unknown images."""
 
+from ...evaluate.study.certainty import above
 from ...evaluate.study.files import Statistic, Study
 from ..cells import head_cell, table
 from ..markup import Html, scrolling, tag
-from .compare import NAMES, SPACES, Comparison, Line, above
+from .compare import NAMES, SPACES, Comparison, Line
 from .numbers import factor, quantity
 
 TITLES = {
