@@ -57,6 +57,7 @@ def test_second_derivatives_of_a_sure_prediction_keep_their_digits(certainty, ta
     target = None if target is None else torch.tensor([target])
     (slope,) = torch.autograd.grad(losses(z[None], target).sum(), z, create_graph=True)
     bends = torch.stack([torch.autograd.grad(entry, z, retain_graph=True)[0] for entry in slope])
+    assert_close(bends.double(), covariance(z.detach()), rtol=1e-5, atol=1e-45)  # float32 holds nothing smaller
 
 
 @pytest.mark.parametrize("certainty", [15.0, 30.0, 60.0])
