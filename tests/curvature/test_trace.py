@@ -182,3 +182,33 @@ def test_hooks_of_others_that_bend_an_output_make_the_trace_an_estimate():
     got = param_trace(model, [x], seed=1)
     assert got.stderr is not None
     assert abs(got.value - float(row_by_row_hessian(model, x).trace())) < 3 * got.stderr
+
+
+class Turned(nn.Module):
+    """Works on its inputs in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(36, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x.flatten(1).flip(0)).relu().flip(0))
+
+
+class TokensFirst(nn.Module):
+    """As many tokens as inputs, and these in the second dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.slope, self.last = nn.PReLU(), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.slope(x.squeeze(1).transpose(0, 1)).mean(dim=0))
+
+
+@pytest.mark.parametrize("network", [Turned, TokensFirst])
+def test_inputs_that_are_not_in_their_rows_are_found(network):
+    torch.manual_seed(0)
+    model, x = network().double(), images(6)
+    expected = torch.stack([dense_matrix("ggn", model, one[None]).trace() for one in x])
+    assert_close(param_trace(model, [x], level="sample", matrix="ggn").value, expected, rtol=1e-9, atol=1e-12)

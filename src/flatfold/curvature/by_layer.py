@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.precision import as_double
 from .graph import Parameters, uses
@@ -100,12 +100,14 @@ def _each_used_once(logits: Tensor, parameters: Parameters, calls: Sequence[Call
 
 
 def _rows_are_inputs(logits: Tensor, calls: Sequence[Call]) -> bool:
-    """Tell whether the first dimension of every output counts the inputs: tokens may come first as well."""
-    tokens = [call.output for call in calls if isinstance(call.module, (nn.Linear, nn.LayerNorm))]
-    doubtful = [output for output in tokens if output.ndim > 2]
-    if not doubtful or len(logits) == 1 or not logits.requires_grad:
+    """Tell whether every output has the inputs in its rows, in their order: that of the first logits is the first.
+
+    Tokens may come first as well, and a model may turn its rows around on the way. Looking costs one pass back.
+    """
+    outputs = [call.output for call in calls]
+    if len(logits) == 1 or not logits.requires_grad or not outputs:
         return True
     first = torch.zeros_like(logits)
     first[0] = torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(0))
-    gradients = torch.autograd.grad(logits, doubtful, first, retain_graph=True, allow_unused=True)
+    gradients = torch.autograd.grad(logits, outputs, first, retain_graph=True, allow_unused=True)
     return all(gradient is None or not gradient[1:].any() for gradient in gradients)
