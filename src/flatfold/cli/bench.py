@@ -11,16 +11,33 @@ Data = Annotated[
     Path | None,
     typer.Option(help="Folder that holds OpenOOD's `data` and `results`. Default: the environment variable OPENOOD."),
 ]
+SuiteName = Annotated[
+    str,
+    typer.Argument(
+        help="Built in: digits, which needs nothing, and OpenOOD's cifar10, cifar100, imagenet200, imagenet1k. "
+        "Or a suite file of your own, such as mine.toml (`flatfold suite init` writes one)."
+    ),
+]
+Networks = Annotated[
+    str | None, typer.Option(help="Comma-separated names of the suite's networks. Default: all of them.")
+]
+Device = Annotated[str, typer.Option(help="Any torch device string: cpu, cuda, cuda:1, mps.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")]
+MaxUnreadable = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share of a data set's images that may be left out because they are broken."),
+]
+AnyCounts = Annotated[
+    bool, typer.Option("--any-counts", help="Run although a list has not as many images as it should.")
+]
+DrawReport = Annotated[
+    bool,
+    typer.Option("--report/--no-report", help="Draw the page and its figures; `flatfold report` does it later."),
+]
 
 
 def bench(
-    suite: Annotated[
-        str,
-        typer.Argument(
-            help="Built in: digits, which needs nothing, and OpenOOD's cifar10, cifar100, imagenet200, imagenet1k. "
-            "Or a suite file of your own, such as mine.toml (`flatfold suite init` writes one)."
-        ),
-    ],
+    suite: SuiteName,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -30,9 +47,7 @@ def bench(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results, features and page. Default: out/SUITE.")] = None,
-    networks: Annotated[
-        str | None, typer.Option(help="Comma-separated names of the suite's networks. Default: all of them.")
-    ] = None,
+    networks: Networks = None,
     seed: Annotated[
         str | None,
         typer.Option(
@@ -41,30 +56,22 @@ def bench(
         ),
     ] = None,
     data: Data = None,
-    device: Annotated[str, typer.Option(help="Any torch device string: cpu, cuda, cuda:1, mps.")] = "cpu",
+    device: Device = "cpu",
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")] = 0,
+    workers: Workers = 0,
     limit: Annotated[
         int | None, typer.Option(min=2, help="Take at most so many images of each data set, for a quick look.")
     ] = None,
-    max_unreadable: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Share of a data set's images that may be left out because they are broken."),
-    ] = 0.01,
+    max_unreadable: MaxUnreadable = 0.01,
     bootstrap: Annotated[
         int, typer.Option(min=0, help="Redrawn samples behind each interval; 0 leaves all but AUROC's out.")
     ] = 1000,
-    any_counts: Annotated[
-        bool, typer.Option("--any-counts", help="Run although a list has not as many images as it should.")
-    ] = False,
+    any_counts: AnyCounts = False,
     resume: Annotated[
         bool,
         typer.Option("--resume/--restart", help="Go on where an earlier run stopped, or compute all features again."),
     ] = True,
-    report: Annotated[
-        bool,
-        typer.Option("--report/--no-report", help="Draw the page and its figures; `flatfold report` does it later."),
-    ] = True,
+    report: DrawReport = True,
 ) -> None:
     """Judge methods on a suite: AUROC and FPR95 on every data set that the network has never met.
 

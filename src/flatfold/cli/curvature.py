@@ -5,17 +5,24 @@ from typing import Annotated
 
 import typer
 
-from .bench import Data, check_folder, counted, parse_seeds, resumable
+from .bench import (
+    AnyCounts,
+    Data,
+    Device,
+    DrawReport,
+    MaxUnreadable,
+    Networks,
+    SuiteName,
+    Workers,
+    check_folder,
+    counted,
+    parse_seeds,
+    resumable,
+)
 
 
 def curvature(
-    suite: Annotated[
-        str,
-        typer.Argument(
-            help="Built in: digits, which needs nothing, and OpenOOD's cifar10, cifar100, imagenet200, imagenet1k. "
-            "Or a suite file of your own, such as mine.toml (`flatfold suite init` writes one)."
-        ),
-    ],
+    suite: SuiteName,
     samples: Annotated[int, typer.Option(min=2, help="Take at most so many images of each data set.")] = 500,
     matrix: Annotated[
         str,
@@ -41,9 +48,7 @@ def curvature(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the study, features and page. Default: out/SUITE, as for bench.")
     ] = None,
-    networks: Annotated[
-        str | None, typer.Option(help="Comma-separated names of the suite's networks. Default: all of them.")
-    ] = None,
+    networks: Networks = None,
     seed: Annotated[
         str | None,
         typer.Option(
@@ -52,26 +57,18 @@ def curvature(
         ),
     ] = None,
     data: Data = None,
-    device: Annotated[str, typer.Option(help="Any torch device string: cpu, cuda, cuda:1, mps.")] = "cpu",
+    device: Device = "cpu",
     batch_size: Annotated[
         int, typer.Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
     ] = 64,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")] = 0,
-    max_unreadable: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Share of a data set's images that may be left out because they are broken."),
-    ] = 0.01,
-    any_counts: Annotated[
-        bool, typer.Option("--any-counts", help="Run although a list has not as many images as it should.")
-    ] = False,
+    workers: Workers = 0,
+    max_unreadable: MaxUnreadable = 0.01,
+    any_counts: AnyCounts = False,
     resume: Annotated[
         bool,
         typer.Option("--resume/--restart", help="Go on where an earlier study stopped, or compute everything again."),
     ] = True,
-    report: Annotated[
-        bool,
-        typer.Option("--report/--no-report", help="Draw the page and its figures; `flatfold report` does it later."),
-    ] = True,
+    report: DrawReport = True,
 ) -> None:
     """Measure the curvature of the loss on known images and on every data set that the network has never met.
 

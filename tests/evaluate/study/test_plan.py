@@ -34,7 +34,8 @@ def test_a_plan_that_cannot_be_gets_a_sentence(arguments, message):
 
 
 def test_plans_that_can_be_are_accepted():
-    Plan(samples=2, matrix="ggn", loss="ce_pred", probes=1, steps=1, alpha=0.0, seed=0)
+    plan = Plan(samples=2, matrix="ggn", loss="ce_pred", probes=1, steps=1, alpha=0.0, seed=0)
+    assert (plan.samples, plan.matrix, plan.loss, plan.alpha) == (2, "ggn", "ce_pred", 0.0)
 
 
 def images(n, labelled):
