@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from flatfold.models.at_rest import as_it_was
 from flatfold.models.extract import extract
-from flatfold.models.forward import as_it_was
 from flatfold.models.heads import find_head
 
 X = torch.ones(2, 4)

@@ -10,8 +10,8 @@ from torch.nn.functional import conv2d, linear, normalize
 from torch.testing import assert_close
 
 from flatfold.core.errors import UnsupportedHead
+from flatfold.models.at_rest import as_it_was
 from flatfold.models.batches import split_batch
-from flatfold.models.forward import as_it_was
 from flatfold.models.heads import find_head, probe, run
 
 C = 5
@@ -447,4 +447,7 @@ def test_the_head_of_a_compiled_model_is_found():
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         compiled(x)  # from now on its hooks would be skipped
-    assert find_head(compiled, x).name == f"_orig_mod.{name}"
+    assert find_head(compiled, x).name == name
+    assert find_head(compiled, x, f"_orig_mod.{name}").name == name
+    inside = nn.Sequential(compiled)
+    assert find_head(inside, x).name == find_head(inside, x, f"0.{name}").name == f"0.{name}"

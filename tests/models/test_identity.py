@@ -64,3 +64,9 @@ def test_private_state_of_a_module_is_passed_over():
     plain = nn.Linear(2, 2)
     torch.manual_seed(0)
     assert weights_hash(Stateful(2, 2)) == weights_hash(plain)
+
+
+def test_a_compiled_model_has_the_hash_of_its_own():
+    model = make_model()
+    assert weights_hash(torch.compile(model, backend="eager")) == weights_hash(model)
+    assert weights_hash(nn.Sequential(torch.compile(model, backend="eager"))) == weights_hash(nn.Sequential(model))

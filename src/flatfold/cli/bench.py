@@ -90,7 +90,7 @@ def bench(
     from ..evaluate.settings import Settings
     from ..evaluate.spec import parse_specs
     from ..evaluate.suites.library import load_suites
-    from ..models.forward import usable_device
+    from ..models.at_rest import usable_device
     from ..report.page import write_report
     from .table import print_results
 

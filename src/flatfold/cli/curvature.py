@@ -94,7 +94,7 @@ def curvature(
     from ..evaluate.study.plan import Plan
     from ..evaluate.study.run import forget_study, run_study
     from ..evaluate.suites.library import load_suites
-    from ..models.forward import usable_device
+    from ..models.at_rest import usable_device
     from ..report.curvature.page import write_curvature
     from .curvature_table import print_study
 

@@ -12,7 +12,7 @@ from torch.amp import is_autocast_available
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
-from ..models.forward import as_it_was
+from ..models.at_rest import as_it_was
 from .estimate import LOSSES, Loss, check_choice
 from .first_look import check_batch_norm
 from .task import Task

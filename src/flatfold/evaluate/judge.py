@@ -21,7 +21,7 @@ from ..core.ranking import auroc
 from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector
 from ..detectors.inputs import InputDetector
-from ..models.forward import as_it_was
+from ..models.at_rest import as_it_was
 from ..models.identity import weights_hash
 from ..models.layers import layers_of, logits_function
 from ..models.rows import first_inputs, labelled_batches, score_rows

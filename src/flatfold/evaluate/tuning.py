@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.calibration import (
+from ..core.check import check_fit
+from ..core.criteria import (
     calibration_classes,
     flatness,
     group_rows,
@@ -27,7 +28,6 @@ from ..core.calibration import (
     one_vs_rest_auroc,
     paired_auroc,
 )
-from ..core.check import check_fit
 from ..core.head import Head
 from ..core.ranking import auroc
 from ..detectors import create, get_method

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..core.bank import FeatureBank
 from ..core.check import check_finite
 from ..core.head import Head
+from .at_rest import as_it_was
 from .batches import Batch
-from .forward import as_it_was
 from .gaps import check_share, some_of
 from .heads import FoundHead, Pass, probe, run, warn_of_other_logits
 from .identity import data_key, weights_hash

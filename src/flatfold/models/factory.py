@@ -73,7 +73,7 @@ def _imported(name: str, file: Path) -> ModuleType:
     except Exception as error:  # whatever the user's file does when it is run
         raise ValueError(
             f"{name} could not be imported: {type(error).__name__}: {error}. "
-            "It must be installed, or be a file beside the suite file."
+            f"It must be installed, or be a file in {file.parent}."
         ) from error
 
 

@@ -1,17 +1,19 @@
-"""A forward pass that can be watched from outside and leaves the model as it was."""
+"""A forward pass that can be watched from outside."""
 
 from __future__ import annotations
 
-import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..core.errors import UnsupportedHead
+
+COMPILED = "_orig_mod"  # where torch.compile keeps its module
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,50 +35,14 @@ class Call:
     logits: Tensor | None
 
 
-@contextmanager
-def as_it_was(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
-    """Put ``model`` into evaluation mode without gradients, on ``device``, and undo all of it at the end.
+def plain_name(name: str) -> str:
+    """Return the name of a module or a tensor as it is without ``torch.compile``, which puts a module around others.
 
-    Yields:
-        The device to move inputs to; without ``device`` it is where the model's parameters are.
+    Example:
+        >>> plain_name("_orig_mod.layer4._orig_mod.fc")
+        'layer4.fc'
     """
-    homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-    home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    target = home if device is None else usable_device(device)
-    if target != home and len(homes) > 1:
-        raise ValueError(
-            f"device={str(target)!r} needs a model that lies on one device, this one lies on "
-            f"{', '.join(sorted(map(str, homes)))}. Leave device= out to run the model where it is."
-        )
-    with ExitStack() as undo:
-        undo.callback(_restore_modes, {module: module.training for module in model.modules()})
-        model.eval()
-        if target != home:
-            undo.callback(model.to, home)
-            model.to(target)
-        undo.enter_context(torch.no_grad())
-        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-            # a compiled model skips the hooks that were added after its first call
-            undo.enter_context(torch.compiler.set_stance("force_eager"))
-        yield target
-
-
-def usable_device(device: torch.device | str) -> torch.device:
-    """Return ``device`` after trying it, or say that this machine has none of that name."""
-    try:
-        return torch.empty(0, device=device).device
-    except (AssertionError, RuntimeError) as error:  # torch raises either, depending on what is missing
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"device {str(device)!r} cannot be used here: {reason}. Try 'cpu'.") from error
-
-
-def _restore_modes(was: dict[nn.Module, bool]) -> None:
-    # Parents come first, so that a `train` that was overridden (LoRA merges weights there) is undone by its own code.
-    for module, training in was.items():
-        if module.training != training:
-            module.train(training)
-    for module, training in was.items():  # a module with two parents may have been switched again
-        module.training = training
+    return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -87,23 +53,33 @@ def is_linear(module: nn.Module) -> bool:
 
 
 @contextmanager
-def recorded(layers: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
-    """Collect the calls of some linear layers, in order, while the block runs."""
+def recorded(layers: Mapping[str, nn.Module], rows: int) -> Iterator[list[Call]]:
+    """Collect the calls of some linear layers by this thread, in order, while the block runs.
+
+    Args:
+        layers: The layers by name.
+        rows: Number of inputs that go through the model.
+    """
     calls: list[Call] = []
     with ExitStack() as hooks:
         for name, layer in layers.items():
-            hooks.enter_context(_hooked(name, layer, calls))
+            hooks.enter_context(_hooked(name, layer, calls, rows))
         yield calls
 
 
 @contextmanager
-def _hooked(name: str, layer: nn.Module, calls: list[Call]) -> Iterator[None]:
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def _hooked(name: str, layer: nn.Module, calls: list[Call], rows: int) -> Iterator[None]:
+    watching = threading.get_ident()
+
+    def note(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if threading.get_ident() != watching:
+            return  # while another thread removes its hook, torch may even leave out the keyword arguments
+        kwargs, output = rest
         features = args[0] if args else kwargs.get("input")
         if isinstance(features, Tensor) and isinstance(output, Tensor):
             outputs = module.weight.shape[0]  # type: ignore[index]
-            rows = (_one_row_each(module, features), _one_row_each(module, output))
-            calls.append(Call(name, int(outputs), tuple(output.shape), *rows))
+            flat = (one_row_each(module, features, rows), one_row_each(module, output, rows))
+            calls.append(Call(name, int(outputs), tuple(output.shape), *flat))
 
     handle = layer.register_forward_hook(note, with_kwargs=True)
     try:
@@ -112,9 +88,17 @@ def _hooked(name: str, layer: nn.Module, calls: list[Call]) -> Iterator[None]:
         handle.remove()
 
 
-def _one_row_each(layer: nn.Module, values: Tensor) -> Tensor | None:
-    """Return ``values`` as a matrix, or None when the layer ran at several positions (tokens, pixels) of an input."""
+def one_row_each(layer: nn.Module, values: Tensor, rows: int | None = None) -> Tensor | None:
+    """Return ``values`` as a matrix, or None when the layer ran at several positions (tokens, pixels) of an input.
+
+    Args:
+        layer: A linear layer or a 1x1 convolution.
+        values: What went into it, or came out.
+        rows: Number of inputs, if known; then the last state of a recurrent network, ``(1, n, d)``, counts too.
+    """
     if isinstance(layer, nn.Linear):
+        if values.ndim > 2 and prod(values.shape[:-1]) == rows:
+            values = values.flatten(0, -2)
         fits, positions = values.ndim >= 2, values.shape[1:-1]
     else:
         fits, positions = values.ndim == layer.weight.ndim, values.shape[2:]

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from ..core.errors import UnsupportedHead
 from ..core.head import Head
 from .affine import check_affine, head_of
+from .at_rest import as_it_was
 from .batches import Batch, split_batch
-from .forward import Call, as_it_was, is_linear, logits_of, recorded
+from .forward import Call, is_linear, logits_of, plain_name, recorded
 from .misfit import answer
 from .refusals import no_such_layer, not_a_head, other_logits, quoted
 
@@ -30,7 +31,7 @@ class FoundHead:
     """The head of a model.
 
     Attributes:
-        name: The layer's name in the model, ``""`` when the model is that layer.
+        name: The layer's name in the model, ``""`` when the model is that layer; as it is without ``torch.compile``.
         module: The layer itself.
         head: A copy of its weights on the CPU, float32 (float64 for a float64 model).
         gives_logits: False when the layer was named by the user and the model's logits are something else.
@@ -87,8 +88,8 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
     """Find the head and return it with what the batch gave; the caller puts the model into evaluation mode."""
     if batch.rows == 0:
         raise ValueError("a batch with at least one input is needed to find the head, got an empty one. Take another.")
-    layers = _linear_layers(model) if name is None else {name: _named_layer(model, name)}
-    with recorded(layers) as calls:
+    layers = _linear_layers(model) if name is None else {plain_name(name): _named_layer(model, name)}
+    with recorded(layers, batch.rows) as calls:
         logits = logits_of(answer(model, batch))
     call = _last_that_gives(calls, logits)
     gives_logits = call is not None
@@ -104,7 +105,7 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
 
 def run(model: nn.Module, found: FoundHead, batch: Batch) -> Pass:
     """Run one batch through a model whose head is known."""
-    with recorded({found.name: found.module}) as calls:
+    with recorded({found.name: found.module}, batch.rows) as calls:
         logits = logits_of(answer(model, batch))
     call = _last_that_gives(calls, logits) if found.gives_logits else _last_flat(calls)
     if call is None:
@@ -113,14 +114,20 @@ def run(model: nn.Module, found: FoundHead, batch: Batch) -> Pass:
 
 
 def _linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: module for name, module in model.named_modules() if is_linear(module)}
+    return {plain_name(name): module for name, module in model.named_modules() if is_linear(module)}
 
 
 def _named_layer(model: nn.Module, name: str) -> nn.Module:
-    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-    if name not in modules or not is_linear(modules[name]):
-        raise UnsupportedHead(no_such_layer(name, modules.get(name), list(_linear_layers(model))))
-    return modules[name]
+    layer = module_named(model, name)
+    if layer is None or not is_linear(layer):
+        raise UnsupportedHead(no_such_layer(name, layer, list(_linear_layers(model))))
+    return layer
+
+
+def module_named(model: nn.Module, name: str) -> nn.Module | None:
+    """Return the module of a name, with or without the parts that ``torch.compile`` adds; None if there is none."""
+    modules = {plain_name(key): module for key, module in model.named_modules(remove_duplicate=False)}
+    return modules.get(plain_name(name))
 
 
 def _last_that_gives(calls: list[Call], logits: Tensor) -> Call | None:

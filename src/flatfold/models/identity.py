@@ -10,18 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from .forward import plain_name
 from .sources import Source
 
 
 def weights_hash(model: nn.Module) -> str:
-    """Return the sha256 of the names, shapes, types and bytes in a model's ``state_dict``.
+    """Return the sha256 of the names, shapes, types and bytes in a model's ``state_dict``, compiled or not.
 
     Example:
         >>> weights_hash(nn.Linear(2, 2)) == weights_hash(nn.Linear(2, 2))
         False
     """
     digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
+    state = {plain_name(key): value for key, value in model.state_dict().items()}
+    for name, value in sorted(state.items()):
         if isinstance(value, Tensor):  # other entries are a module's private state, without a form that stays the same
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
             digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)

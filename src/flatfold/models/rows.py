@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.check import check_finite
+from .at_rest import as_it_was
 from .batches import Batch
-from .forward import as_it_was
 from .manifest import Manifest
 from .misfit import explained
 from .resumed import check_scores

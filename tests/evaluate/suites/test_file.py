@@ -795,7 +795,7 @@ REFUSALS = {
     "a protocol of one's own": (changed("", protocol="openood-1.5/cifar10"), r"there is no key 'protocol' here"),
     "no module": (
         changed("network", factory="nots:tiny"),
-        r"\[\[network\]\] tiny: factory: nots could not be imported: ModuleNotFoundError: .* beside the suite file\.",
+        r"\[\[network\]\] tiny: factory: nots could not be imported: ModuleNotFoundError: .* or be a file in .*\.",
     ),
     "no function": (
         changed("network", factory="nets:tinny"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...curvature.eigenvalues import param_lambda_max, param_spectrum
 from ...curvature.estimate import Estimate
 from ...curvature.trace import param_trace
-from ...models.forward import as_it_was
+from ...models.at_rest import as_it_was
 from ...models.stream import attempts
 from ..settings import Settings
 from .measured import Array, DataSet, Measured, as_array

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.calibration import MIN_PER_CLASS
+from ...core.criteria import MIN_PER_CLASS
 from ...files import write_atomically
 from ...models.images import Transform
 from .keys import KEYS, SPLITS

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flatfold.core.calibration import group_rows, middle_of_maximum, one_vs_rest, paired
+from flatfold.core.criteria import group_rows, middle_of_maximum, one_vs_rest, paired
 from flatfold.core.hessian import class_distances
 from flatfold.core.masking import Weights
 
