@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.calibration import (
+from ..core.check import check_features
+from ..core.criteria import (
     Groups,
     calibration_classes,
     flatness,
@@ -26,6 +27,7 @@ from ..core.calibration import (
 from ..core.head import Head
 from ..core.hessian import class_distances
 from ..core.masking import Moments, Weights
+from ..core.pairs import Pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_norms
 from . import ash, react
 from .base import Detector
@@ -101,6 +103,15 @@ class AutoFold(Detector):
     def score(self, h: Tensor) -> Tensor:
         """Return FOLD's score at the chosen exponent."""
         return self.fold.score_at(h, self.alpha_)
+
+    def pairs(self, h: Tensor, k: int) -> Pairs:
+        """Return FOLD's pairs of classes at the chosen exponent."""
+        check_features(h, self.fitted_weight)
+        return self.fold.pairs_at(h, k, self.alpha_)
+
+    def score_range(self) -> tuple[float, float]:
+        """Return FOLD's range, which is the same for every exponent."""
+        return self.fold.score_range()
 
     @property
     def innermost(self) -> Detector:

@@ -20,6 +20,7 @@ from ..core.bank import FeatureBank, without_class
 from ..core.check import check_features, check_fit
 from ..core.errors import NotFittedError
 from ..core.head import Head
+from ..core.pairs import Pairs
 
 ROWS_AT_ONCE = 4096
 
@@ -126,6 +127,23 @@ class Detector(Fittable, ABC):
     @abstractmethod
     def score(self, h: Tensor) -> Tensor:
         """Return one score per row of ``h``; pure torch, and no row may depend on another."""
+
+    def pairs(self, h: Tensor, k: int) -> Pairs:
+        """Return the k pairs of classes that carry most of each score; only FOLD's score is a sum over them.
+
+        Args:
+            h: Features, ``(n, d)``.
+            k: How many pairs; where there are fewer, all of them are returned.
+        """
+        name = self.made_by[0] if self.made_by else type(self).__name__
+        raise ValueError(
+            f"the score of {name} is no sum over pairs of classes, so none of them can be named. "
+            "Use fold, autofold, or one of their variants -r and -a."
+        )
+
+    def score_range(self) -> tuple[float, float]:
+        """Return what a score can be at least and at most, for any features, rounding included; by default anything."""
+        return -torch.inf, torch.inf
 
     def register_head(self, head: Head) -> None:
         """Keep a copy of the head's weight and bias as buffers: a model that is trained on does not reach them."""

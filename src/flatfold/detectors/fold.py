@@ -6,10 +6,11 @@ Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detect
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.check import check_flag
+from ..core.check import check_features, check_flag
 from ..core.head import Head
 from ..core.hessian import (
     centred_hessian_trace,
@@ -18,6 +19,8 @@ from ..core.hessian import (
     feature_hessian_trace,
     prefers_distances,
 )
+from ..core.pairs import Pairs, largest_pairs
+from ..core.precision import as_double
 from ..core.shaping import (
     SMALLEST_DIVISOR,
     check_alpha,
@@ -80,6 +83,39 @@ class Fold(Detector):
         else:
             divisor = row_norms(h).squeeze(-1) ** (2 - 2 * alpha)
         return trace / divisor.clamp_min(SMALLEST_DIVISOR)
+
+    def pairs(self, h: Tensor, k: int) -> Pairs:
+        """Return the k pairs of classes that carry most of the trace; a ``score_norm`` divides them all alike.
+
+        Args:
+            h: Features, ``(n, d)``.
+            k: How many pairs; where there are fewer, all of them are returned.
+        """
+        return self.pairs_at(h, k, self.alpha)
+
+    def pairs_at(self, h: Tensor, k: int, alpha: float | Tensor) -> Pairs:
+        """Return the pairs under another exponent than the constructor's."""
+        check_features(h, self.fitted_weight)
+        probs = partially_normalised_probs(h, self.weight, self._buffers.get("bias"), alpha)
+        kept = None if self.kept is None else self.kept(partially_normalised(h, alpha))
+        return largest_pairs(probs, self.weight, k, kept)
+
+    def score_range(self) -> tuple[float, float]:
+        r"""Return 0 and the largest squared distance of a class weight from their mean; infinity with a ``score_norm``.
+
+        The trace is the variance of the class weights under p, and a variance is at most the mean squared distance
+        from any point, so also from the plain mean m of the weights:
+
+        .. math:: \operatorname{tr} H \le \sum_k p_k \|w_k - m\|^2 \le \max_k \|w_k - m\|^2
+
+        It holds for any p, so for any features and exponent, and all the more when dimensions are left out.
+        """
+        weight = as_double(self.fitted_weight)
+        if self.score_norm is not None:
+            return 0.0, torch.inf
+        bound = float((weight - weight.mean(dim=0)).square().sum(dim=-1).amax())
+        # Sums of c and d rounded terms: two classes of equal probability would otherwise lie above by a last digit.
+        return 0.0, bound * (1 + 2 * sum(weight.shape) * torch.finfo(self.weight.dtype).eps)
 
     def _trace(self, probs: Tensor, h: Tensor, alpha: float | Tensor) -> Tensor:
         if self.kept is not None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.calibration import middle_of_maximum
+from ..core.criteria import middle_of_maximum
 from ..core.head import Head
+from ..core.pairs import Pairs
 from .base import Detector
 from .shaped import Shaped, Shaping, with_percentile
 
@@ -66,6 +67,14 @@ class Joint(Detector):
     def score(self, h: Tensor) -> Tensor:
         """Return the scores of the detector that won."""
         return self.chosen.score(h)
+
+    def pairs(self, h: Tensor, k: int) -> Pairs:
+        """Return the pairs of classes of the detector that won."""
+        return self.chosen.pairs(h, k)
+
+    def score_range(self) -> tuple[float, float]:
+        """Return the range of the detector that won."""
+        return self.chosen.score_range()
 
     @property
     def innermost(self) -> Detector:

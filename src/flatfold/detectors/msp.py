@@ -43,3 +43,10 @@ class Msp(Detector):
         top = logits.argmax(dim=-1, keepdim=True)
         others = logits.scatter(-1, top, -torch.inf).logsumexp(dim=-1)
         return others - logits.amax(dim=-1)
+
+    def score_range(self) -> tuple[float, float]:
+        """Return -1 and minus one over the number of classes; the logarithm has no least value."""
+        c, eps = len(self.fitted_weight), torch.finfo(self.fitted_weight.dtype).eps
+        if self.logarithm:
+            return -torch.inf, torch.inf
+        return -1.0, -(1 - c * eps) / c  # the denominator of equal classes is a sum of c rounded terms

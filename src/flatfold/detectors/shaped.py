@@ -8,7 +8,9 @@ from typing import Any, Self
 from torch import Tensor
 
 from ..core.bank import FeatureBank
+from ..core.check import check_features
 from ..core.head import Head
+from ..core.pairs import Pairs
 from .base import Detector, Fittable
 
 
@@ -50,6 +52,15 @@ class Shaped(Detector):
     def score(self, h: Tensor) -> Tensor:
         """Return the detector's scores of the shaped features."""
         return self.detector.score(self.shaping(h))
+
+    def pairs(self, h: Tensor, k: int) -> Pairs:
+        """Return the detector's pairs of classes for the shaped features."""
+        check_features(h, self.fitted_weight)
+        return self.detector.pairs(self.shaping(h), k)
+
+    def score_range(self) -> tuple[float, float]:
+        """Return the detector's range, which holds for any features and so for shaped ones."""
+        return self.detector.score_range()
 
     @property
     def innermost(self) -> Detector:
