@@ -57,6 +57,8 @@ NAMES = {
     "curvature",
     # decisions
     "Guard",
+    "Judge",
+    "Monitor",
     # metrics
     "auroc",
     "auroc_interval",

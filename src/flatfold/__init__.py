@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from .models.store import save_bank as save_bank
     from .models.tables import TableImages as TableImages
     from .scoring.guard import Guard as Guard
+    from .scoring.judge import Judge as Judge
+    from .scoring.monitor import Monitor as Monitor
 
 __version__ = "0.1.0"
 
@@ -81,12 +83,14 @@ _HOMES = {
     "Guard": "scoring.guard",
     "Head": "core.head",
     "InputDetector": "detectors.inputs",
+    "Judge": "scoring.judge",
     "Klm": "detectors.klm",
     "Knn": "detectors.knn",
     "ListImages": "models.lists",
     "Mds": "detectors.mds",
     "MdsEns": "detectors.mdsens",
     "Mls": "detectors.mls",
+    "Monitor": "scoring.monitor",
     "Msp": "detectors.msp",
     "NNGuide": "detectors.nnguide",
     "Nci": "detectors.nci",

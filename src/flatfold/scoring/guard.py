@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from ..core.bank import FeatureBank
-from ..core.conformal import p_values, samples_needed
 from ..detectors import create
 from ..detectors.base import Detector
+from ..models.at_rest import as_it_was
 from ..models.batches import split_batch
 from ..models.extract import one_pass
-from ..models.forward import as_it_was
-from ..models.heads import FoundHead, run
+from ..models.heads import FoundHead, Pass, run
+from ..models.sources import ImageSource
+from ..models.transform import Transform
 from . import artefact
+from .calibration import Calibration, check_enough, check_rate
+from .explanation import Explanation, explain
+from .guarded import Guarded
+from .judge import Judge, without_autocast
+from .monitor import Monitor
+from .verdict import Verdict
 
-
-class Verdict(NamedTuple):
-    """What a guard says about a batch."""
-
-    logits: Tensor
-    """``(n, c)``, the model's own."""
-    score: Tensor
-    """``(n,)``, higher = more out-of-distribution."""
-    p_value: Tensor
-    """``(n,)``, how unusual the score is among known inputs: small = unusual."""
-    is_ood: Tensor
-    """``(n,)`` bool, True where the p-value is at most the false-alarm rate asked for."""
+if TYPE_CHECKING:
+    from .export import Parity
 
 
 class Guard:
@@ -44,18 +41,15 @@ class Guard:
     Attributes:
         model: The classifier; it is never changed.
         found: Its last linear layer.
-        detector: Turns features into scores.
-        calibration: Scores of held-out known inputs in ascending order.
-        fpr: The false-alarm rate asked for.
+        judge: Turns features into scores, p-values and decisions; ``guard.judge(features)`` needs no model.
+        transform: How images are prepared for the model, if that is known.
     """
 
-    def __init__(self, model: nn.Module, found: FoundHead, detector: Detector, calibration: Tensor, fpr: float) -> None:
-        _check_rate(fpr, len(calibration))
+    def __init__(self, model: nn.Module, found: FoundHead, judge: Judge, transform: Transform | None = None) -> None:
         self.model = model
         self.found = found
-        self.detector = detector.eval()
-        self.calibration = calibration
-        self.fpr = fpr
+        self.judge = judge
+        self.transform = transform
 
     @classmethod
     def fit(
@@ -66,9 +60,11 @@ class Guard:
         fpr: float = 0.05,
         *,
         calibration: Iterable[Any] | None = None,
+        per_class: bool = False,
         head: str | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
+        transform: Transform | None = None,
     ) -> Self:
         """Fit a detector and calibrate it, on in-distribution data that the model was not trained on.
 
@@ -80,11 +76,15 @@ class Guard:
             fpr: The share of known inputs that may raise an alarm.
             calibration: More such batches, to calibrate on. Without it half of ``loader``'s data, drawn at random, is
                 kept for that.
+            per_class: Give each predicted class a threshold of its own, so that the rate holds for every one of them;
+                each needs enough calibration data.
             head: As in ``extract``.
             device: As in ``extract``.
             seed: Of the draw.
+            transform: How images are prepared for the model, to be kept with the guard; sources such as
+                ``FolderImages`` know it.
         """
-        _check_rate(fpr)
+        check_rate(fpr)
         fitted = create(detector) if isinstance(detector, str) else deepcopy(detector)  # the caller may fit it again
         if not isinstance(fitted, Detector):
             raise TypeError(
@@ -96,24 +96,76 @@ class Guard:
             bank, held_out = _halves(bank, seed)
         else:
             held_out, _ = one_pass(model, calibration, device, found.name)
-        _check_rate(fpr, len(held_out), "half of the data" if calibration is None else "the calibration data")
-        fitted.fit(bank, found.head)
-        with torch.no_grad():
-            scores = fitted(held_out.features).sort().values
-        return cls(model, found, fitted, scores, fpr)
+        check_enough(fpr, len(held_out), "half of the data" if calibration is None else "the calibration data")
+        with without_autocast(bank.features):
+            fitted.fit(bank, found.head)
+            calibrated = _calibrated(fitted, held_out.features, found, fpr, per_class)
+        if transform is None and isinstance(loader, ImageSource):
+            transform = loader.transform
+        return cls(model, found, Judge(fitted, calibrated), transform)
+
+    @property
+    def detector(self) -> Detector:
+        """What turns features into scores."""
+        return self.judge.detector
+
+    @property
+    def calibration(self) -> Calibration:
+        """Scores of held-out known inputs, and the thresholds that follow from them."""
+        return self.judge.calibration
+
+    @property
+    def fpr(self) -> float:
+        """The false-alarm rate asked for."""
+        return self.calibration.fpr
+
+    def at(self, fpr: float) -> Guard:
+        """Return this guard with another false-alarm rate; nothing is fitted again."""
+        return Guard(self.model, self.found, self.judge.at(fpr), self.transform)
 
     @torch.no_grad()
     def __call__(self, batch: Any) -> Verdict:
         """Run a batch through the model, in evaluation mode and where it lies, and judge each of its inputs."""
-        with as_it_was(self.model) as device:
-            features, logits = run(self.model, self.found, split_batch(batch).to(device))
-        score = self.detector.to(features.device)(features)
-        p = p_values(score, self.calibration.to(score.device))
-        return Verdict(logits, score, p, p <= self.fpr)
+        return self._judged(self._seen(batch))
+
+    @torch.no_grad()
+    def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> list[Explanation]:
+        """Say for each input between which classes the energy bends most; see :class:`Explanation`.
+
+        Args:
+            batch: As in a call.
+            names: Of the classes, in the order of the logits.
+            pairs: How many pairs of classes to name.
+        """
+        seen = self._seen(batch)
+        verdict = self._judged(seen)
+        return explain(verdict, self.detector.pairs(seen.features, pairs), names)
+
+    def monitor(self) -> Monitor:
+        """Return an empty summary of a stream; feed it with ``monitor.add(guard(x))``."""
+        return Monitor.of(self.judge)
+
+    def as_module(self) -> Guarded:
+        """Return model and judge as one module, for ``torch.compile``, ``torch.export`` and other runtimes."""
+        return Guarded(self.model, self.found, self.judge)
+
+    def export(self, path: Path | str, inputs: Iterable[Any]) -> Parity:
+        """Write model and judge as one graph for another runtime, ``.onnx`` or ``.pt2``, for batches of any size.
+
+        Args:
+            path: Where to.
+            inputs: Batches of real inputs, on which the file must give this guard's answers before it is written.
+
+        Returns:
+            How well it does; see :func:`flatfold.scoring.export.export`.
+        """
+        from .export import export  # late: torch.export takes a while to import
+
+        return export(self, path, inputs)
 
     def save(self, path: Path | str) -> None:
         """Write everything but the model to a safetensors file."""
-        artefact.save(Path(path), self.model, self.found, self.detector, self.calibration, self.fpr)
+        artefact.save(Path(path), self.model, self.found, self.judge, self.transform)
 
     @classmethod
     def load(cls, path: Path | str, model: nn.Module) -> Self:
@@ -122,7 +174,21 @@ class Guard:
 
     def __repr__(self) -> str:
         name = self.detector.made_by[0] if self.detector.made_by else type(self.detector).__name__
-        return f"Guard({name}, fpr={self.fpr:g}, {len(self.calibration)} calibration samples)"
+        each = " per class" if self.calibration.per_class else ""
+        return f"Guard({name}, fpr={self.fpr:g}{each}, {self.calibration.samples} calibration samples)"
+
+    def _seen(self, batch: Any) -> Pass:
+        with as_it_was(self.model) as device:
+            return run(self.model, self.found, split_batch(batch).to(device))
+
+    def _judged(self, seen: Pass) -> Verdict:
+        return Verdict(seen.logits, *self.judge.to(seen.features.device)(seen.features, seen.logits))
+
+
+@torch.no_grad()
+def _calibrated(detector: Detector, features: Tensor, found: FoundHead, fpr: float, per_class: bool) -> Calibration:
+    predicted = found.head(features).argmax(dim=-1) if per_class else None
+    return Calibration.of(detector(features), fpr, predicted, found.head.n_classes)
 
 
 def _halves(bank: FeatureBank, seed: int) -> tuple[FeatureBank, FeatureBank]:
@@ -132,13 +198,3 @@ def _halves(bank: FeatureBank, seed: int) -> tuple[FeatureBank, FeatureBank]:
         )
     order = torch.randperm(len(bank), generator=torch.Generator().manual_seed(seed))
     return bank[order[: len(bank) // 2]], bank[order[len(bank) // 2 :]]
-
-
-def _check_rate(fpr: float, samples: int | None = None, where: str = "the calibration data") -> None:
-    if not 0 < fpr < 1:
-        raise ValueError(f"fpr must lie between 0 and 1, got {fpr:g}. 0.05 allows 5 false alarms in 100 known inputs.")
-    if samples is not None and samples < samples_needed(fpr):
-        raise ValueError(
-            f"a false-alarm rate of {fpr:g} takes {samples_needed(fpr)} calibration samples, {where} has {samples}. "
-            "Give more in-distribution data, or allow a higher rate."
-        )

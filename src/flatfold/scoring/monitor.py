@@ -1,0 +1,232 @@
+"""Monitor: a stream of verdicts in a few kilobytes, and whether it still is like the calibration data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import nan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.drift import alarm_p_value, ks_p_value
+from ..files import write_atomically
+from .tally import AGAIN, FORMAT, VERSION, Yardstick, bin_counts, read_counts
+from .verdict import Verdict
+
+if TYPE_CHECKING:
+    from .judge import Judge
+
+LEVEL = 0.01  # p-values up to here are called more than chance in text
+SMALLEST = 1e-300  # p-values below are not told apart in text
+
+
+class Group(NamedTuple):
+    """The inputs that share a threshold."""
+
+    seen: int
+    alarms: int
+    p_value: float
+    """Of that many alarms or more, if the inputs are like the calibration data."""
+
+
+class Histogram(NamedTuple):
+    """Scores of a stream and of the calibration data in the same bins."""
+
+    edges: NDArray[np.float64]
+    """``(b + 1,)``, strictly increasing; the first and the last may be infinite."""
+    stream: NDArray[np.int64]
+    """``(b,)``, inputs seen."""
+    calibration: NDArray[np.int64]
+    """``(b,)``, calibration inputs."""
+
+
+class Monitor:
+    """Counts of what a guard said, whose size does not grow with the stream.
+
+    Made by ``guard.monitor()``. Monitors of one guard that ran in several processes, or over several hours, can be
+    merged: the result is the same, to the last count, as that of one monitor that saw everything.
+
+    The two p-values assume that inputs are independent of each other: frames of one video are not. They hold for one
+    look at a stream whose length was settled before. Who looks after every batch will find something by chance, so keep
+    a monitor for each hour or day, look when it is over, and merge those into longer ones. A small p-value says that
+    the stream is not like the calibration data, not how much that matters: ``alarm_rate`` and ``drift`` do.
+
+    Let each thread and process have its own: adding to one from two threads at once may lose counts.
+
+    Args:
+        yardstick: Of the guard.
+        seen: Inputs of each group.
+        alarms: Those of them that raised an alarm.
+        stream: Inputs in each bin of the score.
+    """
+
+    def __init__(self, yardstick: Yardstick, seen: Sequence[int], alarms: Sequence[int], stream: Sequence[int]) -> None:
+        self.yardstick = yardstick
+        self._seen, self._alarms, self._stream = (np.array(counts, np.int64) for counts in (seen, alarms, stream))
+
+    @classmethod
+    def of(cls, judge: Judge) -> Self:
+        """Return a monitor of verdicts of ``judge`` that has seen nothing."""
+        yardstick = Yardstick.of(judge)
+        none = [0] * len(yardstick.calibrated)
+        return cls(yardstick, none, none, [0] * len(yardstick.known))
+
+    def add(self, verdict: Verdict) -> None:
+        """Count what the guard said about a batch, which may be empty and on any device."""
+        if not isinstance(verdict, Verdict):
+            raise TypeError(
+                f"a monitor counts what a guard says, got {type(verdict).__name__}. Call monitor.add(guard(x))."
+            )
+        group = self._group_of(verdict)
+        score, alarm = (values.detach().cpu() for values in (verdict.score, verdict.is_ood))
+        stream = bin_counts(score.double().numpy(), np.array(self.yardstick.edges))
+        seen, alarms = (np.bincount(each, minlength=len(self._seen)) for each in (group, group[alarm.numpy()]))
+        self._stream += stream  # all or nothing: what can fail lies above
+        self._seen += seen
+        self._alarms += alarms
+
+    def _group_of(self, verdict: Verdict) -> NDArray[np.int64]:
+        groups, classes = len(self._seen), verdict.logits.shape[-1]
+        if groups == 1:
+            return np.zeros(len(verdict.score), np.int64)
+        if classes != groups:
+            raise ValueError(
+                f"this monitor is of a guard with {groups} classes, the verdict has {classes}. "
+                "Add what the guard said that made the monitor."
+            )
+        return verdict.logits.detach().argmax(dim=-1).cpu().numpy()
+
+    def merge(self, other: Monitor) -> None:
+        """Add all that another monitor of the same guard has counted; it stays as it is."""
+        if not isinstance(other, Monitor):
+            raise TypeError(f"a monitor can be merged with a monitor, got {type(other).__name__}. Read it with load.")
+        if self.yardstick != other.yardstick:
+            raise ValueError(
+                f"these monitors are of different guards ({self.yardstick.guard[:8]} at {self.yardstick.fpr:g} and "
+                f"{other.yardstick.guard[:8]} at {other.yardstick.fpr:g}), whose scores and alarms cannot be compared. "
+                "Merge monitors of one guard at one false-alarm rate."
+            )
+        self._seen += other._seen
+        self._alarms += other._alarms
+        self._stream += other._stream
+
+    def __add__(self, other: Monitor) -> Monitor:
+        both = Monitor(self.yardstick, self._seen.tolist(), self._alarms.tolist(), self._stream.tolist())
+        both.merge(other)
+        return both
+
+    @property
+    def seen(self) -> int:
+        """How many inputs were counted."""
+        return int(self._seen.sum())
+
+    @property
+    def alarms(self) -> int:
+        """How many of them raised an alarm."""
+        return int(self._alarms.sum())
+
+    @property
+    def alarm_rate(self) -> float:
+        """The share of them that did; NaN when nothing was seen."""
+        return self.alarms / self.seen if self.seen else nan
+
+    @property
+    def groups(self) -> list[Group]:
+        """Each predicted class if every one has a threshold of its own, else all inputs together."""
+        counts = zip(self._seen.tolist(), self._alarms.tolist(), strict=True)
+        samples = zip(self.yardstick.calibrated, self.yardstick.allowed, strict=True)
+        return [Group(n, a, alarm_p_value(a, n, m, k)) for (n, a), (m, k) in zip(counts, samples, strict=True)]
+
+    @property
+    def alarm_p_value(self) -> float:
+        """How likely as many alarms are, or more, if the stream is like the calibration data; 1 when nothing was seen.
+
+        It is exact. Of several groups it is the smallest times the number of groups that were seen, at most 1
+        (Bonferroni).
+        """
+        each = [group.p_value for group in self.groups if group.seen]
+        return min(1.0, len(each) * min(each)) if each else 1.0
+
+    @property
+    def drift(self) -> float:
+        """The largest difference between the shares of the stream and of the calibration data that score up to an edge.
+
+        It is a lower bound of the Kolmogorov-Smirnov distance, which looks between the edges too. Predicted classes
+        are taken together. NaN when nothing was seen.
+        """
+        if not self.seen:
+            return nan
+        known = np.array(self.yardstick.known)
+        return float(np.abs(self._stream.cumsum() / self.seen - known.cumsum() / known.sum()).max())
+
+    @property
+    def drift_p_value(self) -> float:
+        """How likely such a drift is, or a larger one, if the stream is like the calibration data.
+
+        It is asymptotic, and rather too large than too small, as the drift is; 1 when nothing was seen.
+        """
+        return ks_p_value(self.drift, self.seen, sum(self.yardstick.known)) if self.seen else 1.0
+
+    def histogram(self) -> Histogram:
+        """Return the bins of the score, and how many inputs of the stream and of the calibration data lie in each."""
+        return Histogram(np.array(self.yardstick.edges), self._stream.copy(), np.array(self.yardstick.known))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as values that JSON knows."""
+        counts = {"seen": self._seen, "alarms": self._alarms, "stream": self._stream}
+        plain = {name: values.tolist() for name, values in counts.items()}
+        return {"format": FORMAT, "version": VERSION, **self.yardstick.to_dict(), **plain}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Return the monitor that :meth:`to_dict` was called on; what cannot come from there is refused."""
+        return cls(*read_counts(content))
+
+    def save(self, path: Path | str) -> None:
+        """Write it to a JSON file, in one step."""
+        write_atomically(Path(path), json.dumps(self.to_dict(), allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read what :meth:`save` wrote."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no monitor at {path}. Check the path.")
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:  # of the encoding too
+            raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from error
+        try:
+            return cls.from_dict(content)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def __str__(self) -> str:
+        if not self.seen:
+            return "nothing seen yet"
+        lines = [
+            f"{_count(self.seen, 'input')}, {_count(self.alarms, 'alarm')}: {100 * self.alarm_rate:.3g} %, "
+            f"where {100 * self.yardstick.fpr:g} % were allowed ({_chance(self.alarm_p_value)}).",
+            f"Scores differ from calibration by {self.drift:.2g} ({_chance(self.drift_p_value)}).",
+        ]
+        groups = self.groups
+        if len(groups) > 1 and self.alarm_p_value <= LEVEL:
+            worst = min(groups, key=lambda group: group.p_value)
+            of = f"{worst.alarms:,} of {_count(worst.seen, 'input')}"
+            lines.append(f"Class {groups.index(worst)} is the most unusual: {of} raised an alarm.")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Monitor({_count(self.seen, 'input')}, {_count(self.alarms, 'alarm')})"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _chance(p: float) -> str:
+    """Return a p-value and what it says, as text."""
+    value = f"p < {SMALLEST:g}" if p < SMALLEST else f"p = {p:.2g}"
+    return f"{value}: more than chance" if p <= LEVEL else f"{value}: no more than chance explains"
