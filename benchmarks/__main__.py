@@ -6,13 +6,14 @@ import sys
 import numpy as np
 import torch
 
-from . import autofold, curvature, eigenvalues, fold, mahalanobis, neighbours, onepass, ranking, share
+from . import autofold, curvature, eigenvalues, fold, guard, mahalanobis, neighbours, onepass, ranking, share
 
 BENCHMARKS = {
     "fold": fold.run,
     "autofold": autofold.run,
     "ranking": ranking.run,
     "share": share.run,
+    "guard": guard.run,
     "neighbours": neighbours.run,
     "mahalanobis": mahalanobis.run,
     "onepass": onepass.run,

@@ -37,6 +37,7 @@ def world(tmp_path, monkeypatch):
             pixels = np.random.default_rng(index).integers(0, 256, (260, 300, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / f"class{label}" / f"{index}.png")
     return {
+        "torch": torch,
         "model": model,
         "val_loader": [(x[:30], y[:30]), (x[30:], y[30:])],
         "new_images": torch.rand(4, 3, 8, 8),
@@ -54,7 +55,7 @@ def world(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:AutoFold's curve is flat", "ignore:the choice for fold-r is hardly better")
 def test_the_readme_runs(world):
     code = blocks("README.md")
-    assert len(code) == 8
+    assert len(code) == 9
     for block in code:
         exec(block, world)
     assert world["scores"].shape == (20,)

@@ -11,9 +11,11 @@ from .bench import bench
 from .compare import compare
 from .curvature import curvature
 from .doctor import doctor
+from .export import export
 from .methods import methods
 from .paper import paper
 from .report import report
+from .score import score
 from .suite import suite_app
 
 app = typer.Typer(
@@ -25,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (bench, curvature, doctor, compare, paper, report, methods):
+for command in (bench, curvature, doctor, compare, paper, report, score, export, methods):
     app.command()(command)
 app.add_typer(suite_app)
 

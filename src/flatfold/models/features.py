@@ -102,7 +102,7 @@ def linear_head(path: Path | str) -> nn.Linear:
         TypeError: The tensors are of another type.
         ValueError: The file is damaged, or its tensors make no head.
     """
-    head = _read_head(Path(path))
+    head = read_head(path)
     classes, width = head.weight.shape
     # On "meta" nothing is drawn for weights that are replaced at once.
     layer = nn.Linear(width, classes, bias=head.bias is not None, device="meta")
@@ -112,7 +112,9 @@ def linear_head(path: Path | str) -> nn.Linear:
     return layer.eval()
 
 
-def _read_head(path: Path) -> Head:
+def read_head(path: Path | str) -> Head:
+    """Return the weight and bias in a file that :func:`linear_head` takes; it raises the same."""
+    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}. Check the path.")
     try:

@@ -1,0 +1,50 @@
+"""What a guard adds to the bare model, at 224 pixels."""
+
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+import flatfold as ff
+
+from .ratio import report, time_ratio
+from .share import resnet50
+
+
+class Clocked(nn.Module):
+    """A model that notes how long each of its calls took."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.took = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the model returns."""
+        start = perf_counter()
+        output: Tensor = self.model(x)
+        self.took = perf_counter() - start
+        return output
+
+
+@torch.no_grad()
+def run() -> list[bool]:
+    """Time guarded and bare calls in turn, and what a guard does outside of the model."""
+    model = Clocked(resnet50()).eval()
+    known = torch.randn(40, 3, 224, 224)
+    guard = ff.Guard.fit(model, known.split(8), detector="fold", fpr=0.1)
+    passed = []
+    for batch in (1, 16):
+        x, around = torch.randn(batch, 3, 224, 224), []
+
+        def guarded(x: Tensor = x, around: list[float] = around) -> None:
+            start = perf_counter()
+            guard(x)
+            around.append(100 * ((perf_counter() - start) / model.took - 1))
+
+        ratio = time_ratio(lambda x=x: model(x), guarded, rounds=15)
+        print(f"      guarded against bare calls, timed in turn, batch of {batch}: {100 * (ratio - 1):+.2g} percent")
+        inputs = "a single image" if batch == 1 else f"a batch of {batch}"
+        what = f"what a guard adds to a ResNet-50-sized model at 224 px, {inputs}"
+        passed.append(report(what, sorted(around)[len(around) // 2], "percent", 2, at_least=False))
+    return passed

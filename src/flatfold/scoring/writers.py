@@ -1,0 +1,110 @@
+"""Rows of a table to a file, a chunk at a time, in memory that does not grow with their number.
+
+A chunk of rows is a dict of columns, by name and in their order, so that what is scored (a row of features, an image
+with its path) and what is written (CSV, JSON lines, parquet) know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..files import written
+
+Columns = dict[str, NDArray[Any]]
+GROUP = 4  # chunks in a row group of a parquet file, which has a head of its own for each
+
+
+def csv_text(chunks: Iterable[Columns]) -> Iterator[str]:
+    """Yield a CSV table, its first line with the names of the columns."""
+    for number, columns in enumerate(chunks):
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        if number == 0:
+            table.writerow(columns)
+        table.writerows(zip(*map(_words, columns.values()), strict=True))
+        yield text.getvalue()
+
+
+def json_text(chunks: Iterable[Columns]) -> Iterator[str]:
+    """Yield one JSON object per row and line."""
+    for columns in chunks:
+        names = [json.dumps(name) for name in columns]
+        values = [map(json.dumps, array) if array.dtype.kind == "U" else _words(array) for array in columns.values()]
+        lines = (", ".join(map("{}: {}".format, names, row)) for row in zip(*values, strict=True))
+        yield "".join(f"{{{line}}}\n" for line in lines)
+
+
+def _words(array: NDArray[Any]) -> Iterable[str]:
+    """Return each value as text: truth as JSON writes it, numbers with as few digits as give the same number again."""
+    words: list[str] = (np.where(array, "true", "false") if array.dtype == np.bool_ else array.astype(str)).tolist()
+    return words
+
+
+def _write_csv(chunks: Iterable[Columns], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(csv_text(chunks))
+
+
+def _write_json(chunks: Iterable[Columns], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(json_text(chunks))
+
+
+def _write_parquet(chunks: Iterable[Columns], path: Path) -> None:
+    import pyarrow as arrow  # type: ignore[import-untyped]
+    from pyarrow.parquet import ParquetWriter  # type: ignore[import-untyped]
+
+    chunks = iter(chunks)
+    with ExitStack() as opened:
+        writer = None
+        while some := [arrow.table(columns) for columns in islice(chunks, GROUP)]:
+            writer = writer or opened.enter_context(ParquetWriter(path, some[0].schema))
+            writer.write_table(arrow.concat_tables(some))
+            arrow.default_memory_pool().release_unused()  # or it is kept for a while, and more is taken
+
+
+WRITERS = {".csv": _write_csv, ".jsonl": _write_json, ".parquet": _write_parquet}
+
+
+def write_rows(chunks: Iterable[Columns], path: Path | str) -> None:
+    """Write rows to a file as they come; it takes its place in one step when all are there, or not at all.
+
+    Args:
+        chunks: At least one, all with the same columns.
+        path: Ends in ``.csv``, ``.jsonl`` (a JSON object per line) or ``.parquet``, which needs pyarrow. Its folder is
+            made if needed.
+
+    Raises:
+        IsADirectoryError: There is a folder at ``path``.
+        ModuleNotFoundError: pyarrow is needed and not installed.
+        ValueError: ``path`` ends in something else.
+    """
+    path = Path(path)
+    check_out(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written(path) as partial:
+        WRITERS[path.suffix.lower()](chunks, partial)
+
+
+def check_out(path: Path) -> None:
+    """Raise unless :func:`write_rows` can write to ``path``: to be asked before long work."""
+    if path.suffix.lower() not in WRITERS:
+        raise ValueError(f"a table of rows is a file *{', *'.join(WRITERS)}, got {path.name!r}. Choose one of them.")
+    if path.is_dir():
+        raise IsADirectoryError(f"a table of rows is a file, but {path} is a folder. Choose another name.")
+    if path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+        raise ModuleNotFoundError(
+            "parquet is written by pyarrow, which is not installed. Run: pip install 'flatfold[parquet]'",
+            name="pyarrow",
+        )
