@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -26,6 +27,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_threads_may_write_the_same_file(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda text: write_atomically(tmp_path / "file", text), ["a" * 10_000, "b" * 10_000] * 40))
+    assert set((tmp_path / "file").read_text()) in ({"a"}, {"b"})
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_others_may_read_a_file_as_far_as_the_umask_allows(tmp_path):

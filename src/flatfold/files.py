@@ -7,17 +7,19 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 PARTIAL = ".partial"
 _OWNER = re.compile(r"\.([0-9]+)" + re.escape(PARTIAL))
 _being_written: set[Path] = set()  # by this process
+_serial = count()  # two threads may write the same file
 
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` to write to; at the end it takes the place of ``path`` in one step."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    partial = path.with_name(f"{path.name}.{next(_serial)}.{os.getpid()}{PARTIAL}")
     _being_written.add(partial)
     try:
         yield partial

@@ -107,7 +107,10 @@ def test_a_guard_without_a_transform_takes_it_from_options_and_keeps_it(folder):
         ((*MODEL, "--images", "none"), r"--images is a folder of images or a .npz file, got none. Check the path"),
         ((*MODEL, "--images", "images.npz", "--out", "model.pt"), r"a file that ends in .onnx or .pt2, got 'model.pt'"),
         (("--model", "tiny", "--images", "photos"), r"--model is written package.module:function or library/name, got"),
-        (("--model", "nets:tiny", "--images", "photos"), r"weights"),
+        (("--model", "nets.py:tiny", "--images", "photos"), r"a module and not a file, got .* Write nets:tiny, in the"),
+        (("--model", "a/nets.py:tiny", "--images", "photos"), r"a module and not a file, got .* Write nets:tiny, in"),
+        (("--model", "net:tiny", "--images", "photos"), r"must be installed, or be a file in /.*\w\.$"),
+        (("--model", "nets:tiny", "--images", "photos"), r"other weights: .* fitted on, with its weights, or fit"),
         (("--model", "nowhere/net", "--images", "photos"), r"a network is named library/name, got 'nowhere/net'"),
         (
             ("--model", "nets:tiny", "--pretrained", "DEFAULT", "--images", "photos"),

@@ -360,7 +360,14 @@ def test_the_help_teaches(here):
 def flatfold(*arguments, **options):
     """Start the command in a process of its own."""
     code = [sys.executable, "-m", "flatfold", "score", "--features", "f.npy", "--head", "head.safetensors", *arguments]
-    return subprocess.Popen(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(
+        code,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+        **options,
+    )
 
 
 @pytest.fixture

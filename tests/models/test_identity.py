@@ -66,6 +66,45 @@ def test_private_state_of_a_module_is_passed_over():
     assert weights_hash(Stateful(2, 2)) == weights_hash(plain)
 
 
+def quantised(seed, per_channel=False):
+    torch.manual_seed(seed)
+    weight = torch.randn(3, 3)
+    if per_channel:
+        return torch.quantize_per_channel(weight, torch.full((3,), 0.1), torch.zeros(3), 0, torch.qint8)
+    return torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor.*deprecated")
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_quantised_weights_count_also_where_a_layer_packs_them(packed, per_channel):
+    class Quantised(nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.kept = weight
+
+        def _save_to_state_dict(self, destination, prefix, keep_vars):
+            destination[prefix + "weight"] = (self.kept, None) if packed else self.kept
+
+    one, same, other = (Quantised(quantised(seed, per_channel)) for seed in (0, 0, 1))
+    assert weights_hash(one) == weights_hash(same) != weights_hash(other)
+
+
+def test_the_weights_are_those_of_evaluation_mode():
+    class Merged(nn.Linear):
+        def train(self, mode=True):
+            if mode != self.training:
+                self.weight.data += -1 if mode else 1
+            return super().train(mode)
+
+    torch.manual_seed(0)
+    model = Merged(2, 2)
+    model.weight.data.round_()
+    in_training = weights_hash(model)
+    assert model.training
+    assert weights_hash(model.eval()) == in_training
+
+
 def test_a_compiled_model_has_the_hash_of_its_own():
     model = make_model()
     assert weights_hash(torch.compile(model, backend="eager")) == weights_hash(model)

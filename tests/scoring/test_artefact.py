@@ -7,6 +7,7 @@ import sys
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -327,8 +328,27 @@ class TestSaving:
     def test_a_model_that_was_trained_on_needs_a_new_guard(self, guard, model, tmp_path):
         with torch.no_grad():
             model[3].bias += 0.1
-        with pytest.raises(ValueError, match=r"the last layer has changed since. .* Fit the guard again"):
+        with pytest.raises(ValueError, match=r"those of its model have changed since. .* Fit the guard again"):
             guard.save(tmp_path / "guard.safetensors")
+
+    def test_a_weight_that_changes_when_it_is_looked_at_is_not_looked_at_in_training(self, tmp_path):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(16, 4)))
+        guard = fitted("fold", model.train())
+        before = deepcopy(model.state_dict())
+        guard.save(tmp_path / "guard.safetensors")
+        check_same(guard, ff.Guard.load(tmp_path / "guard.safetensors", model))
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, before[name]), name
+
+    def test_a_rate_in_numpys_float32_is_the_same_rate_when_it_is_read(self, model, tmp_path):
+        rate = np.float32(0.29)  # times 100 it is 29 in float32, and a little less than that in float64
+        guard = ff.Guard.fit(model, [known(10)], "fold", rate, calibration=[known(99)])
+        guard.save(tmp_path / "guard.safetensors")
+        loaded = ff.Guard.load(tmp_path / "guard.safetensors", model)
+        check_same(guard, loaded)
+        assert type(guard.fpr) is float
+        assert loaded.fpr == guard.fpr == float(rate)
 
     @pytest.mark.parametrize("value", [object(), torch.ones(2), float("nan"), {1: {2}}], ids=repr)
     def test_hyper_parameters_must_have_a_form_in_json(self, value, guard, tmp_path):

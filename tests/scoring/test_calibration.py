@@ -5,7 +5,8 @@ import torch
 from torch.testing import assert_close
 
 from flatfold.core.conformal import samples_needed
-from flatfold.scoring.calibration import Calibration
+from flatfold.scoring import calibration as module
+from flatfold.scoring.calibration import Calibration, lifted
 
 CLASSES = 3
 
@@ -113,3 +114,46 @@ def test_classes_with_too_few_samples_are_named():
         Calibration.of(torch.rand(59), 0.05, predicted, 3)
     with pytest.raises(ValueError, match=r"5 of 7 .* \(class 1: 10, class 3: 0, class 4: 0, and 2 more\).*data, allow"):
         Calibration.of(torch.rand(59), 0.05, predicted, 7)
+
+
+def test_many_inputs_are_looked_up_a_part_at_a_time(monkeypatch):
+    scores, predicted = draw()
+    calibration = Calibration.of(scores, 0.1, predicted, CLASSES)
+    new, classes = draw(101, seed=1)
+    expected, gathered = calibration(new, classes), []
+
+    def watched(score, rows, counts):
+        gathered.append(rows.numel())
+        return p_values(score, rows, counts)
+
+    p_values = module.p_values
+    monkeypatch.setattr(module, "p_values", watched)
+    monkeypatch.setattr(module, "GATHERED", 10 * calibration.scores.shape[1])
+    for one, other in zip(calibration(new, classes), expected, strict=True):
+        assert torch.equal(one, other)
+    assert max(gathered) == 10 * calibration.scores.shape[1]
+    assert len(gathered) == 11
+
+
+def test_counts_lie_where_the_scores_do():
+    scores = torch.zeros(2, 30, device="meta")
+    assert Calibration(scores, torch.tensor([30, 20]), 0.1).counts.device.type == "meta"
+
+
+@pytest.mark.parametrize("fpr", ["0.05", None, 0, 1, 1.5, float("nan")])
+def test_what_is_no_share_is_refused(fpr):
+    with pytest.raises(ValueError, match=rf"fpr must lie between 0 and 1, got {fpr!r}\. 0\.05 allows"):
+        Calibration.of(torch.arange(99.0), fpr)
+
+
+def test_scores_that_are_no_numbers_are_refused():
+    scores = torch.arange(99.0)
+    scores[[3, 7]] = torch.nan
+    with pytest.raises(ValueError, match="calibration scores must be numbers, but 2 are NaN"):
+        Calibration.of(scores, 0.05)
+
+
+def test_lifted_scores_keep_their_order_and_are_higher_by_what_rounding_may_add():
+    scores = torch.tensor([-100.0, -1.0, 0.0, 1e-30, 2.0], dtype=torch.float64)
+    expected = torch.tensor([-99.999, -0.99999, 0.0, 1.00001e-30, 2.00002], dtype=torch.float64)
+    assert_close(lifted(scores), expected, rtol=1e-12, atol=0)

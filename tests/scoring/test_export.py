@@ -5,6 +5,7 @@ import logging
 import sys
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -198,6 +199,15 @@ def test_no_real_input_is_kept_in_the_file(guard, tmp_path):
     (x,), _ = torch.export.load(tmp_path / "model.pt2").example_inputs
     assert not x.any()
     assert x.untyped_storage().nbytes() == x.nbytes
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_nothing_of_the_users_folders_and_sources_is_in_the_file(suffix, guard, tmp_path):
+    export(guard, tmp_path / f"model{suffix}", [some()])
+    content = (tmp_path / f"model{suffix}").read_bytes()  # parts of a .pt2 file are not compressed
+    assert b"searchsorted" in content or b"p_value" in content
+    for source in (ff.__file__, torch.__file__, __file__):
+        assert str(Path(source).parent).encode() not in content
 
 
 # What is compared, and what is refused
@@ -447,6 +457,18 @@ def test_more_than_one_file_can_hold_is_refused(guard, tmp_path, monkeypatch):
 def test_other_suffixes_are_refused(name, guard, tmp_path):
     with pytest.raises(ValueError, match=rf"a file that ends in .onnx or .pt2, got '{name}'. Take .onnx for other"):
         export(guard, tmp_path / name, [some()])
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.pt2"])
+def test_a_folder_is_refused_before_the_model_runs(name, guard, tmp_path):
+    (tmp_path / name).mkdir()
+    with pytest.raises(IsADirectoryError, match=r"exported to one file, but .* is a folder. Choose another name"):
+        export(guard, tmp_path / name, iter_that_must_not_be_read())
+
+
+def iter_that_must_not_be_read():
+    raise AssertionError
+    yield
 
 
 @pytest.mark.parametrize(("inputs", "rows"), [([], 0), ([torch.rand(1, 8)], 1)])

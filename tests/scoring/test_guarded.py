@@ -1,5 +1,7 @@
 """Model and judge as one module: the guard's answers, and nothing of the original changed."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -145,6 +147,57 @@ def test_a_batch_that_fails_leaves_nothing_to_the_next():
         module(x[:, :5])
     check_same(module(x), guard(x))
     assert not module._calls
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_head_that_is_called_twice_must_be_told_by_its_output(copied):
+    def forward(m, x):
+        logits = m.head(x)
+        m.head(3 * x)
+        return logits.clone() if copied else logits
+
+    torch.manual_seed(0)
+    model, x = made.Net(forward, head=nn.Linear(12, 4)), torch.randn(48, 12)
+    guard = ff.Guard.fit(model, [x], detector="fold", fpr=0.1)
+    if not copied:
+        check_same(guard.as_module()(x), guard(x))
+        return
+    with pytest.raises(UnsupportedHead, match=r"'head' is called 2 times for a batch, .* Return that output itself"):
+        guard.as_module()(x)
+
+
+def test_a_layer_that_was_named_counts_in_its_last_call():
+    def forward(m, x):
+        return (m.head(3 * x) + m.head(x)).log_softmax(dim=-1)
+
+    torch.manual_seed(0)
+    model, x = made.Net(forward, head=nn.Linear(12, 4)), torch.randn(48, 12)
+    with pytest.warns(UserWarning, match="is not what the model returns"):
+        guard = ff.Guard.fit(model, [x], detector="fold", fpr=0.1, head="head")
+    check_same(guard.as_module()(x), guard(x))
+
+
+def test_a_model_that_cannot_be_copied_is_refused():
+    guard, _ = guard_of("mlp")
+    guard.model.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"this \w+ cannot be: cannot pickle '_thread.lock' object. Keep tensors as"):
+        guard.as_module()
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("detector", ["ebo", "react", "fold-r", "msp"])
+def test_a_graph_raises_an_alarm_for_features_that_are_not_finite(detector, value):
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 4), torch.rand(60, 6)
+    guard = ff.Guard.fit(model, [x], detector=detector, fpr=0.1)
+    graph = torch.export.export(guard.as_module(), (x,)).module()
+    x[3, 0], x[5] = value, value
+    verdict = graph(x)
+    assert verdict.score.isnan().nonzero().flatten().tolist() == [3, 5]
+    assert verdict.is_ood[[3, 5]].all()
+    assert_close(verdict.p_value[[3, 5]], torch.full((2,), 1 / 31))
+    with pytest.raises(ValueError, match="features must be finite, but row 3"):
+        guard(x)
 
 
 def test_a_batch_in_which_the_head_sees_no_row_per_input_is_refused():

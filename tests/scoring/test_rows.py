@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 
 import flatfold as ff
 from flatfold.models.feature_files import open_features
-from flatfold.scoring import rows as module
 from flatfold.scoring import writers
-from flatfold.scoring.calibration import Calibration
+from flatfold.scoring.calibration import Calibration, lifted
 from flatfold.scoring.rows import calibrate, score_features
 from flatfold.scoring.writers import check_out, csv_text, json_text, write_rows
 
@@ -83,7 +82,7 @@ def test_p_values_are_ranks_among_the_calibration_scores(tmp_path, world, detect
     calibration = calibrate(saved(tmp_path / "known", known), detector, 0.1, per_class)
     got = table(score_features(saved(tmp_path / "f", features), detector, calibration))
     assert list(got) == ["row", "predicted", "score", "p_value", "is_ood"]
-    scores, groups = detector(known).tolist(), world.head(known).argmax(1).tolist()
+    scores, groups = lifted(detector(known)).tolist(), world.head(known).argmax(1).tolist()
     expected = [
         slow_p([score], [s for s, g in zip(scores, groups, strict=True) if not per_class or g == predicted])[0]
         for score, predicted in zip(got["score"].tolist(), got["predicted"].tolist(), strict=True)
@@ -100,26 +99,11 @@ def test_calibrating_from_a_file_is_calibrating_on_all_its_scores(tmp_path, worl
     for per_class, groups in ((False, None), (True, predicted)):
         got, expected = (
             calibrate(source, detector, 0.05, per_class),
-            Calibration.of(detector(known), 0.05, groups, 6),
+            Calibration.of(lifted(detector(known)), 0.05, groups, 6),
         )
         assert torch.equal(got.scores, expected.scores)
         assert torch.equal(got.threshold, expected.threshold)
         assert (got.fpr, got.per_class) == (0.05, per_class)
-
-
-def test_classes_are_compared_in_pieces_that_fit_into_memory(tmp_path, world, detector, monkeypatch):
-    calibration = calibrate(saved(tmp_path / "known", many(world, 600)), detector, 0.1, per_class=True)
-    source = saved(tmp_path / "f", many(world, 300, seed=1))
-    whole = table(score_features(source, detector, calibration))
-    sizes = []
-    forward = Calibration.forward
-    monkeypatch.setattr(Calibration, "forward", lambda self, s, p: sizes.append(len(s)) or forward(self, s, p))
-    for gathered, size in ((1, 1), (7 * calibration.scores.shape[1], 7)):
-        sizes.clear()
-        monkeypatch.setattr(module, "GATHERED", gathered)
-        pieces = table(score_features(source, detector, calibration))
-        assert all(np.array_equal(pieces[name], whole[name]) for name in whole)
-        assert max(sizes) == size
 
 
 def test_float32_is_widened_and_float64_is_not_rounded(tmp_path, make_world):

@@ -44,12 +44,12 @@ def export(
 
     Example: flatfold export guard.safetensors --model nets:resnet20 --weights resnet20.pt --images photos/
     """
-    from ..scoring.export import check_suffix
+    from ..scoring.export import check_target
     from ..scoring.export import export as export_guard
     from ..scoring.guard import Guard
 
     target = guard.with_suffix(".onnx") if out is None else out
-    check_suffix(target)
+    check_target(target)
     loaded = Guard.load(guard, open_model(model, weights, pretrained))
     options = dict(zip(PREPARED, (resize, crop, mean, std, mode), strict=True))
     transform = _transform(

@@ -37,6 +37,12 @@ def open_model(model: str, weights: Path | None = None, pretrained: str | None =
         weights: File of its weights; a function may load its own instead.
         pretrained: Which published weights of a library to take.
     """
+    if ".py:" in model:
+        module, _, function = model.rpartition("/")[2].partition(".py:")
+        raise ValueError(
+            f"--model names a module and not a file, got {model!r}. "
+            f"Write {module}:{function}, in the folder of the file."
+        )
     if re.fullmatch(r"[\w.]+:\w+", model):
         if pretrained is not None:
             raise ValueError(
@@ -45,7 +51,7 @@ def open_model(model: str, weights: Path | None = None, pretrained: str | None =
         from ..models.factory import make_model
         from ..models.weights import load_weights
 
-        network = make_model(model, Path(), seed=0)
+        network = make_model(model, Path.cwd(), seed=0)
         if weights is not None:
             load_weights(network, weights)
         return network.eval()

@@ -113,6 +113,7 @@ def open_features(path: Path | str) -> FeatureFile:
 
     Example:
         >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
         >>> with TemporaryDirectory() as folder:
         ...     np.save(f"{folder}/f.npy", np.eye(5, 3, dtype=np.float32))
         ...     [(chunk.first, tuple(chunk.features.shape)) for chunk in open_features(f"{folder}/f.npy").chunks(2)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from .at_rest import as_it_was
 from .forward import plain_name
 from .sources import Source
 
@@ -17,17 +18,30 @@ from .sources import Source
 def weights_hash(model: nn.Module) -> str:
     """Return the sha256 of the names, shapes, types and bytes in a model's ``state_dict``, compiled or not.
 
+    They are those of evaluation mode: a layer may have others while it is trained (LoRA merges its own there).
+
     Example:
         >>> weights_hash(nn.Linear(2, 2)) == weights_hash(nn.Linear(2, 2))
         False
     """
     digest = hashlib.sha256()
-    state = {plain_name(key): value for key, value in model.state_dict().items()}
-    for name, value in sorted(state.items()):
-        if isinstance(value, Tensor):  # other entries are a module's private state, without a form that stays the same
-            digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
-            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    with as_it_was(model):
+        state = {plain_name(key): value for key, value in model.state_dict().items()}
+        for name in sorted(state):
+            for value in _tensors(state[name]):
+                digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+                plain = value.dequantize() if value.is_quantized else value
+                digest.update(plain.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _tensors(entry: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an entry; what else it holds is a module's private state, which may look otherwise later."""
+    if isinstance(entry, Tensor):
+        yield entry
+    elif isinstance(entry, (tuple, list)):  # a quantised layer packs weight and bias into one entry
+        for part in entry:
+            yield from _tensors(part)
 
 
 def data_key(loader: Iterable[Any], key: str | None) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from math import ceil
+from numbers import Real
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from ..core.chunks import row_chunks
 from ..core.conformal import allowed_ranks, p_values, samples_needed
 
 SHOWN = 3  # classes in a message
+GATHERED = 2**24  # calibration scores that are laid out at once, 64 MB: every input takes those of its class
+ROUNDING = 1e-5  # relative: how far the scores of one input may be apart, alone and in a batch, here and elsewhere
 
 
 class Calibration(nn.Module):
@@ -40,15 +44,20 @@ class Calibration(nn.Module):
         super().__init__()
         check_rate(fpr)
         _check_counts(counts, fpr)
-        self.fpr = fpr
-        ranks = [int(n) - allowed_ranks(fpr, int(n)) for n in counts]
+        self.fpr = float(fpr)  # numpy's float32 would give ranks of its own
+        ranks = [int(n) - allowed_ranks(self.fpr, int(n)) for n in counts]
         self.register_buffer("scores", scores)
-        self.register_buffer("counts", counts)
+        self.register_buffer("counts", counts.to(scores.device))
         self.register_buffer("threshold", scores[torch.arange(len(counts)), torch.tensor(ranks)])
 
     @classmethod
     def of(cls, scores: Tensor, fpr: float, predicted: Tensor | None = None, n_classes: int = 1) -> Self:
         """Calibrate on scores ``(n,)``, with a threshold for each class when ``predicted`` classes are given."""
+        if unknown := int(scores.isnan().sum()):
+            raise ValueError(
+                f"calibration scores must be numbers, but {unknown} are NaN, and no score is above or below these. "
+                "Look for enormous features among the inputs that were calibrated on."
+            )
         if predicted is None:
             return cls(scores.sort().values[None], torch.tensor([len(scores)]), fpr)
         counts = torch.bincount(predicted, minlength=n_classes).cpu()
@@ -78,16 +87,34 @@ class Calibration(nn.Module):
             score: ``(n,)``.
             predicted: The likeliest class of each input, ``(n,)``; without thresholds per class it is not looked at.
         """
-        if self.per_class:
-            p = p_values(score, self.scores[predicted], self.counts[predicted])
-            return p, ~(score <= self.threshold[predicted])
-        return p_values(score, self.scores[0]), ~(score <= self.threshold[0])  # a NaN is an alarm
+        if not self.per_class:
+            return p_values(score, self.scores[0]), ~(score <= self.threshold[0])  # a NaN is an alarm
+        size = max(1, GATHERED // self.scores.shape[1])
+        if torch.compiler.is_compiling() or len(score) <= size:
+            return self._of_each_class(score, predicted)
+        parts = [self._of_each_class(score[part], predicted[part]) for part in row_chunks(len(score), size)]
+        p, alarm = (torch.cat(column) for column in zip(*parts, strict=True))
+        return p, alarm
+
+    def _of_each_class(self, score: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
+        p = p_values(score, self.scores[predicted], self.counts[predicted])
+        return p, ~(score <= self.threshold[predicted])
+
+
+def lifted(scores: Tensor) -> Tensor:
+    r"""Return scores to calibrate on, each higher by what rounding may add to it: :math:`s + 10^{-5} |s|`.
+
+    The same input has other last digits alone than in a batch, or in another runtime. Without this, one that comes
+    again and again, such as a black frame, could lie on the threshold when it was calibrated on and above it from then
+    on, and all of them would raise an alarm.
+    """
+    return scores + ROUNDING * scores.abs()
 
 
 def check_rate(fpr: float) -> None:
     """Raise unless ``fpr`` is a share between 0 and 1, and one that any data could show."""
-    if not 1e-12 < fpr < 1:
-        raise ValueError(f"fpr must lie between 0 and 1, got {fpr:g}. 0.05 allows 5 false alarms in 100 known inputs.")
+    if not isinstance(fpr, Real) or not 1e-12 < fpr < 1:
+        raise ValueError(f"fpr must lie between 0 and 1, got {fpr!r}. 0.05 allows 5 false alarms in 100 known inputs.")
 
 
 def check_enough(fpr: float, samples: int, where: str) -> None:

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from ..core.bank import FeatureBank
-from ..detectors import create
+from ..detectors import create, get_method
 from ..detectors.base import Detector
 from ..models.at_rest import as_it_was
 from ..models.batches import split_batch
 from ..models.extract import one_pass
 from ..models.heads import FoundHead, Pass, run
+from ..models.identity import weights_hash
 from ..models.sources import ImageSource
 from ..models.transform import Transform
 from . import artefact
-from .calibration import Calibration, check_enough, check_rate
+from .calibration import Calibration, check_enough, check_rate, lifted
 from .explanation import Explanation, explain
 from .guarded import Guarded
 from .judge import Judge, without_autocast
@@ -38,18 +39,30 @@ class Guard:
     whatever the model and the detector, as long as the calibration data is like the data to come
     (:mod:`flatfold.core.conformal`). Make one with :meth:`fit` or :meth:`load`.
 
+    A guard belongs to the weights that the model had then. A call does not look whether they have changed since;
+    :meth:`save`, :meth:`as_module` and :meth:`export` do, and refuse.
+
     Attributes:
         model: The classifier; it is never changed.
         found: Its last linear layer.
         judge: Turns features into scores, p-values and decisions; ``guard.judge(features)`` needs no model.
         transform: How images are prepared for the model, if that is known.
+        weights: The sha256 of the model's weights, by default as they are now.
     """
 
-    def __init__(self, model: nn.Module, found: FoundHead, judge: Judge, transform: Transform | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        found: FoundHead,
+        judge: Judge,
+        transform: Transform | None = None,
+        weights: str | None = None,
+    ) -> None:
         self.model = model
         self.found = found
         self.judge = judge
         self.transform = transform
+        self.weights = weights_hash(model) if weights is None else weights
 
     @classmethod
     def fit(
@@ -74,8 +87,8 @@ class Guard:
             detector: A name for ``create``, or a detector, which is copied. Only one that came from ``create`` can be
                 saved.
             fpr: The share of known inputs that may raise an alarm.
-            calibration: More such batches, to calibrate on. Without it half of ``loader``'s data, drawn at random, is
-                kept for that.
+            calibration: More such batches, to calibrate on, of other data. Without it half of ``loader``'s data, drawn
+                at random, is kept for that.
             per_class: Give each predicted class a threshold of its own, so that the rate holds for every one of them;
                 each needs enough calibration data.
             head: As in ``extract``.
@@ -85,7 +98,13 @@ class Guard:
                 ``FolderImages`` know it.
         """
         check_rate(fpr)
+        _check_model(model)
         fitted = create(detector) if isinstance(detector, str) else deepcopy(detector)  # the caller may fit it again
+        if isinstance(fitted, type):
+            raise TypeError(
+                f"a guard takes a detector or the name of one, got the class {fitted.__name__}. Make one: "
+                f"{fitted.__name__}(...)."
+            )
         if not isinstance(fitted, Detector):
             raise TypeError(
                 f"a guard scores features, which costs next to nothing, but {type(fitted).__name__} runs the network "
@@ -96,6 +115,7 @@ class Guard:
             bank, held_out = _halves(bank, seed)
         else:
             held_out, _ = one_pass(model, calibration, device, found.name)
+            _check_apart(fitted, bank, held_out, same=calibration is loader)
         check_enough(fpr, len(held_out), "half of the data" if calibration is None else "the calibration data")
         with without_autocast(bank.features):
             fitted.fit(bank, found.head)
@@ -121,11 +141,16 @@ class Guard:
 
     def at(self, fpr: float) -> Guard:
         """Return this guard with another false-alarm rate; nothing is fitted again."""
-        return Guard(self.model, self.found, self.judge.at(fpr), self.transform)
+        return Guard(self.model, self.found, self.judge.at(fpr), self.transform, self.weights)
 
     @torch.no_grad()
     def __call__(self, batch: Any) -> Verdict:
-        """Run a batch through the model, in evaluation mode and where it lies, and judge each of its inputs."""
+        """Run a batch through the model, in evaluation mode and where it lies, and judge each of its inputs.
+
+        Args:
+            batch: As a loader gives it, and prepared as for the model: a tensor ``(n, ...)``, a pair ``(x, y)``, or a
+                dict of keyword arguments. Labels are not looked at.
+        """
         return self._judged(self._seen(batch))
 
     @torch.no_grad()
@@ -147,6 +172,7 @@ class Guard:
 
     def as_module(self) -> Guarded:
         """Return model and judge as one module, for ``torch.compile``, ``torch.export`` and other runtimes."""
+        self._check_unchanged()
         return Guarded(self.model, self.found, self.judge)
 
     def export(self, path: Path | str, inputs: Iterable[Any]) -> Parity:
@@ -165,17 +191,26 @@ class Guard:
 
     def save(self, path: Path | str) -> None:
         """Write everything but the model to a safetensors file."""
-        artefact.save(Path(path), self.model, self.found, self.judge, self.transform)
+        self._check_unchanged()
+        artefact.save(Path(path), self.found, self.judge, self.transform, self.weights)
 
     @classmethod
     def load(cls, path: Path | str, model: nn.Module) -> Self:
         """Read a guard for ``model``; a file made for another model is refused."""
+        _check_model(model)
         return cls(model, *artefact.load(Path(path), model))
 
     def __repr__(self) -> str:
         name = self.detector.made_by[0] if self.detector.made_by else type(self.detector).__name__
         each = " per class" if self.calibration.per_class else ""
         return f"Guard({name}, fpr={self.fpr:g}{each}, {self.calibration.samples} calibration samples)"
+
+    def _check_unchanged(self) -> None:
+        if weights_hash(self.model) != self.weights:
+            raise ValueError(
+                "a guard belongs to the weights that it was fitted on, but those of its model have changed since. Was "
+                "the model trained on, or converted? Fit the guard again."
+            )
 
     def _seen(self, batch: Any) -> Pass:
         with as_it_was(self.model) as device:
@@ -188,7 +223,25 @@ class Guard:
 @torch.no_grad()
 def _calibrated(detector: Detector, features: Tensor, found: FoundHead, fpr: float, per_class: bool) -> Calibration:
     predicted = found.head(features).argmax(dim=-1) if per_class else None
-    return Calibration.of(detector(features), fpr, predicted, found.head.n_classes)
+    return Calibration.of(lifted(detector(features)), fpr, predicted, found.head.n_classes)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"the model must be a torch.nn.Module, not {type(model).__name__}. Build the network and load its weights "
+            "first: network.load_state_dict(...)."
+        )
+
+
+def _check_apart(detector: Detector, bank: FeatureBank, held_out: FeatureBank, same: bool) -> None:
+    """Raise if a detector that learns from data would be calibrated on what it has seen."""
+    learns = detector.made_by is None or get_method(detector.made_by[0]).fits_on != "nothing"
+    if learns and (same or torch.equal(bank.features, held_out.features)):
+        raise ValueError(
+            "the detector has seen what is in the loader, so calibration= must be other data, or the false-alarm rate "
+            "would mean nothing. Leave it out, and half of the data is kept for that."
+        )
 
 
 def _halves(bank: FeatureBank, seed: int) -> tuple[FeatureBank, FeatureBank]:

@@ -22,8 +22,9 @@ class Guarded(nn.Module):
 
     The model is a twin of the original around the same memory: neither the hook on its head nor ``.to()`` reaches the
     original. It is always in evaluation mode, and its weights need no gradient, so that serving keeps no graph.
-    If the head is called several times for a batch, the call counts whose output the model returns, or else the last
-    one with one row per input. A module answers one thread at a time; give each thread its own.
+    If the head is called several times for a batch, the call counts whose output the model returns; of a layer that the
+    user named, and whose output it does not return, the last one with one row per input. A module answers one thread at
+    a time; give each thread its own.
 
     Args:
         model: The classifier; it is never changed.
@@ -43,7 +44,7 @@ class Guarded(nn.Module):
         super().__init__()
         self.model = _uncompiled(_twin(model))
         self.judge = _twin(judge)
-        self._name = found.name
+        self._name, self._gives_logits = found.name, found.gives_logits
         self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
         layer = module_named(self.model, found.name)
         assert layer is not None
@@ -70,19 +71,24 @@ class Guarded(nn.Module):
         """Return what went into the head and came out, in the call whose output was returned, or else in the last."""
         layer = module_named(self.model, self._name)
         assert layer is not None
-        found = None
+        flat = []
         for output, *call in self._calls:
             features, logits = (one_row_each(layer, values, rows) for values in call)
             if features is not None and logits is not None:
-                found = features, logits
                 if output is returned:
-                    break
-        if found is None:
+                    return features, logits
+                flat.append((features, logits))
+        if not flat:
             raise UnsupportedHead(
                 f"the head {self._name!r} must be given one row of features per input, but in this batch it never was. "
                 "Give inputs such as those that the guard was fitted on."
             )
-        return found
+        if len(flat) > 1 and self._gives_logits:
+            raise UnsupportedHead(
+                f"the head {self._name!r} is called {len(flat)} times for a batch, and the model returns a copy of one "
+                "of its outputs: a graph cannot tell of which. Return that output itself."
+            )
+        return flat[-1]
 
 
 def _rows(*values: Any) -> int:
@@ -99,7 +105,14 @@ def _twin(module: M) -> M:
         own_modes = any(type(part).train not in (nn.Module.train, Guarded.train) for part in module.modules())
         tensors = (*module.parameters(), *module.buffers())
         shared: dict[int, Any] = {} if own_modes else {id(tensor): _around(tensor) for tensor in tensors}
-        return deepcopy(module, shared).requires_grad_(False)
+        try:
+            return deepcopy(module, shared).requires_grad_(False)
+        except (RuntimeError, TypeError) as error:  # a lock, an open file, a tensor with a history of gradients
+            raise ValueError(
+                f"the structure of a model must be copied to guard it as one module, but this {type(module).__name__} "
+                f"cannot be: {str(error).partition('. ')[0]}. Keep tensors as parameters or buffers, and locks and "
+                "files outside of it."
+            ) from error
 
 
 def _around(tensor: Tensor) -> Tensor:

@@ -31,12 +31,16 @@ class Judge(nn.Module):
     def forward(self, features: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return score, p-value and decision of each row of features, ``(n,)`` each.
 
+        Features that are not finite are refused; once compiled or exported, they have a score of NaN, and raise an
+        alarm.
+
         Args:
             features: ``(n, d)``.
             logits: ``(n, c)``, which tell the predicted class; by default those of the head.
         """
         with without_autocast(features):
-            score = self.detector(features)
+            # A graph does not refuse such features, and a method may see in an infinity the surest of all inputs.
+            score = self.detector(features).where(features.isfinite().all(dim=-1), torch.nan)
             logits = self.detector.innermost.logits(features) if logits is None else logits
             return score, *self.calibration(score, logits.argmax(dim=-1))
 
@@ -54,6 +58,8 @@ class Judge(nn.Module):
 
 def without_autocast(features: Tensor) -> AbstractContextManager[object]:
     """Return a context in which features are computed with in their own type."""
+    if not isinstance(features, Tensor):
+        return nullcontext()  # the detector says what it takes
     kind = features.device.type
     # Only where there is one: in an exported graph the context would become a node that no other runtime knows.
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

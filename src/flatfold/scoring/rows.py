@@ -11,10 +11,8 @@ from torch import Tensor
 from ..core.check import check_finite, check_width
 from ..detectors.base import ROWS_AT_ONCE, Detector
 from ..models.feature_files import FeatureChunk, FeatureFile
-from .calibration import Calibration
+from .calibration import Calibration, lifted
 from .writers import Columns
-
-GATHERED = 2**24  # calibration scores that are laid beside each other for thresholds per class
 
 
 @torch.no_grad()
@@ -39,7 +37,8 @@ def score_features(
         rows = np.arange(chunk.first, chunk.first + len(score))
         columns = {"row": rows, "predicted": predicted.numpy(), "score": score.numpy()}
         if calibration is not None:
-            columns |= _decided(calibration, score, predicted)
+            p_value, is_ood = calibration(score, predicted)
+            columns |= {"p_value": p_value.numpy(), "is_ood": is_ood.numpy()}
         if chunk.labels is not None:
             columns["label"] = chunk.labels.numpy()
         yield columns
@@ -62,7 +61,7 @@ def calibrate(source: FeatureFile, detector: Detector, fpr: float, per_class: bo
     parts = [(score, predicted) for _, score, predicted in _scored(source, detector)]
     scores, predicted = (torch.cat(column) for column in zip(*parts, strict=True))
     try:
-        return Calibration.of(scores, fpr, predicted if per_class else None, len(detector.fitted_weight))
+        return Calibration.of(lifted(scores), fpr, predicted if per_class else None, len(detector.fitted_weight))
     except ValueError as error:
         raise ValueError(f"{source.path}: {error}") from error
 
@@ -85,10 +84,3 @@ def _scored(source: FeatureFile, detector: Detector) -> Iterator[tuple[FeatureCh
         score = detector(features).cpu()
         check_finite(score[:, None], f"scores of {source.path}", chunk.first)
         yield chunk, score, detector.innermost.logits(features).argmax(dim=-1).cpu()
-
-
-def _decided(calibration: Calibration, score: Tensor, predicted: Tensor) -> Columns:
-    size = max(1, GATHERED // calibration.scores.shape[1]) if calibration.per_class else len(score)
-    parts = [calibration(*part) for part in zip(torch.split(score, size), torch.split(predicted, size), strict=True)]
-    p_value, is_ood = (torch.cat(column) for column in zip(*parts, strict=True))
-    return {"p_value": p_value.numpy(), "is_ood": is_ood.numpy()}

@@ -9,7 +9,7 @@ class Verdict(NamedTuple):
     """What a guard says about a batch."""
 
     logits: Tensor
-    """``(n, c)``, the model's own."""
+    """``(n, c)``, as the model's last linear layer gives them."""
     score: Tensor
     """``(n,)``, higher = more out-of-distribution."""
     p_value: Tensor

@@ -17,15 +17,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...models.affine import head_of
+from ...models.at_rest import as_it_was
 from ...models.heads import FoundHead
-from ...models.identity import weights_hash
 from ...models.transform import Transform
 from ..judge import Judge
 from .match import matching_head, type_name
 from .probes import make_probes
 from .rebuild import LEARNT, rebuilt
-from .settings import checked, head_hash, head_within, made
+from .settings import checked, head_within, made
 from .sound import check_calibration
 from .strict_json import canonical
 from .tensor_file import TYPES, checksum, read, write
@@ -36,37 +35,43 @@ _OTHERS = {"calibration.scores", "calibration.counts", "probe.features", "probe.
 _UNFIT = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
-def save(path: Path, model: nn.Module, found: FoundHead, judge: Judge, transform: Transform | None) -> None:
-    """Write a guard to ``path`` in one step; the same guard gives the same bytes."""
+def save(path: Path, found: FoundHead, judge: Judge, transform: Transform | None, weights: str) -> None:
+    """Write a guard to ``path`` in one step; the same guard gives the same bytes.
+
+    Args:
+        path: Where to.
+        found: The head of the model.
+        judge: Of its features.
+        transform: How images are prepared for the model, if that is known.
+        weights: The sha256 of the model's weights.
+    """
     if path.is_dir():
         raise IsADirectoryError(f"a guard is one file, but {path} is a folder. Try {path / 'guard.safetensors'}.")
     if any(buffer.device.type != "cpu" for buffer in judge.buffers()):
         judge = deepcopy(judge).cpu()  # the original stays where it is
     _check_calibration(judge)
+    with as_it_was(found.module):  # while it is trained, a look at a weight may change it (spectral norm)
+        dtype = type_name(found.module)
     settings = made(
         judge,
-        dtype=type_name(found.module),
+        dtype=dtype,
         gives_logits=found.gives_logits,
         head=found.name,
         transform=None if transform is None else transform.as_dict(),
-        weights_sha256=weights_hash(model),
+        weights_sha256=weights,
     )
-    if head_hash(head_of(found.module)) != settings["head_sha256"]:
-        raise ValueError(
-            "a guard can only be saved with the model that it was fitted on, but the last layer has changed since. Was "
-            "the model trained on, or converted? Fit the guard again."
-        )
     tensors = _tensors(judge)
     settings["sha256"] = checksum(canonical(settings), tensors)
     write(path, canonical(settings), tensors)
 
 
-def load(path: Path, model: nn.Module) -> tuple[FoundHead, Judge, Transform | None]:
-    """Return the head, the judge and the transform that ``path`` holds for ``model``."""
+def load(path: Path, model: nn.Module) -> tuple[FoundHead, Judge, Transform | None, str]:
+    """Return the head, the judge, the transform and the sha256 of the weights that ``path`` holds for ``model``."""
     settings, tensors = _read(path)
-    found = matching_head(path, settings, model)
+    with as_it_was(model):
+        found = matching_head(path, settings, model)
     with _about(path):
-        return found, *rebuilt(settings, tensors)
+        return found, *rebuilt(settings, tensors), settings["weights_sha256"]
 
 
 def load_judge(path: Path) -> tuple[Judge, Transform | None, dict[str, Any]]:

@@ -13,7 +13,7 @@ from ...models.heads import FoundHead, module_named
 from ...models.identity import weights_hash
 from .settings import head_hash
 
-_ANOTHER = "Load the model that the guard was fitted on, or fit a new guard."
+_ANOTHER = "Load the model that the guard was fitted on, with its weights, or fit a new guard."
 
 
 def matching_head(path: Path, settings: dict[str, Any], model: nn.Module) -> FoundHead:

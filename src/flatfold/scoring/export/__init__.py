@@ -13,7 +13,7 @@ from .program import export_program
 if TYPE_CHECKING:
     from ..guard import Guard
 
-__all__ = ["FORMATS", "Mismatch", "Parity", "check_suffix", "export", "export_onnx", "export_program"]
+__all__ = ["FORMATS", "Mismatch", "Parity", "check_target", "export", "export_onnx", "export_program"]
 
 FORMATS: dict[str, Callable[[Guard, Path, Iterable[Any]], Parity]] = {".onnx": export_onnx, ".pt2": export_program}
 
@@ -33,17 +33,21 @@ def export(guard: Guard, path: Path | str, inputs: Iterable[Any]) -> Parity:
 
     Raises:
         Mismatch: The file would not give the guard's answers; nothing is written.
-        ValueError: The suffix is another one, or the model cannot be exported.
+        ValueError: The suffix is another one, or the model cannot be exported, or has changed since the guard was
+            fitted.
+        IsADirectoryError: There is a folder at ``path``.
         ModuleNotFoundError: What ``.onnx`` needs is not installed.
     """
-    check_suffix(Path(path))
+    check_target(Path(path))
     return FORMATS[Path(path).suffix](guard, Path(path), inputs)
 
 
-def check_suffix(path: Path) -> None:
-    """Raise unless the suffix of a path names a format."""
+def check_target(path: Path) -> None:
+    """Raise unless the suffix of a path names a format, and a file can be there: to be asked before long work."""
     if path.suffix not in FORMATS:
         raise ValueError(
             f"a guard is exported to a file that ends in {' or '.join(FORMATS)}, got {path.name!r}. "
             "Take .onnx for other runtimes, .pt2 for torch."
         )
+    if path.is_dir():
+        raise IsADirectoryError(f"a guard is exported to one file, but {path} is a folder. Choose another name.")

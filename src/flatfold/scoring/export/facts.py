@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...models.identity import weights_hash
 
 if TYPE_CHECKING:
     from ..guard import Guard
@@ -22,7 +21,7 @@ def facts(guard: Guard) -> dict[str, Any]:
         "fpr": guard.fpr,
         "threshold": guard.calibration.threshold.tolist(),
         "calibration_samples": guard.calibration.samples,
-        "weights_sha256": weights_hash(guard.model),
+        "weights_sha256": guard.weights,
         "head": guard.found.name,
         "transform": None if guard.transform is None else guard.transform.as_dict(),
     }

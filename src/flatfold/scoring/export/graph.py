@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 
 from ...models.at_rest import as_it_was
 from ...models.batches import Batch, split_batch
+from ...models.stream import check_loader
 from ..guarded import Guarded
 from .exporters import explained, quiet
 
@@ -44,6 +46,7 @@ class _Plain(nn.Module):
 
 def gathered(guard: Guard, inputs: Iterable[Any]) -> Batch:
     """Return the first inputs of a loader as one batch, where the model lies; labels are left out."""
+    check_loader(inputs)
     batches: list[Batch] = []
     for batch in inputs:
         batches.append(split_batch(batch)._replace(labels=None))
@@ -99,7 +102,16 @@ def _blank(batch: Batch) -> Batch:
 def traced(guard: Guard, batch: Batch) -> ExportedProgram:
     """Return model and judge as one graph for batches of any size."""
     some = _blank(batch.part(0, TRACED))
+    module = _Plain(guard.as_module(), some)  # whose refusals are sentences already
     with quiet(), torch.no_grad(), explained("the model"):
-        return torch.export.export(
-            _Plain(guard.as_module(), some), some.args, some.kwargs, dynamic_shapes=shapes_of(some, Dim(BATCH))
-        )
+        program = torch.export.export(module, some.args, some.kwargs, dynamic_shapes=shapes_of(some, Dim(BATCH)))
+    _forget_sources(program)
+    return program
+
+
+def _forget_sources(program: ExportedProgram) -> None:
+    """Drop where each node comes from: folders and lines of the user's code, which torch would write to the file."""
+    for part in program.graph_module.modules():
+        if isinstance(part, GraphModule):
+            for node in part.graph.nodes:
+                node.meta.pop("stack_trace", None)
