@@ -130,3 +130,33 @@ def test_a_model_that_is_trained_on_does_not_reach_a_fitted_detector(make_world)
     with torch.no_grad():
         layer.weight.mul_(3)
     assert torch.equal(detector(world.unknown), before)
+
+
+@pytest.mark.parametrize("make", [lambda: ff.Fold(0.4), lambda: ff.AutoFold(grid=[0.3])], ids=["fold", "autofold"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_logits_that_are_known_spare_the_product_with_a_large_head(make, bias, make_world, monkeypatch):
+    world = make_world(torch.float32, bias=bias)
+    detector = make().fit(world.bank, world.head)
+    monkeypatch.setattr("flatfold.core.precision.WIDE_WEIGHTS", 0)
+    h = world.unknown
+    logits = world.head(h)
+    expected = detector(h)
+    assert_close(detector(h, logits), expected, rtol=1e-5, atol=0)
+    assert not torch.allclose(detector(h, 2 * logits), expected)  # it is these that are used
+    assert torch.equal(detector(h, (2 * logits).bfloat16()), expected)  # not if they have lost their digits
+
+
+def test_logits_of_a_small_head_have_too_few_digits(make_world):
+    world = make_world(torch.float32)
+    detector = ff.Fold(0.4).fit(world.bank, world.head)
+    assert torch.equal(detector(world.unknown, 2 * world.head(world.unknown)), detector(world.unknown))
+
+
+def test_known_logits_go_with_their_rows_where_there_are_many(make_world, monkeypatch):
+    world = make_world(torch.float64)
+    detector = ff.Fold(0.4).fit(world.bank, world.head)
+    h = world.bank.features
+    together = detector(h, world.head(h))
+    monkeypatch.setattr("flatfold.detectors.base.ROWS_AT_ONCE", 7)
+    assert_close(detector(h, world.head(h)), together)
+    assert_close(detector(h), together)

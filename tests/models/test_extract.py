@@ -122,13 +122,14 @@ X = make_data()[0]
     [
         (X, r"must be an iterable of batches, not Tensor\. Wrap a single batch in a list, \[batch\]"),
         ({"x": X}, "not dict"),
+        ((X, torch.zeros(len(X), dtype=torch.int64)), r"not tuple\. Wrap a single batch in a list, \[batch\]"),
         ("photos/", r"not str\. .* read a folder with FolderImages"),
         (3, "not int"),
         (TensorDataset(X), r"TensorDataset is a data set of single items\. Wrap it: torch.utils.data.DataLoader"),
         ([None], "a batch must hold a tensor, got NoneType"),
         ([X, None], "a batch must hold a tensor, got NoneType"),
     ],
-    ids=["tensor", "dict", "path", "number", "dataset", "None first", "None later"],
+    ids=["tensor", "dict", "pair", "path", "number", "dataset", "None first", "None later"],
 )
 def test_a_loader_of_another_kind_is_refused(loader, message):
     with pytest.raises(TypeError, match=message):

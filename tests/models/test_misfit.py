@@ -50,6 +50,31 @@ def test_layers_of_images_that_do_not_fit_are_told_with_their_shape():
             use()
 
 
+class TakesADict(nn.Module):
+    def forward(self, batch):
+        return batch["pixels"]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (TakesADict(), {"pixels": torch.zeros(2, 3), "mask": torch.zeros(2)}, "a dict go to the model by name; wrap a"),
+        (
+            nn.BatchNorm2d(3),
+            torch.zeros(3, 8, 8),
+            r"expected 4D.*Is this a single image\? A batch of one is x\[None",
+        ),
+        (convolutional(), torch.zeros(2, 8, 8, 3), r"Put the channels first: x\.permute\(0, 3, 1, 2\)\."),
+        (convolutional(), torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "They are torch.uint8: prepare them as in train"),
+        (convolutional(), torch.zeros(2, 3, 8, 8).double(), "They are torch.float64: prepare them as in training, and"),
+    ],
+    ids=["dict", "single image", "channels last", "uint8", "float64"],
+)
+def test_the_advice_suits_the_mistake(model, inputs, message):
+    with pytest.raises(ValueError, match=rf"^the network cannot take inputs of shape .*{message}"):
+        find_head(model.eval(), inputs)
+
+
 def test_a_later_batch_that_does_not_fit_is_told_too():
     with pytest.raises(ValueError, match=rf"of shape \(9,\): mat1 and mat2 shapes cannot be multiplied .*{VECTORS}"):
         ff.extract(nn.Linear(4, 3), [torch.zeros(2, 4), torch.zeros(2, 9)])

@@ -278,3 +278,12 @@ def test_an_impossible_rate_is_refused_before_the_model_runs(fpr):
 def test_a_single_sample_is_refused(model):
     with pytest.raises(ValueError, match="cannot both fit and calibrate"):
         ff.Guard.fit(model, [known(1)], fpr=0.5, detector="fold")
+
+
+def test_a_model_that_only_guesses_is_noticed(model, caplog):
+    x, y = known(200)
+    ff.Guard.fit(model, [(x, y)], detector="fold")
+    assert not caplog.messages
+    ff.Guard.fit(model, [(x, (y + 1) % 4)], detector="fold")
+    assert "the model is right about 0.0 % of the labelled inputs, where the most frequent class alone" in caplog.text
+    assert "Are its weights loaded" in caplog.text

@@ -119,7 +119,9 @@ def check_fit(bank: FeatureBank, head: Head) -> None:
 def labels_of(bank: FeatureBank, who: str) -> Tensor:
     """Return the labels of ``bank``, or say that ``who`` needs them."""
     if bank.labels is None:
-        raise ValueError(f"{who} needs to know the class of each sample. Give FeatureBank(features, labels).")
+        raise ValueError(
+            f"{who} needs to know the class of each sample. Give FeatureBank(features, labels), or batches (x, y)."
+        )
     return bank.labels
 
 

@@ -37,7 +37,9 @@ def partially_normalised(h: Tensor, alpha: float | Tensor) -> Tensor:
     return h / row_norms(h) ** alpha
 
 
-def partially_normalised_probs(h: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor) -> Tensor:
+def partially_normalised_probs(
+    h: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor, logits: Tensor | None = None
+) -> Tensor:
     r"""Return the class probabilities of partially normalised features.
 
     .. math:: p = \operatorname{softmax}(W h / \|h\|^\alpha + b)
@@ -50,13 +52,17 @@ def partially_normalised_probs(h: Tensor, weight: Tensor, bias: Tensor | None, a
         weight: ``(c, d)``.
         bias: ``(c,)`` or None.
         alpha: The exponent.
+        logits: ``W h + b``, ``(n, c)``, if known; where they have the digits that are needed, no product is left.
 
     Returns:
         ``(n, c)``, in the type of ``h``.
     """
     wide_weight, wide_h = widened(weight, h)
-    logits = rescaled_logits(wide_h @ wide_weight.mT, row_norms(wide_h) ** alpha, bias)
-    return logits.softmax(dim=-1).to(h.dtype)
+    if logits is None or logits.dtype != wide_h.dtype:
+        projected = wide_h @ wide_weight.mT
+    else:
+        projected = logits if bias is None else logits - bias
+    return rescaled_logits(projected, row_norms(wide_h) ** alpha, bias).softmax(dim=-1).to(h.dtype)
 
 
 def rescaled_logits(projected: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -104,6 +104,10 @@ class AutoFold(Detector):
         """Return FOLD's score at the chosen exponent."""
         return self.fold.score_at(h, self.alpha_)
 
+    def score_given(self, h: Tensor, logits: Tensor | None) -> Tensor:
+        """Return FOLD's score at the chosen exponent, from the logits as far as they have the digits."""
+        return self.fold.score_at(h, self.alpha_, logits)
+
     def pairs(self, h: Tensor, k: int) -> Pairs:
         """Return FOLD's pairs of classes at the chosen exponent."""
         check_features(h, self.fitted_weight)
@@ -134,7 +138,7 @@ class AutoFold(Detector):
         if bank.labels is None:
             raise ValueError(
                 "AutoFold masks the logit of each sample's own class, but this bank has no labels. "
-                "Give FeatureBank(features, labels), or use FOLD with an alpha of your own."
+                "Give FeatureBank(features, labels), or batches (x, y), or use FOLD with an alpha of your own."
             )
 
     def _curve(self, bank: FeatureBank, head: Head) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ To add a method, write :meth:`Detector.score`, and :meth:`Detector.learn` if the
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any, Self
 
 import torch
@@ -110,15 +111,22 @@ class Detector(Fittable, ABC):
         """Whether the detector can be called."""
         return "weight" in self.innermost._buffers
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, h: Tensor, logits: Tensor | None = None) -> Tensor:
         """Return one score per row of features ``(n, d)``, higher for more out-of-distribution.
 
         Many rows are scored a part at a time, so that no method needs memory in proportion to them.
+
+        Args:
+            h: Features, ``(n, d)``.
+            logits: What the head gives for them, ``(n, c)``, if the model has said so already: a method may then do
+                without a product of its own.
         """
         check_features(h, self.fitted_weight)
         if torch.compiler.is_compiling() or len(h) <= ROWS_AT_ONCE:
-            return self.score(h)
-        return torch.cat([self.score(part) for part in torch.split(h, ROWS_AT_ONCE)])
+            return self.score_given(h, logits)
+        known = repeat(None) if logits is None else torch.split(logits, ROWS_AT_ONCE)
+        parts = zip(torch.split(h, ROWS_AT_ONCE), known, strict=False)
+        return torch.cat([self.score_given(*part) for part in parts])
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Turn what ``bank`` and ``head`` teach into buffers; by default remember the head."""
@@ -144,6 +152,10 @@ class Detector(Fittable, ABC):
     def score_range(self) -> tuple[float, float]:
         """Return what a score can be at least and at most, for any features, rounding included; by default anything."""
         return -torch.inf, torch.inf
+
+    def score_given(self, h: Tensor, logits: Tensor | None) -> Tensor:
+        """Return the scores of rows whose logits may be known; by default these are of no use."""
+        return self.score(h)
 
     def register_head(self, head: Head) -> None:
         """Keep a copy of the head's weight and bias as buffers: a model that is trained on does not reach them."""

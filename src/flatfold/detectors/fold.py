@@ -72,9 +72,13 @@ class Fold(Detector):
         """Return the trace of the feature Hessian."""
         return self.score_at(h, self.alpha)
 
-    def score_at(self, h: Tensor, alpha: float | Tensor) -> Tensor:
+    def score_given(self, h: Tensor, logits: Tensor | None) -> Tensor:
+        """Return the trace, from the logits as far as they have the digits."""
+        return self.score_at(h, self.alpha, logits)
+
+    def score_at(self, h: Tensor, alpha: float | Tensor, logits: Tensor | None = None) -> Tensor:
         """Return the scores under another exponent than the constructor's."""
-        probs = partially_normalised_probs(h, self.weight, self._buffers.get("bias"), alpha)
+        probs = partially_normalised_probs(h, self.weight, self._buffers.get("bias"), alpha, logits)
         trace = self._trace(probs, h, alpha)
         if self.score_norm is None:
             return trace

@@ -13,6 +13,7 @@ from ..core.check import check_labels
 
 LABEL_KEYS = ("labels", "label", "y", "target", "targets")
 INPUT_KEYS = ("x", "image", "images", "input", "inputs")
+_PREPARED = "Images, arrays and paths become one tensor first: torch.stack([transform(image) for image in images])."
 _KNOWN = "Use a tensor, a pair (x, y), or a dict such as {'pixel_values': x, 'labels': y}."
 
 
@@ -83,7 +84,7 @@ def _inputs_and_labels(batch: Any) -> tuple[Any, Any]:
         return inputs, batch[found[0]] if found else None
     if isinstance(batch, (tuple, list)):
         if len(batch) not in (1, 2):
-            raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN}")
+            raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN} {_PREPARED}")
         return batch[0], batch[1] if len(batch) == 2 else None
     return batch, None
 
@@ -95,7 +96,7 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             return (inputs[names[0]],), {}
         return (), {str(name): value for name, value in inputs.items()}
     if not isinstance(inputs, Tensor):
-        raise TypeError(f"a batch must hold a tensor, got {type(inputs).__name__}. {_KNOWN}")
+        raise TypeError(f"a batch must hold a tensor, got {type(inputs).__name__}. {_KNOWN} {_PREPARED}")
     return (inputs,), {}
 
 
@@ -116,7 +117,8 @@ def _class_indices(labels: Any, rows: int) -> Tensor:
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or kind == torch.bool:
         raise TypeError(
             f"labels must be integer class indices, one per input, got {kind}. "
-            "Turn one-hot rows into indices with .argmax(1); leave out targets that are no classes."
+            "Turn one-hot rows into indices with .argmax(1); leave out targets that are no classes; join "
+            "a list of inputs with torch.stack."
         )
     indices: Tensor = labels.detach().cpu().long()
     check_labels(indices, rows)

@@ -40,10 +40,11 @@ def check_loader(loader: Iterable[Any], workers: int = 0) -> None:
             f"the loader must give batches, but {type(loader).__name__} is a data set of single items. "
             "Wrap it: torch.utils.data.DataLoader(dataset, batch_size=64)."
         )
-    if isinstance(loader, (Tensor, Mapping, str)) or not isinstance(loader, Iterable):
+    if _is_pair(loader) or isinstance(loader, (Tensor, Mapping, str)) or not isinstance(loader, Iterable):
         raise TypeError(
             f"the loader must be an iterable of batches, not {type(loader).__name__}. "
-            "Wrap a single batch in a list, [batch]; read a folder with FolderImages(path, transform)."
+            "Wrap a single batch in a list, [batch]; read a folder with FolderImages(path, transform), an .npz with "
+            "NpzImages."
         )
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
         raise ValueError(f"workers must be 0 or the number of processes that read images, got {workers!r}.")
@@ -52,6 +53,14 @@ def check_loader(loader: Iterable[Any], workers: int = 0) -> None:
             f"workers={workers} needs a source such as FolderImages, not {type(loader).__name__}. "
             "A DataLoader has num_workers for that."
         )
+
+
+def _is_pair(loader: object) -> bool:
+    """Tell whether this is one batch (x, y), where a list of batches was meant: labels go into no network."""
+    if not isinstance(loader, tuple) or len(loader) != 2 or not all(isinstance(part, Tensor) for part in loader):
+        return False
+    x, y = loader
+    return x.ndim > 1 and y.ndim == 1 and len(x) == len(y) and not y.is_floating_point()
 
 
 def split(loader: Iterable[Any], title: str) -> Iterator[Batch]:

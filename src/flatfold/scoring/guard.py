@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -30,6 +31,8 @@ from .verdict import Verdict
 
 if TYPE_CHECKING:
     from .export import Parity
+
+log = logging.getLogger(__name__)
 
 
 class Guard:
@@ -111,6 +114,7 @@ class Guard:
                 "and its gradient again for every input. Use a method that sees features."
             )
         bank, found = one_pass(model, loader, device, head)
+        _note_guesses(bank, found)
         if calibration is None:
             bank, held_out = _halves(bank, seed)
         else:
@@ -217,7 +221,9 @@ class Guard:
             return run(self.model, self.found, split_batch(batch).to(device))
 
     def _judged(self, seen: Pass) -> Verdict:
-        return Verdict(seen.logits, *self.judge.to(seen.features.device)(seen.features, seen.logits))
+        if self.calibration.scores.device != seen.features.device:
+            self.judge.to(seen.features.device)
+        return Verdict(seen.logits, *self.judge(seen.features, seen.logits))
 
 
 @torch.no_grad()
@@ -241,6 +247,21 @@ def _check_apart(detector: Detector, bank: FeatureBank, held_out: FeatureBank, s
         raise ValueError(
             "the detector has seen what is in the loader, so calibration= must be other data, or the false-alarm rate "
             "would mean nothing. Leave it out, and half of the data is kept for that."
+        )
+
+
+def _note_guesses(bank: FeatureBank, found: FoundHead) -> None:
+    """Say so when the model knows the labels no better than somebody who never looks at an input."""
+    if bank.labels is None:
+        return
+    right = float((found.head(bank.features).argmax(dim=-1) == bank.labels).double().mean())
+    most = int(bank.labels.bincount().max()) / len(bank)
+    if right <= most < 1:
+        log.warning(
+            "the model is right about %.1f %% of the labelled inputs, where the most frequent class alone makes up "
+            "%.1f %%. Are its weights loaded, inputs prepared as in training, labels in the order of its outputs?",
+            100 * right,
+            100 * most,
         )
 
 

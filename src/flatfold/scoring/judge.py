@@ -36,12 +36,14 @@ class Judge(nn.Module):
 
         Args:
             features: ``(n, d)``.
-            logits: ``(n, c)``, which tell the predicted class; by default those of the head.
+            logits: ``(n, c)``, what the head gave for them, if that is known.
         """
         with without_autocast(features):
-            # A graph does not refuse such features, and a method may see in an infinity the surest of all inputs.
-            score = self.detector(features).where(features.isfinite().all(dim=-1), torch.nan)
+            score = self.detector(features, logits)
             logits = self.detector.innermost.logits(features) if logits is None else logits
+            if torch.compiler.is_compiling():
+                # A graph does not refuse such features, and a method may see in an infinity the surest of all inputs.
+                score = score.where(features.isfinite().all(dim=-1), torch.nan)
             return score, *self.calibration(score, logits.argmax(dim=-1))
 
     @classmethod
