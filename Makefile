@@ -13,8 +13,8 @@ ORACLES := curvlinops-for-pytorch backpack-for-pytorch einconv unfoldNd linear_o
 demo: $(READY)  ## the main job on built-in real data: out/digits/report.html
 	$(BIN)/flatfold bench digits
 
-test: $(READY)  ## all tests, doctests included, with branch coverage
-	$(BIN)/python -m pytest --cov --cov-report=term
+test: $(READY)  ## all tests, doctests included, with branch coverage; a process per core, and a thread per process
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --cov --cov-report=term
 
 lint: $(READY)  ## style and types
 	$(BIN)/ruff check .

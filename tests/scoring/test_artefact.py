@@ -350,7 +350,9 @@ class TestSaving:
         assert type(guard.fpr) is float
         assert loaded.fpr == guard.fpr == float(rate)
 
-    @pytest.mark.parametrize("value", [object(), torch.ones(2), float("nan"), {1: {2}}], ids=repr)
+    @pytest.mark.parametrize(
+        "value", [object(), torch.ones(2), float("nan"), {1: {2}}], ids=["object", "tensor", "nan", "set"]
+    )
     def test_hyper_parameters_must_have_a_form_in_json(self, value, guard, tmp_path):
         guard.detector.made_by = ("autofold", {"grid": value})
         with pytest.raises(

@@ -104,7 +104,7 @@ class AutoFold(Detector):
         """Return FOLD's score at the chosen exponent."""
         return self.fold.score_at(h, self.alpha_)
 
-    def score_given(self, h: Tensor, logits: Tensor | None) -> Tensor:
+    def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
         """Return FOLD's score at the chosen exponent, from the logits as far as they have the digits."""
         return self.fold.score_at(h, self.alpha_, logits)
 

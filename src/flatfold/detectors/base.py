@@ -123,10 +123,13 @@ class Detector(Fittable, ABC):
         """
         check_features(h, self.fitted_weight)
         if torch.compiler.is_compiling() or len(h) <= ROWS_AT_ONCE:
-            return self.score_given(h, logits)
+            return self._score_of(h, logits)
         known = repeat(None) if logits is None else torch.split(logits, ROWS_AT_ONCE)
         parts = zip(torch.split(h, ROWS_AT_ONCE), known, strict=False)
-        return torch.cat([self.score_given(*part) for part in parts])
+        return torch.cat([self._score_of(*part) for part in parts])
+
+    def _score_of(self, h: Tensor, logits: Tensor | None) -> Tensor:
+        return self.score(h) if logits is None else self.score_given(h, logits)
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Turn what ``bank`` and ``head`` teach into buffers; by default remember the head."""
@@ -153,8 +156,8 @@ class Detector(Fittable, ABC):
         """Return what a score can be at least and at most, for any features, rounding included; by default anything."""
         return -torch.inf, torch.inf
 
-    def score_given(self, h: Tensor, logits: Tensor | None) -> Tensor:
-        """Return the scores of rows whose logits may be known; by default these are of no use."""
+    def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
+        """Return the scores of rows whose logits ``(n, c)`` are known; by default that is of no use."""
         return self.score(h)
 
     def register_head(self, head: Head) -> None:

@@ -72,7 +72,7 @@ class Fold(Detector):
         """Return the trace of the feature Hessian."""
         return self.score_at(h, self.alpha)
 
-    def score_given(self, h: Tensor, logits: Tensor | None) -> Tensor:
+    def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
         """Return the trace, from the logits as far as they have the digits."""
         return self.score_at(h, self.alpha, logits)
 
