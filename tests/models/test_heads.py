@@ -13,21 +13,9 @@ from flatfold.core.errors import UnsupportedHead
 from flatfold.models.at_rest import as_it_was
 from flatfold.models.batches import split_batch
 from flatfold.models.heads import find_head, probe, run
+from tests.architectures import Net
 
 C = 5
-
-
-class Net(nn.Module):
-    """A model from a few modules and a forward function, so that each case below fits in a few lines."""
-
-    def __init__(self, forward, **modules):
-        super().__init__()
-        self.way = forward
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-    def forward(self, *args, **kwargs):
-        return self.way(self, *args, **kwargs)
 
 
 def images(n=3):

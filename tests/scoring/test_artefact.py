@@ -23,30 +23,12 @@ from flatfold.scoring.artefact import probes
 from flatfold.scoring.artefact.settings import head_hash, head_within
 from flatfold.scoring.artefact.strict_json import canonical, parsed
 from flatfold.scoring.artefact.tensor_file import checksum
+from tests.four_classes import known, make_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
 
 SEE_FEATURES = sorted(name for name, method in METHODS.items() if method.sees == "features")
 SMALL = {"knn": {"k": 5}, "nnguide": {"k": 5, "share": 0.3}}
-
-
-def make_model(seed=0):
-    """Four classes, each recognised by its own quarter of eight inputs."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
-    with torch.no_grad():
-        model[0].weight.copy_(torch.cat([torch.eye(8), 0.1 * torch.randn(8, 8)]))
-        model[3].weight.copy_(torch.eye(4).repeat_interleave(2, dim=1).repeat(1, 2) * 2)
-    return model
-
-
-def known(n, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    y = torch.randint(4, (n,), generator=g)
-    x = 0.5 * torch.rand(n, 8, generator=g)
-    for half in (0, 1):
-        x[torch.arange(n), 2 * y + half] += 1 + torch.rand(n, generator=g)
-    return x, y
 
 
 def fitted(name, model, n=400, **how):
@@ -91,7 +73,7 @@ def path(guard, tmp_path):
 
 
 @pytest.fixture
-def refused(path, model):
+def check_refused(path, model):
     def check(message, other=None):
         with pytest.raises(ValueError, match=message) as error:
             ff.Guard.load(path, model if other is None else other)
@@ -389,26 +371,26 @@ class TestSaving:
 
 class TestOtherModels:
     @pytest.mark.parametrize("layer", [0, 3])
-    def test_other_weights(self, refused, layer):
+    def test_other_weights(self, check_refused, layer):
         other = make_model()
         with torch.no_grad():
             other[layer].bias += 1
-        refused("was made for a model with other weights: its calibration means nothing here. Load", other)
+        check_refused("was made for a model with other weights: its calibration means nothing here. Load", other)
 
-    def test_another_architecture(self, refused):
-        refused("a last layer '3', this one has none", nn.Linear(8, 4))
+    def test_another_architecture(self, check_refused):
+        check_refused("a last layer '3', this one has none", nn.Linear(8, 4))
 
-    def test_a_layer_of_that_name_that_is_not_linear(self, refused):
-        refused("a last layer '3', this one has none", nn.Sequential(*[nn.ReLU() for _ in range(4)]))
+    def test_a_layer_of_that_name_that_is_not_linear(self, check_refused):
+        check_refused("a last layer '3', this one has none", nn.Sequential(*[nn.ReLU() for _ in range(4)]))
 
-    def test_other_classes(self, refused):
+    def test_other_classes(self, check_refused):
         other = make_model()
         other[3] = nn.Linear(16, 7)
-        refused("with 4 classes and 16 features, this one has 7 and 16", other)
+        check_refused("with 4 classes and 16 features, this one has 7 and 16", other)
 
     @pytest.mark.parametrize(("convert", "name"), [("half", "float16"), ("double", "float64")])
-    def test_another_type(self, refused, convert, name):
-        refused(f"was made for a model in 'float32', this one is in '{name}'", getattr(make_model(), convert)())
+    def test_another_type(self, check_refused, convert, name):
+        check_refused(f"was made for a model in 'float32', this one is in '{name}'", getattr(make_model(), convert)())
 
 
 class TestDamage:
@@ -437,13 +419,13 @@ class TestDamage:
             ff.Guard.load(tmp_path / "a", model)
 
     @pytest.mark.parametrize("size", [0, 7, 100, 1000])
-    def test_cut_short(self, path, refused, size):
+    def test_cut_short(self, path, check_refused, size):
         path.write_bytes(path.read_bytes()[:size])
-        refused("it is cut, damaged, or no safetensors file")
+        check_refused("it is cut, damaged, or no safetensors file")
 
-    def test_cut_among_the_tensors(self, path, refused):
+    def test_cut_among_the_tensors(self, path, check_refused):
         path.write_bytes(path.read_bytes()[:-1])
-        refused("it is cut, damaged, or no safetensors file")
+        check_refused("it is cut, damaged, or no safetensors file")
 
     def test_every_byte_of_the_tensors_counts(self, path, model):
         content = bytearray(path.read_bytes())
@@ -455,22 +437,22 @@ class TestDamage:
                 ff.Guard.load(path, model)
             content[place] ^= 1
 
-    def test_another_safetensors_file(self, path, refused):
+    def test_another_safetensors_file(self, path, check_refused):
         save_file({"x": torch.zeros(1)}, path)
-        refused("it holds no guard, but something else")
+        check_refused("it holds no guard, but something else")
 
     @pytest.mark.parametrize(
         ("version", "advice"),
         [(1, "guards of that version are read no more"), (3, "upgrade flatfold"), ("2", "guards of that version")],
     )
-    def test_another_version(self, path, refused, version, advice):
+    def test_another_version(self, path, check_refused, version, advice):
         forge(path, {"version": version})
-        refused(f"it has version '?{version}'?, this flatfold reads version 2: {advice}")
+        check_refused(f"it has version '?{version}'?, this flatfold reads version 2: {advice}")
 
-    def test_the_first_version(self, path, refused):
+    def test_the_first_version(self, path, check_refused):
         said = {"format": "flatfold-guard", "version": 1, "detector": "fold", "hyper": {}, "fpr": 0.1, "head": "3"}
         save_file({"calibration": torch.arange(9.0)}, path, {"guard": json.dumps(said)})
-        refused("it has version 1, this flatfold reads version 2")
+        check_refused("it has version 1, this flatfold reads version 2")
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -503,19 +485,19 @@ class TestDamage:
         ],
         ids=lambda value: str(value)[:40],
     )
-    def test_nonsense_in_the_settings(self, path, refused, settings, message):
+    def test_nonsense_in_the_settings(self, path, check_refused, settings, message):
         forge(path, settings)
-        refused(message)
+        check_refused(message)
 
     @pytest.mark.parametrize("name", ["fpr", "hyper", "transform", "weights_sha256"])
-    def test_settings_must_all_be_there(self, path, refused, name):
+    def test_settings_must_all_be_there(self, path, check_refused, name):
         forge(path, drop=[name])
-        refused(f"the setting '{name}' is missing")
+        check_refused(f"the setting '{name}' is missing")
 
-    def test_settings_must_be_written_as_flatfold_does(self, path, refused):
+    def test_settings_must_be_written_as_flatfold_does(self, path, check_refused):
         said = settings_in(path)
         save_file(load_file(path), path, {"guard": json.dumps(said, indent=1)})
-        refused("its settings are not written the way flatfold writes them")
+        check_refused("its settings are not written the way flatfold writes them")
 
     @pytest.mark.parametrize(
         ("name", "value", "message"),
@@ -545,22 +527,22 @@ class TestDamage:
             ("other.values", torch.zeros(8, 15), "the tensor 'other.values' is unknown"),
         ],
     )
-    def test_tensors_that_save_would_not_write(self, path, refused, name, value, message):
+    def test_tensors_that_save_would_not_write(self, path, check_refused, name, value, message):
         forge(path, **{name: value})
-        refused(message)
+        check_refused(message)
 
-    def test_groups_are_one_or_as_many_as_classes(self, path, refused):
+    def test_groups_are_one_or_as_many_as_classes(self, path, check_refused):
         forge(path, **{"calibration.scores": torch.zeros(2, 100), "calibration.counts": torch.tensor([100, 100])})
-        refused("calibration scores of 2 groups, and a model with 4 classes has 1 or 4")
+        check_refused("calibration scores of 2 groups, and a model with 4 classes has 1 or 4")
 
     @pytest.mark.parametrize("name", ["calibration.counts", "probe.features"])
-    def test_tensors_must_all_be_there(self, path, refused, name):
+    def test_tensors_must_all_be_there(self, path, check_refused, name):
         forge(path, drop=[name])
-        refused(f"the tensor '{name}' is missing")
+        check_refused(f"the tensor '{name}' is missing")
 
-    def test_a_detector_without_its_tensors(self, path, refused):
+    def test_a_detector_without_its_tensors(self, path, check_refused):
         forge(path, drop=[name for name in load_file(path) if name.startswith("detector.")])
-        refused("has not been fitted")
+        check_refused("has not been fitted")
 
     def test_a_method_of_ones_own_must_be_registered_first(self, model, tmp_path):
         class Norm(ff.Detector):
@@ -579,10 +561,10 @@ class TestDamage:
         ):
             ff.Guard.load(tmp_path / "guard.safetensors", model)
 
-    def test_a_method_that_computes_otherwise_is_found_out(self, path, refused, monkeypatch):
+    def test_a_method_that_computes_otherwise_is_found_out(self, path, check_refused, monkeypatch):
         before = ff.Fold.score_at
         monkeypatch.setattr(ff.Fold, "score_at", lambda *given: before(*given) * 1.0001)
-        refused("its detector gives a score of .* where it gave")
+        check_refused("its detector gives a score of .* where it gave")
 
 
 class TestHeaders:
@@ -608,13 +590,13 @@ class TestHeaders:
         ],
         ids=str,
     )
-    def test_places_that_cannot_be(self, path, refused, entry):
+    def test_places_that_cannot_be(self, path, check_refused, entry):
         self.put(path, {"__metadata__": {"guard": "{}"}, "x": entry}, bytes(8))
-        refused("it is cut, damaged, or no safetensors file")
+        check_refused("it is cut, damaged, or no safetensors file")
 
-    def test_types_that_save_would_not_write(self, path, refused):
+    def test_types_that_save_would_not_write(self, path, check_refused):
         self.put(path, {"x": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}, bytes(8))
-        refused("'x' has none of the types torch.float16, .*, torch.bool")
+        check_refused("'x' has none of the types torch.float16, .*, torch.bool")
 
     @pytest.mark.parametrize(
         ("header", "message"),
@@ -630,16 +612,16 @@ class TestHeaders:
         ],
         ids=lambda value: str(value[:20]),
     )
-    def test_texts_that_are_no_header(self, path, refused, header, message):
+    def test_texts_that_are_no_header(self, path, check_refused, header, message):
         self.put(path, header)
-        refused(message)
+        check_refused(message)
 
     @pytest.mark.parametrize(
         "metadata", [None, {}, {"guard": "null"}, {"guard": "{}", "more": ""}, {"guide": "{}"}], ids=str
     )
-    def test_metadata_without_a_guard(self, path, refused, metadata):
+    def test_metadata_without_a_guard(self, path, check_refused, metadata):
         self.put(path, {"__metadata__": metadata})
-        refused("it holds no guard")
+        check_refused("it holds no guard")
 
 
 @pytest.mark.parametrize(

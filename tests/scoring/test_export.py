@@ -20,6 +20,8 @@ from flatfold.scoring.export.parity import compare
 from flatfold.scoring.verdict import Verdict
 from tests import architectures as made
 from tests.architectures import built
+from tests.four_classes import known
+from tests.four_classes import make_model as four_classes_model
 
 pytest.importorskip("onnxruntime", reason="flatfold[onnx] is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
@@ -28,23 +30,10 @@ METHODS = {"fold": {}, "autofold": {}, "autofold-r": {}, "ash": {}, "msp": {}, "
 TRANSFORM = ff.Transform(resize=8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
 
 
-def known(n, seed=0):
-    """Inputs of four classes, each recognised by its own two of eight numbers."""
-    g = torch.Generator().manual_seed(seed)
-    y = torch.randint(4, (n,), generator=g)
-    x = 0.5 * torch.rand(n, 8, generator=g)
-    for half in (0, 1):
-        x[torch.arange(n), 2 * y + half] += 1 + torch.rand(n, generator=g)
-    return x, y
-
-
 def make_model(last=nn.Identity):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), last(), nn.Dropout(0.5), nn.Linear(16, 4))
-    with torch.no_grad():
-        model[0].weight.copy_(torch.cat([torch.eye(8), 0.1 * torch.randn(8, 8)]))
-        model[4].weight.copy_(torch.eye(4).repeat_interleave(2, dim=1).repeat(1, 2) * 2)
-    return model
+    """The model with another module in front of its dropout."""
+    layers = four_classes_model()
+    return nn.Sequential(*layers[:2], last(), *layers[2:])
 
 
 def fit(detector="fold", last=nn.Identity, **options):

@@ -7,27 +7,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
+from tests.four_classes import known, make_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
-
-
-def make_model(seed=0):
-    """Four classes, each recognised by its own quarter of eight inputs; with dropout, so that modes matter."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
-    with torch.no_grad():
-        model[0].weight.copy_(torch.cat([torch.eye(8), 0.1 * torch.randn(8, 8)]))
-        model[3].weight.copy_(torch.eye(4).repeat_interleave(2, dim=1).repeat(1, 2) * 2)
-    return model
-
-
-def known(n, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    y = torch.randint(4, (n,), generator=g)
-    x = 0.5 * torch.rand(n, 8, generator=g)
-    for half in (0, 1):
-        x[torch.arange(n), 2 * y + half] += 1 + torch.rand(n, generator=g)
-    return x, y
 
 
 @pytest.fixture

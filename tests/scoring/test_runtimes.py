@@ -15,6 +15,7 @@ from flatfold.models.heads import run
 from flatfold.scoring.calibration import lifted
 from tests import architectures as made
 from tests.architectures import HUB, built
+from tests.four_classes import known as of_four_classes
 
 CLASSES = 4
 DEVICES = [
@@ -41,11 +42,7 @@ def make_model(*before):
 
 
 def known(n, seed=0, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.randint(CLASSES, (n,), generator=generator)
-    x = 0.5 * torch.rand(n, 8, generator=generator)
-    for half in (0, 1):
-        x[torch.arange(n), 2 * y + half] += 1 + torch.rand(n, generator=generator)
+    x, y = of_four_classes(n, seed)
     return x.to(dtype), y
 
 
