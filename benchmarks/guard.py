@@ -46,6 +46,6 @@ def run() -> list[bool]:
         ratio = time_ratio(lambda x=x: model(x), guarded, rounds=15)
         print(f"      guarded against bare calls, timed in turn, batch of {batch}: {100 * (ratio - 1):+.2g} percent")
         added[batch] = median(around)
-    print(f"      added to a single image, half of it for reading 4 MB of class distances: {added[1]:.2g} percent")
+    print(f"      added to a single image: {added[1]:.2g} percent")
     what = "what a guard adds to a ResNet-50-sized model at 224 px, batch of 16"
     return [report(what, added[16], "percent", 2, at_least=False)]
