@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "scoring": {"core", "detectors", "models"},
     "evaluate": {"core", "detectors", "models", "curvature", "scoring"},
     "report": {"core", "curvature", "evaluate"},
-    "cli": {"core", "detectors", "models", "curvature", "scoring", "evaluate", "report"},
+    "serve": {"core", "detectors", "models", "scoring"},
+    "cli": {"core", "detectors", "models", "curvature", "scoring", "evaluate", "report", "serve"},
 }
 EVERYWHERE = {"progress", "files", "__version__"}  # two small helpers that belong to no room, and the version
 OUTSIDE_OF_CORE = {"core": {"torch", "numpy"}, "detectors": {"torch", "numpy"}}
