@@ -88,13 +88,45 @@ def test_images_are_spread_over_all_of_them(folder):
     assert _images(folder / "photos", TRANSFORM, 100).rows == 9
 
 
+def test_images_of_lists_and_tables_are_read_without_their_labels(folder):
+    pyarrow = pytest.importorskip("pyarrow", reason="flatfold[parquet] is not installed")
+    from pyarrow.parquet import write_table
+
+    from flatfold.cli.export import _images
+
+    names = [f"photos/class{i % 3}/{i}.png" for i in range(9)]
+    (folder / "list.txt").write_text("\n".join(names))
+    write_table(pyarrow.table({"image": [(folder / name).read_bytes() for name in names]}), folder / "t.parquet")
+    expected = torch.stack([TRANSFORM(image) for image in pixels(90, seed=1)[0][:9]])
+    for place in ("list.txt", "t.parquet"):
+        (x,) = _images(folder / place, TRANSFORM, 100)
+        assert torch.equal(x, expected)
+    done = run("guard.safetensors", *MODEL, "--images", "list.txt", "--out", "model.pt2")
+    assert "compared on 9 images of list.txt in batches of 1, 7, 9" in done.stdout
+
+
 def test_a_guard_without_a_transform_takes_it_from_options_and_keeps_it(folder):
     arguments = ("blind.safetensors", *MODEL, "--images", "images.npz", "--out", "model.pt2")
-    done = run(*arguments, "--mode", "L", "--mean", "0.4", "--std", "0.3", "--resize", 4, "--crop", 4)
+    done = run(
+        *arguments,
+        "--mode",
+        "L",
+        "--mean",
+        "0.4",
+        "--std",
+        "0.3",
+        "--resize",
+        4,
+        "--crop",
+        4,
+        "--interpolation",
+        "bicubic",
+    )
     assert done.exit_code == 0, done.output
     extra = {"flatfold.json": ""}
     torch.export.load("model.pt2", extra_files=extra)
     assert '"mean": [0.4]' in extra["flatfold.json"]
+    assert '"interpolation": "bicubic"' in extra["flatfold.json"]
     done = run(*arguments)
     assert isinstance(done.exception, ValueError)
     assert "blind.safetensors does not say how images are prepared. Say it with --resize" in str(done.exception)
@@ -104,7 +136,11 @@ def test_a_guard_without_a_transform_takes_it_from_options_and_keeps_it(folder):
     ("arguments", "sentence"),
     [
         ((*MODEL, "--images", "images.npz", "--crop", "4"), r"says how images are prepared, .* Leave out --crop"),
-        ((*MODEL, "--images", "none"), r"--images is a folder of images or a .npz file, got none. Check the path"),
+        ((*MODEL, "--images", "none"), r"there are no images at none: it does not exist. Check the path"),
+        (
+            (*MODEL, "--images", "tiny.pt"),
+            r"images are read from a folder, or from a file that ends in .*, got tiny.pt",
+        ),
         ((*MODEL, "--images", "images.npz", "--out", "model.pt"), r"a file that ends in .onnx or .pt2, got 'model.pt'"),
         (("--model", "tiny", "--images", "photos"), r"--model is written package.module:function or library/name, got"),
         (("--model", "nets.py:tiny", "--images", "photos"), r"a module and not a file, got .* Write nets:tiny, in the"),
@@ -122,7 +158,7 @@ def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_written(arguments, s
     before = sorted(folder.iterdir())
     done = run("guard.safetensors", *arguments)
     assert done.exit_code == 1
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
         raise done.exception
     assert {path for path in folder.iterdir() if path.name != "__pycache__"} == set(before) - {folder / "__pycache__"}
 

@@ -1,9 +1,14 @@
 """`models.images`: the right pixels with the right labels in a fixed order, and a sentence for every broken file."""
 
+import hashlib
 import io
+import json
 import os
 import shutil
 import struct
+import subprocess
+import tracemalloc
+import zlib
 from contextlib import suppress
 
 import numpy as np
@@ -13,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from flatfold.core.errors import UnreadableImage
+from flatfold.core.errors import TooManyPixels, UnreadableImage
 from flatfold.models.extract import extract
+from flatfold.models.folders import find_images
 from flatfold.models.images import ArrayImages, FolderImages, NpzImages, Transform, read_image
 
 PLAIN = Transform()
@@ -46,7 +52,7 @@ def test_sub_folders_give_labels_in_the_order_of_their_names(tmp_path):
     assert source.classes == ("ant", "bee", "cat")
     assert colours(source) == [2, 3, 4, 0, 1]
     assert torch.cat([y for _, y in source]).tolist() == [0, 1, 1, 2, 2]
-    assert [path.name for path in source.paths] == ["c.png", "d.bmp", "e.png", "b.png", "a.PNG"]
+    assert source.paths == ("ant/c.png", "bee/d.bmp", "bee/e.png", "cat/b.png", "cat/sub/a.PNG")
     assert (source.rows, len(source)) == (5, 3)
 
 
@@ -74,6 +80,89 @@ def test_linked_folders_are_followed_but_not_in_circles(tmp_path):
     (tmp_path / "root" / "b").symlink_to(tmp_path / "far")
     (tmp_path / "root" / "a" / "up").symlink_to(tmp_path / "root")
     assert FolderImages(tmp_path / "root", PLAIN).labels.tolist() == [0, 1]
+
+
+def slow_paths(root):
+    """Slow and obvious: every file below ``root`` by the parts of its path, of those that are images and not hidden."""
+    found = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+    shown = [path for path in found if not any(part.startswith(".") for part in path.parts)]
+    return tuple(path.as_posix() for path in sorted(shown, key=lambda path: path.parts) if path.suffix in (".png",))
+
+
+TREES = st.lists(
+    st.lists(st.sampled_from(["a", "a.b", "a-b", "a b", "b", "B", ".h", "é", "a\\b"]), max_size=3), max_size=9
+)
+
+
+@settings(deadline=None)
+@given(folders=TREES, names=st.lists(st.sampled_from(["a.png", "a", "b.png", ".c.png", "d.png.", "é.png"])))
+def test_files_are_sorted_by_the_parts_of_their_paths(tmp_path_factory, folders, names):
+    root = tmp_path_factory.mktemp("tree")
+    (root / "z.png").touch()
+    for folder, name in zip(folders, names, strict=False):
+        root.joinpath(*folder).mkdir(parents=True, exist_ok=True)
+        if not root.joinpath(*folder, name).exists():
+            root.joinpath(*folder, f"{name}.png" if name == "a" else name).touch()
+    assert find_images(root) == slow_paths(root)
+
+
+def test_a_folder_comes_where_its_own_name_belongs(tmp_path):
+    names = ["a/z.png", "a-b/y.png", "a.png", "a/b/x.png", "b.png"]
+    make_folder(tmp_path, names)
+    assert find_images(tmp_path) == ("a/b/x.png", "a/z.png", "a-b/y.png", "a.png", "b.png")
+
+
+def test_links_that_lead_nowhere_are_named_when_they_are_read_and_hinder_no_other(tmp_path):
+    make_folder(tmp_path, ["y.png"])
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nothing")
+    (tmp_path / "self.png").symlink_to(tmp_path / "self.png")
+    (tmp_path / "self").symlink_to(tmp_path / "self")
+    source = FolderImages(tmp_path, PLAIN)
+    assert source.paths == ("gone.png", "self.png", "y.png")
+    assert [tuple(x.shape) for x in source.attempt(range(3))[0]] == [(3, 4, 5)]
+    assert list(source.attempt(range(3))[1]) == [0, 1]
+
+
+def test_a_folder_that_cannot_be_opened_is_not_passed_over(tmp_path, monkeypatch):
+    make_folder(tmp_path, ["a/x.png", "b/y.png"])
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("b"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match=r"Permission denied: .*b'"):
+        FolderImages(tmp_path, PLAIN)
+
+
+def test_a_name_that_is_no_utf_8_is_read_like_any_other(tmp_path):
+    make_folder(tmp_path, ["cat/x.png"])
+    odd = os.fsencode(tmp_path / "cat") + b"/\xff.png"
+    try:
+        shutil.copy(os.fsencode(tmp_path / "cat/x.png"), odd)
+    except (OSError, UnicodeError):
+        pytest.skip("this file system takes only names in UTF-8")
+    source = FolderImages(tmp_path, PLAIN)
+    assert source.paths == ("cat/x.png", "cat/\udcff.png")
+    assert source.read(range(2))[0].shape == (2, 3, 4, 5)
+    assert source.name(1) == os.fsdecode(odd)
+    assert len(source.fingerprint) == 64
+
+
+def test_many_files_take_little_memory(tmp_path):
+    for number in range(4000):
+        (tmp_path / f"{number:06d}.png").touch()
+    tracemalloc.start()
+    try:
+        paths = find_images(tmp_path)
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(paths) == 4000
+    assert kept < 4000 * 110  # 59 bytes for the name, 8 for its place; a Path takes more than 400
+    assert most < 4000 * 300
 
 
 def test_images_beside_class_folders_are_refused_unless_labels_are_not_wanted(tmp_path):
@@ -124,6 +213,108 @@ def test_a_file_that_is_no_image_is_named(tmp_path, content):
         read_image(tmp_path / "x.png")
 
 
+def test_a_file_of_a_kind_that_starts_another_program_is_no_image(tmp_path, monkeypatch):
+    started = []
+    for name in ("Popen", "check_call", "call", "run"):
+        monkeypatch.setattr(subprocess, name, lambda *args, **how: started.append(args))
+    path = tmp_path / "x.png"
+    Image.new("RGB", (3, 2)).save(path, "EPS")
+    with pytest.raises(
+        UnreadableImage, match=r"x\.png could not be read as an image: it has the form of no known kind"
+    ):
+        read_image(path)
+    with pytest.raises(
+        UnreadableImage, match=r"x\.png could not be read as an image: it has the form of no known kind"
+    ):
+        list(FolderImages(tmp_path, PLAIN))
+    assert started == []
+
+
+@pytest.mark.parametrize("kind", ["ICO", "TGA", "JPEG2000", "PCX"])
+def test_other_kinds_of_images_are_not_read(kind):
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(file, kind)
+    with pytest.raises(UnreadableImage, match="form of no known kind of image"):
+        read_image(file)
+
+
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"])
+@pytest.mark.parametrize("mode", ["L", "1"])
+def test_an_image_is_known_by_its_bytes_and_not_by_its_name(tmp_path, kind, mode):
+    image = Image.new("L" if kind == "WEBP" else mode, (7, 5), 255)
+    image.save(tmp_path / "x.png", kind)
+    read = read_image(tmp_path / "x.png")
+    assert (read.size, read.convert("L").getextrema()) == ((7, 5), (255, 255))
+
+
+def test_the_first_picture_of_a_phone_is_read(tmp_path):
+    first, second = Image.new("RGB", (9, 6), (200, 0, 0)), Image.new("RGB", (3, 2))
+    first.save(tmp_path / "x.jpg", "MPO", save_all=True, append_images=[second])
+    image = read_image(tmp_path / "x.jpg")
+    assert (image.format, image.size) == ("MPO", (9, 6))
+    assert abs(image.getpixel((4, 3))[0] - 200) < 4
+
+
+def chunk(name, data):
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def declared(width, height):
+    """A PNG that declares a size and has no pixels."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(("width", "height"), [(101, 10), (1, 1001), (12_000, 9_000), (60_000, 50_000)])
+@pytest.mark.parametrize("path", [True, False])
+def test_an_image_that_declares_too_many_pixels_is_refused_with_its_size(tmp_path, width, height, path):
+    (tmp_path / "x.png").write_bytes(declared(width, height))
+    file = tmp_path / "x.png" if path else io.BytesIO(declared(width, height))
+    with pytest.raises(
+        TooManyPixels,
+        match=rf"^upload could not be read as an image: it declares {width} x {height} pixels, and at most 1000 are "
+        r"read\. Scale it down\.$",
+    ):
+        read_image(file, "upload", most_pixels=1000)
+
+
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF"])
+def test_sizes_of_nearly_every_kind_are_known_where_pillow_does_not_open_the_file(monkeypatch, kind):
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(file, kind)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(TooManyPixels, match=r"declares 40 x 30 pixels, and at most 1199 are read"):
+        read_image(file, most_pixels=1199)
+    with pytest.raises(TooManyPixels, match=r"exceeds limit of 200 pixels, could be decompression bomb"):
+        read_image(file, most_pixels=1200)
+
+
+def test_a_size_that_pillow_does_not_tell_is_too_many_pixels_as_well(monkeypatch):
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(file, "WEBP")  # which compares the size itself, in some versions
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(TooManyPixels, match=r"declares 40 x 30 pixels|\(1200 pixels\) exceeds limit of 200 pixels"):
+        read_image(file, most_pixels=1199)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1200)
+    with pytest.raises(TooManyPixels, match=r"declares 40 x 30 pixels, and at most 1199 are read"):
+        read_image(file, most_pixels=1199)
+
+
+def test_too_many_pixels_are_not_decoded(monkeypatch):
+    def load(image):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+    with pytest.raises(TooManyPixels):
+        read_image(io.BytesIO(declared(40, 30)), most_pixels=1199)
+
+
+def test_as_many_pixels_as_are_allowed_are_read():
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(file, "PNG")
+    assert read_image(file, most_pixels=1200).size == (40, 30)
+
+
 @settings(deadline=None)
 @given(
     st.binary(max_size=200),
@@ -144,6 +335,8 @@ def test_an_image_meant_to_fill_the_memory_is_refused(tmp_path, monkeypatch):
     make_folder(tmp_path, ["x.png"], size=(30, 30))
     for limit in (800, 100):  # Pillow warns above the limit and raises above twice the limit
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(TooManyPixels, match=r"x.png could not be read as an image: .*decompression bomb"):
+            read_image(tmp_path / "x.png")
         with pytest.raises(UnreadableImage, match=r"x.png could not be read as an image: .*decompression bomb"):
             list(FolderImages(tmp_path, PLAIN))
 
@@ -211,6 +404,30 @@ def test_the_fingerprint_of_a_folder_depends_on_nothing_else(tmp_path):
     assert one.fingerprint == FolderImages(tmp_path / "two", PLAIN, batch_size=3).fingerprint
     assert one.fingerprint != FolderImages(tmp_path / "one", Transform(crop=2)).fingerprint
     assert one.fingerprint != FolderImages(tmp_path / "one", PLAIN, labels=False).fingerprint
+
+
+@pytest.mark.parametrize("count", [3, 45])
+def test_the_fingerprint_of_a_folder_is_that_of_the_banks_on_disk(tmp_path, count):
+    """Written out: what stands in the manifests of banks must stay what it is."""
+    make_folder(tmp_path, [f"{row % 2}/é{row}.png" for row in range(count)])
+    paths = sorted(tmp_path.glob("*/*.png"), key=lambda path: path.parts)
+    digest = hashlib.sha256(json.dumps(PLAIN.as_dict(), sort_keys=True).encode())
+    for path in paths:
+        status = path.stat()
+        entry = [path.relative_to(tmp_path).as_posix(), status.st_size, status.st_mtime_ns]
+        digest.update(json.dumps(entry).encode())
+    for step in range(min(count, 20)):
+        chosen = paths[step if count <= 20 else step * (count - 1) // 19]
+        digest.update(hashlib.sha256(chosen.read_bytes()).digest())
+    digest.update(np.array([int(path.parent.name) for path in paths], "<i8").tobytes())
+    assert FolderImages(tmp_path, PLAIN).fingerprint == digest.hexdigest()
+
+
+def test_a_file_that_is_gone_has_no_fingerprint(tmp_path):
+    source = FolderImages(make_folder(tmp_path, ["a.png", "b.png"]), PLAIN)
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"a\.png"):
+        _ = source.fingerprint
 
 
 def save_npz(path, **arrays):
@@ -328,3 +545,30 @@ def test_a_folder_is_extracted_with_its_labels(tmp_path):
     bank, _ = extract(model, FolderImages(tmp_path, PLAIN, batch_size=2))
     assert [round(value) for value in (bank.features[:, 0] * 255).tolist()] == [2, 3, 4, 0, 1]
     assert bank.labels.tolist() == [0, 1, 1, 2, 2]
+
+
+def test_a_table_calls_an_image_by_its_file_or_its_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path / "photos", ["b/x y.png", "a/z.png"])
+    save_npz("d.npz", x=make_pixels(), y=np.arange(7))
+    folder, npz, array = (
+        FolderImages("photos", PLAIN),
+        NpzImages("d.npz", PLAIN),
+        ArrayImages(make_pixels(), None, PLAIN),
+    )
+    shutil.rmtree(tmp_path / "photos")  # a name is told without a look at the image
+    assert [folder.name(row) for row in (0, 1)] == [
+        os.path.join("photos", *p) for p in (("a", "z.png"), ("b", "x y.png"))
+    ]
+    assert [npz.name(0), npz.name(6), npz.name(-1)] == ["d.npz:0", "d.npz:6", "d.npz:6"]
+    assert NpzImages(tmp_path / "d.npz", PLAIN).name(3) == f"{tmp_path / 'd.npz'}:3"
+    assert [array.name(0), array.name(6), array.name(-1)] == ["image 0", "image 6", "image 6"]
+    for source in (folder, npz, array):
+        with pytest.raises(IndexError):
+            source.name(7)
+
+
+def test_errors_call_an_image_of_a_file_of_arrays_by_its_number(tmp_path):
+    source = NpzImages(save_npz(tmp_path / "d.npz", x=make_pixels(), y=np.arange(7)), Transform(crop=9))
+    with pytest.raises(ValueError, match=r"^image 0: a crop of 9 needs"):
+        list(source)

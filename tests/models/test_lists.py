@@ -117,13 +117,87 @@ def test_space_around_a_label_does_not_matter(given_list):
 )
 def test_a_line_of_another_form_is_named(given_list, line):
     with pytest.raises(ValueError, match=r"list\.txt:2: a line must be .* split at the first space, got ") as caught:
-        given_list(f"b.png 1\n{line}\n".encode())
+        given_list(f"b.png 1\n{line}\n".encode(), labels=True)
     assert f"got {line!r}. Rename images that have a space in their path." in str(caught.value)
 
 
 def test_a_long_line_is_cut_in_the_message(given_list):
     with pytest.raises(ValueError, match="got '" + "x" * 80 + r"\.\.\.'\. Rename"):
-        given_list(b"x" * 5000)
+        given_list(b"x" * 5000, labels=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("a.png", "a.png"),
+        ("my photo.jpg", "my photo.jpg"),
+        ("my cat.png 3", "my cat.png 3"),
+        ("sub/my photo of 3 cats.jpg", "sub/my photo of 3 cats.jpg"),
+        ("a.png 3", "a.png"),
+        ("a.png  -1 ", "a.png"),
+        ("a.png 3.0", "a.png 3.0"),
+        ("a.png\t3", "a.png\t3"),
+        ("a.png \t ", "a.png"),
+        (" a.png", " a.png"),
+        ("a.png 99999999999999999999", "a.png 99999999999999999999"),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""], ids=repr)
+def test_without_labels_a_line_may_be_a_path_as_a_whole(given_list, line, path, end):
+    assert given_list(f"b.png\n{line}{end}".encode()).paths == ("b.png", path)
+
+
+def test_a_number_without_a_path_is_refused_with_and_without_labels(given_list):
+    for labels in (True, False):
+        with pytest.raises(ValueError, match=r"list\.txt:1: a line must be '<relative path> <whole number>'"):
+            given_list(b" 3\n", labels)
+
+
+def test_images_of_a_plain_list_are_read(tmp_path):
+    names = ["my photo.png", "cat/a b c.png", "plain.png"]
+    root = make_root(tmp_path / "images", names)
+    (tmp_path / "l.txt").write_bytes("\r\n".join(names).encode())
+    (x,) = ListImages(tmp_path / "l.txt", root, PLAIN, labels=False)
+    assert (x[:, 0, 0, 0] * 255).round().tolist() == [0, 1, 2]
+
+
+def test_a_plain_path_must_lead_downwards_from_a_root_that_was_given(given_list):
+    for name in ("/my photo.png", "my photo/../../x.png"):
+        with pytest.raises(
+            ValueError, match=r"list\.txt:1: a path must lead from root downwards, without '\.\.', got '"
+        ):
+            given_list(name.encode())
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_without_a_root_paths_start_beside_the_list_and_may_be_absolute(tmp_path, root, labels, monkeypatch):
+    (root / "lists").mkdir()
+    names = ["../cat/b.png", str(root / "ant/a.png"), "c.png"]
+    shutil.copy(root / NAMES[2], root / "lists" / "c.png")
+    path = make_list(root / "lists" / "l.txt", names, [3, 1, 2])
+    source = ListImages(path, None, PLAIN, labels=labels)
+    assert (source.root, source.paths, source.missing()) == (root / "lists", tuple(names), [])
+    x = next(iter(source))[0] if labels else next(iter(source))
+    assert (x[:, 0, 0, 0] * 255).round().tolist() == [0, 1, 2]
+    assert [source.name(row) for row in range(3)] == [str(root / "lists" / name) for name in names]
+    assert source.name(1) == str(root / "ant/a.png")
+    monkeypatch.chdir(root / "lists")
+    assert ListImages("l.txt", None, PLAIN, labels=labels).name(2) == "c.png"
+    assert ListImages("l.txt", None, PLAIN, labels=labels).fingerprint == source.fingerprint
+
+
+def test_a_list_that_is_not_there_is_told_without_a_root_too(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no list of images .*l\.txt\. Check the path"):
+        ListImages(tmp_path / "none" / "l.txt", None, PLAIN)
+
+
+def test_an_image_is_called_by_its_path_without_a_look_at_it(tmp_path, root):
+    source = ListImages(make_list(tmp_path / "l.txt", ["none/x.png", *NAMES[1:]]), root, PLAIN)
+    assert [source.name(0), source.name(-1)] == [str(root / "none/x.png"), str(root / "d.bmp")]
+    picked = PickedImages(source, np.array([4, 0]))
+    assert [picked.name(0), picked.name(1)] == [str(root / "d.bmp"), str(root / "none/x.png")]
+    with pytest.raises(IndexError):
+        source.name(5)
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x.png", "a/../../x.png", "a/../x.png", ".."])

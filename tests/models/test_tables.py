@@ -112,6 +112,29 @@ def test_a_row_is_called_by_its_number_and_path(tmp_path):
     assert TableImages(tmp_path / "b.parquet", PLAIN).picture(-4)[0] == f"{tmp_path / 'b.parquet'}, row 7"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_of_results_calls_a_row_by_file_and_number_without_reading_it(tmp_path, kind, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "t", kind)
+    source = TableImages("t", PLAIN)
+    monkeypatch.setattr(source, "_value", None)
+    assert [source.name(row) for row in (0, 7, -4)] == ["t:0", "t:7", "t:7"]
+    assert TableImages(tmp_path / "t", PLAIN).name(3) == f"{tmp_path / 't'}:3"
+    assert PickedImages(source, np.array([9, 2])).name(1) == "t:2"
+    with pytest.raises(IndexError):
+        source.name(11)
+
+
+def test_a_kind_of_image_that_starts_another_program_is_unreadable_in_a_table(tmp_path):
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(file, "EPS")
+    pq.write_table(rows_of([file.getvalue()], pa.binary()), tmp_path / "t.parquet")
+    with pytest.raises(
+        UnreadableImage, match=r"t\.parquet, row 0 could not be read as an image: it has the form of no"
+    ):
+        TableImages(tmp_path / "t.parquet", PLAIN).picture(0)
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -6,6 +6,7 @@
      +-- UnsupportedHead    the model has no affine last layer that can be found
      +-- DamagedBank        a bank on disk is incomplete or its bytes have changed
      +-- UnreadableImage    a file is no image, or only part of one
+          +-- TooManyPixels  or says that it is larger than what is read
     RuntimeError
      +-- NotFittedError     a detector was called before ``fit``
 
@@ -28,3 +29,7 @@ class DamagedBank(ValueError):  # noqa: N818
 
 class UnreadableImage(ValueError):  # noqa: N818
     """A file could not be decoded as an image."""
+
+
+class TooManyPixels(UnreadableImage):
+    """An image declares more pixels than are read; it was not decoded."""

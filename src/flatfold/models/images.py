@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ..core.check import check_labels
 from .folders import class_labels, find_images, read_image
-from .samples import feed_samples
+from .samples import evenly_spaced, feed_samples
 from .sources import ImageSource
 from .transform import Transform
 
@@ -37,7 +38,7 @@ class FolderImages(ImageSource):
         labels: False to take sub-folders as they come and give no labels.
 
     Attributes:
-        paths: The files, one per row.
+        paths: The files, one per row, relative to ``root`` and with ``/`` between their parts.
         classes: Names of the class folders, empty without labels.
     """
 
@@ -52,17 +53,21 @@ class FolderImages(ImageSource):
         """Number of images."""
         return len(self.paths)
 
+    def name(self, row: int) -> str:
+        """Return the path of one file, from ``root`` on."""
+        return str(self.root / self.paths[row])
+
     def picture(self, row: int) -> tuple[str, Image.Image]:
         """Return the name and the decoded image of one file."""
-        return str(self.paths[row]), read_image(self.paths[row])
+        name = self.name(row)
+        return name, read_image(name)
 
     def identify(self, digest: hashlib._Hash) -> None:
         """Feed relative paths, sizes and times of change, and some bytes."""
         for path in self.paths:
-            status = path.stat()
-            entry = [path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime_ns]
-            digest.update(json.dumps(entry).encode())
-        feed_samples(digest, self.paths)
+            status = os.stat(os.path.join(self.root, path))  # a Path for each would take longer than the question
+            digest.update(json.dumps([path, status.st_size, status.st_mtime_ns]).encode())
+        feed_samples(digest, [self.root / path for path in evenly_spaced(self.paths)])
 
 
 class _Pixels(ImageSource):
@@ -83,8 +88,12 @@ class _Pixels(ImageSource):
         """Number of images."""
         return len(self.x)
 
+    def name(self, row: int) -> str:
+        """Return the number of one image."""
+        return f"image {range(self.rows)[row]}"
+
     def picture(self, row: int) -> tuple[str, NDArray[np.uint8]]:
-        """Return the pixels of one image."""
+        """Return the number and the pixels of one image."""
         return f"image {row}", self.x[row]
 
     def identify(self, digest: hashlib._Hash) -> None:
@@ -125,6 +134,11 @@ class NpzImages(_Pixels):
     ) -> None:
         arrays = _read_npz(Path(path), [x] if y is None else [x, y])
         super().__init__(arrays[x], None if y is None else arrays[y], transform, batch_size)
+        self.path = Path(path)
+
+    def name(self, row: int) -> str:
+        """Return the file and the number of one image, ``photos.npz:7``."""
+        return f"{self.path}:{range(self.rows)[row]}"
 
 
 def _read_npz(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""Images named by a list, one line each: the way OpenOOD says what belongs to a split."""
+"""Images named by a list, one line each: plain paths, or the way OpenOOD says what belongs to a split."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ class ListImages(ImageSource):
     """The images that a list names, in its order; the same image may be named again.
 
     A line is ``<relative path> <whole number>``, split at the first space; blank lines are passed over. The number is
-    the class, and -1 marks an image that belongs to none. No image is looked at before it is read, so a list may name
-    some that are not there: ``missing`` tells which.
+    the class, and -1 marks an image that belongs to none. Where labels are not wanted a line may also be nothing but a
+    path: all of it is, up to blanks at its end, if what follows the first space is no whole number. No image is looked
+    at before it is read, so a list may name some that are not there: ``missing`` tells which.
 
     The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, as that of ``FolderImages``
     does; an image that is not there has neither size nor time.
 
     Args:
         path: The list, in UTF-8.
-        root: The folder in which the paths of the list start.
+        root: The folder in which the paths of the list start; none of them may lead out of it. With None they start in
+            the folder of the list, lead wherever they lead, and may be absolute.
         transform: Applied to every image.
         batch_size: Images in a batch.
         labels: False to pass over the numbers and give no labels. True needs a class, 0 or more, on every line.
 
     Attributes:
+        root: The folder in which the paths start.
         paths: The paths as the list has them, one per row.
 
     Raises:
@@ -47,14 +50,14 @@ class ListImages(ImageSource):
     """
 
     def __init__(
-        self, path: Path | str, root: Path | str, transform: Transform, batch_size: int = 64, labels: bool = True
+        self, path: Path | str, root: Path | str | None, transform: Transform, batch_size: int = 64, labels: bool = True
     ) -> None:
         super().__init__(transform, batch_size)
-        self.root = Path(root)
-        if not self.root.is_dir():
+        self.root = Path(path).parent if root is None else Path(root)
+        if root is not None and not self.root.is_dir():
             came = "is a file" if self.root.exists() else "does not exist"
             raise NotADirectoryError(f"the paths of a list start in a folder, but {root} {came}. Check the path.")
-        self.paths, classes = _parsed(Path(path), labels)
+        self.paths, classes = _parsed(Path(path), labels, inside=root is not None)
         self.labels = torch.tensor(classes) if labels else None
 
     @property
@@ -62,13 +65,17 @@ class ListImages(ImageSource):
         """Number of images."""
         return len(self.paths)
 
+    def name(self, row: int) -> str:
+        """Return the path of one image, from ``root`` on."""
+        return str(self.root / self.paths[row])
+
     def picture(self, row: int) -> tuple[str, Image.Image]:
         """Return the name and the decoded image of one line."""
-        file = self.root / self.paths[row]
-        return str(file), read_image(file)
+        name = self.name(row)
+        return name, read_image(name)
 
     def identify(self, digest: hashlib._Hash) -> None:
-        """Feed relative paths, sizes and times of change, and some bytes."""
+        """Feed the paths of the list, sizes and times of change, and some bytes."""
         feed_files(digest, self.root, self.paths)
 
     def missing(self) -> list[str]:
@@ -76,32 +83,39 @@ class ListImages(ImageSource):
         return [path for path, status in statuses(self.root, self.paths) if status is None]
 
 
-def _parsed(path: Path, labelled: bool) -> tuple[tuple[str, ...], list[int]]:
-    """Return the relative path and the number of every line."""
+def _parsed(path: Path, labelled: bool, inside: bool) -> tuple[tuple[str, ...], list[int]]:
+    """Return the path and, where they are wanted, the number of every line."""
     paths, numbers = [], []
     for place, line in _lines(path):
         name, _, rest = line.partition(" ")
-        if not name or _LABEL.fullmatch(rest) is None:
+        numbered = _LABEL.fullmatch(rest) is not None
+        if not labelled and not numbered:
+            name = line.rstrip()
+        elif not name or not numbered:
             raise ValueError(
                 f"{path}:{place}: a line must be '<relative path> <whole number>', split at the first space, got "
                 f"{_shown(line)}. Rename images that have a space in their path."
             )
-        if _SUSPECT.search(name) and _leads_out(name):
+        if inside and _SUSPECT.search(name) and _leads_out(name):
             raise ValueError(
                 f"{path}:{place}: a path must lead from root downwards, without '..', got {_shown(name)}. "
                 "Write it relative to root, or choose a root further up."
             )
-        label = int(rest)
-        if labelled and label < 0:
-            raise ValueError(
-                f"{path}:{place}: labels must be class indices from 0, got {label}, which marks an image of no class. "
-                "Pass labels=False to read the images without labels."
-            )
         paths.append(name)
-        numbers.append(label)
+        if labelled:
+            numbers.append(_class_index(int(rest), f"{path}:{place}"))
     if not paths:
         raise ValueError(f"{path} must name at least one image, but all of its lines are blank. Check the path.")
     return tuple(paths), numbers
+
+
+def _class_index(label: int, place: str) -> int:
+    if label < 0:
+        raise ValueError(
+            f"{place}: labels must be class indices from 0, got {label}, which marks an image of no class. "
+            "Pass labels=False to read the images without labels."
+        )
+    return label
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -35,8 +35,12 @@ class PickedImages(ImageSource):
         """Number of images."""
         return len(self.picked)
 
+    def name(self, row: int) -> str:
+        """Return what the source calls an image."""
+        return self.source.name(int(self.picked[row]))
+
     def picture(self, row: int) -> tuple[str, Image.Image | NDArray[np.uint8]]:
-        """Return the name that the source gives to an image, and its pixels."""
+        """Return what an error of the source calls an image, and its pixels."""
         return self.source.picture(int(self.picked[row]))
 
     def identify(self, digest: hashlib._Hash) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
@@ -78,8 +79,12 @@ class ImageSource(Source):
         self.transform = transform
 
     @abstractmethod
+    def name(self, row: int) -> str:
+        """Return what a table calls an image, without reading it."""
+
+    @abstractmethod
     def picture(self, row: int) -> tuple[str, Image.Image | NDArray[np.uint8]]:
-        """Return the name and the pixels of one image."""
+        """Return what an error calls one image, and its pixels."""
 
     @abstractmethod
     def identify(self, digest: hashlib._Hash) -> None:
@@ -102,29 +107,40 @@ class ImageSource(Source):
         return batch
 
     def attempt(self, rows: range) -> tuple[Tensor | tuple[Tensor, Tensor] | None, dict[int, str]]:
-        """Decode and prepare those of some images that are not broken, and say what is wrong with the others."""
+        """Decode and prepare those of some images that are sound, and say what is wrong with the others.
+
+        Sound is what can be decoded, what the transform takes, and what then has the size of most of these images.
+        """
         prepared, unreadable = {}, {}
         for row in rows:
             try:
                 prepared[row] = self._prepared(row)
             except UnreadableImage as error:
                 unreadable[row] = str(error)
-        return (self._stacked(prepared) if prepared else None), unreadable
+        unreadable |= _odd_sizes(prepared)
+        kept = {row: tensor for row, (_, tensor) in prepared.items() if row not in unreadable}
+        return (self._stacked(kept) if kept else None), dict(sorted(unreadable.items()))
 
-    def _stacked(self, prepared: dict[int, tuple[str, Tensor]]) -> Tensor | tuple[Tensor, Tensor]:
-        sizes = {tuple(tensor.shape[1:]): name for name, tensor in reversed(prepared.values())}  # the first of each
-        if len(sizes) > 1:
-            (one, one_name), (two, two_name), *_ = sorted(sizes.items())
-            raise ValueError(
-                f"the images of a batch must have one size, got (h, w) = {one} for {one_name} and {two} for "
-                f"{two_name}. Give the transform a resize and a crop."
-            )
-        x = torch.stack([tensor for _, tensor in prepared.values()])
+    def _stacked(self, prepared: dict[int, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+        x = torch.stack(list(prepared.values()))
         return x if self.labels is None else (x, self.labels[list(prepared)])
 
     def _prepared(self, row: int) -> tuple[str, Tensor]:
         name, pixels = self.picture(row)
         try:
             return name, self.transform(pixels)
-        except ValueError as error:  # of the preparation, which all images would meet with
-            raise ValueError(f"{name}: {error}") from error
+        except ValueError as error:  # too small for the crop, or 16 bits: it may be this image alone
+            raise UnreadableImage(f"{name}: {error}") from error
+
+
+def _odd_sizes(prepared: dict[int, tuple[str, Tensor]]) -> dict[int, str]:
+    """Say of each image of a batch that has another size than most why it cannot be in it."""
+    sizes = {row: tuple(tensor.shape[1:]) for row, (_, tensor) in prepared.items()}
+    count = Counter(sizes.values())
+    usual = max(sizes, key=lambda row: count[sizes[row]], default=None)  # the first of those that are most frequent
+    return {
+        row: f"the images of a batch must have one size, got (h, w) = {sizes[usual]} for {prepared[usual][0]} and "
+        f"{size} for {prepared[row][0]}. Give the transform a resize and a crop."
+        for row, size in sizes.items()
+        if usual is not None and size != sizes[usual]
+    }

@@ -71,6 +71,10 @@ class TableImages(ImageSource):
         """Number of images."""
         return self._stops[-1] if self._stops else 0
 
+    def name(self, row: int) -> str:
+        """Return the table and the number of the row, ``photos.parquet:7``."""
+        return f"{self.path}:{range(self.rows)[row]}"
+
     def picture(self, row: int) -> tuple[str, Image.Image]:
         """Return the number, with the path if there is one, and the decoded image of one row."""
         row = range(self.rows)[row]

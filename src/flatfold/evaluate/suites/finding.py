@@ -124,9 +124,7 @@ def origin(source: ImageSource, row: int) -> tuple[int, str]:
     while isinstance(source, PickedImages):
         row = int(source.picked[row])
         source = source.source
-    if isinstance(source, FolderImages):
-        return row, source.paths[row].relative_to(source.root).as_posix()
-    return row, source.paths[row] if isinstance(source, ListImages) else f"row {row}"
+    return row, source.paths[row] if isinstance(source, FolderImages | ListImages) else f"row {row}"
 
 
 def unset_sentence(text: str, variables: Mapping[str, str]) -> str:
