@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..core.bank import FeatureBank
-from ..detectors import create, get_method
 from ..detectors.base import Detector
 from ..models.at_rest import as_it_was
 from ..models.batches import split_batch
@@ -22,17 +18,16 @@ from ..models.identity import weights_hash
 from ..models.sources import ImageSource
 from ..models.transform import Transform
 from . import artefact
-from .calibration import Calibration, check_enough, check_rate, lifted
+from .calibration import Calibration, check_rate
 from .explanation import Explanation, explain
+from .fitting import check_apart, fit_judge, fresh_detector
 from .guarded import Guarded
-from .judge import Judge, without_autocast
+from .judge import Judge
 from .monitor import Monitor
 from .verdict import Verdict
 
 if TYPE_CHECKING:
     from .export import Parity
-
-log = logging.getLogger(__name__)
 
 
 class Guard:
@@ -81,6 +76,8 @@ class Guard:
         device: torch.device | str | None = None,
         seed: int = 0,
         transform: Transform | None = None,
+        workers: int = 0,
+        unreadable: float = 0.0,
     ) -> Self:
         """Fit a detector and calibrate it, on in-distribution data that the model was not trained on.
 
@@ -99,34 +96,21 @@ class Guard:
             seed: Of the draw.
             transform: How images are prepared for the model, to be kept with the guard; sources such as
                 ``FolderImages`` know it.
+            workers: As in ``extract``.
+            unreadable: As in ``extract``.
         """
         check_rate(fpr)
         _check_model(model)
-        fitted = create(detector) if isinstance(detector, str) else deepcopy(detector)  # the caller may fit it again
-        if isinstance(fitted, type):
-            raise TypeError(
-                f"a guard takes a detector or the name of one, got the class {fitted.__name__}. Make one: "
-                f"{fitted.__name__}(...)."
-            )
-        if not isinstance(fitted, Detector):
-            raise TypeError(
-                f"a guard scores features, which costs next to nothing, but {type(fitted).__name__} runs the network "
-                "and its gradient again for every input. Use a method that sees features."
-            )
-        bank, found = one_pass(model, loader, device, head)
-        _note_guesses(bank, found)
-        if calibration is None:
-            bank, held_out = _halves(bank, seed)
-        else:
-            held_out, _ = one_pass(model, calibration, device, found.name)
-            _check_apart(fitted, bank, held_out, same=calibration is loader)
-        check_enough(fpr, len(held_out), "half of the data" if calibration is None else "the calibration data")
-        with without_autocast(bank.features):
-            fitted.fit(bank, found.head)
-            calibrated = _calibrated(fitted, held_out.features, found, fpr, per_class)
+        made = fresh_detector(detector)
+        bank, found = one_pass(model, loader, device, head, workers=workers, unreadable=unreadable)
+        held_out = None
+        if calibration is not None:
+            check_apart(made, calibration is loader)
+            held_out, _ = one_pass(model, calibration, device, found.name, workers=workers, unreadable=unreadable)
+        judge = fit_judge(made, bank, found.head, fpr, held_out=held_out, per_class=per_class, seed=seed)
         if transform is None and isinstance(loader, ImageSource):
             transform = loader.transform
-        return cls(model, found, Judge(fitted, calibrated), transform)
+        return cls(model, found, judge, transform)
 
     @property
     def detector(self) -> Detector:
@@ -155,7 +139,20 @@ class Guard:
             batch: As a loader gives it, and prepared as for the model: a tensor ``(n, ...)``, a pair ``(x, y)``, or a
                 dict of keyword arguments. Labels are not looked at.
         """
-        return self._judged(self._seen(batch))
+        return self.judged(self.look(batch))
+
+    @torch.no_grad()
+    def look(self, batch: Any) -> Pass:
+        """Run a batch through the model and return its features and logits, which :meth:`judged` takes."""
+        with as_it_was(self.model) as device:
+            return run(self.model, self.found, split_batch(batch).to(device))
+
+    @torch.no_grad()
+    def judged(self, seen: Pass) -> Verdict:
+        """Return what a call says about a batch whose features and logits are known."""
+        if self.calibration.scores.device != seen.features.device:
+            self.judge.to(seen.features.device)
+        return Verdict(seen.logits, *self.judge(seen.features, seen.logits))
 
     @torch.no_grad()
     def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> list[Explanation]:
@@ -166,8 +163,8 @@ class Guard:
             names: Of the classes, in the order of the logits.
             pairs: How many pairs of classes to name.
         """
-        seen = self._seen(batch)
-        verdict = self._judged(seen)
+        seen = self.look(batch)
+        verdict = self.judged(seen)
         return explain(verdict, self.detector.pairs(seen.features, pairs), names)
 
     def monitor(self) -> Monitor:
@@ -216,21 +213,6 @@ class Guard:
                 "the model trained on, or converted? Fit the guard again."
             )
 
-    def _seen(self, batch: Any) -> Pass:
-        with as_it_was(self.model) as device:
-            return run(self.model, self.found, split_batch(batch).to(device))
-
-    def _judged(self, seen: Pass) -> Verdict:
-        if self.calibration.scores.device != seen.features.device:
-            self.judge.to(seen.features.device)
-        return Verdict(seen.logits, *self.judge(seen.features, seen.logits))
-
-
-@torch.no_grad()
-def _calibrated(detector: Detector, features: Tensor, found: FoundHead, fpr: float, per_class: bool) -> Calibration:
-    predicted = found.head(features).argmax(dim=-1) if per_class else None
-    return Calibration.of(lifted(detector(features)), fpr, predicted, found.head.n_classes)
-
 
 def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
@@ -238,37 +220,3 @@ def _check_model(model: object) -> None:
             f"the model must be a torch.nn.Module, not {type(model).__name__}. Build the network and load its weights "
             "first: network.load_state_dict(...)."
         )
-
-
-def _check_apart(detector: Detector, bank: FeatureBank, held_out: FeatureBank, same: bool) -> None:
-    """Raise if a detector that learns from data would be calibrated on what it has seen."""
-    learns = detector.made_by is None or get_method(detector.made_by[0]).fits_on != "nothing"
-    if learns and (same or torch.equal(bank.features, held_out.features)):
-        raise ValueError(
-            "the detector has seen what is in the loader, so calibration= must be other data, or the false-alarm rate "
-            "would mean nothing. Leave it out, and half of the data is kept for that."
-        )
-
-
-def _note_guesses(bank: FeatureBank, found: FoundHead) -> None:
-    """Say so when the model knows the labels no better than somebody who never looks at an input."""
-    if bank.labels is None:
-        return
-    right = float((found.head(bank.features).argmax(dim=-1) == bank.labels).double().mean())
-    most = int(bank.labels.bincount().max()) / len(bank)
-    if right <= most < 1:
-        log.warning(
-            "the model is right about %.1f %% of the labelled inputs, where the most frequent class alone makes up "
-            "%.1f %%. Are its weights loaded, inputs prepared as in training, labels in the order of its outputs?",
-            100 * right,
-            100 * most,
-        )
-
-
-def _halves(bank: FeatureBank, seed: int) -> tuple[FeatureBank, FeatureBank]:
-    if len(bank) < 2:
-        raise ValueError(
-            "one sample cannot both fit and calibrate. Give more data, or a second loader as calibration=."
-        )
-    order = torch.randperm(len(bank), generator=torch.Generator().manual_seed(seed))
-    return bank[order[: len(bank) // 2]], bank[order[len(bank) // 2 :]]

@@ -80,24 +80,29 @@ class Monitor:
             raise TypeError(
                 f"a monitor counts what a guard says, got {type(verdict).__name__}. Call monitor.add(guard(x))."
             )
-        group = self._group_of(verdict)
-        score, alarm = (values.detach().cpu() for values in (verdict.score, verdict.is_ood))
-        stream = bin_counts(score.double().numpy(), np.array(self.yardstick.edges))
-        seen, alarms = (np.bincount(each, minlength=len(self._seen)) for each in (group, group[alarm.numpy()]))
-        self._stream += stream  # all or nothing: what can fail lies above
-        self._seen += seen
-        self._alarms += alarms
-
-    def _group_of(self, verdict: Verdict) -> NDArray[np.int64]:
         groups, classes = len(self._seen), verdict.logits.shape[-1]
-        if groups == 1:
-            return np.zeros(len(verdict.score), np.int64)
-        if classes != groups:
+        if groups not in (1, classes):
             raise ValueError(
                 f"this monitor is of a guard with {groups} classes, the verdict has {classes}. "
                 "Add what the guard said that made the monitor."
             )
-        return verdict.logits.detach().argmax(dim=-1).cpu().numpy()
+        predicted = verdict.logits.detach().argmax(dim=-1)
+        score = verdict.score.detach().double()  # numpy knows no bfloat16
+        self.count(*(values.cpu().numpy() for values in (predicted, score, verdict.is_ood)))
+
+    def count(self, predicted: NDArray[np.integer], score: NDArray[np.floating], is_ood: NDArray[np.bool_]) -> None:
+        """Count rows of a table: the class, score and decision of each input, ``(n,)`` each."""
+        group = predicted if len(self._seen) > 1 else np.zeros(len(score), np.int64)
+        stream = bin_counts(score.astype(np.float64), np.array(self.yardstick.edges))
+        seen, alarms = (np.bincount(each, minlength=len(self._seen)) for each in (group, group[is_ood]))
+        if len(seen) > len(self._seen):
+            raise ValueError(
+                f"this monitor is of a guard with {len(self._seen)} classes, the table has a class {group.max()}. "
+                "Count the table of the guard that made the monitor."
+            )
+        self._stream += stream  # all or nothing: what can fail lies above
+        self._seen += seen
+        self._alarms += alarms
 
     def merge(self, other: Monitor) -> None:
         """Add all that another monitor of the same guard has counted; it stays as it is."""
