@@ -1,0 +1,1 @@
+"""A guard as a service: what it says, over HTTP."""

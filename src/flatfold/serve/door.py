@@ -1,0 +1,139 @@
+"""Who may come in: checks in front of every route, and headers behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from hashlib import sha256
+from time import perf_counter
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .metrics import Metrics
+from .page import page
+from .refusal import AGAIN, Refusal
+from .settings import Settings
+from .visit import Visit
+
+log = logging.getLogger(__name__)
+OPEN = "/healthz"
+"""The one route that needs no token."""
+GONE = 499
+"""Counted for a request whose client did not wait for the answer."""
+_PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, HEAD, POST",
+    "Access-Control-Allow-Headers": "authorization, content-type",
+}
+
+
+class Door:
+    """Asks every request for its host, its origin and its token, in this order, and lets no error out as it is.
+
+    Args:
+        app: What lies behind.
+        settings: Whom to let in.
+        metrics: Count every answer.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self.app = app
+        self.settings = settings
+        self.metrics = metrics
+        self._token = None if settings.token is None else _digest(settings.token.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        started = perf_counter()
+        headers = Headers(scope=scope)
+        visit = Visit(scope, receive, send, self._allowing(headers))
+        try:
+            await self._let_in(scope, headers, visit)
+        finally:
+            self.metrics.note(scope["path"], visit.status or GONE, perf_counter() - started)
+
+    async def _let_in(self, scope: Scope, headers: Headers, visit: Visit) -> None:
+        try:
+            answer = self._at_the_door(scope, headers) or self.app
+            await answer(scope, visit.receive, visit.send)
+            return
+        except Refusal as refusal:
+            failed = refusal
+        except ClientDisconnect:
+            return
+        except asyncio.CancelledError:  # the time for running requests is over, and nothing is above that must know
+            failed = Refusal(503, "the service is about to end. Send the request again later.", AGAIN)
+        except Exception:
+            log.exception("a request failed")
+            failed = Refusal(500, "the service failed at this request, which is no fault of yours. Its log says more.")
+        if visit.status is None:
+            await failed.response()(scope, visit.receive, visit.send)
+
+    def _at_the_door(self, scope: Scope, headers: Headers) -> Response | None:
+        """Return an answer that needs no route, or refuse; None lets the request in."""
+        self._check_host(headers)
+        self._check_origin(headers)
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers and self._allowing(headers):
+            return Response(status_code=204, headers=_PREFLIGHT)
+        if self._has_token(headers) or scope["path"] == OPEN:
+            return None
+        asks = {"WWW-Authenticate": "Bearer"}
+        if scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):
+            return Response(page(), 401, asks, "text/html")
+        raise Refusal(
+            401,
+            "this service answers requests with its token, and this one has none, or another. "
+            "Send the header Authorization: Bearer TOKEN.",
+            asks,
+        )
+
+    def _check_host(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        name = hosts[0].lower() if len(hosts) == 1 else ""
+        bare, colon, port = name.rpartition(":")
+        if colon and (port.isdecimal() or not port) and not name.endswith("]"):
+            name = bare
+        if self.settings.hosts is not None and name not in self.settings.hosts:
+            raise Refusal(
+                421,
+                "this service does not go by the name in the Host header. Use the address that it was started with; "
+                "whoever runs it can add a name with --allow-host.",
+            )
+
+    def _check_origin(self, headers: Headers) -> None:
+        for origin in headers.getlist("origin"):
+            ours = origin.lower().partition("://")[2] == headers.get("host", "").lower() != ""
+            if not ours and origin not in self.settings.origins:
+                raise Refusal(
+                    403,
+                    "this request comes from a web page of somebody else. Use the page of this service; "
+                    "whoever runs it can let others in with --allow-origin.",
+                )
+
+    def _allowing(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Return the headers by which a browser lets an allowed web page read the answer."""
+        origin = headers.get("origin", "")
+        if origin not in self.settings.origins:
+            return []
+        return [(b"access-control-allow-origin", origin.encode()), (b"vary", b"Origin")]
+
+    def _has_token(self, headers: Headers) -> bool:
+        if self._token is None:
+            return True
+        sent = headers.getlist("authorization")
+        scheme, _, token = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
+        # Of digests, all as long as each other: the time that this takes says nothing about the token.
+        return hmac.compare_digest(_digest(token.strip().encode()), self._token) and scheme.lower() == "bearer"
+
+
+def _digest(token: bytes) -> bytes:
+    return sha256(token).digest()

@@ -1,0 +1,470 @@
+"use strict";
+// Names of files and of classes, and the sentences of the service, are text and never markup: textContent alone takes them.
+const AT_ONCE = 4; // requests under way: the service scores together what comes together
+const MOST_CARDS = 60;
+const PAUSE = 2000; // milliseconds between two looks at the stream
+const BARS = 40;
+const LEVEL = 0.01; // p-values up to here are called more than chance
+const SMALLEST = 1e-300; // p-values below are not told apart
+const UNREACHABLE = "The service cannot be reached. Is it still running, and the network up? Then try again.";
+const UNREADABLE = "This file cannot be read. Is it a folder, or was it moved since? Choose the images themselves.";
+const CUT_OFF = "The service is there, but ended the connection while this file was sent. Is it too large? Try a smaller one.";
+const REFUSED = "This token was refused. Is it complete, and the one of this service? Type it again.";
+const SPACED = "A token is a row of letters, digits and signs without spaces. Type it again.";
+const part = (id) => document.getElementById(id);
+
+// Numbers as text
+
+function raised(exponent) {
+  return [...String(exponent)].map((sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]).join("");
+}
+
+function figures(value, most = 2) {
+  if (value === null || !Number.isFinite(value)) return "–";
+  const [factor, exponent] = value.toExponential(most - 1).split("e").map(Number);
+  const small = value === 0 || (exponent >= -4 && exponent < 6);
+  const text = small ? String(Number(value.toPrecision(most))) : `${factor}·10${raised(exponent)}`;
+  return text.replace("-", "−");
+}
+
+const percent = (share, most = 3) => `${figures(100 * share, most)}\u00a0%`; // never alone on the next line
+const grouped = (number) => number.toLocaleString("en");
+const counted = (number, what) => `${grouped(number)} ${what}${number === 1 ? "" : "s"}`;
+
+function chance(p) {
+  const value = p < SMALLEST ? `p < ${figures(SMALLEST, 1)}` : `p = ${figures(p)}`;
+  return `${value}: ${p <= LEVEL ? "more than chance" : "no more than chance explains"}`;
+}
+
+// The service
+
+let token = ""; // here and nowhere else
+let locked = false;
+
+async function ask(path, options = {}) {
+  const used = token;
+  const headers = { ...options.headers, ...(used && { Authorization: `Bearer ${used}` }) };
+  const answer = await fetch(path, { ...options, headers }).catch((error) => {
+    throw error.name === "AbortError" ? error : Object.assign(new Error(UNREACHABLE), { status: 0 });
+  });
+  if (answer.status === 401 && used !== token) return ask(path, options); // the right one came in between
+  const body = await answer.json().catch(() => null);
+  if (answer.ok && body) return body;
+  const sentence = body?.error ?? `The service answered with status ${answer.status} and said no more. Try again.`;
+  throw Object.assign(new Error(sentence), { status: answer.status });
+}
+
+function lock() {
+  if (locked) return;
+  locked = true;
+  part("unlock").hidden = false;
+  part("token").focus();
+  tellWaiting();
+}
+
+async function unlock() {
+  const field = part("token");
+  const given = field.value.trim();
+  if (!/^[\x21-\x7e]+$/.test(given)) throw new Error(SPACED);
+  token = given;
+  const now = await ask("stream").catch((error) => {
+    throw error.status === 401 ? new Error(REFUSED) : error;
+  });
+  showStream(now);
+  field.value = "";
+  locked = false;
+  part("unlock").hidden = true;
+  part("files").focus();
+  work();
+}
+
+part("unlock").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  part("refused").textContent = "";
+  await unlock().catch((error) => {
+    part("refused").textContent = error.message;
+    part("token").select();
+  });
+});
+
+// Images and their cards
+
+const waiting = []; // each a file and, once it was on its way, its card
+let running = 0;
+let round = new AbortController(); // ends when everything is cleared
+let last = null; // the newest answer
+
+function newCard(file) {
+  const card = part("card").content.cloneNode(true).firstElementChild;
+  const [image, picture] = [card.querySelector("img"), card.querySelector(".picture")];
+  const address = URL.createObjectURL(file);
+  image.addEventListener("load", () => {
+    URL.revokeObjectURL(address); // a picture that was shown stays
+    image.classList.toggle("small", image.naturalWidth < 96);
+  });
+  image.addEventListener("error", () => {
+    URL.revokeObjectURL(address);
+    picture.classList.add("blank");
+  });
+  image.src = address;
+  Object.assign(card.querySelector(".file"), { textContent: file.name, title: file.name });
+  part("cards").prepend(card);
+  while (part("cards").children.length > MOST_CARDS) part("cards").lastElementChild.remove();
+  part("none").hidden = true;
+  part("clear").hidden = false;
+  return card;
+}
+
+function write(card, state, texts) {
+  card.className = `card ${state}`;
+  for (const name of ["verdict b", "class", "numbers", "why"]) card.querySelector(`.${name}`).textContent = texts[name] ?? "";
+}
+
+function finish({ file, card }, row) {
+  const verdict = row.is_ood ? "unknown" : "known";
+  const name = row.class ?? `class ${row.predicted}`;
+  const numbers = `p = ${figures(row.p_value)} · score ${figures(row.score, 4)}`;
+  const said = (row.explanation ?? "").replace(/^(un)?known \(p = [^)]*\): /, ""); // both stand above it
+  const why = said.replaceAll(" %", "\u00a0%");
+  write(card, verdict, { "verdict b": verdict, class: row.is_ood ? `taken for ${name}` : name, numbers, why });
+  last = { score: row.score, verdict };
+  part("status").textContent = `${file.name}: ${verdict}, ${name}, p = ${figures(row.p_value)}.`;
+}
+
+function fail(item, error) {
+  write(item.card, "failed", { "verdict b": "not scored", why: error.message });
+  const again = item.card.querySelector(".again");
+  again.hidden = ![0, 408, 503].includes(error.status); // of the others the same would come again
+  again.onclick = () => {
+    again.hidden = true;
+    waiting.push(item);
+    work();
+  };
+  part("status").textContent = `${item.file.name}: not scored. ${error.message}`;
+}
+
+async function canBeRead(file) {
+  const reader = file.stream().getReader(); // a slice of a file that is gone would be empty, and no error
+  const read = await reader.read().then(() => true, () => false);
+  reader.cancel().catch(() => {});
+  return read;
+}
+
+async function whyCutOff(file, signal) {
+  if (!(await canBeRead(file))) return new Error(UNREADABLE);
+  const there = await fetch("healthz", { signal }).then((answer) => answer.ok, () => false);
+  return there ? new Error(CUT_OFF) : null;
+}
+
+async function send(file, signal) {
+  // Without a type of its own a file would count as features.
+  const type = file.type && file.type !== "application/octet-stream" ? file.type : "image/x-unknown";
+  try {
+    return await ask("score?explain=true", { method: "POST", body: file, headers: { "Content-Type": type }, signal });
+  } catch (error) {
+    throw (error.status === 0 && (await whyCutOff(file, signal))) || error;
+  }
+}
+
+async function score(item) {
+  const { signal } = round;
+  running += 1;
+  item.card ??= newCard(item.file);
+  write(item.card, "waiting", { "verdict b": "looking" });
+  try {
+    finish(item, (await send(item.file, signal)).rows[0]);
+  } catch (error) {
+    if (signal.aborted) return;
+    if (error.status === 401) {
+      waiting.unshift(item);
+      write(item.card, "waiting", { "verdict b": "waits for the token" });
+      lock();
+    } else fail(item, error);
+  } finally {
+    running -= 1;
+    work();
+    refresh();
+  }
+}
+
+function tellWaiting() {
+  if (!waiting.length) return;
+  part("status").textContent = `${counted(waiting.length, "image")} waiting${locked ? " for the token" : ""}.`;
+}
+
+function work() {
+  while (!locked && running < AT_ONCE && waiting.length) score(waiting.shift());
+  tellWaiting();
+}
+
+function add(files) {
+  waiting.push(...[...files].map((file) => ({ file })));
+  work();
+}
+
+part("files").addEventListener("change", (event) => {
+  add(event.target.files);
+  event.target.value = ""; // the same file may be chosen again
+});
+part("clear").addEventListener("click", () => {
+  round.abort();
+  round = new AbortController();
+  waiting.length = 0;
+  last = null;
+  part("cards").replaceChildren();
+  part("none").hidden = false;
+  part("clear").hidden = true;
+  part("status").textContent = "Cleared. What the service has seen it goes on counting.";
+  part("files").focus();
+  draw();
+});
+addEventListener("paste", (event) => add(event.clipboardData?.files ?? []));
+// A file that is dropped beside the area must not replace the page.
+addEventListener("dragover", (event) => {
+  event.preventDefault();
+  document.body.classList.add("over");
+});
+addEventListener("dragleave", (event) => event.relatedTarget ?? document.body.classList.remove("over"));
+addEventListener("drop", (event) => {
+  event.preventDefault();
+  document.body.classList.remove("over");
+  add(event.dataTransfer?.files ?? []);
+});
+
+// What the service has seen
+
+let stream = null;
+let looking = false;
+let lookAgain = false;
+
+async function refresh() {
+  if (locked || document.hidden) return;
+  lookAgain = looking;
+  if (looking) return;
+  looking = true;
+  try {
+    showStream(await ask("stream"));
+  } catch (error) {
+    if (error.status === 401) lock();
+    else part("silent").textContent = error.message;
+  } finally {
+    looking = false;
+  }
+  if (lookAgain) refresh();
+}
+
+function strong(text) {
+  return Object.assign(document.createElement("b"), { textContent: text });
+}
+
+function showGuarded({ method, classes, calibrated, fpr, thresholds }) {
+  const end = thresholds.length > 1 ? " raise an alarm, in each class." : " raise an alarm.";
+  part("guarded").replaceChildren(
+    ...[strong(method), ` guards a network of ${grouped(classes)} classes. It was calibrated on `],
+    ...[strong(counted(calibrated, "sample")), ": of images like these at most ", strong(percent(fpr)), end],
+  );
+}
+
+function showStream(now) {
+  stream = now;
+  showGuarded(now);
+  part("told").hidden = false;
+  part("unheard").hidden = true;
+  part("silent").textContent = "";
+  part("seen").textContent = grouped(now.seen);
+  part("alarms").textContent = grouped(now.alarms);
+  part("rate").textContent = now.alarm_rate === null ? "–" : percent(now.alarm_rate);
+  part("allowed").textContent = `, ${percent(now.fpr)} allowed`;
+  part("drift").textContent = figures(now.drift);
+  part("rate").classList.toggle("much", now.alarm_p_value <= LEVEL);
+  part("drift").classList.toggle("much", now.drift_p_value <= LEVEL);
+  part("summary").textContent = now.seen
+    ? `${counted(now.seen, "input")}, ${counted(now.alarms, "alarm")}: ${percent(now.alarm_rate)}, where ${percent(now.fpr)} ` +
+      `were allowed (${chance(now.alarm_p_value)}). Scores differ from calibration by ${figures(now.drift)} (${chance(now.drift_p_value)}).`
+    : "Nothing seen yet.";
+  draw();
+}
+
+// The histogram
+
+function axisOf({ edges, calibration, live, thresholds }) {
+  // The first bin ends at the lowest scores of the calibration data: all that lies in it or below is one bar.
+  const inner = edges.slice(1).filter((edge) => edge !== null);
+  const bottom = inner[0];
+  const logarithmic = bottom > 0 && inner.at(-1) / bottom > 100;
+  const filled = inner.filter((_, bin) => calibration[bin] || live[bin]); // by its upper edge
+  const marks = thresholds.length === 1 ? thresholds.filter(Number.isFinite) : [];
+  let top = logarithmic ? inner.at(-1) : Math.max(...filled, ...marks);
+  if (!(top > bottom)) top = bottom + (Math.abs(bottom) || 1);
+  const scale = logarithmic ? Math.log10 : Number;
+  const [low, high] = [scale(bottom), scale(top)];
+  const place = (value) => (logarithmic && value <= 0 ? -1 : (BARS * (scale(value) - low)) / (high - low));
+  const value = (bar) => (logarithmic ? 10 ** (low + (bar * (high - low)) / BARS) : low + (bar * (high - low)) / BARS);
+  return { logarithmic, low, high, place, value, beyond: edges.at(-1) === null };
+}
+
+function spread(counts, edges, axis) {
+  const bars = new Array(BARS + 2).fill(0); // with one below the axis and one beyond
+  counts.forEach((count, bin) => {
+    if (bin === 0) bars[0] += count;
+    else if (edges[bin + 1] === null) bars[BARS + 1] += count;
+    else if (count) {
+      const [from, to] = [axis.place(edges[bin]), axis.place(edges[bin + 1])];
+      const first = Math.min(Math.max(Math.floor(from), 0), BARS - 1);
+      const end = Math.min(Math.max(Math.ceil(to), first + 1), BARS);
+      for (let bar = first; bar < end; bar += 1) {
+        const inside = (Math.min(to, bar + 1) - Math.max(from, bar)) / (to - from);
+        bars[bar + 1] += end - first === 1 ? count : count * inside;
+      }
+    }
+  });
+  const all = bars.reduce((sum, bar) => sum + bar, 0);
+  return bars.map((bar) => (all ? bar / all : 0));
+}
+
+function roundStep(span, most) {
+  const rough = span / most;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+}
+
+function ticksOf(axis, most) {
+  const step = axis.logarithmic ? Math.ceil((axis.high - axis.low) / most) : roundStep(axis.high - axis.low, most);
+  const first = Math.ceil(axis.low / step - 1e-9);
+  const ticks = [];
+  for (let number = first; number * step <= axis.high + 1e-9 * step; number += 1) {
+    const at = number * step;
+    if (!axis.logarithmic) ticks.push([Number(at.toPrecision(12)), figures(Number(at.toPrecision(12)), 6)]);
+    else ticks.push([10 ** at, at >= -3 && at <= 3 ? figures(10 ** at, 1) : `10${raised(at)}`]);
+  }
+  return ticks;
+}
+
+function shape(name, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function describe(bar, axis) {
+  if (bar === 0) return `up to ${figures(axis.value(0), 3)}`;
+  if (bar === BARS + 1) return `above ${figures(axis.value(BARS), 3)}`;
+  return `${figures(axis.value(bar - 1), 3)} to ${figures(axis.value(bar), 3)}`;
+}
+
+function frameOf(axis, shares, width, height) {
+  const [left, right, top, bottom] = [38, width - 4, 20, height - 38];
+  const bars = BARS + 1 + Number(axis.beyond);
+  const peak = Math.max(...shares.calibration);
+  // A few inputs stand in few bars: these may rise out of the picture, so that the others can still be seen.
+  const most = Math.max(peak, Math.min(Math.max(...shares.live), 2.5 * peak)) * 1.05;
+  const x = (place) => left + ((right - left) * (place + 1)) / bars; // place -1 begins the bar below the axis
+  const y = (share) => bottom - ((bottom - top) * Math.min(share, most)) / most;
+  return { width, height, left, right, top, bottom, bars, most, x, y };
+}
+
+function outline(shares, frame) {
+  const steps = shares.slice(0, frame.bars).map((share, bar) => `V${frame.y(share)}H${frame.x(bar)}`);
+  return `M${frame.x(-1)} ${frame.bottom}${steps.join("")}V${frame.bottom}Z`;
+}
+
+function gridShapes(axis, frame) {
+  const made = [];
+  const step = roundStep(frame.most, 3);
+  for (let share = 0; share <= frame.most; share += step) {
+    const y = frame.y(share);
+    made.push(shape("path", { class: "rule", d: `M${frame.left} ${y}H${frame.right}` }));
+    made.push(shape("text", { x: frame.left - 6, y: y + 4, "text-anchor": "end" }, percent(share, 2)));
+  }
+  for (const [value, text] of ticksOf(axis, Math.max(2, Math.floor(frame.width / 80)))) {
+    const x = frame.x(axis.place(value));
+    made.push(shape("path", { class: "tick", d: `M${x} ${frame.bottom}v5` }));
+    made.push(shape("text", { x, y: frame.bottom + 18, "text-anchor": "middle" }, text));
+  }
+  const words = `score${axis.logarithmic ? ", logarithmic" : ""}: less known →`;
+  made.push(shape("text", { x: frame.right, y: frame.height - 4, "text-anchor": "end" }, words));
+  return made;
+}
+
+function liveShapes(frame, shares) {
+  const made = [shape("path", { class: "live", d: outline(shares, frame) })];
+  const peak = Math.max(...shares);
+  if (peak <= frame.most) return made;
+  const bar = shares.indexOf(peak);
+  const before = frame.x(bar) > (frame.left + frame.right) / 2;
+  const label = { class: "peak", x: before ? frame.x(bar - 1) - 5 : frame.x(bar) + 5, y: frame.top + 12 };
+  return [...made, shape("text", { ...label, "text-anchor": before ? "end" : "start" }, `${percent(peak, 2)} ↑`)];
+}
+
+function thresholdShapes(axis, frame) {
+  if (stream.thresholds.length !== 1 || stream.thresholds[0] === null) return []; // none: nothing is above infinity
+  const x = frame.x(axis.place(stream.thresholds[0]));
+  const behind = x > (frame.left + frame.right) / 2;
+  const label = { class: "alarm", x: x + (behind ? -6 : 6), y: frame.top - 7, "text-anchor": behind ? "end" : "start" };
+  return [
+    shape("rect", { class: "zone", x, y: frame.top, width: Math.max(0, frame.right - x), height: frame.bottom - frame.top }),
+    shape("path", { class: "threshold", d: `M${x} ${frame.bottom}V${frame.top - 16}` }),
+    shape("text", label, `alarm above ${figures(stream.thresholds[0], 3)}`),
+  ];
+}
+
+function lastShapes(axis, frame) {
+  if (!last) return [];
+  const place = Math.min(Math.max(axis.place(last.score), -0.5), frame.bars - 1.5 + Number(!axis.beyond) / 2);
+  return [shape("path", { class: `last ${last.verdict}`, d: `M${frame.x(place)} ${frame.bottom - 3}l7 12h-14z` })];
+}
+
+function hitShapes(axis, frame, shares) {
+  return shares.live.slice(0, frame.bars).map((live, bar) => {
+    const [x, width] = [frame.x(bar - 1), frame.x(bar) - frame.x(bar - 1)];
+    const hit = shape("rect", { class: "hit", x, width, y: frame.top, height: frame.bottom - frame.top });
+    const both = `calibration ${percent(shares.calibration[bar], 2)}, live ${percent(live, 2)}`;
+    hit.append(shape("title", {}, `score ${describe(bar, axis)}: ${both}`));
+    return hit;
+  });
+}
+
+function fillTable(axis, frame, shares) {
+  const rows = shares.live.slice(0, frame.bars).map((live, bar) => {
+    const row = document.createElement("tr");
+    const head = Object.assign(document.createElement("th"), { scope: "row", textContent: describe(bar, axis) });
+    row.append(head);
+    for (const share of [shares.calibration[bar], live]) row.insertCell().textContent = percent(share, 2);
+    return row;
+  });
+  part("table").querySelector("tbody").replaceChildren(...rows);
+}
+
+let drawn = "";
+function draw() {
+  const chart = part("chart");
+  const { width, height } = chart.getBoundingClientRect();
+  const now = JSON.stringify([stream, last, width, height]);
+  if (!stream || !width || now === drawn) return; // unchanged it stays, and who points at a bar can read on
+  drawn = now;
+  const axis = axisOf(stream);
+  const shares = { calibration: spread(stream.calibration, stream.edges, axis), live: spread(stream.live, stream.edges, axis) };
+  const frame = frameOf(axis, shares, width, height);
+  chart.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
+  const seen = `${counted(stream.calibrated, "calibration input")} and ${grouped(stream.seen)} live`;
+  chart.setAttribute("aria-label", `Histogram of the scores of ${seen}. The numbers are in the table below.`);
+  chart.replaceChildren(
+    ...gridShapes(axis, frame),
+    shape("path", { class: "calibration", d: outline(shares.calibration, frame) }),
+    ...(stream.seen ? liveShapes(frame, shares.live) : []),
+    ...thresholdShapes(axis, frame),
+    shape("path", { class: "base", d: `M${frame.left} ${frame.bottom}H${frame.right}` }),
+    ...hitShapes(axis, frame, shares),
+    ...lastShapes(axis, frame),
+  );
+  fillTable(axis, frame, shares);
+  part("last-key").hidden = !last;
+  part("threshold-key").lastChild.textContent = stream.thresholds.length === 1 ? "threshold" : "a threshold for each class";
+  part("threshold-key").firstChild.classList.toggle("none", stream.thresholds.length > 1);
+}
+
+new ResizeObserver(draw).observe(part("chart"));
+addEventListener("visibilitychange", refresh);
+setInterval(refresh, PAUSE);
+refresh();
