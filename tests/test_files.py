@@ -1,5 +1,6 @@
-"""`write_atomically`: the old file or the new one, never half of either; `sweep`: what no live process writes."""
+"""`write_atomically`: the old file or the new one, never half; `sweep` and `opened_alone`: who else is writing."""
 
+import hashlib
 import os
 import stat
 import subprocess
@@ -8,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flatfold.files import sweep, write_atomically, written
+from flatfold.files import opened_alone, sha256_of, sweep, write_atomically, written
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path):
@@ -111,3 +112,55 @@ def test_where_a_process_cannot_be_asked_nothing_of_others_is_swept(tmp_path, mo
     finally:
         monkeypatch.undo()
     assert [*tmp_path.iterdir()] == partial
+
+
+def test_only_files_of_one_name_are_swept_if_that_is_wanted(tmp_path):
+    names = ["out[1].csv.0.0.partial", "out[1].csv.summary.json.0.0.partial", "out1.csv.0.0.partial", "out.0.partial"]
+    for name in names:
+        (tmp_path / name).write_text("half")
+    sweep(tmp_path, "out[1].csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[2:])
+
+
+def test_the_sha256_is_that_of_all_bytes(tmp_path):
+    (tmp_path / "file").write_bytes(b"abc" * 100_000)
+    assert sha256_of(tmp_path / "file") == hashlib.sha256(b"abc" * 100_000).hexdigest()
+
+
+def test_a_file_is_opened_by_one_at_a_time_and_kept_as_it_is(tmp_path):
+    path = tmp_path / "file"
+    with opened_alone(path) as file:
+        file.write(b"text")
+        file.flush()
+        message = r"file is being written by another process\. Wait for it to end, or choose another place"
+        with pytest.raises(BlockingIOError, match=message):
+            opened_alone(path)
+    with opened_alone(path) as file:
+        assert file.read() == b"text"
+
+
+def test_a_file_that_is_removed_while_it_is_opened_is_made_anew(tmp_path, monkeypatch):
+    path, rounds = tmp_path / "file", []
+
+    def flock(file, how):
+        if not rounds:
+            path.unlink()
+        rounds.append(how)
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with opened_alone(path) as file:
+        file.write(b"text")
+    assert path.read_bytes() == b"text"
+    assert len(rounds) == 2
+
+
+def test_where_there_are_no_locks_files_are_opened_all_the_same(tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with opened_alone(tmp_path / "file") as file:
+        assert file.read() == b""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with opened_alone(tmp_path / "file") as file:
+        assert file.read() == b""

@@ -7,8 +7,10 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from itertools import count
 from pathlib import Path
+from typing import BinaryIO
 
 PARTIAL = ".partial"
 _OWNER = re.compile(r"\.([0-9]+)" + re.escape(PARTIAL))
@@ -40,11 +42,36 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed run left half-written in ``folder``, and nothing that a live process may be writing."""
-    for partial in folder.glob(f"*{PARTIAL}"):
+def sweep(folder: Path, name: str = "") -> None:
+    """Remove what a killed run left half-written in ``folder``, and nothing that a live process may be writing.
+
+    Args:
+        folder: Where to look.
+        name: Of the files that were to be written, or how they begin; by default all.
+    """
+    for partial in folder.glob(f"{escape(name)}*{PARTIAL}"):
         if not _in_use(partial):
             partial.unlink(missing_ok=True)
+
+
+def opened_alone(path: Path) -> BinaryIO:
+    """Open a file to read and write that no other process has opened in this way; it is made if it is not there.
+
+    Where locks are not known, on Windows and on some file systems, two processes at once are the user's own affair.
+
+    Raises:
+        BlockingIOError: Another process has opened it.
+    """
+    while True:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        try:
+            _lock(file, path)
+            if _is_at(path, file):  # or whoever had it open has removed it in between
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def sha256_of(path: Path) -> str:
@@ -73,6 +100,29 @@ def _is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     return process > 0  # 0 stands for a group of processes
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Tell whether an open file is the one that is found at ``path``."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+    except ImportError:  # Windows
+        return
+    try:
+        flock(file, LOCK_EX | LOCK_NB)
+    except BlockingIOError:
+        raise BlockingIOError(
+            f"{path} is being written by another process. Wait for it to end, or choose another place."
+        ) from None
+    except OSError:  # of a file system without locks
+        return
 
 
 def _umask() -> int:

@@ -20,7 +20,8 @@ from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import flatfold as ff
-from flatfold.cli.score import _write, score
+from flatfold.cli.score import score
+from flatfold.cli.score_features import _write
 from flatfold.detectors import METHODS
 from flatfold.models.feature_files import open_features
 from flatfold.scoring.verdict import Verdict
@@ -250,7 +251,7 @@ USAGE = [
     (["--head", "h", "--method", "knn@id"], "knn@id asks for tuning, which is for benchmarks."),
     (
         ["--head", "h", "--method", "odin"],
-        "odin runs the network on images, but here are features only. `flatfold methods`",
+        "odin runs the network on images, but here features are scored. `flatfold methods`",
     ),
     (
         ["--head", "h", "--method", "knn"],

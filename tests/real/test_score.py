@@ -1,13 +1,19 @@
-"""`flatfold score` on real features of a ResNet-56: the reference's scores, and alarms at the rate asked for."""
+"""`flatfold score` on real features and images: the scores of the reference, and alarms at the rate asked for."""
 
 import csv
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from flatfold.scoring.guard import Guard
+from tests.real.conftest import TRANSFORM, example, images
 
 
 @pytest.fixture
@@ -53,3 +59,69 @@ def test_alarms_come_at_the_rate_asked_for_and_more_often_on_unknown_images(here
     assert (unknown["is_ood"] == "true").mean() > 2 * rate
     assert (known["label"] == known["predicted"]).mean() > 0.9
     assert np.array_equal(known["label"].astype(int), golden["test_id_label"])
+
+
+MODEL = ("--model", "cifar_resnet:resnet20", "--weights", "cifar10_resnet20.safetensors")
+PREPARED = ("--mean", "0.485,0.456,0.406", "--std", "0.229,0.224,0.225")
+
+
+@pytest.fixture
+def photos(data, tmp_path, monkeypatch):
+    """A pretrained ResNet-20, and PNG files: known ones by class to fit on, known and unknown ones to score."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(Path(__file__).parents[2] / "examples" / "cifar_resnet.py", tmp_path)
+    shutil.copy(data / "cifar10_resnet20.safetensors", tmp_path)
+    known, unknown = images(data, "cifar10_test"), images(data, "textures_dtd10_32")
+    for row in range(1300):
+        label = int(known.labels[row])
+        folder = tmp_path / "val" / str(label) if row < 1000 else tmp_path / "known"
+        write_png(folder / f"{row:05d}.png", known, row)
+        if row < 300:
+            write_png(tmp_path / "unknown" / f"{row:05d}.png", unknown, row)
+    (tmp_path / "known" / "01007.png").write_bytes((tmp_path / "known" / "01007.png").read_bytes()[:900])
+    return tmp_path
+
+
+def write_png(path, source, row):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(source.picture(row)[1]).save(path)
+
+
+def program(*arguments):
+    done = subprocess.run([sys.executable, "-m", "flatfold", *arguments], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_images_raise_alarms_at_the_rate_asked_for_and_more_often_when_they_are_unknown(photos):
+    code, text, errors = program("fit", "val", *MODEL, *PREPARED, "--fpr", "0.1", "--out", "guard.safetensors")
+    assert (code, errors) == (0, "")
+    assert text.startswith("images       1,000 of val; the model is right about 9")
+    alarms = {}
+    for place, expected, count in (("known", 3, 299), ("unknown", 0, 300)):
+        code, _, errors = program("score", place, "--guard", "guard.safetensors", *MODEL, "--out", f"{place}.csv")
+        assert code == expected, errors
+        with (photos / f"{place}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == count
+        alarms[place] = np.mean([row["is_ood"] == "true" for row in rows])
+    assert (
+        "1 image could not be scored -> known.csv.unreadable.csv\n  known/01007.png could not be read"
+        in program("score", "known", "--guard", "guard.safetensors", *MODEL, "--out", "known.csv")[2]
+    )
+    assert alarms["known"] < 0.1 + 3 * (0.09 / 500 + 0.09 / 299) ** 0.5  # both samples are draws
+    assert alarms["unknown"] > 2 * alarms["known"]
+
+
+def test_each_row_is_what_the_guard_says_about_that_file(photos):
+    assert program("fit", "val", *MODEL, *PREPARED, "--method", "fold", "--out", "guard.safetensors")[0] == 0
+    assert program("score", "unknown", "--guard", "guard.safetensors", *MODEL, "--out", "unknown.csv")[0] == 0
+    model = example("cifar_resnet").resnet20()
+    model.load_state_dict(load_file("cifar10_resnet20.safetensors"))
+    guard = Guard.load("guard.safetensors", model)
+    with (photos / "unknown.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows[::50]:
+        with Image.open(row["path"]) as image:
+            verdict = guard(TRANSFORM(image)[None])
+        assert float(row["score"]) == pytest.approx(float(verdict.score), rel=1e-4)
+        assert int(row["predicted"]) == int(verdict.logits.argmax())

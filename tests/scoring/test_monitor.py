@@ -472,3 +472,20 @@ def test_a_guard_makes_one_for_its_verdicts(make_world, per_class):
     low, high = guard.detector.score_range()
     assert monitor.histogram().edges[[0, -1]].tolist() == [low, high]
     assert len(monitor.groups) == (6 if per_class else 1)
+
+
+def test_rows_of_a_table_count_as_the_verdicts_that_they_hold(judge, rng):
+    score, logits = draw(500, rng, shift=1)
+    verdict = verdict_of(judge, score, logits)
+    monitor = Monitor.of(judge)
+    for part in (slice(0, 0), slice(0, 200), slice(200, 500)):
+        monitor.count(logits.argmax(1).numpy()[part], score.numpy()[part], verdict.is_ood.numpy()[part])
+    assert monitor.to_dict() == monitor_of(judge, (score, logits)).to_dict()
+
+
+def test_a_table_with_other_classes_is_refused_and_nothing_is_counted(rng):
+    monitor = Monitor.of(make_judge(rng, per_class=True))
+    message = rf"of a guard with {CLASSES} classes, the table has a class 7\. Count the table of the guard that made"
+    with pytest.raises(ValueError, match=message):
+        monitor.count(np.array([0, 7]), np.array([0.5, 0.5]), np.array([False, True]))
+    assert (monitor.seen, monitor.histogram().stream.sum()) == (0, 0)

@@ -12,10 +12,13 @@ from .compare import compare
 from .curvature import curvature
 from .doctor import doctor
 from .export import export
+from .fit import fit
+from .join import join
 from .methods import methods
 from .paper import paper
 from .report import report
 from .score import score
+from .serve import serve
 from .suite import suite_app
 
 app = typer.Typer(
@@ -27,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (bench, curvature, doctor, compare, paper, report, score, export, methods):
+for command in (bench, curvature, doctor, compare, paper, report, fit, score, join, serve, export, methods):
     app.command()(command)
 app.add_typer(suite_app)
 
@@ -48,7 +51,10 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line: exit 0 when done, 1 when the input was wrong, 2 when the usage was."""
+    """Run the command line: exit 0 when done, 1 when the input was wrong, 2 when the usage was, 130 when interrupted.
+
+    A command may have codes of its own: `score` leaves with 3 when it is done and some images could not be scored.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no ±

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from ..core.check import check_labels
 from .folders import class_labels, find_images, read_image
-from .samples import evenly_spaced, feed_samples
+from .samples import feed_files
 from .sources import ImageSource
 from .transform import Transform
 
@@ -64,10 +62,7 @@ class FolderImages(ImageSource):
 
     def identify(self, digest: hashlib._Hash) -> None:
         """Feed relative paths, sizes and times of change, and some bytes."""
-        for path in self.paths:
-            status = os.stat(os.path.join(self.root, path))  # a Path for each would take longer than the question
-            digest.update(json.dumps([path, status.st_size, status.st_mtime_ns]).encode())
-        feed_samples(digest, [self.root / path for path in evenly_spaced(self.paths)])
+        feed_files(digest, self.root, self.paths)
 
 
 class _Pixels(ImageSource):

@@ -6,13 +6,12 @@ with its path) and what is written (CSV, JSON lines, parquet) know nothing of ea
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,15 @@ from ..files import written
 
 Columns = dict[str, NDArray[Any]]
 GROUP = 4  # chunks in a row group of a parquet file, which has a head of its own for each
+_SPECIAL = re.compile('[,"\r\n]')
 
 
 def csv_text(chunks: Iterable[Columns]) -> Iterator[str]:
     """Yield a CSV table, its first line with the names of the columns."""
     for number, columns in enumerate(chunks):
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        if number == 0:
-            table.writerow(columns)
-        table.writerows(zip(*map(_words, columns.values()), strict=True))
-        yield text.getvalue()
+        values = [map(_field, array) if array.dtype.kind == "U" else _words(array) for array in columns.values()]
+        names = [map(_field, columns)] if number == 0 else []
+        yield "".join(",".join(row) + "\n" for row in chain(names, zip(*values, strict=True)))
 
 
 def json_text(chunks: Iterable[Columns]) -> Iterator[str]:
@@ -43,6 +40,11 @@ def json_text(chunks: Iterable[Columns]) -> Iterator[str]:
         values = [map(json.dumps, array) if array.dtype.kind == "U" else _words(array) for array in columns.values()]
         lines = (", ".join(map("{}: {}".format, names, row)) for row in zip(*values, strict=True))
         yield "".join(f"{{{line}}}\n" for line in lines)
+
+
+def _field(text: str) -> str:
+    """Return text as a field of a CSV table; the writer of Python leaves a carriage return as it is, and loses it."""
+    return '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
 
 
 def _words(array: NDArray[Any]) -> Iterable[str]:
@@ -63,12 +65,19 @@ def _write_json(chunks: Iterable[Columns], path: Path) -> None:
 
 def _write_parquet(chunks: Iterable[Columns], path: Path) -> None:
     import pyarrow as arrow  # type: ignore[import-untyped]
+
+    write_tables((arrow.table(columns) for columns in chunks), path)
+
+
+def write_tables(tables: Iterable[Any], path: Path) -> None:
+    """Write Arrow tables with the same columns, at least one, as a parquet file."""
+    import pyarrow as arrow
     from pyarrow.parquet import ParquetWriter  # type: ignore[import-untyped]
 
-    chunks = iter(chunks)
+    tables = iter(tables)
     with ExitStack() as opened:
         writer = None
-        while some := [arrow.table(columns) for columns in islice(chunks, GROUP)]:
+        while some := list(islice(tables, GROUP)):
             writer = writer or opened.enter_context(ParquetWriter(path, some[0].schema))
             writer.write_table(arrow.concat_tables(some))
             arrow.default_memory_pool().release_unused()  # or it is kept for a while, and more is taken

@@ -1,0 +1,168 @@
+"""``flatfold fit``: a guard for a model, from images that it knows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .bench import Device, MaxUnreadable, Workers
+from .image_options import BATCH_SIZE, PLACES, ImageColumn, LabelColumn, Root, is_list, opened
+from .model import Model, Pretrained, Weights, open_model
+from .notes import noted
+from .preparation import Crop, Interpolation, Mean, Mode, Resize, Std, prepared_by
+from .score_options import FPR, check_fpr, parsed_method
+
+if TYPE_CHECKING:
+    from ..detectors.base import Detector
+    from ..evaluate.spec import Spec
+    from ..models.sources import ImageSource
+    from .fitting import Fitted
+
+
+def fit(
+    images: Annotated[Path, typer.Argument(help=f"Known images that the model was not trained on: {PLACES}.")],
+    model: Model,
+    out: Annotated[Path, typer.Option(help="File to write, such as guard.safetensors.")],
+    weights: Weights = None,
+    pretrained: Pretrained = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="A name, as `flatfold methods` lists them, with hyper-parameters behind colons (fold:alpha=0.5)."
+        ),
+    ] = "autofold",
+    fpr: Annotated[float, typer.Option(help="Share of known inputs that may raise an alarm.")] = FPR,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Keep that rate for every predicted class, each with a threshold.")
+    ] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="More such images to calibrate on. Default: half of IMAGES, drawn at random.")
+    ] = None,
+    resize: Resize = None,
+    crop: Crop = None,
+    mean: Mean = None,
+    std: Std = None,
+    mode: Mode = None,
+    interpolation: Interpolation = None,
+    head: Annotated[
+        str | None, typer.Option(help="Name of the model's last linear layer, where it cannot be found by itself.")
+    ] = None,
+    device: Device = "cpu",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = BATCH_SIZE,
+    workers: Workers = 0,
+    max_unreadable: MaxUnreadable = 0.01,
+    limit: Annotated[
+        int | None, typer.Option(min=2, help="Take at most so many images, spread over all of them.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw of the half that is calibrated on.")] = 0,
+    root: Root = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    labels: Annotated[
+        bool, typer.Option("--labels/--no-labels", help="Read labels, or do without: some methods need none.")
+    ] = True,
+) -> None:
+    """Make a guard: a method fitted to a model, and a threshold that at most a share --fpr of known inputs exceeds.
+
+    IMAGES are like those the model will meet, of classes it knows, but none of those it was trained on: on these it is
+    too sure. Labels are class folders, the numbers of a list (path, space, class), a column or an array; a method that
+    needs none takes images without (--no-labels, unless they lie in a plain folder). The options of the preparation
+    must be those of the model's training, and are kept in the file. `flatfold score` and `flatfold export` use it.
+
+    Exit codes: 0 done; 1 the input was wrong; 2 the usage was; 130 interrupted.
+
+    Example: flatfold fit val/ --model nets:resnet20 --weights resnet20.pt --mean 0.485,0.456,0.406
+    --std 0.229,0.224,0.225 --out guard.safetensors
+
+    Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --resize 256 --crop 224
+    --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --method knn:k=10 --fpr 0.01 --out guard.safetensors
+    """
+    spec = parsed_method(method, images, calibration, "the images to fit on")
+    check_fpr(fpr)
+    check_writable(out)
+    from ..detectors import create
+    from .fitting import Reading, fitted
+
+    options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}
+    transform = prepared_by(None, options, None)
+    wanted = label_column if labels else False
+    known = _some(opened(images, transform, batch_size, root, image_column, wanted), limit)
+    held_out = None
+    if calibration is not None:
+        start = root if is_list(calibration) else None
+        held_out = _some(opened(calibration, transform, batch_size, start, image_column), limit)
+    detector: Detector = create(spec.name, **spec.hyper)
+    _check_labels(detector, spec, known, images)
+    reading = Reading(head, device, workers, max_unreadable)
+    try:
+        with noted():
+            network = open_model(model, weights, pretrained)
+            made = fitted(network, known, held_out, detector, reading, fpr=fpr, per_class=per_class, seed=seed)
+        made.guard.save(out)
+    except KeyboardInterrupt:
+        typer.echo(f"flatfold: stopped: nothing was written to {out}", err=True)
+        raise typer.Exit(130) from None
+    typer.echo("\n".join(described(made, spec, images, calibration, out)))
+
+
+def check_writable(out: Path) -> None:
+    """Raise unless a file can be written to ``out``, whose folder may be made for it: to be asked before long work."""
+    folder = next(folder for folder in (out.absolute().parent, *out.absolute().parents) if folder.exists())
+    if out.is_dir():
+        why = "that is a folder"
+    elif not folder.is_dir():
+        why = f"{folder} is a file and no folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        why = f"nothing can be written in {folder}"
+    else:
+        return
+    raise typer.BadParameter(f"{out} is where the guard goes, but {why}. Choose another.", param_hint="--out")
+
+
+def _some(source: ImageSource, limit: int | None) -> ImageSource:
+    """Return at most ``limit`` images, evenly spread: folders are sorted by class."""
+    import numpy as np
+
+    from ..models.picked import PickedImages
+
+    if limit is None or source.rows <= limit:
+        return source
+    return PickedImages(source, np.arange(limit) * source.rows // limit)
+
+
+def _check_labels(detector: Detector, spec: Spec, source: ImageSource, place: Path) -> None:
+    """Raise if a method needs labels that are not there, before all images are read in vain."""
+    from .fitting import needs_labels
+
+    if source.labels is None and needs_labels(detector):
+        raise ValueError(
+            f"{spec.name} learns from labels, but none are read from {place}. Sort the images into a folder for each "
+            "class, in the order of the model's outputs, or choose a --method that needs no labels, such as fold."
+        )
+
+
+def described(made: Fitted, spec: Spec, images: Path, calibration: Path | None, out: Path) -> list[str]:
+    """Return what was made, a line for each thing that matters."""
+    guard = made.guard
+    right = "no labels" if made.accuracy is None else f"the model is right about {100 * made.accuracy:.1f} % of them"
+    learnt = "".join(f", {name} = {value:g}" for name, value in _learnt(guard.detector).items())
+    held_out = "half of them" if calibration is None else str(calibration)
+    least, most = (float(edge) for edge in guard.calibration.threshold.aminmax())
+    above = f"{least:.4g}" if not guard.calibration.per_class else f"{least:.4g} to {most:.4g}, by predicted class"
+    return [
+        f"images       {made.images:,} of {images}; {right}",
+        f"method       {spec.label}{learnt}",
+        f"calibration  {guard.calibration.samples:,} images, {held_out}",
+        f"rate         of known images at most {100 * guard.fpr:g} % raise an alarm",
+        f"threshold    a score above {above}",
+        f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB",
+    ]
+
+
+def _learnt(detector: Detector) -> dict[str, float]:
+    """Return the single numbers that a method chose for itself, such as AutoFold's alpha."""
+    buffers = ((name.rpartition(".")[2], values) for name, values in detector.named_buffers())
+    return {name.removesuffix("_"): values.item() for name, values in buffers if name.endswith("_") and not values.ndim}
