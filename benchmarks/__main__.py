@@ -6,7 +6,21 @@ import sys
 import numpy as np
 import torch
 
-from . import autofold, curvature, eigenvalues, fold, guard, mahalanobis, neighbours, onepass, ranking, share
+from . import (
+    autofold,
+    curvature,
+    eigenvalues,
+    fold,
+    guard,
+    mahalanobis,
+    memory,
+    neighbours,
+    onepass,
+    ranking,
+    ray_overhead,
+    serving,
+    share,
+)
 
 BENCHMARKS = {
     "fold": fold.run,
@@ -19,6 +33,9 @@ BENCHMARKS = {
     "onepass": onepass.run,
     "eigenvalues": eigenvalues.run,
     "curvature": curvature.run,
+    "memory": memory.run,
+    "ray": ray_overhead.run,
+    "serving": serving.run,
 }
 
 

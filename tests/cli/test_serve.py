@@ -20,7 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import flatfold as ff
-from flatfold.cli.serve import TOKEN, serve
+from flatfold.cli.serve import TOKEN, _hosts, serve
 from flatfold.models.factory import make_model
 from flatfold.models.images import ArrayImages
 
@@ -70,6 +70,7 @@ def folder(tmp_path, monkeypatch):
     ff.Guard.fit(model, list(images), "fold", 0.1).save("blind.safetensors")
     Path("names.txt").write_text("ant\nbee\ncat\n")
     Path("token").write_text(SECRET + "\n")
+    Path("token").chmod(0o600)
     Image.fromarray(pixels(1, seed=2)[0][0]).save("a.png")
     return tmp_path
 
@@ -78,7 +79,7 @@ def folder(tmp_path, monkeypatch):
 def served(monkeypatch):
     """What the command would serve: (app, socket, access log), instead of serving it."""
     kept = []
-    monkeypatch.setattr("flatfold.serve.run.run", lambda *arguments: kept.append(arguments))
+    monkeypatch.setattr("flatfold.serve.run.run", lambda *arguments: kept.append(arguments) or True)
     return kept
 
 
@@ -140,7 +141,22 @@ def test_beyond_this_machine_without_a_token_there_is_a_note(folder, served):
     assert settings_of(served).hosts is None
     done = run("guard.safetensors", "--host", "0.0.0.0", "--port", 0, "--token-file", "token", "--allow-host", "a.lan")
     assert done.stderr == ""
-    assert settings_of(served).hosts == {"localhost", "127.0.0.1", "[::1]", "a.lan"}
+    assert settings_of(served).hosts == {"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "a.lan"}
+
+
+def test_a_service_goes_by_the_address_that_it_was_started_with(folder, served):
+    done = run("guard.safetensors", "--host", "127.0.0.2", "--port", 0)
+    assert "at http://127.0.0.2:" in done.stdout
+    assert "127.0.0.2" in settings_of(served).hosts
+    assert _hosts("FD00::7%eth0", ["a.lan"]) >= {"[fd00::7]", "a.lan"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions of files")
+def test_a_token_that_everybody_can_read_gets_a_note(folder, served):
+    Path("token").chmod(0o644)
+    done = run("guard.safetensors", "--port", 0, "--token-file", "token")
+    assert done.exit_code == 0
+    assert done.stderr == "note: everybody on this machine can read token. Try: chmod 600 token\n"
 
 
 @pytest.mark.parametrize(
@@ -246,6 +262,22 @@ def test_a_running_request_is_answered_after_the_signal_and_the_process_ends_wel
         assert running.wait(30) == 0
         assert running.stderr.read() == ""
         assert running.stdout.read() == ""
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_network_that_never_ends_does_not_keep_the_process(folder, signals):
+    with process("guard.safetensors", *MODEL, "--timeout", 1) as (running, port):
+        Path("hold").touch()
+        body = Path("a.png").read_bytes()
+        asking = threading.Thread(target=lambda: ask(port, "POST", "/score", body, Content_Type="image/png"))
+        asking.start()
+        wait_for(Path("held").exists)
+        asking.join(60)  # it is told after a second that it takes too long
+        for _ in range(signals):
+            running.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        assert running.wait(20) == 1
+        assert "did not come to an end and was cut off" in running.stderr.read()
 
 
 def test_the_token_is_needed_and_shown_nowhere(folder):

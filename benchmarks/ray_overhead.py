@@ -1,0 +1,164 @@
+"""Scoring on Ray workers against the same scoring in plain processes: what Ray costs once, and for every image."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from time import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+import flatfold as ff
+from flatfold.models.factory import make_model
+from flatfold.models.images import ArrayImages, FolderImages
+from flatfold.models.weights import load_weights
+from flatfold.scoring.batch import Task
+from flatfold.scoring.batch.engine import Engine, Parts
+from flatfold.scoring.batch.local import score_here
+from flatfold.scoring.batch.on_ray import score_on_ray
+
+from .ratio import report
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TRANSFORM = ff.Transform(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+NETWORKS, IMAGES, BATCH, PART, ROUNDS = ("resnet20", "resnet56"), 4096, 64, 128, 3
+MANY = 10**9
+
+
+class Pace(NamedTuple):
+    """How a run went: seconds before anything came, and images per second from then on."""
+
+    start: float
+    rate: float
+
+
+def run() -> list[bool]:
+    """Score PNG files of CIFAR-10 with both networks, by one and by two workers, and by as many processes."""
+    if "FLATFOLD_DATA" not in os.environ:
+        print("skip  Ray against plain processes: FLATFOLD_DATA is not set, so there are no real images")
+        return []
+    if find_spec("ray") is None:
+        print("skip  Ray against plain processes: Ray is not installed")
+        return []
+    with tempfile.TemporaryDirectory() as folder, _own_cluster_one_thread():
+        images = _write_images(Path(folder) / "images")
+        return [ok for name in NETWORKS for ok in _compare(name, _task(name, images, Path(folder)))]
+
+
+def _compare(name: str, task: Task) -> list[bool]:
+    """Run all four ways in turn, a few times, and print what came out."""
+    ways: dict[str, Callable[[], Pace]] = {
+        "one process": partial(_alone, score_here, task, 1),
+        "Ray, 1 worker": partial(_alone, partial(score_on_ray, actors=1), task, 1),
+        "two processes": partial(_in_two_processes, task),
+        "Ray, 2 workers": partial(_alone, partial(score_on_ray, actors=2), task, 2),
+    }
+    rounds = [{way: measure() for way, measure in ways.items()} for _ in range(ROUNDS)]
+    _print(name, rounds)
+    return [
+        report(
+            f"{name}, time per image: {ray} against {plain}", _ratio(rounds, plain, ray), "times", 1.1, at_least=False
+        )
+        for plain, ray in (("one process", "Ray, 1 worker"), ("two processes", "Ray, 2 workers"))
+    ]
+
+
+def _print(name: str, rounds: list[dict[str, Pace]]) -> None:
+    print(
+        f"      {name}, {IMAGES:,} PNG files of 32 x 32 pixels, one thread in each process, median of {ROUNDS} rounds"
+    )
+    typical = {
+        way: Pace(*(median(each) for each in zip(*(paces[way] for paces in rounds), strict=True))) for way in rounds[0]
+    }
+    for way, pace in typical.items():
+        whole = IMAGES / (pace.start + IMAGES / pace.rate)
+        print(f"      {way:15} {pace.rate:7.0f} images/s behind a start of {pace.start:5.1f} s; with it {whole:7.0f}")
+    pace = typical["Ray, 2 workers"]
+    hours = MANY / pace.rate / 3600
+    print(
+        f"      a projection, not a measurement: a billion such images would take two such workers {hours:,.0f} hours"
+    )
+
+
+def _ratio(rounds: list[dict[str, Pace]], plain: str, ray: str) -> float:
+    return median(paces[plain].rate / paces[ray].rate for paces in rounds)
+
+
+def _parts() -> Parts:
+    return {number: range(start, start + PART) for number, start in enumerate(range(0, IMAGES, PART))}
+
+
+def _alone(engine: Engine, task: Task, workers: int) -> Pace:
+    begin = time()
+    return _pace(begin, _ends(engine, task, _parts()), workers)
+
+
+def _in_two_processes(task: Task) -> Pace:
+    """Let two processes score half of the parts each, at the same time."""
+    parts = list(_parts().items())
+    halves = [(score_here, task, dict(parts[first::2])) for first in (0, 1)]
+    begin = time()
+    with multiprocessing.get_context("spawn").Pool(2, torch.set_num_threads, (1,)) as pool:
+        ends = pool.starmap(_ends, halves, chunksize=1)
+    return _pace(begin, sorted(ends[0] + ends[1]), 2)
+
+
+def _ends(engine: Engine, task: Task, parts: Parts) -> list[float]:
+    """Return when each part was done, by the clock that all processes share."""
+    return [time() for _ in engine(task, parts)]
+
+
+def _pace(begin: float, ends: list[float], workers: int) -> Pace:
+    """Count from where every worker may have finished a part, so that loading is not a part of the rate."""
+    first = ends[workers - 1]
+    rate = (len(ends) - workers) * PART / (ends[-1] - first)
+    return Pace(first - begin - workers * PART / rate, rate)
+
+
+def _task(name: str, images: Path, folder: Path) -> Task:
+    data = Path(os.environ["FLATFOLD_DATA"]).resolve()
+    model = partial(_network, name, data / f"cifar10_{name}.safetensors")
+    with np.load(data / "cifar10_train_5k.npz") as file:
+        known = ArrayImages(file["x"], file["y"].astype(np.int64), TRANSFORM, BATCH)
+    guard = folder / f"{name}.safetensors"
+    ff.Guard.fit(model(), known, detector="fold", fpr=0.05).save(guard)
+    return Task(guard, model, FolderImages(images, TRANSFORM, BATCH, labels=False))
+
+
+def _network(name: str, weights: Path) -> torch.nn.Module:
+    model = make_model(f"cifar_resnet:{name}", EXAMPLES, seed=0)
+    load_weights(model, weights)
+    return model.eval()
+
+
+def _write_images(folder: Path) -> Path:
+    folder.mkdir()
+    with np.load(Path(os.environ["FLATFOLD_DATA"]) / "cifar10_test.npz") as file:
+        for row, pixels in enumerate(file["x"][:IMAGES]):
+            Image.fromarray(pixels).save(folder / f"{row:04d}.png")
+    return folder
+
+
+@contextmanager
+def _own_cluster_one_thread() -> Iterator[None]:
+    """Measure a cluster that is started for it, on this machine, and one thread in each process."""
+    threads, address = torch.get_num_threads(), os.environ.get("RAY_ADDRESS")
+    torch.set_num_threads(1)
+    os.environ["RAY_ADDRESS"] = "local"
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        del os.environ["RAY_ADDRESS"]
+        if address is not None:
+            os.environ["RAY_ADDRESS"] = address

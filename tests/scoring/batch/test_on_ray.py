@@ -1,0 +1,514 @@
+"""`score_on_ray`: what one process computes, digit for digit, even when workers or the whole run are killed."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from socket import create_server
+from threading import Thread
+from types import SimpleNamespace
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import torch
+
+from flatfold.cli.model import open_model
+from flatfold.models.images import FolderImages
+from flatfold.scoring.batch import Shard, Task, on_ray, ray_cluster, score_images, shard
+from flatfold.scoring.batch.join import join_tables
+from flatfold.scoring.batch.local import score_here
+from flatfold.scoring.batch.on_ray import Worker, score_on_ray
+from tests.scoring.batch.small_run import TRANSFORM, broken, write_guard, write_images
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'flatfold[ray]'")
+
+BATCH, IMAGES = 4, 46
+PARTS = {number: range(8 * number, min(8 * number + 8, IMAGES)) for number in range(6)}
+NETS = """
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+def note(folder):
+    Path(folder).mkdir(exist_ok=True)
+    Path(folder, f"{os.getpid()}-{time.time_ns()}").touch()
+
+
+def make():
+    note("loads")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    model.register_forward_pre_hook(look_around)
+    return model
+
+
+def look_around(module, args):
+    note("batches")
+    while Path("hold").exists():
+        time.sleep(0.01)
+    if Path("slow").exists():
+        time.sleep(0.3)
+    if Path("raise").exists():
+        raise RuntimeError(Path("raise").read_text())
+
+
+def other():
+    note("loads")
+    return nn.Sequential(nn.Flatten(), nn.Linear(108, 3))
+"""
+DRIVER = """
+import sys
+from functools import partial
+from pathlib import Path
+
+from flatfold.cli.model import open_model
+from flatfold.models.images import FolderImages
+from flatfold.scoring.batch import Task, score_images, shard
+from flatfold.scoring.batch.on_ray import score_on_ray
+from flatfold.models.transform import Transform
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        import ray
+
+        ray.init(runtime_env={"working_dir": sys.argv[2]}, num_cpus=2, include_dashboard=False, logging_level="error")
+    shard.PART_ROWS = 8
+    source = FolderImages("images", Transform(mean=(0.5,) * 3, std=(0.25,) * 3), 4, labels=False)
+    task = Task(Path("guard.safetensors"), partial(open_model, "nets:make"), source)
+    score_images(task, sys.argv[1], engine=partial(score_on_ray, actors=2))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """Two CPUs on this machine, whatever other clusters there are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+        ray.init(address="local", num_cpus=2, object_store_memory=100 * 2**20, **quiet)
+        yield
+        ray.shutdown()
+        with warnings.catch_warnings():  # Ray does not wait for processes that it has ended
+            warnings.filterwarnings("ignore", "subprocess [0-9]+ is still running", ResourceWarning)
+            gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """A task whose every path is relative, in a folder where the cluster was not started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shard, "PART_ROWS", 8)
+    Path("nets.py").write_text(NETS)
+    write_images(tmp_path / "images", IMAGES)
+    broken("text", Path("images/0009.png"))
+    broken("nothing", Path("images/0030.png"))
+    make = partial(open_model, "nets:make")
+    write_guard(Path("guard.safetensors"), make())
+    clear()
+    return Task(Path("guard.safetensors"), make, FolderImages("images", TRANSFORM, BATCH, labels=False))
+
+
+def clear():
+    """Forget which batches were looked at, and who has loaded a model."""
+    for path in (*Path("batches").glob("*"), *Path("loads").glob("*")):
+        path.unlink()
+
+
+def workers(folder):
+    """How often each process has made a note."""
+    return Counter(int(path.name.partition("-")[0]) for path in Path(folder).glob("*"))
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def in_background(action):
+    thread = Thread(target=action, daemon=True)
+    thread.start()
+    return thread
+
+
+def noted(engine, numbers):
+    """An engine that tells which parts it has given."""
+
+    def scored(task, parts):
+        for number, text in engine(task, parts):
+            numbers.append(number)
+            yield number, text
+
+    return scored
+
+
+def same_files(one, two):
+    for end in ("", ".summary.json", ".unreadable.csv"):
+        assert Path(f"{one}{end}").read_bytes() == Path(f"{two}{end}").read_bytes()
+    assert not Path(f"{one}.journal").exists()
+
+
+def marked(mark, title=b""):
+    """Whether there is a process that was started with a mark in its environment, and has such a title."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() in (place / "environ").read_bytes() and title in (place / "cmdline").read_bytes():
+                return True
+    return False
+
+
+def drive(mark, *arguments):
+    """Start another process that scores on a cluster of its own."""
+    environment = {**os.environ, "RAY_ADDRESS": "local", "MARK": mark, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    return subprocess.Popen([sys.executable, "driver.py", *arguments], env=environment, **pipes)
+
+
+def test_parts_are_those_of_one_process_digit_for_digit_from_as_many_workers_as_cpus(task):
+    expected = dict(score_here(task, PARTS))
+    clear()
+    Path("hold").touch()
+    release = in_background(lambda: (until(lambda: len(workers("batches")) == 2), Path("hold").unlink()))
+    scored = list(score_on_ray(task, PARTS))
+    release.join()
+    assert sorted(number for number, _ in scored) == list(PARTS)
+    assert dict(scored) == expected
+    loads = workers("loads")
+    assert sorted(loads.values()) == [1, 1]  # each model once
+    assert os.getpid() not in loads
+
+
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost_or_comes_twice(task):
+    score_images(task, "local.csv")
+    clear()
+    Path("hold").touch()
+    killed, numbers = [], []
+
+    def kill():
+        until(lambda: len(workers("batches")) == 2)  # both are at work, and stay there
+        killed.append(next(iter(workers("batches"))))
+        os.kill(killed[0], signal.SIGKILL)
+        Path("hold").unlink()
+
+    killer = in_background(kill)
+    summary = score_images(task, "ray.csv", engine=noted(partial(score_on_ray, actors=2), numbers))
+    killer.join()
+    assert workers("batches")[killed[0]] == 1
+    assert sorted(numbers) == list(PARTS)
+    same_files("ray.csv", "local.csv")
+    assert (summary.scored, summary.unreadable) == (IMAGES - 2, 2)
+
+
+def test_a_shard_on_ray_and_one_of_a_process_join_to_one_run(task):
+    score_images(task, "whole.csv")
+    score_images(task, "1.csv", shard=Shard(1, 2))
+    score_images(task, "2.csv", shard=Shard(2, 2), engine=partial(score_on_ray, actors=1))
+    join_tables(["1.csv", "2.csv"], "joined.csv")
+    same_files("joined.csv", "whole.csv")
+
+
+def test_a_killed_run_goes_on_quietly_and_leaves_no_process_whether_or_not_ray_sent_the_folder(task):
+    score_images(task, "local.csv")
+    clear()
+    Path("driver.py").write_text(DRIVER)
+    Path("slow").touch()
+    mark = uuid4().hex
+    run = drive(mark, "ray.csv", ".")  # workers have a copy of this folder
+    until(lambda: Path("ray.csv.journal").exists())
+    until(lambda: Path("ray.csv.journal").read_text().count("\n") > 2)  # the head and two parts
+    run.kill()
+    until(lambda: not marked(mark, b"ray::Worker"))  # at once; Ray's agents may look for their cluster for a minute
+    with suppress(ProcessLookupError):
+        os.killpg(run.pid, signal.SIGKILL)
+    run.communicate()
+    assert not Path("ray.csv").exists()
+    assert not workers("loads")  # their notes were made in the copy
+    Path("slow").unlink()
+    rest = drive(mark, "ray.csv")
+    (line,) = rest.communicate()[0].splitlines()  # Ray says that it will be quiet
+    assert line.endswith("Set ray log level from environment variable RAY_BACKEND_LOG_LEVEL to 3")
+    assert rest.returncode == 0
+    same_files("ray.csv", "local.csv")
+    assert 0 < sum(workers("batches").values()) <= 12 - 4  # two parts of two batches were there
+    until(lambda: not marked(mark))
+
+
+@pytest.mark.parametrize("when", ["loads", "scores"])
+def test_what_a_worker_raises_comes_out_as_if_it_were_raised_here_and_at_once(task, when):
+    if when == "loads":
+        task = replace(task, model=partial(open_model, "nets:other"))
+    else:
+        Path("raise").write_text("no more")
+    with pytest.raises((ValueError, RuntimeError)) as here:
+        list(score_here(task, PARTS))
+    clear()
+    with pytest.raises(type(here.value)) as there:
+        list(score_on_ray(task, PARTS, actors=1))
+    assert type(there.value) is type(here.value)
+    assert str(there.value) == str(here.value)
+    assert len(workers("loads")) == 1  # nobody else tries; the same worker may have begun the next part meanwhile
+    assert sum(workers("batches").values()) < len(PARTS)
+
+
+@pytest.mark.parametrize("wrong", [{"device": "cuda:77"}, {"model": partial(open_model, "nets:mak")}])
+def test_a_worker_raises_what_one_process_raises(task, tmp_path, wrong):
+    with pytest.raises(ValueError, match=r"cuda:77|no function 'mak'") as here:
+        list(score_here(replace(task, **wrong), PARTS))
+    with pytest.raises(ValueError, match=r"cuda:77|no function 'mak'") as there:
+        Worker(ray.put(replace(task, **wrong)), None, str(tmp_path)).load()
+    assert str(there.value) == str(here.value)
+
+
+@pytest.fixture
+def light(tmp_path, monkeypatch):
+    """Let workers be processes that compute nothing, and begin soon; what they do is a function of the rows."""
+    monkeypatch.chdir(tmp_path)
+
+    def use(load=lambda task: None, score=lambda start: None):
+        class LightScorer:
+            source = SimpleNamespace(
+                touched=lambda ranges: ranges, attempt=lambda rows: (torch.tensor([rows.start, rows.stop]), {})
+            )
+
+            def __call__(self, pieces):
+                (piece,) = pieces
+                score(piece.rows.start)
+                return SimpleNamespace(to_json=lambda: f"{piece.rows.start}-{piece.rows.stop}")
+
+        class Light(Worker):
+            def load(self):
+                os.chdir(self.folder)
+                Path(f"load-{os.getpid()}").touch()
+                load(ray.get(self.task))
+                return LightScorer()
+
+        monkeypatch.setattr(on_ray, "Worker", Light)
+
+    return use
+
+
+def loads():
+    return len(list(Path().glob("load-*")))
+
+
+def test_an_error_that_cannot_be_sent_is_told(light):
+    class ParticularError(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one} and {two}")
+
+    def fail(start):
+        raise ParticularError("this", "that")
+
+    light(score=fail)
+    with pytest.raises(Exception, match=r"^this and that$"):
+        list(score_on_ray(None, PARTS, actors=1))
+    assert loads() == 1
+
+
+DEAD = r"^3 workers, one after the other, died over part %s\. If it is the memory, .* parts that are done are kept\.$"
+
+
+def test_a_part_that_kills_every_worker_ends_the_run(light):
+    light(score=lambda start: os._exit(1) if start == 16 else None)
+    numbers = []
+    with pytest.raises(RuntimeError, match=DEAD % 2):
+        list(noted(partial(score_on_ray, actors=1), numbers)(None, PARTS))
+    assert 2 not in numbers
+    assert len(numbers) == len(set(numbers))
+    assert on_ray.TRIES <= loads() <= on_ray.TRIES + 1
+
+
+def test_workers_that_die_while_they_load_end_the_run(light):
+    light(load=lambda task: os._exit(1))
+    with pytest.raises(RuntimeError, match=DEAD % "[0-5]"):
+        list(score_on_ray(None, PARTS, actors=1))
+    assert on_ray.TRIES <= loads() <= 2 * on_ray.TRIES + 1  # two parts may be under way
+
+
+def test_a_worker_may_die_twice_while_it_loads_and_there_are_never_more_than_parts(light):
+    light(load=lambda task: os._exit(1) if len(list(Path().glob("load-*"))) < 3 else None)
+    assert dict(score_on_ray(None, {3: PARTS[3]}, actors=2)) == {3: "24-32"}
+    assert loads() == 3
+
+
+def test_there_are_no_more_workers_than_there_is_room_for(light):
+    light()
+    assert len(dict(score_on_ray(None, PARTS, actors=4))) == len(PARTS)
+    assert loads() <= 2
+
+
+def test_parts_that_are_more_than_blocks_go_together(light, monkeypatch):
+    monkeypatch.setattr(on_ray, "MOST_BLOCKS", 2)
+    light()
+    scored = list(score_on_ray(None, PARTS, actors=2))
+    assert sorted(scored) == [(number, f"{rows.start}-{rows.stop}") for number, rows in PARTS.items()]
+
+
+def test_a_task_is_packed_once_however_many_workers_there_are(light):
+    packed = []
+
+    class Large:
+        def __init__(self):
+            self.pixels = np.arange(40 * 2**20, dtype=np.uint8)  # the store has room for two
+
+        def __getstate__(self):
+            packed.append(1)
+            return dict(self.__dict__)
+
+    def check(task):
+        assert task.pixels[255] == 255
+        assert not task.pixels.flags.owndata  # of the store, where all workers of a machine look at it
+
+    light(load=check)
+    assert len(dict(score_on_ray(Large(), PARTS, actors=2))) == len(PARTS)
+    assert len(packed) == 1
+
+
+def test_a_worker_goes_to_the_folder_computes_with_one_thread_and_scores_rows(task, tmp_path):
+    torch.set_num_threads(2)
+    os.chdir("/")
+    worker = Worker(ray.put(task), ray.remote(num_cpus=0)(on_ray.Ledger).remote(), str(tmp_path))
+    record = worker({"part": 1, "start": 8, "stop": 16})
+    assert Path.cwd() == tmp_path
+    assert torch.get_num_threads() == 1
+    assert record == {"part": 1, "record": dict(score_here(task, {1: PARTS[1]}))[1], "raised": ""}
+
+
+def test_a_worker_that_does_not_see_the_folder_says_so(task):
+    with pytest.raises(
+        FileNotFoundError, match=r"must see the same files, but on .* there is no folder /not/here\. Use"
+    ):
+        Worker(ray.put(task), None, "/not/here").load()
+
+
+class FakeRay(SimpleNamespace):
+    """What is asked of Ray, without a cluster."""
+
+    def __init__(self, joined):
+        super().__init__(calls=[], joined=joined)
+
+    def is_initialized(self):
+        return self.joined
+
+    def init(self, **options):
+        self.calls.append(("init", options))
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+
+def test_a_cluster_is_left_or_ended_whatever_happens(monkeypatch):
+    fake = FakeRay(joined=False)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with pytest.raises(KeyboardInterrupt), ray_cluster.cluster():
+        raise KeyboardInterrupt
+    (name, options), end = fake.calls
+    assert (name, end) == ("init", "shutdown")
+    assert "address" not in options
+    assert not options["include_dashboard"]
+    assert not options["log_to_driver"]
+
+
+def test_a_cluster_that_the_caller_has_joined_is_used_and_left(monkeypatch):
+    fake = FakeRay(joined=True)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with ray_cluster.cluster() as used:
+        assert used is fake
+    assert fake.calls == []
+
+
+def test_without_ray_the_error_says_how_to_install_it(task, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs Ray, which is not installed\. Run: pip install 'flatfold\[ray\]'"
+    ):
+        next(score_on_ray(task, PARTS))
+
+
+def test_a_ray_that_misses_something_itself_says_what(monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "ray")
+    (tmp_path / "ray.py").write_text("import not_there_either")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="'not_there_either'"), ray_cluster.cluster():
+        pass
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch):
+    with create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        ray_cluster._check_answer(address)
+    fake = FakeRay(joined=False)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    sentence = rf"RAY_ADDRESS is {address}, but no cluster answers there: .*refused\. Start one with `ray start --head`"
+    with pytest.raises(ConnectionError, match=sentence), ray_cluster.cluster():
+        pass
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize("address", ["", "local", "auto", "ray://nowhere.invalid:1"])
+def test_other_addresses_are_for_ray_to_judge(address):
+    ray_cluster._check_answer(address)
+
+
+def node(alive=True, **resources):
+    return {"Alive": alive, "Resources": resources}
+
+
+def test_workers_need_a_cpu_and_their_gpus_on_one_machine():
+    nodes = [
+        node(CPU=4.0),
+        node(CPU=3.0, GPU=2.0),
+        node(CPU=1.0, GPU=8.0),
+        node(GPU=8.0),
+        node(False, CPU=99.0, GPU=99.0),
+    ]
+    assert ray_cluster.room(nodes, 0) == 8
+    assert ray_cluster.room(nodes, 1) == 2 + 1
+    assert ray_cluster.room(nodes, 0.5) == 3 + 1
+    assert ray_cluster.room([node(CPU=9.0, GPU=1.0)], 0.25) == 4
+
+
+def test_a_cluster_without_room_for_a_worker_is_refused(task):
+    sentence = r"needs 1 CPU and 0\.5 GPUs of one machine, but those of the cluster have 2 CPUs and 0 GPUs\. Give fewer"
+    with pytest.raises(ValueError, match=sentence):
+        next(score_on_ray(task, PARTS, actors=2, gpus=0.5))
+    with pytest.raises(ValueError, match=r"but those of the cluster have none\. Give fewer"):
+        ray_cluster.room([], 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"actors": 0}, r"^actors must be at least 1, got 0\. Without a number, as many run as fit\.$"),
+        ({"gpus": -1}, r"^gpus must be from 0 to 1, since a model runs on one device, got -1\.$"),
+        ({"gpus": 2}, r"^gpus must be from 0 to 1, .* got 2\.$"),
+        ({"gpus": float("nan")}, r"^gpus must be from 0 to 1, .* got nan\.$"),
+    ],
+)
+def test_numbers_of_workers_and_gpus_make_sense(task, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        next(score_on_ray(task, PARTS, **options))
