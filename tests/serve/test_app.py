@@ -275,7 +275,7 @@ def test_limits_of_size_number_and_pixels(start, guard):
     answer = service.score(good + bytes(20_001 - len(good)))
     assert (answer.status, answer.error) == (
         413,
-        "a request may have 0.02 MB, but this one has more. Send fewer inputs at once.",
+        "a request may have 0.02 MB, but this one has more. Send fewer inputs at once, or a smaller image.",
     )
     for close in ({}, {"Connection": "close"}):
         chunks = (bytes(9_000) for _ in range(300))
@@ -346,7 +346,7 @@ def test_an_error_of_the_service_says_nothing_of_it(start, guard, monkeypatch, c
     def fail(*arguments):
         raise MemoryError("/secret/place")
 
-    monkeypatch.setattr("flatfold.serve.scorer.run", fail)
+    monkeypatch.setattr("flatfold.scoring.guard.run", fail)
     answer = service.score(encoded(pixels(1)[0][0]))
     assert answer.status == 500
     assert answer.error == "the service failed at this request, which is no fault of yours. Its log says more."

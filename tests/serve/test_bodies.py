@@ -10,9 +10,10 @@ from PIL import Image
 
 import flatfold as ff
 from flatfold.serve.features import rows_of
-from flatfold.serve.images import prepared, webp_size
+from flatfold.serve.images import prepared
 from flatfold.serve.parts import files_of, plain_name
 from flatfold.serve.refusal import Refusal
+from flatfold.serve.sizes import webp_size
 from tests.serve.small_service import encoded, form, pixels
 
 
@@ -119,7 +120,7 @@ def test_the_size_of_a_webp_is_known_before_it_is_opened(options, monkeypatch):
     monkeypatch.setattr(Image, "open", None)
     refused(
         413,
-        "it is 333 x 7, and images of up to 2,330 pixels are read",
+        "it is 333 x 7, and up to 2,330 pixels are read",
         prepared,
         file.getvalue(),
         "it",

@@ -35,7 +35,9 @@ def test_parts_are_joined_and_their_memory_is_counted():
 
 
 def test_parts_that_are_short_can_be_too_long_together():
-    with pytest.raises(Refusal, match=r"but this one has more. Send fewer inputs at once") as refused:
+    with pytest.raises(
+        Refusal, match=r"but this one has more. Send fewer inputs at once, or a smaller image"
+    ) as refused:
         read([b"abcde"] * 3, Budget())
     assert refused.value.status == 413
 

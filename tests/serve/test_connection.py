@@ -3,6 +3,7 @@
 import http.client
 import socket
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -167,11 +168,113 @@ def test_old_http_is_answered_if_it_names_the_host(shared):
     assert status(talk(shared, b"GET /healthz HTTP/1.0\r\n\r\n")) == 421
 
 
-def test_too_many_connections_are_told_so(start, guard, monkeypatch):
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n186a0\r\n" + bytes(100_000) + b"\r\n0\r\n\r\n",
+        HEAD.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_a_body_of_two_lengths_is_refused_and_what_follows_it_is_no_request(shared, request_):
+    answer = talk(shared, request_ + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer.count(b"content-length: ") == 1
+    assert status(answer) == 400
+    assert b"must say the length of its body in one way" in answer
+
+
+def answered(link):
+    """Return the body of the next answer."""
+    answer = http.client.HTTPResponse(link)
+    answer.begin()
+    return answer.read()
+
+
+def asks_and_never_reads(service, times=100_000):
+    """Return a connection whose answers fill all that lies between."""
+    link = socket.socket()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    link.connect(("127.0.0.1", service.port))
+    link.settimeout(0.5)
+    with suppress(TimeoutError):
+        link.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * times)
+    return link
+
+
+def is_cut_off(link, seconds=10):
+    """Tell whether the other side gives a connection up; what it has sent stays unread."""
+    deadline = time.monotonic() + seconds
+    link.settimeout(0.1)
+    while time.monotonic() < deadline:
+        try:
+            link.send(b"\r\n")
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_who_asks_and_never_reads_is_cut_off(start, guard):
+    service = start(guard, timeout=1.0)
+    with asks_and_never_reads(service) as link:
+        assert is_cut_off(link)
+    assert service.score(GOOD).status == 200
+
+
+def test_who_reads_late_but_in_time_gets_every_answer_and_stays(start, guard):
+    service = start(guard, timeout=1.0)
+    ask = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+    one = len(talk(service, ask + b"Connection: close\r\n\r\n")) - len(b"connection: close\r\n")
+    with asks_and_never_reads(service, 120) as link:
+        time.sleep(0.5)
+        link.settimeout(30)
+        got = 0
+        while got < 120 * one:
+            part = link.recv(2**20)
+            assert part
+            got += len(part)
+        for _ in range(4):
+            time.sleep(0.4)
+            link.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert answered(link) == b'{"status":"ok"}'
+
+
+def test_those_that_say_nothing_make_room_for_those_that_ask(start, guard, monkeypatch):
+    monkeypatch.setattr(connection, "MOST", 3)
+    monkeypatch.setattr(connection, "IDLE", 0.2)
+    service = start(guard)
+    links = [socket.create_connection(("127.0.0.1", service.port), timeout=0.3) for _ in range(3)]
+    time.sleep(0.5)
+    assert service.get("/healthz").status == 200
+    assert links[0].recv(1) == b""  # the one that was idle for longest
+    for link in links[1:]:
+        with pytest.raises(TimeoutError):
+            link.recv(1)
+    for link in links:
+        link.close()
+
+
+def test_twice_too_many_connections_are_not_even_told_so(start, guard, monkeypatch):
     monkeypatch.setattr(connection, "MOST", 3)
     service = start(guard)
+    links = [socket.create_connection(("127.0.0.1", service.port), timeout=1.0) for _ in range(7)]
+    assert links[6].recv(1) == b""
+    with pytest.raises(TimeoutError):
+        links[5].recv(1)
+    for link in links:
+        link.close()
+
+
+def test_too_many_connections_are_told_so(start, guard, monkeypatch):
+    monkeypatch.setattr(connection, "MOST", 3)
+    monkeypatch.setattr(connection, "IDLE", 0.05)
+    service = start(guard)
     links = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(3)]
-    time.sleep(0.1)
+    for link in links:
+        link.sendall(HEAD + b"Content-Length: 100\r\n\r\n")
+    time.sleep(0.2)
     answer = service.get("/healthz")
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert "there are too many connections" in answer.error

@@ -13,7 +13,7 @@ def hash_of(text):
 
 def test_the_page_holds_its_style_and_script_and_loads_nothing():
     text = page().decode()
-    for name in ("page.css", "page.js"):
+    for name in ("page.css", "chart.js", "page.js"):
         assert (HERE / name).read_text(encoding="utf8") in text
     assert "{{" not in text.replace((HERE / "page.js").read_text(encoding="utf8"), "")
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:|//)""", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +83,7 @@ def serve(
     token = _token(token_file)
     settings = {
         "token": token,
-        "hosts": _hosts(own, allow_host or []),
+        "hosts": _hosts(host, allow_host or []),
         "origins": frozenset(allow_origin or []),
         "names": None if names is None else _lines(names),
         "max_body": _bytes(max_body),
@@ -114,7 +115,10 @@ def _run(served: Guard | Judge, settings: dict[str, Any], host: str, port: int, 
         takes = "features" if app.state.service.scorer.transform is None else "images and features"
         asks = "without a token" if settings["token"] is None else "with a token"
         typer.echo(f"{what}, for {takes}, at {address_of(bound)}, {asks}")
-        run(app, bound, access_log)
+        ended = run(app, bound, access_log)
+    if not ended:
+        typer.echo("note: the network, or the decoding of an image, did not come to an end and was cut off", err=True)
+        os._exit(1)  # any other way out waits for it
 
 
 def _guard(path: Path, network: Any, fpr: float | None, device: str, options: dict[str, int | str | None]) -> Guard:
@@ -153,11 +157,15 @@ def _check_installed() -> None:
             raise ModuleNotFoundError(f"a service needs {name}, which is not installed. Install flatfold[serve].")
 
 
-def _hosts(own: bool, more: list[str]) -> frozenset[str] | None:
+def _hosts(host: str, more: list[str]) -> frozenset[str] | None:
     """Return the names that a service goes by; None for any, where others on the network choose how they call it."""
+    from ..serve.run import is_loopback
     from ..serve.settings import LOOPBACK
 
-    return LOOPBACK | {name.lower() for name in more} if own or more else None
+    if not is_loopback(host) and not more:
+        return None
+    address = host.lower().partition("%")[0]  # a zone is of use on this machine alone
+    return LOOPBACK | {f"[{address}]" if ":" in address else address, *(name.lower() for name in more)}
 
 
 def _bytes(megabytes: float) -> int:
@@ -168,6 +176,8 @@ def _bytes(megabytes: float) -> int:
 
 def _token(file: Path | None) -> str | None:
     text = os.environ.get(TOKEN) if file is None else file.read_text(encoding="utf-8")
+    if file is not None and os.name == "posix" and file.stat().st_mode & stat.S_IROTH:
+        typer.echo(f"note: everybody on this machine can read {file}. Try: chmod 600 {file}", err=True)
     return None if text is None else text.rstrip("\r\n")
 
 

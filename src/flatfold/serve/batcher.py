@@ -91,9 +91,9 @@ class Batcher:
             for each in added:
                 each.answer.cancel()
 
-    def close(self) -> None:
-        """Let the thread end after what it is doing."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def close(self, wait: bool = False) -> None:
+        """Let the thread end after what it is doing, and perhaps wait for that."""
+        self._thread.shutdown(wait, cancel_futures=True)
 
     async def _until_empty(self) -> None:
         loop = asyncio.get_running_loop()

@@ -58,4 +58,7 @@ async def _received(request: Request, most: int, share: Share) -> bytearray:
 
 
 def _too_large(most: int) -> Refusal:
-    return Refusal(413, f"a request may have {most / 1e6:g} MB, but this one has more. Send fewer inputs at once.")
+    return Refusal(
+        413,
+        f"a request may have {most / 1e6:g} MB, but this one has more. Send fewer inputs at once, or a smaller image.",
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import h11
 from starlette.responses import JSONResponse
@@ -15,13 +15,15 @@ from .refusal import AGAIN, Refusal
 
 MOST = 512
 """Connections that are answered at once; each is an open file."""
+IDLE = 1.0  # seconds without a request after which one must leave when others need its place
 LINGER = 2.0  # seconds for what is still under way to one that has got its last answer
 
 
 class Connection(H11Protocol):
-    """A connection with a limit on the time that a request's head may take, and on what is left of a refused body.
+    """A connection with a limit on the time that a request's head may take, the rest of a refused body, and an answer.
 
-    uvicorn itself waits without end for both: somebody who opens connections and says nothing would use all of them up.
+    uvicorn itself waits without end for all three: somebody who opens connections and says nothing, or asks and never
+    reads, would use all of them up.
     """
 
     seconds = 30.0
@@ -30,10 +32,11 @@ class Connection(H11Protocol):
         """Begin to wait for the first request."""
         super().connection_made(transport)
         self._limit: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._ended = False
         self._wait()
         if len(self.connections) > MOST:
-            self.app = too_many
+            self._make_room()
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
@@ -42,9 +45,21 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
-        if self._limit is not None:
-            self._limit.cancel()
+        for timer in (self._limit, self._unread):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Begin to wait for somebody who does not read the answers."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on with one who has read."""
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Take what comes, unless it is too late."""
@@ -65,14 +80,37 @@ class Connection(H11Protocol):
             self.cycle.message_event.set()
         self._wait(LINGER)
 
+    def _make_room(self) -> None:
+        """Take the place of the one that has been idle for longest; where none is, this one is told so."""
+        others = cast("set[Connection]", self.connections)
+        longest = min((each for each in others if each._idle() > IDLE), key=lambda each: each._since, default=None)
+        if longest is not None:
+            longest.transport.abort()
+        elif len(self.connections) > 2 * MOST:
+            self.transport.abort()  # even to say no takes an open file
+        else:
+            self.app = too_many
+            self._wait(LINGER)
+
+    def _busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _idle(self) -> float:
+        """Return for how many seconds there has been no request; 0 for those that are about to leave anyway."""
+        return 0.0 if self._busy() or self.transport.is_closing() else self.loop.time() - self._since
+
     def _wait(self, seconds: float | None = None) -> None:
         if self._limit is not None:
             self._limit.cancel()
+        self._since = self.loop.time()
         self._limit = self.loop.call_later(self.seconds if seconds is None else seconds, self._end_unless_busy)
 
     def _end_unless_busy(self) -> None:
-        if self._ended or self.cycle is None or self.cycle.response_complete:
+        if self.transport.is_closing():
+            self.transport.abort()  # it waits for somebody to read the last answer, who does not
+        elif self._ended or not self._busy():
             self.transport.close()
+            self._wait(LINGER)
 
 
 def connection_class(seconds: float) -> type[Connection]:

@@ -31,7 +31,7 @@ _PREFLIGHT = {
 
 
 class Door:
-    """Asks every request for its host, its origin and its token, in this order, and lets no error out as it is.
+    """Asks every request for its length, host, origin and token, in this order, and lets no error out as it is.
 
     Args:
         app: What lies behind.
@@ -80,6 +80,7 @@ class Door:
 
     def _at_the_door(self, scope: Scope, headers: Headers) -> Response | None:
         """Return an answer that needs no route, or refuse; None lets the request in."""
+        _check_length(scope, headers)
         self._check_host(headers)
         self._check_origin(headers)
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers and self._allowing(headers):
@@ -133,6 +134,17 @@ class Door:
         scheme, _, token = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
         # Of digests, all as long as each other: the time that this takes says nothing about the token.
         return hmac.compare_digest(_digest(token.strip().encode()), self._token) and scheme.lower() == "bearer"
+
+
+def _check_length(scope: Scope, headers: Headers) -> None:
+    """Raise for a body of two lengths: a proxy that goes by the other one would take a part of it for a request."""
+    if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
+        raise Refusal(
+            400,
+            "a request must say the length of its body in one way, by Content-Length or, from HTTP/1.1 on, by "
+            "Transfer-Encoding, but this one does not. Leave one of them out.",
+            {"Connection": "close"},
+        )
 
 
 def _digest(token: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
+from time import monotonic
 
 from PIL import Image
 from torch import Tensor
@@ -11,6 +12,11 @@ from ..core.errors import TooManyPixels, UnreadableImage
 from ..models.folders import read_image
 from ..models.transform import Transform
 from .refusal import AGAIN, Refusal
+from .sizes import tile_size, webp_size
+
+SECONDS = 10.0
+"""In which a file must be decoded: one of 2 MB can be made to take minutes, as a JPEG of 30,000 scans is."""
+_TEXT = (b"P1", b"P2", b"P3")
 
 
 def prepared(content: bytes, called: str, transform: Transform, most_pixels: int) -> Tensor:
@@ -23,13 +29,16 @@ def prepared(content: bytes, called: str, transform: Transform, most_pixels: int
         most_pixels: Of the file, by the size that it declares, and of the image after a resize.
     """
     try:
-        _check_webp(content, called, most_pixels)
-        image = read_image(BytesIO(content), called, most_pixels)
+        _check_kind(content, called)
+        _check_declared(content, called, most_pixels)
+        image = read_image(_Hurried(content), called, most_pixels)
         _check_resized(image, called, transform, most_pixels)
         return transform(image)
     except TooManyPixels as error:
         raise Refusal(413, str(error)) from None
     except UnreadableImage as error:
+        if isinstance(error.__cause__, TimeoutError):
+            raise Refusal(413, f"{called} takes too long to be decoded. Save it anew, as PNG or as JPEG.") from None
         raise Refusal(400, _sentence(error, called)) from None
     except ValueError as error:  # of the transform
         raise Refusal(422, f"{called} cannot be prepared for the model: {error}") from None
@@ -44,26 +53,34 @@ def _sentence(error: UnreadableImage, called: str) -> str:
     return f"{called} could not be read as an image: its bytes are broken. Open it in a viewer, and send it again."
 
 
-def _check_webp(content: bytes, called: str, most_pixels: int) -> None:
-    """Raise if a WEBP declares too many pixels: its decoder takes the memory for them when it is only opened."""
-    width, height = webp_size(content)
-    if width * height > most_pixels:
-        raise TooManyPixels(
-            f"{called} is {width} x {height}, and images of up to {most_pixels:,} pixels are read. Make it smaller."
+class _Hurried(BytesIO):
+    """The bytes of a file, as long as there is time to decode them: decoders take them bit by bit."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self._end = monotonic() + SECONDS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if monotonic() > self._end:
+            raise TimeoutError
+        return super().read(size)
+
+
+def _check_kind(content: bytes, called: str) -> None:
+    """Raise for the kinds of PPM whose numbers are text: their decoder is slow enough to keep all others waiting."""
+    if content.startswith(_TEXT):
+        raise Refusal(
+            422, f"{called} must be encoded in bytes, but is a PPM, PGM or PBM written as text. Save it as PNG."
         )
 
 
-def webp_size(content: bytes) -> tuple[int, int]:
-    """Return the width and height that stand in the head of a WEBP file, (0, 0) for all others."""
-    kind, head = content[12:16], content[20:30]
-    if content[:4] != b"RIFF" or content[8:12] != b"WEBP" or len(head) < 10:
-        return 0, 0
-    if kind == b"VP8X":
-        return int.from_bytes(head[4:7], "little") + 1, int.from_bytes(head[7:10], "little") + 1
-    bits = int.from_bytes(head[1:5] if kind == b"VP8L" else head[6:10], "little")
-    if kind == b"VP8L":
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    return bits & 0x3FFF, bits >> 16 & 0x3FFF
+def _check_declared(content: bytes, called: str, most_pixels: int) -> None:
+    """Raise for sizes that others do not check before they take the memory for them."""
+    for what, (width, height) in (("is", webp_size(content)), ("has a tile of", tile_size(content))):
+        if width * height > most_pixels:
+            raise TooManyPixels(
+                f"{called} {what} {width} x {height}, and up to {most_pixels:,} pixels are read. Make it smaller."
+            )
 
 
 def _check_resized(image: Image.Image, called: str, transform: Transform, most_pixels: int) -> None:

@@ -9,13 +9,13 @@ from hashlib import sha256
 from pathlib import Path
 
 HERE = Path(__file__).parent
-_PARTS = {"{{style}}": "page.css", "{{script}}": "page.js"}
+_PARTS = {"{{style}}": ("page.css",), "{{script}}": ("chart.js", "page.js")}
 
 
 @cache
 def page() -> bytes:
     """Return the page: HTML with its style and its script in it, and nothing from elsewhere."""
-    return joined(_read("page.html"), {place: _read(name) for place, name in _PARTS.items()}).encode()
+    return joined(_read("page.html"), {place: "\n".join(map(_read, names)) for place, names in _PARTS.items()}).encode()
 
 
 @cache

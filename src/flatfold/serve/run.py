@@ -17,6 +17,7 @@ from .connection import connection_class
 from .service import Service
 
 KEEP_ALIVE = 5  # seconds
+PATIENCE = 2.0  # seconds for what is in a thread when all requests were answered or given up
 
 
 def is_loopback(host: str) -> bool:
@@ -65,16 +66,24 @@ def address_of(bound: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def run(app: FastAPI, bound: socket.socket, access_log: bool = False) -> None:
+def run(app: FastAPI, bound: socket.socket, access_log: bool = False) -> bool:
     """Answer requests until SIGTERM or SIGINT comes; then finish those that are running, and return.
 
     Args:
         app: What :func:`~flatfold.serve.app.create_app` returned.
         bound: What :func:`bind` returned; it is closed at the end.
         access_log: Write a line for each request to the standard output.
+
+    Returns:
+        Whether all threads have ended. The model or a decoder may hang, and Python would wait for it at the exit.
     """
     with bound:
         server_of(app, access_log).run([bound])
+    service: Service = app.state.service
+    try:
+        return service.ends_within(PATIENCE)
+    except KeyboardInterrupt:  # who asks again does not want to wait
+        return False
 
 
 def server_of(app: FastAPI, access_log: bool = False) -> uvicorn.Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -59,10 +60,17 @@ class Service:
             body = await read_body(request, self.settings, share)
             return await _unless_gone(request, self._within_time(read(body, explain, share)))
 
-    def close(self) -> None:
-        """Let all threads end after what they are doing."""
-        self.batcher.close()
-        self._decoders.shutdown(wait=False, cancel_futures=True)
+    def close(self, wait: bool = False) -> None:
+        """Let all threads end after what they are doing, and perhaps wait for that."""
+        self.batcher.close(wait)
+        self._decoders.shutdown(wait, cancel_futures=True)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Close, and tell whether all threads end in this time: Python itself would wait for them without a limit."""
+        waiting = threading.Thread(target=self.close, args=(True,), daemon=True)
+        waiting.start()
+        waiting.join(seconds)
+        return not waiting.is_alive()
 
     def _reader(self, content_type: str) -> Callable[[bytes, bool, Share], Awaitable[list[Row]]]:
         """Return what makes rows of a body of some type."""

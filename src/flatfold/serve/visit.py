@@ -47,9 +47,11 @@ class Visit:
         """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            if self._unread and self._closes and not self._waits and self.status != TOO_SLOW:
+            headers = list(message.get("headers", []))
+            closes = self._closes or (b"connection", b"close") in headers
+            if self._unread and closes and not self._waits and self.status != TOO_SLOW:
                 await self._read_on()
-            message = {**message, "headers": [*message.get("headers", []), *fixed_headers(), *self._extra]}
+            message = {**message, "headers": [*headers, *fixed_headers(), *self._extra]}
         await self._send(message)
 
     async def _read_on(self) -> None:
