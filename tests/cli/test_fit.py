@@ -11,7 +11,7 @@ import torch
 import typer
 
 import flatfold as ff
-from flatfold.cli.fit import check_writable
+from flatfold.cli.checks import check_writable
 from flatfold.cli.fitting import needs_labels
 from flatfold.cli.model import open_model
 from flatfold.cli.notes import noted
@@ -222,12 +222,23 @@ def test_broken_images_are_left_out_up_to_a_share(here):
     assert not (here / "no.safetensors").exists()
 
 
-def test_a_limit_takes_images_of_all_classes(here):
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT, "--limit", 60, "--method", "mds")
+@pytest.mark.parametrize("seed", [0, 4])
+def test_a_limit_takes_images_of_all_classes(here, seed):
+    done = run("fit", "val", *MODEL, *PREPARED, *OUT, "--limit", 60, "--method", "mds", "--seed", seed)
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("images       60 of val; the model is right about 100.0 %")
-    x, y = (values[np.arange(60) * 2] for values in in_class_order(*pixels(120)))
-    assert_same("guard.safetensors", ff.Guard.fit(network(), ArrayImages(x, y, TRANSFORM), "mds"))
+    drawn = np.arange(60) * 2 + np.random.default_rng(seed).integers(0, 2, 60)
+    x, y = (values[drawn] for values in in_class_order(*pixels(120)))
+    assert_same("guard.safetensors", ff.Guard.fit(network(), ArrayImages(x, y, TRANSFORM), "mds", seed=seed))
+
+
+def test_a_limit_takes_images_of_all_classes_where_these_take_turns(here):
+    x, y = pixels(360)  # classes 0, 1, 2, 0, 1, 2, ...: every third image is of one
+    np.savez("turns.npz", x=x, y=y)
+    options = (*MODEL, *PREPARED, "--limit", 120, "--method", "fold", "--per-class", "--fpr", 0.2)
+    done = run("fit", "turns.npz", *options, *OUT)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert load_judge(here / "guard.safetensors")[0].calibration.counts.min() > 10
 
 
 def test_processes_may_read_ahead(here):
@@ -271,8 +282,31 @@ def test_options_that_do_not_go_together_are_wrong_usage(here, arguments, senten
 def test_a_folder_that_must_not_be_written_to_is_refused_first(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     with pytest.raises(typer.BadParameter, match=r"goes, but nothing can be written in .*\. Choose another\."):
-        check_writable(tmp_path / "deep" / "down" / "guard.safetensors")
-    check_writable(tmp_path.parent / "guard.safetensors")
+        check_writable(tmp_path / "deep" / "down" / "guard.safetensors", "the guard")
+    check_writable(tmp_path.parent / "guard.safetensors", "the guard")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes and links are those of POSIX")
+def test_nothing_but_a_file_is_replaced_and_none_that_is_read(here):
+    """An atomic write puts a file in the place of whatever is there, /dev/null too."""
+    os.mkfifo("pipe")
+    os.link("tiny.pt", "link.pt")
+    np.savez("more.npz", x=pixels(60)[0])
+    cases = {
+        "pipe": "pipe is where the guard goes, but that is a device or a pipe. Choose another.",
+        "tiny.pt": "tiny.pt is where the result goes, but that is what is read, and would be lost. Choose another.",
+        "link.pt": "link.pt is where the result goes, but that is what is read",
+        "more.npz": "more.npz is where the result goes, but that is what is read",
+    }
+    for out, sentence in cases.items():
+        before = Path(out).stat()
+        done = run("fit", "val", *MODEL, *PREPARED, "--calibration", "more.npz", "--out", out)
+        assert done.exit_code == 2, out
+        assert f"Invalid value for --out: {sentence}" in words(done.stderr)
+        assert Path(out).stat() == before
+    np.savez("val.npz", **dict(zip("xy", pixels(120), strict=True)))
+    assert run("fit", "val.npz", *MODEL, *PREPARED, "--out", "val.npz").exit_code == 2
+    assert run("fit", "val.npz", *MODEL, *PREPARED, "--out", "val/guard.safetensors").exit_code == 0
 
 
 def test_folders_are_made_for_the_file(here):
@@ -304,6 +338,34 @@ def test_wrong_input_gets_a_sentence_and_leaves_no_file(here):
         done = run("fit", *arguments, *OUT)
         assert isinstance(done.exception, (ValueError, OSError)), arguments
         assert sentence in words(str(done.exception))
+        assert not (here / "guard.safetensors").exists()
+
+
+@pytest.mark.parametrize("calibration", [None, "few"])
+def test_too_few_images_are_told_before_any_is_read(here, monkeypatch, calibration):
+    write_folder(here / "few", *pixels(18))
+    monkeypatch.setattr("flatfold.models.images.read_image", None)
+    place = ["few"] if calibration is None else ["val", "--calibration", "few"]
+    done = run("fit", *place, *MODEL, *PREPARED, *OUT)
+    has = "half of the data has 9" if calibration is None else "the calibration data has 18"
+    assert f"a false-alarm rate of 0.05 takes 19 calibration samples, {has}." in str(done.exception)
+
+
+def test_sentences_of_the_library_speak_of_options(here):
+    x, _ = pixels(120)
+    np.savez("bare.npz", x=x)
+    paths = write_folder(here / "flat", x)
+    write_parquet(here / "bare.parquet", paths)
+    write_folder(here / "mixed", x[:9], np.arange(9) % 3)
+    write_folder(here / "mixed", x[:1])
+    columns = "Pass --image-column for the images and --label-column (or --no-labels) for the labels."
+    cases = {
+        "bare.npz": f"bare.npz has no array 'y'; it has 'x'. {columns}",
+        "bare.parquet": columns,
+        "mixed": "Move it, or pass --no-labels to read all images without labels.",
+    }
+    for place, sentence in cases.items():
+        assert sentence in str(run("fit", place, *MODEL, *PREPARED, *OUT).exception)
         assert not (here / "guard.safetensors").exists()
 
 

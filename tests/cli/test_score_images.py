@@ -338,6 +338,34 @@ def test_wrong_input_gets_a_sentence(here):
         assert not (here / f"{number}.csv").exists()
 
 
+def test_the_table_does_not_take_the_place_of_the_images(here):
+    write_parquet(here / "photos.parquet", names())
+    (here / "tables").mkdir()
+    write_parquet(here / "tables" / "0.parquet", names())
+    lost = "that is what is read, and would be lost. Choose another."
+    cases = [
+        ("photos.parquet", "photos.parquet", lost),
+        ("tables", "tables/0.parquet", "all tables in tables are read as images. Choose another."),
+        ("tables", "tables/new.parquet", "all tables in tables are read as images. Choose another."),
+        ("photos", "photos/0001.png/scores.csv", "/photos/0001.png is a file and no folder. Choose another."),
+    ]
+    for place, out, sentence in cases:
+        done = run("score", place, *GUARD, "--out", out)
+        assert done.exit_code == 2, out
+        assert f"Invalid value for --out: {out} is where the" in words(done.stderr)
+        assert sentence in words(done.stderr)
+    assert read_table(here / "photos.parquet").column_names == ["image"]
+    assert [path.name for path in (here / "tables").iterdir()] == ["0.parquet"]
+    scored("tables", *GUARD, "--out", "tables/scores.csv")
+    scored("photos", *GUARD, "--out", "photos/scores.csv")
+
+
+def test_an_array_that_is_missing_is_asked_for_by_its_option(here):
+    np.savez("other.npz", pictures=photos())
+    done = run("score", "other.npz", *GUARD, *OUT)
+    assert str(done.exception) == ("other.npz has no array 'x'; it has 'pictures'. Pass --image-column for the images.")
+
+
 def sent(value):
     """What arrives in another process."""
     return pickle.loads(pickle.dumps(value))  # noqa: S301
@@ -395,6 +423,23 @@ def test_an_interrupt_says_how_to_go_on(here, monkeypatch):
     assert (done.exit_code, done.stderr) == (130, "flatfold: interrupted; the same command goes on where it stopped\n")
     done = run("score", "photos", *GUARD, *OUT, "--restart")
     assert done.stderr == "flatfold: interrupted; the same command without --restart goes on where it stopped\n"
+
+
+KILLED = "DataLoader worker (pid 7) is killed by signal: Killed"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [(RuntimeError(f"{KILLED}. \nFrames of C++"), KILLED), (MemoryError(), "there was no memory left")],
+)
+def test_a_machine_that_cannot_is_a_sentence_and_no_traceback(here, monkeypatch, error, sentence):
+    def killed(*arguments, **settings):
+        raise error
+
+    monkeypatch.setattr("flatfold.scoring.batch.score_images", killed)
+    done = run("score", "photos", *GUARD, *OUT)
+    assert isinstance(done.exception, OSError)
+    assert str(done.exception) == f"{sentence}. The same command goes on where it stopped."
 
 
 def test_the_help_teaches():

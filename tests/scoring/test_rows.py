@@ -234,6 +234,10 @@ def test_a_table_that_cannot_be_written_is_refused_before_the_work(tmp_path, mon
     (tmp_path / "rows.csv").mkdir()
     with pytest.raises(IsADirectoryError, match=r"is a file, but .*rows\.csv is a folder\. Choose another name"):
         check_out(tmp_path / "rows.csv")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.csv")
+        with pytest.raises(ValueError, match=r"is a file, but .*pipe\.csv is a device or a pipe\. Choose another name"):
+            check_out(tmp_path / "pipe.csv")
     monkeypatch.setattr(writers, "find_spec", lambda name: None)
     check_out(tmp_path / "rows.jsonl")
     with pytest.raises(ModuleNotFoundError, match=r"written by pyarrow.* pip install 'flatfold\[parquet\]'"):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .bench import Device, MaxUnreadable, Workers
+from .checks import FPR, check_fpr, check_kept, check_writable, parsed_method
 from .image_options import BATCH_SIZE, PLACES, ImageColumn, LabelColumn, Root, is_list, opened
 from .model import Model, Pretrained, Weights, open_model
 from .notes import noted
 from .preparation import Crop, Interpolation, Mean, Mode, Resize, Std, prepared_by
-from .score_options import FPR, check_fpr, parsed_method
 
 if TYPE_CHECKING:
     from ..detectors.base import Detector
@@ -57,7 +56,7 @@ def fit(
     limit: Annotated[
         int | None, typer.Option(min=2, help="Take at most so many images, spread over all of them.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw of the half that is calibrated on.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws: of the half to calibrate on, and of --limit.")] = 0,
     root: Root = None,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
@@ -82,18 +81,19 @@ def fit(
     """
     spec = parsed_method(method, images, calibration, "the images to fit on")
     check_fpr(fpr)
-    check_writable(out)
+    check_writable(out, "the guard")
+    check_kept(out, images, calibration, weights)
     from ..detectors import create
     from .fitting import Reading, fitted
 
     options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}
     transform = prepared_by(None, options, None)
     wanted = label_column if labels else False
-    known = _some(opened(images, transform, batch_size, root, image_column, wanted), limit)
+    known = _some(opened(images, transform, batch_size, root, image_column, wanted), limit, seed)
     held_out = None
     if calibration is not None:
         start = root if is_list(calibration) else None
-        held_out = _some(opened(calibration, transform, batch_size, start, image_column), limit)
+        held_out = _some(opened(calibration, transform, batch_size, start, image_column), limit, seed)
     detector: Detector = create(spec.name, **spec.hyper)
     _check_labels(detector, spec, known, images)
     reading = Reading(head, device, workers, max_unreadable)
@@ -108,29 +108,19 @@ def fit(
     typer.echo("\n".join(described(made, spec, images, calibration, out)))
 
 
-def check_writable(out: Path) -> None:
-    """Raise unless a file can be written to ``out``, whose folder may be made for it: to be asked before long work."""
-    folder = next(folder for folder in (out.absolute().parent, *out.absolute().parents) if folder.exists())
-    if out.is_dir():
-        why = "that is a folder"
-    elif not folder.is_dir():
-        why = f"{folder} is a file and no folder"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        why = f"nothing can be written in {folder}"
-    else:
-        return
-    raise typer.BadParameter(f"{out} is where the guard goes, but {why}. Choose another.", param_hint="--out")
+def _some(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
+    """Return at most ``limit`` images: of that many stretches, which spreads them over all classes, one each.
 
-
-def _some(source: ImageSource, limit: int | None) -> ImageSource:
-    """Return at most ``limit`` images, evenly spread: folders are sorted by class."""
+    Which one of a stretch is drawn: every third image could be of one class, where classes take turns.
+    """
     import numpy as np
 
     from ..models.picked import PickedImages
 
     if limit is None or source.rows <= limit:
         return source
-    return PickedImages(source, np.arange(limit) * source.rows // limit)
+    edges = np.arange(limit + 1) * source.rows // limit
+    return PickedImages(source, np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
 
 
 def _check_labels(detector: Detector, spec: Spec, source: ImageSource, place: Path) -> None:

@@ -72,12 +72,17 @@ def fitted(
         seed: Of the draw of the halves.
     """
     from ..models.extract import one_pass
+    from ..scoring.calibration import check_enough
     from ..scoring.fitting import fit_judge
     from ..scoring.guard import Guard
 
     def run(source: ImageSource, head: str | None) -> tuple[FeatureBank, FoundHead]:
         return one_pass(model, source, reading.device, head, workers=reading.workers, unreadable=reading.unreadable)
 
+    if held_out is None:  # asked once more of what could be read, but not before all of it is
+        check_enough(fpr, known.rows - known.rows // 2, "half of the data")
+    else:
+        check_enough(fpr, held_out.rows, "the calibration data")
     bank, found = run(known, reading.head)
     more = None if held_out is None else run(held_out, found.name)[0]
     judge = fit_judge(detector, bank, found.head, fpr, held_out=more, per_class=per_class, seed=seed)

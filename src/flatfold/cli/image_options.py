@@ -28,6 +28,15 @@ LabelColumn = Annotated[
     str | None,
     typer.Option(help="The same with the labels. Default: label, or y.", show_default=False),
 ]
+SAID = {  # arguments of the library that its sentences speak of, as options
+    "x='...'": "--image-column",
+    "image='...'": "--image-column",
+    "y='...'": "--label-column",
+    "label='...'": "--label-column",
+    "y=None": "--no-labels",
+    "label=None": "--no-labels",
+    "labels=False": "--no-labels",
+}
 
 
 def opened(
@@ -52,7 +61,17 @@ def opened(
 
     names = {} if images is None else {"image": images, "x": images}
     names |= {"label": labels, "y": labels} if isinstance(labels, str) else {}
-    return open_images(place, transform, batch_size, labels=labels is not False, root=root, **names)
+    try:
+        return open_images(place, transform, batch_size, labels=labels is not False, root=root, **names)
+    except ValueError as error:
+        raise ValueError(_in_options(str(error))) from error
+
+
+def _in_options(sentence: str) -> str:
+    """Return a sentence of the library in the words of the command line."""
+    for argument, option in SAID.items():
+        sentence = sentence.replace(argument, option)
+    return sentence
 
 
 def is_list(place: Path) -> bool:

@@ -28,8 +28,8 @@ def join(
     """
     from ..scoring.batch.join import join_tables
     from ..scoring.batch.summary import unreadable_of
+    from .checks import check_values
     from .run_summary import print_summary
-    from .score_options import check_values
 
     check_values(None, out)
     beside = {unreadable_of(table) for table in tables}  # scores-*.csv takes in scores-1.csv.unreadable.csv

@@ -8,20 +8,11 @@ from typing import Annotated, Literal
 import typer
 
 from .bench import Device, Workers
+from .checks import FPR, check_kept, check_values
 from .image_options import BATCH_SIZE, PLACES, ImageColumn, Root
 from .model import Pretrained, Weights
 from .preparation import Crop, Interpolation, Mean, Mode, Resize, Std
-from .score_options import (
-    FPR,
-    METHOD,
-    check_fitting,
-    check_images,
-    check_input,
-    check_values,
-    given,
-    options_given,
-    parsed_shard,
-)
+from .score_options import METHOD, check_fitting, check_images, check_input, given, options_given, parsed_shard
 
 _FILE = "safetensors, .npy, .npz, or the folder of a bank"
 
@@ -113,8 +104,8 @@ def score(
 
     Images are prepared as the guard's file says, else as --resize, --crop, --mean, --std, --mode and --interpolation
     do. Any number of them fits into memory. A run that was stopped, even killed, goes on where it was when the same
-    command is given again. An image that cannot be read stops nothing: OUT.unreadable.csv names it. OUT.summary.json
-    holds the counts.
+    command is given again. An image that is broken or missing stops nothing: OUT.unreadable.csv names it.
+    OUT.summary.json holds the counts.
 
     Exit codes: 0 all is scored; 3 done, but some images could not be scored; 1 the input was wrong; 2 the usage was;
     130 interrupted.
@@ -143,6 +134,7 @@ def score(
         return
     check_images(named, engine)
     check_values(fpr, out)
+    check_kept(given(out), images)
     from .score_images import Images, Network, engine_of, score_images
 
     options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}

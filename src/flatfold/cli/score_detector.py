@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from .checks import FPR, parsed_method
 from .notes import noted
-from .score_options import FPR, parsed_method
 
 if TYPE_CHECKING:
     from ..core.head import Head

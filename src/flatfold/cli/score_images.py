@@ -90,6 +90,7 @@ def score_images(
         restart: Whether to forget what an earlier run has done.
 
     Raises:
+        OSError: The machine had no memory left, or lost a process.
         typer.Exit: With code 3 if an image could not be scored, 130 when interrupted.
     """
     from ..scoring.batch import Task
@@ -103,6 +104,9 @@ def score_images(
         same = "the same command without --restart" if restart else "the same command"
         typer.echo(f"flatfold: interrupted; {same} goes on where it stopped", err=True)
         raise typer.Exit(130) from None
+    except (RuntimeError, MemoryError) as error:  # no memory is left, or a process that reads ahead was killed
+        reason = str(error).strip().partition("\n")[0].rstrip(". ") or "there was no memory left"
+        raise OSError(f"{reason}. The same command goes on where it stopped.") from error
     print_summary(summary, out, watch)
 
 

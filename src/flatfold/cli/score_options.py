@@ -1,4 +1,4 @@
-"""Whether the options of ``flatfold score`` and ``flatfold fit`` go together."""
+"""Whether the options of ``flatfold score`` go together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from ..evaluate.spec import Spec
     from ..scoring.batch import Shard
 
 Given = TypeVar("Given")
-METHOD, FPR = "fold", 0.05
+METHOD = "fold"
 OF_FEATURES = ("--head", "--method", "--fit", "--calibration", "--per-class")
 OF_RAY = ("--actors", "--gpus")
 OF_IMAGES = (
@@ -118,57 +117,3 @@ def _among(named: Sequence[str], options: Iterable[str]) -> list[str]:
 
 def _listed(names: Sequence[str]) -> str:
     return " and ".join(names)
-
-
-def check_values(fpr: float | None, out: Path | None) -> None:
-    """Raise unless the rate is one and the table can be written, before anything is read."""
-    from ..scoring.writers import check_out
-
-    if fpr is not None:
-        check_fpr(fpr)
-    try:
-        if out is not None:
-            check_out(out)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="--out") from error
-
-
-def check_fpr(fpr: float) -> None:
-    """Raise unless the rate is one."""
-    from ..scoring.calibration import check_rate
-
-    try:
-        check_rate(fpr)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--fpr") from error
-
-
-def parsed_method(method: str, fit: Path | None, calibration: Path | None, fit_option: str = "--fit") -> Spec:
-    """Return what --method asks for, if it can be had from features.
-
-    Args:
-        method: A name, with hyper-parameters behind colons.
-        fit: Known data to learn from.
-        calibration: Known data to compare with.
-        fit_option: What a message calls ``fit``.
-    """
-    from ..detectors import get_method
-    from ..evaluate.spec import parse_spec
-
-    try:
-        spec = parse_spec(method)
-    except (TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="--method") from error
-    entry = get_method(spec.name)
-    learns = entry.fits_on != "nothing"
-    if spec.tune:
-        why = "asks for tuning, which is for benchmarks. Leave out the @, and give hyper-parameters behind colons."
-    elif entry.sees != "features":
-        why = "runs the network on images, but here features are scored. `flatfold methods` lists what can do that."
-    elif learns and fit is None:
-        why = f"learns from known data ({entry.fits_on}). Give its features, and labels if it needs them, as --fit."
-    elif learns and calibration is not None and fit is not None and calibration.resolve() == fit.resolve():
-        why = f"has seen what is in {fit_option}, so --calibration must be other data, or its rate would mean nothing."
-    else:
-        return spec
-    raise typer.BadParameter(f"{spec.label} {why}", param_hint="--method")

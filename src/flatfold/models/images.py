@@ -147,10 +147,8 @@ def _read_npz(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:
         raise FileNotFoundError(f"there is no file {path}. Check the path.") from None
     except (BadZipFile, EOFError, OSError, TypeError, ValueError, zlib.error) as error:
         raise ValueError(f"{path} must be a .npz file of plain arrays: {error}. Write it with numpy.savez.") from error
-    raise ValueError(
-        f"{path} has no array {missing[0]!r}; it has {present}. "
-        "Pass x='...' for the images and y='...' (or y=None) for the labels."
-    )
+    labels = " and y='...' (or y=None) for the labels" if len(names) > 1 else ""
+    raise ValueError(f"{path} has no array {missing[0]!r}; it has {present}. Pass x='...' for the images{labels}.")
 
 
 def _class_indices(y: NDArray[np.integer], rows: int) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from copy import deepcopy
 
 import torch
+from torch import Tensor
 
 from ..core.bank import FeatureBank
 from ..core.head import Head
@@ -38,7 +40,7 @@ def fit_judge(
         per_class: Give each predicted class a threshold of its own.
         seed: Of the draw.
     """
-    _note_guesses(bank, head)
+    _note_labels(bank, head)
     where = "half of the data" if held_out is None else "the calibration data"
     if held_out is None:
         bank, held_out = _halves(bank, seed)
@@ -78,19 +80,40 @@ def check_apart(detector: Detector, same: bool) -> None:
         )
 
 
-def _note_guesses(bank: FeatureBank, head: Head) -> None:
-    """Say so when the model knows the labels no better than somebody who never looks at an input."""
+def _note_labels(bank: FeatureBank, head: Head) -> None:
+    """Say so when the model knows the labels no better than a guess, or knows them under other numbers."""
     if bank.labels is None:
         return
-    right = float((head(bank.features).argmax(dim=-1) == bank.labels).double().mean())
+    predicted = head(bank.features).argmax(dim=-1)
+    usual = _usual_prediction(bank.labels, predicted)
+    right = _share(predicted == bank.labels)
+    renamed = _share(predicted == torch.tensor([usual[label] for label in bank.labels.tolist()]).to(predicted))
     most = int(bank.labels.bincount().max()) / len(bank)
-    if right <= most < 1:
+    if len(set(usual.values())) == len(usual) > 1 and renamed > max(0.5, 2 * right):
+        label = next(label for label, prediction in usual.items() if label != prediction)
+        log.warning(
+            "the model is right about %.1f %% of the labelled inputs, but about %.1f %% if its classes had another "
+            "order: what is labelled %d is mostly predicted as %d. Labels must be in the order of its outputs; class "
+            "folders are numbered in that of their names, 10 before 2.",
+            *(100 * right, 100 * renamed, label, usual[label]),
+        )
+    elif right <= most < 1:
         log.warning(
             "the model is right about %.1f %% of the labelled inputs, where the most frequent class alone makes up "
             "%.1f %%. Are its weights loaded, inputs prepared as in training, labels in the order of its outputs?",
-            100 * right,
-            100 * most,
+            *(100 * right, 100 * most),
         )
+
+
+def _usual_prediction(labels: Tensor, predicted: Tensor) -> dict[int, int]:
+    """Return what the inputs of each label are predicted as most often, in the order of the labels."""
+    counts = Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
+    usual = dict(pair for pair, _ in reversed(counts.most_common()))  # of several predictions the last one is kept
+    return dict(sorted(usual.items()))
+
+
+def _share(those: Tensor) -> float:
+    return float(those.double().mean())
 
 
 def _halves(bank: FeatureBank, seed: int) -> tuple[FeatureBank, FeatureBank]:

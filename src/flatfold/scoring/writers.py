@@ -97,7 +97,7 @@ def write_rows(chunks: Iterable[Columns], path: Path | str) -> None:
     Raises:
         IsADirectoryError: There is a folder at ``path``.
         ModuleNotFoundError: pyarrow is needed and not installed.
-        ValueError: ``path`` ends in something else.
+        ValueError: ``path`` ends in something else, or is a device or a pipe, which would not outlive it.
     """
     path = Path(path)
     check_out(path)
@@ -112,6 +112,8 @@ def check_out(path: Path) -> None:
         raise ValueError(f"a table of rows is a file *{', *'.join(WRITERS)}, got {path.name!r}. Choose one of them.")
     if path.is_dir():
         raise IsADirectoryError(f"a table of rows is a file, but {path} is a folder. Choose another name.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"a table of rows is a file, but {path} is a device or a pipe. Choose another name.")
     if path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         raise ModuleNotFoundError(
             "parquet is written by pyarrow, which is not installed. Run: pip install 'flatfold[parquet]'",

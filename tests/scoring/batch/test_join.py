@@ -3,14 +3,16 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pyarrow.parquet import ParquetFile
 
+from flatfold.models.images import FolderImages
 from flatfold.scoring.batch import Shard, score_images
 from flatfold.scoring.batch.join import join_tables
 from flatfold.scoring.batch.summary import Summary, summary_of, unreadable_of
-from tests.scoring.batch.small_run import broken, make_task
+from tests.scoring.batch.small_run import TRANSFORM, broken, make_task, read_csv
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +137,21 @@ def test_shards_of_different_runs_are_told(task, tmp_path, change):
     score_images(other, paths[1], shard=Shard(2, 3 if change == "number of shards" else 2))
     message = r"shard-2\.csv and .*shard-1\.csv are not shards of one run\. Score all of them in the same way"
     refused(paths, tmp_path / "out.csv", ValueError, message)
+
+
+def test_machines_may_see_the_images_at_different_places(task, tmp_path):
+    paths = shards(task, tmp_path, 2)
+    shutil.copytree(tmp_path / "images", tmp_path / "copy")
+    elsewhere = replace(task, source=FolderImages(tmp_path / "copy", TRANSFORM, task.source.batch_size, labels=False))
+    score_images(elsewhere, paths[1], shard=Shard(2, 2))
+    assert join_tables(paths, tmp_path / "out.csv").scored == 34
+    folders = [Path(line["path"]).parent.name for line in read_csv(tmp_path / "out.csv")]
+    assert folders == sorted(folders, reverse=True)
+    assert set(folders) == {"images", "copy"}
+
+
+def test_a_name_that_leaves_no_room_for_those_beside_it_is_refused(task, tmp_path):
+    refused(shards(task, tmp_path, 2), tmp_path / f"{'a' * 200}.csv", ValueError, "at most 200 bytes, .* got 204")
 
 
 def test_a_shard_that_comes_twice_is_told(task, tmp_path):

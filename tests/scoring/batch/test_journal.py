@@ -1,6 +1,7 @@
 """`Journal`: whatever happens to the file, what it holds is either right or computed again."""
 
 import json
+import os
 import subprocess
 import sys
 from zlib import crc32
@@ -197,6 +198,50 @@ def test_a_change_under_its_feet_is_noticed(path):
         path.write_bytes(path.read_bytes().replace(b"[0, [1]]", b"[0, [2]]"))
         with pytest.raises(ValueError, match=r"journal was changed while it was in use\. Run the same command again"):
             journal.read(0)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from flatfold.scoring.batch.journal import Journal
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    with Journal(Path(sys.argv[1]), {"guard": "ab"}) as journal:
+        for part in range(9):
+            journal.add(part, '"' + 9_000 * "a" + '"')
+except OSError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="limits are those of POSIX")
+def test_a_full_disk_names_the_file_and_costs_one_part(path):
+    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"[Errno 27] File too large: '{path}'\n")
+    with Journal(path, {"guard": "ab"}) as journal:
+        assert [part for part in range(9) if part in journal] == [0, 1]
+        assert journal.read(1) == '"' + 9_000 * "a" + '"'
+
+
+def test_what_cannot_be_closed_is_told_unless_something_else_was(path, monkeypatch):
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def close(self):
+            self.file.close()
+            raise OSError("full")
+
+    def closed(error=None):
+        with Journal(path, JOB) as journal:
+            journal._file = Full(journal._file)
+            if error is not None:
+                raise error
+
+    with pytest.raises(OSError, match="full"):
+        closed()
+    with pytest.raises(ValueError, match="first"):
+        closed(ValueError("first"))
 
 
 def test_a_discarded_journal_is_gone(path):

@@ -1,6 +1,7 @@
 """`score_images`: a table of everything, whoever computed it and however often it was begun."""
 
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +10,7 @@ import pytest
 from pyarrow.parquet import ParquetFile
 
 import flatfold as ff
+from flatfold.models.images import FolderImages
 from flatfold.models.lists import ListImages
 from flatfold.scoring.batch import Shard, Task, score_images
 from flatfold.scoring.batch.local import score_here
@@ -207,7 +209,7 @@ def test_a_run_whose_files_are_not_all_there_is_done_again(gaps, tmp_path, damag
     assert files(out) == before
 
 
-@pytest.mark.parametrize("change", ["data", "fpr", "guard", "batch_size", "shard"])
+@pytest.mark.parametrize("change", ["data", "fpr", "guard", "batch_size", "shard", "place"])
 def test_another_job_is_not_taken_for_the_one_that_was_finished(task, tmp_path, change):
     out = tmp_path / "out.csv"
     score_images(task, out)
@@ -216,7 +218,7 @@ def test_another_job_is_not_taken_for_the_one_that_was_finished(task, tmp_path, 
     assert engine.done
 
 
-@pytest.mark.parametrize("change", ["data", "fpr", "guard", "batch_size", "shard"])
+@pytest.mark.parametrize("change", ["data", "fpr", "guard", "batch_size", "shard", "place"])
 def test_a_run_that_was_stopped_is_not_continued_by_another_job(task, tmp_path, change):
     out = tmp_path / "out.csv"
     with pytest.raises(KeyboardInterrupt):
@@ -236,6 +238,9 @@ def changed(task, folder, change, out):
     if change == "data":
         write_images(folder / "images", 1, seed=5)
         return make_task(folder), out
+    if change == "place":  # an exact copy: only the paths in the table are others
+        shutil.copytree(folder / "images", folder / "copy")
+        return replace(task, source=FolderImages(folder / "copy", TRANSFORM, 4, labels=False)), out
     if change == "guard":
         return replace(task, guard=write_guard(folder / "other", detector="ebo")), out
     if change == "batch_size":
@@ -304,7 +309,7 @@ def test_parts_that_an_engine_loses_are_told(task, tmp_path):
     def forgetful(task, parts):
         yield from score_here(task, {number: rows for number, rows in parts.items() if number not in (2, 5)})
 
-    with pytest.raises(RuntimeError, match=r"^2 of 7 parts did not come back\. The same command goes on\.$"):
+    with pytest.raises(RuntimeError, match=r"^2 of 7 parts did not come back; the others are kept\.$"):
         score_images(task, tmp_path / "out.csv", engine=forgetful)
     engine = Engine()
     score_images(task, tmp_path / "out.csv", engine=engine)
@@ -324,6 +329,16 @@ def test_a_table_that_cannot_be_written_is_refused_before_anything_is_read(task,
     unusable = replace(task, guard=tmp_path / "none")
     with pytest.raises(ValueError, match=r"a table of rows is a file \*\.csv, \*\.jsonl, \*\.parquet, got 'out\.txt'"):
         score_images(unusable, tmp_path / "out.txt")
+
+
+def test_a_name_that_leaves_no_room_for_those_beside_it_is_refused_before_anything_is_read(task, tmp_path):
+    message = r"^the name of a table has at most 200 bytes, because .*, got 201\. Choose a shorter --out\.$"
+    with pytest.raises(ValueError, match=message):
+        score_images(replace(task, guard=tmp_path / "none"), tmp_path / f"{'é' * 98}a.csv")
+    out = tmp_path / f"{'é' * 98}.csv"
+    broken("text", tmp_path / "images" / "0000.png")
+    assert score_images(make_task(tmp_path), out).unreadable == 1
+    assert unreadable_of(out).exists()
 
 
 def test_a_guard_of_another_model_is_refused(task, tmp_path):
@@ -360,7 +375,7 @@ def test_missing_images_of_a_list_are_named_and_the_others_are_scored(tmp_path):
 
 def test_a_run_is_told_from_others_by_what_its_summary_says(task, tmp_path):
     summary = score_images(task, tmp_path / "out.csv")
-    assert set(summary.job) == {"guard", "fpr", "data", "batch_size", "rows"}
+    assert set(summary.job) == {"guard", "fpr", "data", "place", "batch_size", "rows"}
     assert (summary.job["rows"], summary.job["batch_size"], summary.job["fpr"]) == (50, 4, 0.2)
     assert summary.job["data"] == task.source.fingerprint
     assert isinstance(task, Task)

@@ -139,6 +139,14 @@ def test_images_of_another_size_than_most_of_their_batch_are_named(tmp_path, odd
         assert f"for {task.source.name(row)}. Give the transform a resize and a crop." in reason
 
 
+def test_a_batch_that_the_network_cannot_take_is_named(tmp_path):
+    grey = replace(TRANSFORM, mode="L", mean=None, std=None)
+    task = make_task(tmp_path, images=6, transform=grey)
+    message = r"^.*images/0004\.png to .*images/0005\.png: the network cannot take inputs of shape \(1, 6, 6\): "
+    with pytest.raises(ValueError, match=message):
+        record_of(task, range(4, 6))
+
+
 def test_reasons_stand_in_the_order_of_the_rows(tmp_path):
     task = make_task(tmp_path, images=12, batch_size=12)
     for row, kind in {4: "another size", 5: "text", 6: "16 bit", 9: "nothing"}.items():

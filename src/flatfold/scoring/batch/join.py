@@ -9,7 +9,7 @@ from typing import Any
 
 from ...files import sha256_of, sweep, written
 from ..writers import check_out, write_tables
-from .summary import Summary, unreadable_of
+from .summary import Summary, check_name, unreadable_of
 
 ROWS = 1024  # of a parquet file that are read at once
 SHOWN = 5  # shards that a message names
@@ -31,6 +31,7 @@ def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
     """
     out, paths = Path(out), [Path(table) for table in tables]
     check_out(out)
+    check_name(out)
     _check_names(paths, out)
     found = sorted(((Summary.load(path), path) for path in paths), key=lambda pair: pair[0].shard.number)
     _check_complete(found)
@@ -61,7 +62,7 @@ def _check_complete(found: Sequence[tuple[Summary, Path]]) -> None:
     """Raise unless these are all shards of one run, each once and as it was written."""
     first, where = found[0]
     for summary, path in found:
-        if summary.job != first.job or summary.shard.of != first.shard.of:
+        if _run_of(summary) != _run_of(first):
             raise ValueError(f"{path} and {where} are not shards of one run. Score all of them in the same way.")
         if sha256_of(path) != summary.table:
             raise ValueError(f"{path} is not as it was written: its checksum is another. Score this shard again.")
@@ -76,6 +77,11 @@ def _check_complete(found: Sequence[tuple[Summary, Path]]) -> None:
     if missing := sorted(set(range(1, first.shard.of + 1)) - set(numbers)):
         named = ", ".join(map(str, missing[:SHOWN])) + (" ..." if len(missing) > SHOWN else "")
         raise ValueError(f"{len(missing)} of {first.shard.of} shards are missing: {named}. Score them first.")
+
+
+def _run_of(summary: Summary) -> tuple[dict[str, Any], int]:
+    """Return what all shards of a run share; each machine may see the images at a place of its own."""
+    return {name: value for name, value in summary.job.items() if name != "place"}, summary.shard.of
 
 
 def _join_unreadable(paths: Sequence[Path], out: Path) -> None:

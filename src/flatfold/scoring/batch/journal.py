@@ -46,8 +46,12 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        try:
+            self._file.close()
+        except OSError:  # what could not be written is tried once more, and has been told
+            if kind is None:
+                raise
 
     def __contains__(self, part: int) -> bool:
         return part in self._places
@@ -61,8 +65,12 @@ class Journal:
             return
         line = _line(f"[{part}, {text}]")
         start = self._file.seek(0, os.SEEK_END)
-        self._file.write(line)
-        self._file.flush()
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            error.filename = str(self.path)  # a write that fails does not know its file
+            raise
         self._places[part] = start, len(line)
 
     def read(self, part: int) -> str:

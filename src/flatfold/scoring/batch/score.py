@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -11,6 +13,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ...files import sha256_of, sweep
+from ...models.samples import evenly_spaced
+from ...models.sources import ImageSource
 from ..judge import Judge
 from ..monitor import Monitor
 from ..writers import Columns, check_out, write_rows
@@ -19,7 +23,7 @@ from .journal import Journal
 from .local import score_here
 from .record import Record
 from .shard import Shard
-from .summary import Summary, journal_of, summary_of, unreadable_of
+from .summary import Summary, check_name, journal_of, summary_of, unreadable_of
 from .task import Task
 
 WHOLE = Shard()
@@ -45,11 +49,13 @@ def score_images(
         What it has come to.
 
     Raises:
-        ValueError: An earlier run to this place was of another job, or the guard is not that of the model.
+        ValueError: An earlier run to this place was of another job, or the guard is not that of the model; or ``out``
+            is no name for a table.
         BlockingIOError: Another process is writing to this place.
     """
     out = Path(out)
     check_out(out)
+    check_name(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     judge = task.judge()
     job = _job(task, judge)
@@ -61,7 +67,7 @@ def score_images(
         for number, text in engine(task, missing) if missing else ():
             journal.add(number, text)
         if lost := [number for number in parts if number not in journal]:
-            raise RuntimeError(f"{len(lost)} of {len(parts)} parts did not come back. The same command goes on.")
+            raise RuntimeError(f"{len(lost)} of {len(parts)} parts did not come back; the others are kept.")
         summary = _written(out, job, shard, judge, lambda: (Record.from_json(journal.read(part)) for part in parts))
         journal.discard()
     return summary
@@ -73,9 +79,16 @@ def _job(task: Task, judge: Judge) -> dict[str, Any]:
         "guard": sha256_of(task.guard),
         "fpr": judge.calibration.fpr,
         "data": task.source.fingerprint,
+        "place": _place(task.source),
         "batch_size": task.source.batch_size,
         "rows": task.source.rows,
     }
+
+
+def _place(source: ImageSource) -> str:
+    """Return a sha256 of what a table calls some of the images, so that it does not name copies in several folders."""
+    names = [source.name(row) for row in evenly_spaced(range(source.rows))]
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 def _finished(out: Path, job: dict[str, Any], shard: Shard) -> Summary | None:

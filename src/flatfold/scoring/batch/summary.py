@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from ..monitor import Monitor
 from .shard import Shard
 
 FORMAT, VERSION = "flatfold-scores", 1
+LONGEST = 200  # bytes of the name of a table: those beside it are longer, and most systems end at 255
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Summary:
     """What a run, or one shard of it, has scored.
 
     Args:
-        job: What tells the run from others: ``guard`` and ``data`` as sha256, ``fpr``, ``batch_size``, ``rows``.
+        job: What tells the run from others: ``guard``, ``data`` and ``place`` (what the table calls the
+            images) as sha256, ``fpr``, ``batch_size``, ``rows``.
         shard: Which share of it this is.
         unreadable: How many images could not be scored.
         monitor: Counts of all that could.
@@ -70,6 +73,15 @@ class Summary:
         first, *others = shards
         monitor = sum((other.monitor for other in others), first.monitor)
         return cls(first.job, Shard(), sum(shard.unreadable for shard in shards), monitor, sha256_of(out))
+
+
+def check_name(out: Path) -> None:
+    """Raise if the name of a table is too long for those of the files beside it: to be asked before long work."""
+    if (length := len(os.fsencode(out.name))) > LONGEST:
+        raise ValueError(
+            f"the name of a table has at most {LONGEST} bytes, because files beside it have longer ones, got {length}. "
+            "Choose a shorter --out."
+        )
 
 
 def summary_of(out: Path) -> Path:

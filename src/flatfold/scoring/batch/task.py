@@ -89,7 +89,11 @@ class Scorer:
     def _seen(self, piece: Piece) -> Pass:
         """Return features and logits of what could be read, perhaps of nothing."""
         if piece.batch is not None:
-            return self.guard.look(piece.batch.first_tensor)
+            try:
+                return self.guard.look(piece.batch.first_tensor)
+            except ValueError as error:
+                first, last = (self.source.name(row) for row in (piece.rows[0], piece.rows[-1]))
+                raise ValueError(f"{first} to {last}: {error}") from error
         head = self.guard.found.head
         return Pass(head.weight.new_empty(0, head.width), head.weight.new_empty(0, head.n_classes))
 
