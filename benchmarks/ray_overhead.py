@@ -70,12 +70,12 @@ def _compare(name: str, task: Task) -> list[bool]:
     }
     rounds = [{way: measure() for way, measure in ways.items()} for _ in range(ROUNDS)]
     _print(name, rounds)
-    return [
-        report(
-            f"{name}, time per image: {ray} against {plain}", _ratio(rounds, plain, ray), "times", 1.1, at_least=False
+    for plain, ray in (("one process", "Ray, 1 worker"), ("two processes", "Ray, 2 workers")):
+        print(
+            f"      {name}, time per image in parts of {PART}, {ray} against {plain}: {_ratio(rounds, plain, ray):.3g}"
         )
-        for plain, ray in (("one process", "Ray, 1 worker"), ("two processes", "Ray, 2 workers"))
-    ]
+    what = f"{name}, time per image with both cores at work, Ray against plain processes"
+    return [report(what, _ratio(rounds, "two processes", "Ray, 2 workers"), "times", 1.1, at_least=False)]
 
 
 def _print(name: str, rounds: list[dict[str, Pace]]) -> None:
