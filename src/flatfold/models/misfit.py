@@ -14,7 +14,8 @@ from .batches import Batch
 # torch.OutOfMemoryError stay what they are.
 _OF_INPUTS = (RuntimeError, NotImplementedError, AssertionError)
 _OF_THE_CALL = ("unexpected keyword argument", "D input (got ")  # in a TypeError or ValueError about inputs
-_OF_THE_MACHINE = ("memory", "CUDA error", "device", "DataLoader worker")  # on the CPU even a lack of memory is a plain RuntimeError
+# On the CPU even a lack of memory is a plain RuntimeError.
+_OF_THE_MACHINE = ("memory", "CUDA error", "device", "DataLoader worker")
 _OF_THE_TYPE = ("scalar type", "dtype", "Input type")
 _CHANNELS = (1, 3, 4)
 
