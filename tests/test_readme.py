@@ -1,6 +1,5 @@
 """Every Python block of the documentation runs, in the order it stands there."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from PIL import Image
 from torch import nn
 
 from flatfold.detectors import METHODS
+from tests.uncovered import environment
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,17 +76,16 @@ def package_with_centre(tmp_path):
 def test_the_method_of_the_contributing_page_is_one(package_with_centre):
     """It passes the contract, and a linter and a type checker have nothing to say."""
     tests = ["tests/test_contract.py", "-k", "centre", "-q", "-p", "no:cacheprovider", "--confcutdir=tests"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE")}  # not of a copy
-    environment["PYTHONPATH"] = str(package_with_centre)
+    of_the_copy = environment(PYTHONPATH=str(package_with_centre))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *tests], cwd=ROOT, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "pytest", *tests], cwd=ROOT, env=of_the_copy, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
     config = str(ROOT / "pyproject.toml")
     file = str(package_with_centre / "flatfold" / "detectors" / "centre.py")
     for command in (["ruff", "check", "--config", config], ["mypy", "--strict", "--config-file", config]):
-        done = subprocess.run([sys.executable, "-m", *command, file], env=environment, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", *command, file], env=of_the_copy, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
 
 

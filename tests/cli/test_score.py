@@ -25,6 +25,7 @@ from flatfold.cli.score_features import _write
 from flatfold.detectors import METHODS
 from flatfold.models.feature_files import open_features
 from flatfold.scoring.verdict import Verdict
+from tests.uncovered import environment
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command()(score)
@@ -369,6 +370,7 @@ def flatfold(*arguments, **options):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=environment(),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
         **options,
     )

@@ -33,6 +33,7 @@ from tests.cli.small_photos import (
     write_network,
     write_parquet,
 )
+from tests.uncovered import environment
 
 TRANSFORM = ff.Transform(mode="L", mean=(0.4,), std=(0.3,))
 OUT = ("--out", "scores.csv")
@@ -451,13 +452,12 @@ def test_the_help_teaches():
 
 def start(*arguments):
     """Start the program itself."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "flatfold", "score", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=environment(OMP_NUM_THREADS="1"),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
     )
 

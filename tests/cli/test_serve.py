@@ -23,6 +23,7 @@ import flatfold as ff
 from flatfold.cli.serve import TOKEN, _hosts, serve
 from flatfold.models.factory import make_model
 from flatfold.models.images import ArrayImages
+from tests.uncovered import environment
 
 app = typer.Typer(rich_markup_mode=None)
 app.command()(serve)
@@ -210,11 +211,11 @@ def test_help_teaches_with_an_example_and_knows_no_option_for_the_token_itself()
 
 
 @contextmanager
-def process(*arguments, **environment):
+def process(*arguments, **variables):
     """Run the command, and yield it with the port that it says."""
     command = [sys.executable, "-c", RUN, *map(str, arguments), "--port", "0"]
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, **piped) as running:
+    with subprocess.Popen(command, env=environment(OMP_NUM_THREADS="1", **variables), **piped) as running:
         try:
             line = running.stdout.readline()
             assert "http://127.0.0.1:" in line, running.stderr.read()

@@ -9,6 +9,7 @@ from zlib import crc32
 import pytest
 
 from flatfold.scoring.batch.journal import FORMAT, VERSION, Journal
+from tests.uncovered import environment
 
 JOB = {"guard": "ab", "data": "cd", "fpr": 0.05, "shard": "1/2"}
 TEXTS = {0: '["a, b", 1.5]', 2: '{"é": [1, 2]}', 1: "[]"}
@@ -216,7 +217,8 @@ except OSError as error:
 
 @pytest.mark.skipif(os.name == "nt", reason="limits are those of POSIX")
 def test_a_full_disk_names_the_file_and_costs_one_part(path):
-    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", FULL, str(path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, f"[Errno 27] File too large: '{path}'\n")
     with Journal(path, {"guard": "ab"}) as journal:
         assert [part for part in range(9) if part in journal] == [0, 1]

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from flatfold.cli.model import open_model
+from flatfold.core.errors import UnreadableImage
 from flatfold.models.images import FolderImages
 from flatfold.scoring.batch import Shard, Task, on_ray, ray_cluster, score_images, shard
 from flatfold.scoring.batch.join import join_tables
@@ -313,18 +314,28 @@ def loads():
     return len(list(Path().glob("load-*")))
 
 
-def test_an_error_that_cannot_be_sent_is_told(light):
-    class ParticularError(Exception):
-        def __init__(self, one, two):
-            super().__init__(f"{one} and {two}")
+class ParticularError(Exception):
+    """One that cannot be made again from its words."""
 
-    def fail(start):
-        raise ParticularError("this", "that")
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
 
-    light(score=fail)
-    with pytest.raises(Exception, match=r"^this and that$"):
-        list(score_on_ray(None, PARTS, actors=1))
-    assert loads() == 1
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ParticularError("this", "that"), Exception),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), ValueError),
+        (PermissionError(13, "denied", "there"), OSError),
+        (UnreadableImage("a.png is cut"), ValueError),
+    ],
+)
+def test_an_error_comes_out_with_its_words_and_the_nearest_kind(error, kind):
+    worker = Worker(None, None, None)
+    worker.record = lambda part, start, stop: (_ for _ in ()).throw(error)
+    answer = worker({"part": 3, "start": 0, "stop": 8})
+    assert answer == {"part": 3, "record": str(error), "raised": kind.__name__}
+    assert str(on_ray.KINDS[answer["raised"]](answer["record"])) == str(error)
 
 
 DEAD = r"^3 workers, one after the other, died over part %s\. If it is the memory, .* parts that are done are kept\.$"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,11 @@ from .ray_cluster import cluster, quiet, room
 from .task import Scorer, Task
 
 TRIES = 3  # times that a part is begun: a machine may fail twice, but then it is the part that ends workers
+# What a worker may raise, from the particular to the general: each can be made again from its words alone.
+KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (ModuleNotFoundError, FileNotFoundError, OSError, MemoryError, TypeError, ValueError, RuntimeError)
+} | {"Exception": Exception}
 MOST_BLOCKS = 10_000  # what Ray keeps account of; beyond that, several parts go together
 
 
@@ -51,7 +55,7 @@ def score_on_ray(task: Task, parts: Parts, actors: int | None = None, gpus: floa
         ConnectionError: Nothing answers at ``RAY_ADDRESS``.
         ValueError: Not a single worker fits into the cluster.
         RuntimeError: Workers have died again and again over the same part, or while they loaded.
-        Exception: Whatever a worker raises, with its words and its built-in type; no other worker tries again.
+        Exception: Whatever a worker raises, with its words and the nearest built-in type; no other worker tries again.
     """
     _check(actors, gpus)
     with cluster() as ray, quiet():
@@ -70,7 +74,7 @@ def score_on_ray(task: Task, parts: Parts, actors: int | None = None, gpus: floa
         blocks: Iterable[Any] = records.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow")
         for row in track(chain.from_iterable(block.to_pylist() for block in blocks), "scoring", len(parts)):
             if row["raised"]:
-                raise getattr(builtins, row["raised"])(row["record"])
+                raise KINDS[row["raised"]](row["record"])
             yield row["part"], row["record"]
 
 
@@ -120,8 +124,8 @@ class Worker:
         try:
             return {"part": row["part"], "record": self.record(**row), "raised": ""}
         except Exception as error:
-            kind = next(each for each in type(error).__mro__ if each.__module__ == "builtins")
-            return {"part": row["part"], "record": str(error), "raised": kind.__name__}
+            kind = next(name for name, each in KINDS.items() if isinstance(error, each))
+            return {"part": row["part"], "record": str(error), "raised": kind}
 
     def record(self, part: int, start: int, stop: int) -> str:
         """Return what was found out about the images of a part, as text."""
