@@ -7,7 +7,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from flatfold.curvature import gradients
+from flatfold.curvature import by_layer, gradients
 from flatfold.curvature.by_input import ByInput
 from flatfold.curvature.by_layer import ByLayer, layer_products
 from flatfold.curvature.gradients import kept, kept_parts
@@ -154,6 +154,73 @@ class Deciding(Bare):
         return super().forward(x if x.sum().item() > 0 else -2 * x)
 
 
+class Listed(Tied):
+    """A weight is used by its layer, and again from a plain list."""
+
+    def __init__(self):
+        super().__init__()
+        self.again = [self.first.weight]
+
+    def forward(self, x):
+        return self.last((self.first(x) + 0.3 * x @ self.again[0]).tanh())
+
+
+class ListedForSome(Listed):
+    """As before, but not for the first of its inputs, whose gradients have nothing to do with the list."""
+
+    def forward(self, x):
+        return self.last((self.first(x) + x.sum(1, keepdim=True).relu() * self.again[0].sum(0)).tanh())
+
+
+class Enclosed(Bare):
+    """A bare parameter is used through a function that holds it."""
+
+    def __init__(self):
+        super().__init__()
+        shift = self.shift
+        self.scaled = lambda x: x * shift.exp()
+
+    def forward(self, x):
+        return super().forward(self.scaled(x))
+
+
+class Unregistered(nn.Module):
+    """A layer in a plain list; its parameters are there by another name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(3, CLASSES)]
+        self.own = nn.ParameterList(self.layers[0].parameters())
+
+    def forward(self, x):
+        return self.layers[0](x).tanh()
+
+
+class Halved(torch.autograd.Function):
+    """Has a rule for vmap that is not what it does otherwise."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x / 2, in_dims[0]
+
+
+class WrongRule(Bare):
+    def forward(self, x):
+        return super().forward(Halved.apply(x))
+
+
 IMAGE, VECTOR = (4, 7, 6), (3,)
 BY_LAYER = {
     "conv 1d": (spatial(1, kernel_size=3, stride=2, padding=1), (4, 9)),
@@ -187,6 +254,14 @@ BY_INPUT = {
     "attention": (Attention(), (3, 4)),
     "deciding": (Deciding(), VECTOR),
 }
+NOT_AT_ONCE = {
+    "listed": (Listed(), VECTOR),
+    "listed for some": (ListedForSome(), VECTOR),
+    "enclosed": (Enclosed(), VECTOR),
+    "unregistered": (Unregistered(), VECTOR),
+    "wrong rule": (WrongRule(), VECTOR),
+}
+BY_INPUT |= NOT_AT_ONCE
 EVERY = BY_LAYER | BY_INPUT
 
 
@@ -203,6 +278,8 @@ def case(name, seed=0):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5)
+    if name == "listed for some":
+        x[0] = -x[0].abs()
     return model, split_batch(x), torch.randn(K, N, CLASSES, dtype=torch.float64)
 
 
@@ -427,3 +504,94 @@ def test_inputs_by_name_and_those_for_all_inputs_are_passed_on():
     by_input = kept(model, parameters, batch).way
     assert_close(by_input._together(cotangents, True), expected)
     assert_close(by_input._one_by_one(cotangents, True), expected)
+
+
+@pytest.mark.parametrize("name", NOT_AT_ONCE)
+def test_all_inputs_at_once_would_be_wrong_and_are_not_tried_again(name, monkeypatch):
+    model, batch, cotangents = case(name)
+    parameters = dict(model.named_parameters())
+    found = kept(model, parameters, batch)
+    expected = oracle(model, parameters, batch, cotangents)
+    assert not torch.allclose(found.way._together(cotangents, True), expected, rtol=1e-2), "or nothing is tested"
+    assert_close(found.products(cotangents, True), expected)
+    monkeypatch.delattr(ByInput, "_together")
+    assert_close(found.products(cotangents, True), expected)
+
+
+@pytest.mark.parametrize("name", ["attention", "tied", "bare"])
+def test_a_sound_model_is_compared_once_and_on_one_input(name, monkeypatch):
+    seen = []
+    slow = ByInput._one_by_one
+    monkeypatch.setattr(
+        ByInput, "_one_by_one", lambda self, *rest: seen.append((self._batch.rows, len(rest[0]))) or slow(self, *rest)
+    )
+    model, batch, cotangents = case(name)
+    found = kept(model, dict(model.named_parameters()), batch)
+    for _ in range(3):
+        found.products(cotangents)
+    assert seen == [(1, 1)]
+
+
+def test_products_keep_no_graph_to_parameters_that_were_not_chosen():
+    model, batch, cotangents = case("bare")
+    found = kept(model, {"shift": model.shift}, batch)
+    assert not found.products(cotangents).requires_grad
+    assert not kept(model, {"shift": model.shift}, batch.part(0, 1)).products(cotangents[:, :1]).requires_grad
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e25])
+@pytest.mark.parametrize("name", ["conv 2d", "many positions", "norms", "tokens", "attention", "deciding", "listed"])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_gradients_in_float32_have_squares_that_float32_has_not(name, scale, pairs):
+    model, batch, cotangents = case(name)
+    expected = oracle(model, dict(model.named_parameters()), batch, cotangents) * scale**2
+    lengths = expected.diagonal(dim1=1, dim2=2)
+    try:
+        model.float()
+        single = split_batch(batch.args[0].float())
+        got = kept(model, dict(model.named_parameters()), single).products(cotangents.float() * scale, pairs)
+    finally:
+        model.double()
+    assert got.dtype == torch.float64
+    sizes = (lengths[:, :, None] * lengths[:, None, :]).sqrt() if pairs else lengths
+    assert ((got - (expected if pairs else lengths)).abs() <= 1e-4 * sizes).all()
+
+
+@pytest.mark.parametrize(
+    ("a_scale", "d_scale"), [(1e-25, 1.0), (1e-20, 1e-20), (1e-25, 1e25), (1e15, 1e15), (1e25, 1e-25)]
+)
+@pytest.mark.parametrize("positions", [1, 40])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_factors_of_any_size_are_multiplied_and_each_input_by_itself(a_scale, d_scale, positions, pairs):
+    g = torch.Generator().manual_seed(0)
+    a, d = torch.randn(3, 2, 7, positions, generator=g), torch.randn(3, 2, K, 5, positions, generator=g)
+    a[1] *= a_scale
+    d[1] *= d_scale
+    d[2] = 0
+    built = torch.einsum("ngit,ngkot->nkgoi", a.double(), d.double()).flatten(2)
+    expected = built @ built.transpose(1, 2) if pairs else built.square().sum(2)
+    size = built.norm(dim=2)
+    rounding = 1e-5 * (size[:, :, None] * size[:, None, :] if pairs else size.square())
+    assert ((layer_products(a, d, pairs) - expected).abs() <= rounding).all()
+
+
+@pytest.mark.parametrize("positions", [2, 40])
+def test_small_inputs_that_meet_large_gradients_are_not_lost_beside_others(positions):
+    g = torch.Generator().manual_seed(0)
+    a, d = torch.rand(1, 1, 7, positions, generator=g), torch.rand(1, 1, K, 5, positions, generator=g)
+    a[..., 0] *= 1e-25
+    d[..., 0] *= 1e26
+    built = torch.einsum("ngit,ngkot->nkgoi", a.double(), d.double()).flatten(2)
+    assert_close(layer_products(a, d, False), built.square().sum(2), rtol=1e-4, atol=0)
+
+
+def test_only_inputs_in_doubt_are_done_again(monkeypatch):
+    done = []
+    once = by_layer._multiplied
+    monkeypatch.setattr(
+        by_layer, "_multiplied", lambda *rest: done.append((len(rest[0]), rest[0].dtype)) or once(*rest)
+    )
+    d = torch.ones(4, 1, K, 5, 2)
+    d[1], d[3] = 0, 1e-20
+    assert not layer_products(torch.ones(4, 1, 7, 2), d, False)[1].any()
+    assert done == [(4, torch.float32), (1, torch.float64)]

@@ -228,10 +228,32 @@ def test_a_graph_that_is_cut_is_not_taken_for_a_layer_without_effect():
         layer_trace(TokensFirst(cut=True), "inner", torch.randn(5, 5, 3))
 
 
+def steep(net, scale=1e20):
+    """Return a network in float32 with a head so steep that its weights have no squares, and features as small."""
+    with torch.no_grad():
+        net.head.weight *= scale
+        net.bn.weight /= scale
+        net.bn.bias /= scale
+    return net.float()
+
+
+def test_gradients_without_a_square_have_a_curvature_all_the_same(net):
+    net.head.bias.data[0] += 40
+    model = steep(net)
+    traces, eigenvalues = (function(model, "act", X.float()) for function in (layer_trace, layer_eigenvalues))
+    model.double()
+    assert 1e19 < model.head.weight.abs().max() < 1e20
+    assert (traces < 1e30).all()
+    assert_close(traces.double(), layer_trace(model, "act", X.float().double()), rtol=1e-4, atol=0)
+    assert_close(
+        eigenvalues[:, 0].double(), layer_eigenvalues(model, "act", X.float().double())[:, 0], rtol=1e-4, atol=0
+    )
+
+
 def test_numbers_that_are_not_finite_are_told(net):
-    net.head.weight.data *= 1e20
+    steep(net)
     with pytest.raises(ValueError, match="the curvature over act must be finite, but row 0 has a NaN or infinite"):
-        layer_trace(net.float(), "act", X.float())
+        layer_trace(net, "act", X.float())
     net.head.weight.data[0, 0] = torch.nan
     for function in (layer_trace, layer_eigenvalues):
         with pytest.raises(ValueError, match="logits must be finite, but row 0 has a NaN"):

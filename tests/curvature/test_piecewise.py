@@ -3,15 +3,18 @@
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, hessian
 from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from flatfold.curvature import piecewise
+from flatfold.curvature.bending import PIECEWISE_LINEAR
 from flatfold.curvature.exact import ggn_traces
-from flatfold.curvature.piecewise import PIECEWISE_LINEAR, trace_is_first_order
-from flatfold.models.batches import split_batch
-from tests.small_networks import NETWORKS, dense_ggn, dense_hessian, images, make, row_by_row_hessian
+from flatfold.curvature.piecewise import trace_is_first_order
+from flatfold.models.batches import Batch, split_batch
+from tests.small_networks import NETWORKS, dense_ggn, dense_hessian, images, loss_of, make, row_by_row_hessian
 
 X = images()
 
@@ -187,8 +190,8 @@ def test_where_it_says_so_the_traces_are_equal(name, loss):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_agrees_with_the_traces_of_dense_matrices(name):
     model = make(name)
-    hessian, ggn = dense_hessian(model, X).trace(), dense_ggn(model, X).trace()
-    assert first_order(model) == bool((hessian - ggn).abs() < 1e-9 * ggn)
+    bent, ggn = dense_hessian(model, X).trace(), dense_ggn(model, X).trace()
+    assert first_order(model) == bool((bent - ggn).abs() < 1e-9 * ggn)
 
 
 @pytest.mark.parametrize("strength", [1.0, 1e-2, 1e-3])
@@ -244,11 +247,36 @@ def test_a_parameter_that_is_zero_is_moved_all_the_same():
 
 
 def test_only_a_few_inputs_are_used_and_no_gradient_is_stored():
-    model, rows = make("relu"), []
-    model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    model, seen = make("relu"), []
+    model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     assert first_order(model)
-    assert rows == [piecewise.INPUTS]
+    assert first_order(model, X[:3])
+    assert [len(x) for x in seen] == [piecewise.INPUTS, 3]
+    assert torch.equal(seen[0], X[[0, 2, 3, 5]])
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_arguments_by_name_are_taken_along_with_their_inputs():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(36, 4)
+
+        def forward(self, x, *, scale, add):
+            assert torch.equal(scale, x[:, :1, 0, 0])
+            return self.linear(x.flatten(1) * scale + add)
+
+    batch = Batch((X,), {"scale": X[:, :1, 0, 0], "add": torch.zeros(36).double()}, None, len(X))
+    model = Named().double()
+    assert trace_is_first_order(model, dict(model.named_parameters()), batch)
+
+
+def test_a_last_input_that_bends_is_not_overlooked():
+    model = Between(lambda x: x + (x - 50).relu().square()).double()
+    x = X.clone()
+    assert first_order(model, x)
+    x[-1] *= 1000
+    assert not first_order(model, x)
 
 
 def test_numbers_that_are_not_finite_are_not_taken_for_zero():
@@ -301,3 +329,128 @@ def test_a_checkpoint_is_no_obstacle():
 
     assert first_order(Checkpointed(make("relu")))
     assert not first_order(Checkpointed(Between(torch.tanh).double()))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.cell, self.head = nn.Linear(6, 6), nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 4)
+
+    def forward(self, x):
+        state = torch.zeros(1, len(x), 5, dtype=x.dtype)
+        return self.head(self.cell(self.first(x[:, 0]), (state, state))[0].mean(1))
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.mix, self.head = (
+            nn.Linear(6, 6),
+            nn.MultiheadAttention(6, 2, batch_first=True),
+            nn.Linear(6, 4),
+        )
+
+    def forward(self, x):
+        h = self.first(x[:, 0])
+        return self.head(self.mix(h, h, value=h)[0].mean(1))
+
+
+class Smooth(nn.Module):
+    """A smooth trunk, and a head of two layers with a ReLU between them."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.first, self.smooth = nn.Linear(36, 8), nn.Sequential(*layers)
+        self.head = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
+
+    def forward(self, x):
+        return self.head(self.smooth(self.first(x.flatten(1))))
+
+
+TRUNKS = {
+    "tanh": lambda: Smooth(nn.Tanh()),
+    "layer norm": lambda: Smooth(nn.LayerNorm(8), nn.GELU()),
+    "encoder": lambda: Smooth(
+        nn.Unflatten(1, (2, 4)), nn.TransformerEncoderLayer(4, 2, 9, batch_first=True), nn.Flatten()
+    ),
+    "weight norm": lambda: Smooth(weight_norm(nn.Linear(8, 8)), nn.Softplus()),
+    "attention": Attending,
+}
+
+
+def part_of(model, name):
+    return {full: value for full, value in model.named_parameters() if full.startswith(name)}
+
+
+def trace_over(model, parameters):
+    """Return the trace of the Hessian over some parameters, from its diagonal blocks."""
+
+    def loss(values):
+        return loss_of(functional_call(model, values, (X,)), "ce_pred").mean()
+
+    blocks = hessian(loss)({name: value.detach() for name, value in parameters.items()})
+    return sum(blocks[name][name].reshape(value.numel(), -1).trace() for name, value in parameters.items()).detach()
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_what_runs_before_the_chosen_parameters_may_be_anything(name):
+    torch.manual_seed(0)
+    model = TRUNKS[name]().double().eval()
+    chosen = part_of(model, "head")
+    assert first_order(model, parameters=chosen)
+    assert not first_order(model, parameters=part_of(model, "first"))
+    assert not first_order(model, parameters=chosen | part_of(model, "first"))
+    values, _, _ = ggn_traces(model, chosen, split_batch(X))
+    assert_close(values.mean(), trace_over(model, chosen), rtol=1e-9, atol=0)
+
+
+def test_a_layer_that_is_given_more_than_tensors_is_not_taken_for_one_that_comes_before():
+    model = Recurrent().double()
+    assert not first_order(model, parameters=part_of(model, "first"))
+    assert not first_order(model, parameters=part_of(model, "head"))
+
+
+def test_saturated_layers_behind_the_parameters_are_known_by_their_modules():
+    model = Smooth(nn.Tanh()).double()
+    with torch.no_grad():
+        model.first.bias.fill_(100.0)
+    assert not first_order(model, parameters=part_of(model, "first"))
+    torch.manual_seed(0)
+    model = Attending().double()
+    nn.init.zeros_(model.mix.in_proj_weight)
+    assert not first_order(model, parameters=part_of(model, "first"))
+
+
+def test_a_smooth_layer_that_is_never_run_does_no_harm():
+    model = make("relu")
+    model[0].aside = nn.Tanh()
+    assert first_order(model)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_other_parameters_require_gradients_as_before_and_no_hook_is_left(fails):
+    model = Smooth(nn.Tanh()).double()
+    model.first.bias.requires_grad_(False)
+    before = [value.requires_grad for value in model.parameters()]
+    if fails:
+        with pytest.raises(ValueError, match="the network cannot take inputs"):
+            first_order(model, X[..., :3], part_of(model, "head"))
+    else:
+        assert first_order(model, parameters=part_of(model, "head"))
+    assert [value.requires_grad for value in model.parameters()] == before
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_a_layer_that_runs_for_nothing_while_its_weight_is_used_elsewhere_is_seen():
+    class Aside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(36, 4, bias=False)
+
+        def forward(self, x):
+            self.linear(x.flatten(1))
+            return x.flatten(1) @ self.linear.weight.T.sin()
+
+    assert not first_order(Aside().double())

@@ -3,6 +3,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from flatfold.curvature import trace
+from flatfold.curvature.eigenvalues import param_lambda_max
 from flatfold.curvature.trace import param_trace
 from tests.small_networks import NETWORKS, dense_hessian, dense_matrix, images, make, row_by_row_hessian
 
@@ -170,10 +172,100 @@ def test_an_estimate_reads_as_a_sentence():
 
 def test_a_trace_that_is_no_number_is_told():
     model = make("relu", dtype=torch.float32)
-    model[4].weight.data *= 1e25  # the squares of its gradients are beyond float32
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.fill_(1e-38)
+        model[4].weight.fill_(-3e38)
+        model[4].weight[0] = 3e38  # the difference of two classes is beyond float32
     with pytest.raises(ValueError, match=r"a trace must be finite, but it is NaN.*huge weights, or take it in float64"):
         param_trace(model, [images(dtype=torch.float32)], matrix="ggn")
-    assert param_trace(model.double(), [images()], matrix="ggn").value == 0  # no input is in doubt
+
+
+@pytest.mark.parametrize("size", [1e-28, 1e-12, 1e25])
+def test_gradients_whose_squares_float32_cannot_hold_are_not_lost(size):
+    model, x = make("relu", dtype=torch.float32), images(dtype=torch.float32)
+    with torch.no_grad():  # what the first layer loses, the last one gains, so that logits stay as they are
+        for parameter in model[0].parameters():
+            parameter /= size
+        model[4].weight *= size
+    first = {"level": "sample", "matrix": "ggn", "params": ["0"]}
+    total, largest = (call(model, [x], **first).value for call in (param_trace, param_lambda_max))
+    matrices = [dense_matrix("ggn", model.double(), one[None].double())[:30, :30] for one in x]
+    expected = torch.stack([matrix.trace() for matrix in matrices])
+    assert_close(total, expected, rtol=1e-4, atol=0)
+    assert_close(largest, torch.stack([torch.linalg.eigvalsh(matrix)[-1] for matrix in matrices]), rtol=1e-4, atol=0)
+    assert (expected / size**2 > 0.01).all(), "or another range is tested"
+
+
+def blocks(matrix, model, x, loss, start):
+    """Return the traces of single inputs over the parameters from the ``start``-th on."""
+    each = (dense_matrix(matrix, model, x[i : i + 1], loss, LABELS[i : i + 1]) for i in range(len(x)))
+    return torch.stack([one[start:, start:].trace() for one in each])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("method", ["auto", "exact"])
+def test_the_last_linear_layer_is_exact_whatever_comes_before_it(loss, method):
+    model, x = make("tanh"), images()
+    got = param_trace(model, batches(x), level="sample", loss=loss, params=["4"], method=method)
+    assert (got.stderr, got.method) == (None, "exact")
+    assert_close(got.value, blocks("hessian", model, x, loss, start=30), rtol=1e-9, atol=0)
+    assert param_trace(model, batches(x), loss=loss, params=["0"]).stderr is not None
+    assert param_trace(model, batches(x), loss=loss).stderr is not None
+
+
+class BendsFarOut(nn.Module):
+    """Piecewise linear for small inputs only, which no module shows."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(36, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        h = self.first(x.flatten(1))
+        return self.last(h.relu() + 0.05 * (h - 4).relu().square())
+
+
+class Counted(list):
+    """Batches that know how often they were read."""
+
+    times = 0
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("level", ["dataset", "sample"])
+@pytest.mark.parametrize("place", [1, 3, 8, 16])
+def test_a_network_that_bends_in_a_later_batch_only_is_estimated_from_the_first_on(place, level):
+    model, x = BendsFarOut().double(), images(16)
+    calm = param_trace(model, Counted(x.split(1)), level=level)
+    assert calm.stderr is None
+    x[place - 1] *= 20
+    data = Counted(x.split(1))
+    got = param_trace(model, data, level=level, seed=2)
+    assert (got.method, got.rows, data.times) == ("xtrace", 16, 1 if place == 1 else 2)
+    each = torch.stack([row_by_row_hessian(model, one[None]).trace() for one in x])
+    ggn = param_trace(model, [x], level=level, matrix="ggn").value
+    if level == "sample":
+        assert ((got.value - each).abs() <= 4 * got.stderr + 1e-9).all()
+        assert (ggn - each).abs().max() > 0.1, "or nothing is tested"
+    else:
+        assert abs(got.value - float(each.mean())) <= 4 * got.stderr + 1e-9
+    with pytest.raises(ValueError, match=r"has no exact form.*behind the chosen parameters.*exact for every network"):
+        param_trace(model, x.split(1), level=level, method="exact")
+
+
+def test_data_is_read_once_and_some_of_the_first_batches_are_looked_at(monkeypatch):
+    looked = []
+    monkeypatch.setattr(trace, "trace_is_first_order", lambda _, __, batch: looked.append(float(batch.args[0])) or True)
+    model = nn.Linear(1, 2)
+    data = Counted(torch.arange(1.0, 41.0)[:, None].split(1))
+    param_trace(model, data)
+    assert looked == [1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
+    assert data.times == 1
 
 
 def test_hooks_of_others_that_bend_an_output_make_the_trace_an_estimate():

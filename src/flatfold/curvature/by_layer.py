@@ -21,6 +21,8 @@ from ..core.precision import as_double
 from .graph import Parameters, uses
 from .layer_calls import Call
 
+SMALL = 1e-12  # of what comes back, squared: a length from here on loses nothing to millions of products below 1e-38
+
 
 class ByLayer:
     """A forward pass whose layers' inputs and outputs are kept; right where ``goes_by_layer`` says so.
@@ -43,7 +45,7 @@ class ByLayer:
         if not self._calls or not k:
             return total
         for call, gradients in zip(self._calls, self._back(cotangents.to(self.logits)), strict=True):
-            total += as_double(layer_products(call.factors(), gradients, pairs))
+            total += layer_products(call.factors(), gradients, pairs)
         return total
 
     def _back(self, cotangents: Tensor) -> Sequence[Tensor]:
@@ -61,14 +63,32 @@ class ByLayer:
 def layer_products(a: Tensor, d: Tensor, pairs: bool) -> Tensor:
     """Multiply gradients ``sum_t d_t a_t'`` of one layer.
 
+    Inputs for which a result in float32 is so small or so large that its terms may have left the range of float32 are
+    done again in float64.
+
     Args:
         a: What went in, ``(n, groups, inputs, positions)``.
         d: What comes back for each of k cotangents, ``(n, groups, k, outputs, positions)``.
         pairs: Whether all pairs are wanted.
 
     Returns:
-        ``(n, k)``, or ``(n, k, k)`` for pairs.
+        ``(n, k)``, or ``(n, k, k)`` for pairs, in float64.
     """
+    found = as_double(_multiplied(a, d, pairs))
+    if a.dtype == torch.float64:
+        return found
+    lengths = found.diagonal(dim1=1, dim2=2) if pairs else found
+    size = as_double(torch.linalg.vector_norm(d.flatten(1), dim=1, keepdim=True)).clamp_min(1)
+    trusted = (lengths.isfinite() & (lengths >= SMALL * size.square())).all(dim=1)
+    for row in (~trusted).nonzero().flatten().tolist():
+        if d[row].any():  # a layer that nothing comes back to is rightly at 0
+            one, back = as_double(a[row : row + 1]), as_double(d[row : row + 1])
+            found[row] = _multiplied(one, back, pairs)[0]
+    return found
+
+
+def _multiplied(a: Tensor, d: Tensor, pairs: bool) -> Tensor:
+    """Return the products in the type of the factors."""
     n, groups, inputs, positions = a.shape
     k, outputs = d.shape[2:4]
     rows = d.reshape(n, groups, k * outputs, positions)

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from ..core.check import check_count, check_finite
-from ..core.precision import as_double
 from ..models.batches import split_batch
 from .exact import OrderedClasses
 from .layer_output import Seen, seen_output
 from .setup import recording
+from .squares import row_products
 from .task import recordable
 
 
@@ -52,7 +52,7 @@ def layer_trace(model: nn.Module, layer: str, x: Any) -> Tensor:
         classes = OrderedClasses(seen.logits)
         total = torch.zeros_like(classes.weights[:, 0])
         for i, gradient in enumerate(_pulled_back(seen, classes)):
-            total += as_double(gradient.square().sum(dim=1)) * classes.weights[:, i]
+            total += row_products(gradient, pairs=False) * classes.weights[:, i]
     return _finite(total.to(seen.logits), layer)
 
 
@@ -83,7 +83,7 @@ def layer_eigenvalues(model: nn.Module, layer: str, x: Any, k: int | None = None
         seen = seen_output(model, layer, recordable(split_batch(x).to(device)))
         classes = OrderedClasses(seen.logits)
         gradients = torch.stack(list(_pulled_back(seen, classes)), dim=1)
-        values = classes.eigenvalues(as_double(gradients @ gradients.transpose(1, 2)))
+        values = classes.eigenvalues(row_products(gradients, pairs=True))
     return _finite(values[:, : gradients.shape[2]][:, :k].to(seen.logits), layer)
 
 

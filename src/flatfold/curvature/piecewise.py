@@ -20,86 +20,81 @@ from torch import Tensor, nn
 from ..models.batches import Batch
 from ..models.forward import logits_of
 from ..models.misfit import answer
+from .bending import is_known, others_fixed, unknown_behind
 from .graph import Parameters, uses
 from .second_derivatives import is_about_derivatives
 
-INPUTS = 4  # on which second derivatives are looked at
+INPUTS = 4  # of a batch, on which second derivatives are looked at
 ROUNDING = 100  # times the precision of the numbers: what is larger is no rounding error
-
-_DIMENSIONS = ("1d", "2d", "3d")
-_IN_DIMENSIONS = (
-    *("Conv", "ConvTranspose", "BatchNorm", "Dropout", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool"),
-    *("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"),
-)
-_WITHOUT = (
-    *("Linear", "Embedding", "Identity", "Flatten", "Unflatten", "Dropout", "Upsample", "UpsamplingNearest2d"),
-    *("UpsamplingBilinear2d", "PixelShuffle", "PixelUnshuffle", "ChannelShuffle", "ReLU", "LeakyReLU", "PReLU"),
-    *("RReLU", "ReLU6", "Hardtanh", "Threshold", "Hardshrink", "Softshrink"),
-)
-PIECEWISE_LINEAR: frozenset[type[nn.Module]] = frozenset(
-    getattr(nn, name) for name in (*(kind + size for kind in _IN_DIMENSIONS for size in _DIMENSIONS), *_WITHOUT)
-)
-"""Layers that are piecewise linear in their input in evaluation mode, and affine in each of their parameters."""
 
 
 def trace_is_first_order(model: nn.Module, parameters: Parameters, batch: Batch) -> bool:
     """Tell whether the Hessian and the Gauss-Newton matrix of every loss here have the same trace.
 
-    Layers of torch must be known to be piecewise linear, and each parameter must belong to one of them that runs once.
-    What a forward pass does between its layers, and layers from elsewhere without parameters, are judged on a few
-    inputs: the logits must not bend when the outputs of all layers are moved together. This takes one second
-    derivative. It also says no to a product of two branches, where the traces are equal but nothing shows it.
+    Each parameter must belong to a layer of torch that is known to be affine in it, and that runs once. Behind these
+    layers all others of torch must be known to be piecewise linear; what runs before them may be anything, for the
+    parameters do not move it. What a forward pass does between its layers, and layers from elsewhere without
+    parameters, are judged on a few inputs: the logits must not bend when the outputs of all layers are moved together.
+    This takes one second derivative. It also says no to a product of two branches, where the traces are equal but
+    nothing shows it.
 
     Args:
         model: In evaluation mode, on the device of the batch; gradients must be enabled.
         parameters: Those to differentiate by, named as in the model.
-        batch: Inputs, of which the first few are used.
+        batch: Inputs, of which a few are used, from the first to the last.
     """
-    layers = _layers(model, parameters)
-    if layers is None:
+    owners = _owners(model, parameters)
+    if owners is None:
         return False
+    layers = list(dict.fromkeys(owners.values()))
     step = next(iter(parameters.values())).new_zeros((), requires_grad=True)
-    called: Counter[nn.Module] = Counter()
-    with ExitStack() as hooks:  # a checkpoint runs its layers again on the way back, with them
+    moved: list[tuple[nn.Module, Any]] = []
+    with others_fixed(model, parameters), ExitStack() as hooks:
         for number, layer in enumerate(layers):
             # Ahead of the hooks of others, which may bend what they are given.
-            hook = layer.register_forward_hook(_moved_by(step, number, called), prepend=True)
+            hook = layer.register_forward_hook(_moved_by(step, number, moved), prepend=True)
             hooks.callback(hook.remove)
-        logits = logits_of(answer(model, batch.part(0, INPUTS)))
-        counts, _ = uses(logits, parameters)
-        owners = {id(value): layer for layer in layers for value in layer.parameters(recurse=False)}
-        usual = all(counts[name] <= called[owners[id(value)]] <= 1 for name, value in parameters.items())
-        return usual and _is_affine_in(step, logits)
+        bending = hooks.enter_context(unknown_behind(model))
+        logits = logits_of(answer(model, _some_of(batch)))
+        counts, steps = uses(logits, parameters)
+        called = Counter(layer for layer, made in moved if made in steps)
+        usual = all(counts[name] <= called[layer] <= 1 for name, layer in owners.items())
+        # A checkpoint runs its layers again on the way back, with the hooks.
+        return usual and not bending and _is_affine_in(step, logits)
 
 
-def _layers(model: nn.Module, parameters: Parameters) -> list[nn.Module] | None:
-    """Return the layers that have the parameters, None if one of them, or any other of torch, is not known."""
-    chosen = {id(parameter) for parameter in parameters.values()}
-    found = []
+def _owners(model: nn.Module, parameters: Parameters) -> dict[str, nn.Module] | None:
+    """Return the layer that each parameter belongs to, None if one of them is not known."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found: dict[str, nn.Module] = {}
     for module in model.modules():
-        own = [name for name, value in module.named_parameters(recurse=False) if id(value) in chosen]
-        from_torch = type(module).__module__.startswith("torch.")
-        if own and not ({"weight", "bias"}.issuperset(own) and _is_known(module)):
+        own = {names[id(value)]: name for name, value in module.named_parameters(recurse=False) if id(value) in names}
+        if own and not ({"weight", "bias"}.issuperset(own.values()) and is_known(module)):
             return None
-        if from_torch and not any(module.children()) and not _is_known(module):
-            return None
-        found += [module] if own else []
+        found |= dict.fromkeys(own, module)
     return found
 
 
-def _is_known(module: nn.Module) -> bool:
-    usual = "forward" not in vars(module)  # one that somebody has replaced may do anything
-    return usual and type(module) in PIECEWISE_LINEAR | {nn.Sequential, nn.ModuleList, nn.ModuleDict}
+def _some_of(batch: Batch) -> Batch:
+    """Return a few inputs, from the first to the last: the order of a data set may be that of its classes."""
+    rows = torch.linspace(0, batch.rows - 1, min(batch.rows, INPUTS)).round().long().tolist()
+
+    def some(value: Any) -> Any:
+        return value[rows] if batch.one_per_input(value) else value
+
+    kwargs = {name: some(value) for name, value in batch.kwargs.items()}
+    return Batch(tuple(map(some, batch.args)), kwargs, None, len(rows))
 
 
-def _moved_by(step: Tensor, number: int, called: Counter[nn.Module]) -> Callable[..., Any]:
+def _moved_by(step: Tensor, number: int, moved: list[tuple[nn.Module, Any]]) -> Callable[..., Any]:
     """Return a hook that moves the output of a layer by ``step``, in a random direction as long as the output."""
 
     def hook(module: nn.Module, _: Any, output: Tensor) -> Tensor:
-        called[module] += 1
         direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(number)).to(output)
         size = output.detach().square().mean().sqrt()
-        return output + step * direction * torch.where(size > 0, size, torch.ones_like(size))
+        there = output + step * direction * torch.where(size > 0, size, torch.ones_like(size))
+        moved.append((module, there.grad_fn))
+        return there
 
     return hook
 

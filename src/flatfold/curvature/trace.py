@@ -6,7 +6,7 @@ For every loss here the Gauss-Newton matrix is :math:`J^\top (\operatorname{diag
 
 takes a pass back for every class but one, no label and no random number. Where the network is piecewise linear and each
 parameter lies on a path at most once, the rest of the Hessian has a zero diagonal, and this is the trace of the Hessian
-itself.
+itself. Only what lies behind the parameters matters: over the last linear layer it is so for every network.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ EXACT_CLASSES = 100  # up to so many every class is done exactly; beyond, the li
 TOP_CLASSES = 32
 MATVECS = 30  # of an estimate
 PROBES = 16  # for the rest of the classes
+FIRST_BATCHES = 8  # in all of which some inputs are looked at, and then in ever fewer
 
 
 def param_trace(
@@ -50,7 +51,8 @@ def param_trace(
 ) -> Estimate:
     r"""Return the trace of the curvature of the mean loss over a data set, or of the loss of each single input.
 
-    The data is read once. Gradients stored in ``.grad`` are not touched.
+    The data is read once, or once more where only a later batch shows that a trace must be estimated. Gradients stored
+    in ``.grad`` are not touched.
 
     Args:
         model: Returns logits; batch normalisation must be in evaluation mode.
@@ -59,9 +61,10 @@ def param_trace(
         matrix: ``"hessian"``, or ``"ggn"``: the Gauss-Newton matrix, which is never negative and needs no label.
         loss: ``"energy"``; ``"ce_pred"``, the cross-entropy of the predicted class; ``"ce"``, that of the label.
         method: ``"auto"`` is exact for the Gauss-Newton matrix, and for the Hessian of networks that are found to be
-            piecewise linear, by their layers and by a check on the first batch. Otherwise it is XTrace on each batch,
-            or on each input, with vectors of its own. ``"exact"`` refuses where that is not possible. ``"xtrace"``,
-            ``"hutch++"`` and ``"hutchinson"`` estimate in any case.
+            piecewise linear from the chosen parameters on, by their layers and by a few inputs of the first 8 batches,
+            the 16th, the 32nd and so on. So it is for the last linear layer of every network. Otherwise it is XTrace on
+            each batch, or on each input, with vectors of its own. ``"exact"`` refuses where that is not possible.
+            ``"xtrace"``, ``"hutch++"`` and ``"hutchinson"`` estimate in any case.
         probes: Products with the matrix for an estimate, 30 by default. Among more than 100 classes, draws for those
             beyond the 32 likeliest, 16 by default.
         params: Names of parameters, or of modules, to differentiate by; by default all that require a gradient.
@@ -79,10 +82,10 @@ def param_trace(
     generator = torch.Generator().manual_seed(seed)
     with prepared(model, batches, loss, params, device) as task:
         if method in ESTIMATORS:
-            parts = _estimated(task, level, matrix, method, probes or MATVECS, generator)
+            parts = list(_estimated(task, level, matrix, method, probes or MATVECS, generator))
         else:
             parts = _best(task, level, matrix, method == "exact", probes, generator)
-        return _joined(list(parts), task, level, matrix, seed)
+        return _joined(parts, task, level, matrix, seed)
 
 
 class _Part(NamedTuple):
@@ -111,21 +114,31 @@ class _Part(NamedTuple):
 
 def _best(
     task: Task, level: Level, matrix: Matrix, exactly: bool, probes: int | None, generator: torch.Generator
-) -> Iterator[_Part]:
-    """Yield the traces of each batch, exact where they can be."""
-    first_order: bool | None = True if matrix == "ggn" else None
-    for batch in task.each("trace"):
-        if first_order is None:
+) -> list[_Part]:
+    """Return the traces of each batch, exact where they can be."""
+    parts: list[_Part] = []
+    first_order = True
+    for number, batch in enumerate(task.each("trace"), start=1):
+        if matrix == "hessian" and first_order and _is_looked_at(number):
             first_order = trace_is_first_order(task.model, task.parameters, batch)
-        if exactly and not first_order:
-            raise ValueError(
-                "the trace of this network's Hessian has no exact form: it is not piecewise linear, or uses a "
-                "parameter twice. method='auto' estimates it; matrix='ggn' is exact for every network."
-            )
+            if exactly and not first_order:
+                raise ValueError(
+                    "the trace of this network's Hessian has no exact form: it is not piecewise linear behind "
+                    "the chosen parameters, or uses one of them twice. method='auto' estimates it; matrix='ggn' is "
+                    "exact for every network."
+                )
+            if parts and not first_order:  # nor is there reason to trust what came before: from the beginning
+                return list(_estimated(task, level, matrix, "xtrace", probes or MATVECS, generator))
         if first_order:
-            yield _from_classes(task, batch, exactly, probes or PROBES, generator)
+            parts.append(_from_classes(task, batch, exactly, probes or PROBES, generator))
         else:
-            yield from _by("xtrace", task, batch, level, matrix, probes or MATVECS, generator)
+            parts.extend(_by("xtrace", task, batch, level, matrix, probes or MATVECS, generator))
+    return parts
+
+
+def _is_looked_at(number: int) -> bool:
+    """Tell whether a batch is one of the first, or of the 16th, 32nd and so on: looking must not cost more and more."""
+    return number <= FIRST_BATCHES or number.bit_count() == 1
 
 
 def _from_classes(task: Task, batch: Batch, exactly: bool, draws: int, generator: torch.Generator) -> _Part:
