@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .detectors.msp import Msp as Msp
     from .detectors.nci import Nci as Nci
     from .detectors.nnguide import NNGuide as NNGuide
+    from .detectors.norm_cap import NormCap as NormCap
     from .detectors.normalise import PartialNorm as PartialNorm
     from .detectors.odin import Odin as Odin
     from .detectors.openmax import OpenMax as OpenMax
@@ -94,6 +95,7 @@ _HOMES = {
     "Msp": "detectors.msp",
     "NNGuide": "detectors.nnguide",
     "Nci": "detectors.nci",
+    "NormCap": "detectors.norm_cap",
     "NotFittedError": "core.errors",
     "NpzImages": "models.images",
     "Odin": "detectors.odin",

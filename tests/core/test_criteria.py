@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flatfold.core.criteria import group_rows, middle_of_maximum, one_vs_rest, paired
+from flatfold.core.criteria import group_rows, middle_of_maximum, one_vs_rest, paired, shrunk
 from flatfold.core.hessian import class_distances
 from flatfold.core.masking import Weights
 
@@ -20,7 +20,12 @@ def draw(per_class, seed, spread=4.0):
     return 0.15 * h @ CENTRES.T, labels
 
 
-@pytest.mark.parametrize("criterion", [paired, one_vs_rest])
+def half_as_long(logits, labels, groups, weights, score):
+    """`shrunk` without a bias and at exponent 0, where logits are half as large as well."""
+    return shrunk(logits, logits / 2, labels, groups, weights, (score, score))
+
+
+@pytest.mark.parametrize("criterion", [paired, one_vs_rest, half_as_long])
 def test_the_standard_error_is_the_spread_over_fresh_samples(criterion):
     runs = []
     for seed in range(200):

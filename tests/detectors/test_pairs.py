@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
     pytest.mark.filterwarnings("ignore:the reference optimiser went to a temperature"),
 ]
-FOLDS = ("fold", "fold-r", "fold-a", "autofold", "autofold-r", "autofold-a")
+FOLDS = ("fold", "fold-r", "fold-a", "fold-c", "autofold", "autofold-r", "autofold-a")
 OTHERS = sorted(name for name, method in METHODS.items() if method.sees == "features" and name not in FOLDS)
 
 

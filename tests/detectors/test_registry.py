@@ -73,7 +73,7 @@ def test_the_authors_preset_is_what_their_code_starts_from(name):
 
 
 FITS_ON = {
-    "val": {"fold-r", "autofold", "autofold-r", "autofold-a", "react", "tempscale", "klm"},
+    "val": {"fold-r", "autofold", "autofold-r", "autofold-a", "react", "tempscale", "klm", "ebo-c", "fold-c"},
     "train": {"openmax", "mds", "mdsens", "rmds", "vim", "knn", "she", "nnguide", "fdbd", "nci", "dice"},
 }
 

@@ -1,6 +1,7 @@
-"""AutoFold's two criteria: how well a score tells known inputs from pseudo-unknowns made by masking logits.
+"""AutoFold's criteria: how well a score tells known inputs from pseudo-unknowns made by masking logits.
 
-Both return the mean over classes of an AUROC and its standard error, and both need one matrix product for all classes.
+All return an AUROC, as a mean over classes or over all of them at once, and its standard error; all need one matrix
+product or two for all classes.
 """
 
 from collections.abc import Callable
@@ -110,6 +111,32 @@ def one_vs_rest(
     Args and returns as in :func:`paired`; ``score`` meets moments of shape ``(k, n)``.
     """
     return one_vs_rest_auroc(score(without_each(logits, groups.classes, weights)), groups)
+
+
+def shrunk(
+    logits: Tensor, short_logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, scores: tuple[Score, Score]
+) -> tuple[Tensor, Tensor]:
+    r"""Compare all samples with all copies that are masked and half as long (not in the paper).
+
+    .. math:: \operatorname{AUROC}\big( s(h_i),\; s^{\setminus y_j}(\tfrac12 h_j) \big)
+
+    Unknown inputs often have short features, and in use there is one threshold for all classes.
+
+    Args:
+        logits: ``(n, c)``.
+        short_logits: Of the features at half their length, ``(n, c)``.
+        labels: ``(n,)``.
+        groups: Rows of the classes that count, which are pooled.
+        weights: Of the classes.
+        scores: Turn moments ``(n,)`` into scores ``(n,)``, of samples and of their copies.
+
+    Returns:
+        The AUROC and its standard error.
+    """
+    known = scores[0](with_and_without(logits, labels, weights)[0])
+    masked = scores[1](with_and_without(short_logits, labels, weights)[1])
+    everybody = group_rows(torch.isin(labels, groups.classes).long(), torch.ones_like(labels[:1]))
+    return paired_auroc(known, masked, everybody)
 
 
 def paired_auroc(known: Tensor, masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:

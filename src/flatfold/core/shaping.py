@@ -71,6 +71,23 @@ def rescaled_logits(projected: Tensor, scale: Tensor, bias: Tensor | None) -> Te
     return logits if bias is None else logits + bias
 
 
+def capped(h: Tensor, longest: float | Tensor) -> Tensor:
+    r"""Return features that are no longer than a given norm.
+
+    .. math:: h' = h \cdot \min(1, c / \|h\|)
+
+    Args:
+        h: Features, ``(n, d)``. A row of zeros stays a row of zeros.
+        longest: The norm c, above 0.
+
+    Example:
+        >>> capped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
+    """
+    return h * (longest / row_norms(h)).clamp(max=1.0)
+
+
 def percentile_threshold(features: Tensor, percentile: float) -> float:
     """Return the given percentile of all entries of ``features``, linearly interpolated, as ReAct's threshold.
 

@@ -23,6 +23,7 @@ from ..core.criteria import (
     middle_of_maximum,
     one_vs_rest,
     paired,
+    shrunk,
 )
 from ..core.head import Head
 from ..core.hessian import class_distances
@@ -35,8 +36,9 @@ from .fold import Fold, ScoreNorm, check_score_norm
 from .joint import jointly
 from .registry import register
 
-Criterion = Literal["paired", "one_vs_rest"]
-CRITERIA = {"paired": paired, "one_vs_rest": one_vs_rest}
+Criterion = Literal["paired", "one_vs_rest", "shrunk"]
+PER_CLASS = {"paired": paired, "one_vs_rest": one_vs_rest}
+CRITERIA = (*PER_CLASS, "shrunk")
 GRID = tuple(i / 100 for i in range(1, 101))
 
 
@@ -53,7 +55,8 @@ class AutoFold(Detector):
     Args:
         criterion: ``"paired"`` compares the samples of a class with their own masked copies (the paper).
             ``"one_vs_rest"`` masks class k for everybody and compares its samples with those of all other classes
-            (the authors' code).
+            (the authors' code). ``"shrunk"`` compares all samples with all copies that are masked and half as long (not
+            in the paper; see the study in ``docs/studies/autofold.md``).
         grid: Exponents to try.
         max_classes: Average over at most this many classes, drawn with ``seed``; None means all.
         seed: Of that draw.
@@ -130,7 +133,7 @@ class AutoFold(Detector):
                 "Use FOLD with an alpha of your own."
             )
         if self.criterion not in CRITERIA:
-            raise ValueError(f"criterion must be {' or '.join(CRITERIA)}, got {self.criterion!r}.")
+            raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {self.criterion!r}.")
         if not isinstance(self.grid, Iterable) or not len(self.grid):
             raise ValueError(f"grid must be a sequence of exponents, got {self.grid!r}. Leave it out for the paper's.")
         for alpha in self.grid:
@@ -153,11 +156,22 @@ class AutoFold(Detector):
         projected, norms = h @ weight.mT, row_norms(h)  # all that is needed of the features, for every exponent
         points = []
         for alpha in self.grid:
-            logits = rescaled_logits(projected, norms**alpha, head.bias)
-            score = _score(self.fold.score_norm, norms.squeeze(-1) ** (2 - 2 * alpha))
-            points.append(torch.stack(CRITERIA[self.criterion](logits, labels, groups, weights, score)))
+            logits, score = self._logits_and_score(projected, norms, alpha, head)
+            if self.criterion == "shrunk":
+                short_logits, short_score = self._logits_and_score(projected / 2, norms / 2, alpha, head)
+                point = shrunk(logits, short_logits, labels, groups, weights, (score, short_score))
+            else:
+                point = PER_CLASS[self.criterion](logits, labels, groups, weights, score)
+            points.append(torch.stack(point))
         curve, stderr = torch.stack(points, dim=-1)
         return curve, stderr
+
+    def _logits_and_score(
+        self, projected: Tensor, norms: Tensor, alpha: float, head: Head
+    ) -> tuple[Tensor, Callable[[Moments], Tensor]]:
+        """Return the logits at an exponent, and what turns their moments into scores."""
+        logits = rescaled_logits(projected, norms**alpha, head.bias)
+        return logits, _score(self.fold.score_norm, norms.squeeze(-1) ** (2 - 2 * alpha))
 
     def _groups(self, labels: Tensor) -> Groups:
         """Return the rows of the classes to average over."""

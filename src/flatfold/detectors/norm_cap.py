@@ -1,0 +1,53 @@
+"""A cap on norms: features that are longer than those of known inputs get no credit for it.
+
+Energy and FOLD trust long features, and unknown inputs can be longer than any known one. Normalisation takes something
+from all norms; a cap takes only what is above. Ours, from the study in ``docs/studies/autofold.md``.
+"""
+
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.errors import NotFittedError
+from ..core.shaping import SMALLEST_DIVISOR, capped, percentile_threshold, row_norms
+from .base import Detector
+from .ebo import Ebo
+from .fold import Fold, ScoreNorm
+from .registry import register
+from .shaped import Shaped, Shaping, behind
+
+
+class NormCap(Shaping):
+    r"""Features shortened to a percentile of in-distribution norms where they are longer.
+
+    .. math:: h' = h \cdot \min(1, c / \|h\|)
+
+    Args:
+        percentile: Share of in-distribution features, in percent, that stay as they are.
+    """
+
+    longest_: Tensor
+
+    def __init__(self, percentile: float = 50) -> None:
+        super().__init__()
+        self.percentile = percentile
+
+    def learn(self, bank: FeatureBank) -> None:
+        """Learn the longest norm that counts."""
+        longest = percentile_threshold(row_norms(bank.features), self.percentile)
+        # Features that are all zeros would otherwise be divided by their own norm.
+        self.register_buffer("longest_", bank.features.new_tensor(max(longest, SMALLEST_DIVISOR)))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the shortened features."""
+        if "longest_" not in self._buffers:
+            raise NotFittedError("this NormCap has no norm yet. Fit the detector it belongs to on ID features first.")
+        return capped(h, self.longest_)
+
+
+register("ebo-c", fits_on="val")(behind(NormCap, Ebo, "Energy of features whose norms are capped.", percentile=50))
+
+
+@register("fold-c", fits_on="val")
+def make_fold_c(alpha: float = 0.25, percentile: float = 50, score_norm: ScoreNorm = None) -> Detector:
+    """FOLD on features whose norms are capped."""
+    return Shaped(NormCap(percentile), Fold(alpha, score_norm))
