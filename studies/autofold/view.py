@@ -1,0 +1,94 @@
+r"""FOLD's score at any exponent and temperature, from what one matrix product leaves of the features.
+
+With ``m`` the mean norm of in-distribution features, the study separates two things that the paper ties together:
+
+.. math:: \tilde h = \frac{h}{T} \left( \frac{m}{\|h\|} \right)^{\alpha}, \qquad
+    s(h) = \tfrac12 p^\top D p, \qquad p = \operatorname{softmax}(W \tilde h + b)
+
+The exponent says how much of the norm is taken away, the temperature how soft the probabilities are. The paper's
+:math:`h / \|h\|^\alpha` is :math:`T = m^\alpha`.
+"""
+
+from math import sqrt
+from typing import NamedTuple
+
+from torch import Tensor
+
+from flatfold.core.bank import FeatureBank
+from flatfold.core.head import Head
+from flatfold.core.hessian import class_distances
+from flatfold.core.shaping import row_norms
+
+COLDEST, HOTTEST = 1e-3, 1e4
+HALVINGS = 60
+
+
+class View(NamedTuple):
+    """What scores need to know of features."""
+
+    projected: Tensor
+    """``(n, c)``, logits without the bias, float64."""
+    norms: Tensor
+    """``(n, 1)``, float64."""
+
+
+class Classes(NamedTuple):
+    """What scores need to know of a head."""
+
+    bias: Tensor
+    """``(c,)``."""
+    distances: Tensor
+    """``(c, c)``, squared distances between class weights."""
+    mean_norm: float
+    """Of in-distribution features."""
+
+
+def view_of(features: Tensor, head: Head) -> View:
+    """Return the view of features ``(n, d)``."""
+    h = features.double()
+    return View(h @ head.weight.double().mT, row_norms(h))
+
+
+def classes_of(val: FeatureBank, head: Head) -> Classes:
+    """Return what is needed of a head, with the mean norm of validation features."""
+    weight = head.weight.double()
+    bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.double()
+    return Classes(bias, class_distances(weight), float(row_norms(val.features.double()).mean()))
+
+
+def logits_at(view: View, classes: Classes, alpha: float, temperature: float) -> Tensor:
+    """Return the logits ``(n, c)`` of rescaled features: the formula at the top of this file."""
+    return view.projected * (classes.mean_norm / view.norms) ** alpha / temperature + classes.bias
+
+
+def scores_at(view: View, classes: Classes, alpha: float, temperature: float) -> Tensor:
+    """Return FOLD's scores ``(n,)`` at an exponent and a temperature."""
+    probs = logits_at(view, classes, alpha, temperature).softmax(dim=-1)
+    return 0.5 * ((probs @ classes.distances) * probs).sum(dim=-1)
+
+
+def paper_temperature(classes: Classes, alpha: float) -> float:
+    r"""Return the temperature that makes :math:`h / \|h\|^\alpha` of rescaled features, ``m ** alpha``."""
+    return float(classes.mean_norm**alpha)
+
+
+def likeliest_temperature(view: View, labels: Tensor, classes: Classes, alpha: float) -> float:
+    r"""Return the temperature of the smallest mean cross-entropy of ``softmax(a / T + b)``.
+
+    It is convex in ``1 / T``, so the root of its slope :math:`\frac1n \sum_i (\sum_c p_{ic} a_{ic} - a_{i y_i})` is
+    found by halving. Labels that are all the largest have none but 0; the result lies within 0.001 and 10,000.
+
+    Args:
+        view: Of labelled features; ``a`` are their rescaled logits without bias.
+        labels: ``(n,)``.
+        classes: Of the head.
+        alpha: The exponent.
+    """
+    a = logits_at(view, classes, alpha, 1.0) - classes.bias
+    own = a.gather(-1, labels[:, None]).squeeze(-1)
+    cold, hot = COLDEST, HOTTEST
+    for _ in range(HALVINGS):
+        middle = sqrt(cold * hot)
+        slope = ((a / middle + classes.bias).softmax(dim=-1) * a).sum(dim=-1).sub(own).mean()
+        cold, hot = (middle, hot) if slope > 0 else (cold, middle)
+    return sqrt(cold * hot)
