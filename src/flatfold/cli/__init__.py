@@ -17,6 +17,7 @@ from .join import join
 from .methods import methods
 from .paper import paper
 from .report import report
+from .reproduce import reproduce
 from .score import score
 from .serve import serve
 from .suite import suite_app
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (bench, curvature, doctor, compare, paper, report, fit, score, join, serve, export, methods):
+for command in (bench, curvature, reproduce, doctor, compare, paper, report, fit, score, join, serve, export, methods):
     app.command()(command)
 app.add_typer(suite_app)
 

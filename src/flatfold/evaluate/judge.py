@@ -66,7 +66,7 @@ def judge(spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settin
         if get_method(spec.name).sees == "features":
             judged = _judge_features(spec, banks)
         else:
-            judged = _InputJudge(suite, folder, settings).judge(spec)
+            judged = InputJudge(suite, folder, settings).judge(spec)
     for dataset, scores in judged.scores.items():
         check_finite(torch.from_numpy(scores)[:, None], f"scores of {dataset}")
     return replace(judged, run=replace(judged.run, peak_megabytes=peak.megabytes))
@@ -98,7 +98,7 @@ def _tuned(spec: Spec, banks: Banks) -> Tuning | None:
     return tune(spec.name, banks.head, banks.val, train=banks.train, ood=ood, grid=spec.grid, **spec.hyper)
 
 
-class _InputJudge:
+class InputJudge:
     """Judges methods that run the network themselves; their scores are kept on disk."""
 
     def __init__(self, suite: Suite, folder: Path, settings: Settings) -> None:
@@ -108,11 +108,12 @@ class _InputJudge:
         self.weights = weights_hash(suite.model)
 
     def judge(self, spec: Spec) -> Judged:
+        """Tune, fit and score one method."""
         start = perf_counter()
         with _noted(spec.label) as notes:
             tuning = self._tuned(spec)
             hyper = self._complete(tuning.hyper if tuning else spec.hyper, spec.name)
-            detector = self._fitted(spec.name, hyper)
+            detector = self.fitted(spec.name, hyper)
         fitted = perf_counter()
         sources = {ID: self.suite.test} | {ood.name: ood.images for ood in self.suite.ood}
         scores = {name: self._scores(detector, source, spec.label, name) for name, source in sources.items()}
@@ -134,21 +135,24 @@ class _InputJudge:
         assert unknown is not None  # the runner has looked
 
         def value(point: dict[str, Any]) -> tuple[float, None]:
-            detector = self._fitted(spec.name, self._complete({**spec.hyper, **point}, spec.name))
+            detector = self.fitted(spec.name, self._complete({**spec.hyper, **point}, spec.name))
             known = self._scores(detector, self.suite.val, spec.label, "val")
             return auroc(known, self._scores(detector, unknown, spec.label, "ood_val")), None
 
         return search(spec.name, spec.hyper, grid_points(spec.grid, spec.name), value, "ood")
 
-    def _fitted(self, name: str, hyper: dict[str, Any]) -> InputDetector:
+    def fitted(self, name: str, hyper: dict[str, Any]) -> InputDetector:
+        """Return a method with these hyper-parameters, fitted on the training images where it learns from them."""
         detector: InputDetector = create(name, **hyper)  # type: ignore[assignment]  # by its registration
         model, train = self.suite.model, self.suite.train
         learns = get_method(name).fits_on == "train"
         if learns and train is None:
             raise ValueError(NO_TRAIN)
         with as_it_was(model, self.settings.device) as place:
-            first = first_inputs(self.suite.test)[:2].to(place)
-            network = logits_function(model) if detector.sees == "logits" else layers_of(model, first, detector.layers)  # type: ignore[arg-type]
+            if detector.sees == "logits":
+                network: Any = logits_function(model)
+            else:
+                network = layers_of(model, first_inputs(self.suite.test)[:2].to(place), detector.layers)  # type: ignore[arg-type]
             title, workers = f"fitting {name}", self.settings.workers
             detector.fit(network, labelled_batches(train, place, title, workers) if learns and train else ())
         return detector.to(place)

@@ -46,7 +46,7 @@ def test_the_unknown_sets_have_no_labels_and_the_promised_size(folder):
 
 
 def test_the_suite_hands_out_each_split_under_its_own_name(folder, monkeypatch):
-    monkeypatch.setattr(digits, "trained_network", lambda train, val, path, seed: (train, val, seed))
+    monkeypatch.setattr(digits, "trained_network", lambda train, val, path, seed, network: (train, val, seed))
     suite, data = digits.digits(folder), arrays(folder)
     assert suite.model == (suite.train, suite.val, 0)  # the network learns from the training data
     for name in digits.SPLITS:
@@ -125,6 +125,19 @@ def test_the_built_in_suite_is_loaded_by_its_name_with_seed_0_unless_told(tmp_pa
     assert [suite.network for suite in several] == ["seed4", "seed5"]
     assert {suite.family for suite in several} == {"digits"}
     assert calls == [(tmp_path, 0, 256), (tmp_path, 4, 8), (tmp_path, 5, 8)]
+
+
+def test_each_network_has_weights_of_its_own_and_the_first_keeps_its_file(folder, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        digits, "trained_network", lambda train, val, path, seed, network: calls.append((path, network))
+    )
+    for network in ("cnn", "mlp", "residual"):
+        digits.digits(folder, network=network)
+    digits.digits(folder)
+    names = ["network-seed0", "network-mlp-seed0", "network-residual-seed0", "network-seed0"]
+    assert [path for path, _ in calls] == [folder / f"{name}.safetensors" for name in names]
+    assert [network for _, network in calls] == ["cnn", "mlp", "residual", "cnn"]
 
 
 def test_an_unknown_suite_is_refused(tmp_path):

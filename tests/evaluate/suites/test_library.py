@@ -124,6 +124,53 @@ def test_the_built_in_digits_are_told_apart_by_their_seed_if_there_are_several(m
     assert {suite.test.rows for suite in suites} == {4}
 
 
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    """The networks and seeds that the built-in suite was made with, in place of making it."""
+    made = []
+
+    def digits(out, seed, batch_size, network="cnn"):
+        made.append((network, seed, batch_size))
+        return World(tmp_path).suite(seed=seed)
+
+    monkeypatch.setattr("flatfold.evaluate.suites.library.digits", digits)
+    return made
+
+
+def test_networks_of_the_digits_that_are_named_have_folders_of_their_own(made, tmp_path):
+    suites = load_suites("digits", tmp_path, names=["residual", "cnn"], batch_size=3)
+    assert made == [("cnn", 0, 3), ("residual", 0, 3)]
+    for suite, name in zip(suites, ("cnn", "residual"), strict=True):
+        assert (suite.network, suite.family, suite.architecture) == (name, name, name)
+        assert suite.siblings == ("cnn", "mlp", "residual")
+    (alone,) = load_suites("digits", tmp_path, names=["mlp"])
+    assert (alone.network, alone.siblings) == ("mlp", ("cnn", "mlp", "residual"))  # a folder, lest one replaces another
+
+
+def test_networks_of_the_digits_are_told_apart_by_their_seed_too(made, tmp_path):
+    suites = load_suites("digits", tmp_path, seeds=[2, 5], names=["cnn", "mlp"])
+    assert [suite.network for suite in suites] == ["cnn-seed2", "cnn-seed5", "mlp-seed2", "mlp-seed5"]
+    assert [suite.family for suite in suites] == ["cnn", "cnn", "mlp", "mlp"]
+    assert {suite.siblings[-1] for suite in suites} == {"residual-seed5"}
+    assert made == [("cnn", 2, 256), ("cnn", 5, 256), ("mlp", 2, 256), ("mlp", 5, 256)]
+
+
+def test_the_digits_without_a_name_are_those_of_the_first_network_as_ever(made, tmp_path):
+    (suite,) = load_suites("digits", tmp_path)
+    assert (suite.network, suite.family, suite.siblings) == ("", "digits", ("",))
+    assert made == [("cnn", 0, 256)]
+
+
+def test_networks_that_the_digits_do_not_have_are_refused_with_those_that_they_have(made, tmp_path):
+    message = r"digits makes its own network and images, and has no network 'vit'\. There are cnn, mlp, residual\.$"
+    with pytest.raises(ValueError, match=message):
+        load_suites("digits", tmp_path, names=["cnn", "vit"])
+    assert made == []
+    for asked in ({"data": tmp_path}, {"any_counts": True}):
+        with pytest.raises(ValueError, match=r"so there are no folders or counts to choose\.$"):
+            load_suites("digits", tmp_path, **asked)
+
+
 # A quick look
 
 

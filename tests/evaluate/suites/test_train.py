@@ -1,5 +1,8 @@
 """Training of the digits network: seeded, kept, and done again when anything about it changes."""
 
+import hashlib
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -73,9 +76,9 @@ def test_images_are_moved_by_a_few_pixels_while_it_trains():
     assert places == {(row, column) for row in range(12, 17) for column in range(12, 17)}
 
 
-@pytest.mark.parametrize("change", ["seed", "recipe", "data", "damage", "other tensors"])
+@pytest.mark.parametrize("change", ["seed", "recipe", "data", "damage", "other tensors", "network"])
 def test_it_is_trained_again_when_something_changed(change, images, tmp_path, monkeypatch):
-    path, seed = tmp_path / "a", 1
+    path, seed, network = tmp_path / "a", 1, "cnn"
     train.trained_network(images, images, path, seed=seed)
     calls = []
     monkeypatch.setattr(train, "_train", lambda *args: calls.append(args))
@@ -85,10 +88,40 @@ def test_it_is_trained_again_when_something_changed(change, images, tmp_path, mo
         monkeypatch.setattr(train, "EPOCHS", 3)
     elif change == "data":
         images = ArrayImages(255 - images.x, images.labels.numpy(), images.transform, batch_size=64)
+    elif change == "network":
+        network = "mlp"
     elif change == "damage":
         path.write_bytes(path.read_bytes()[:1000])
     else:
         with safe_open(path, framework="pt") as file:
             save_file({"head.weight": torch.zeros(3, 3)}, path, file.metadata())
-    train.trained_network(images, images, path, seed=seed)
+    train.trained_network(images, images, path, seed=seed, network=network)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(("network", "width"), [("cnn", 128), ("mlp", 128), ("residual", 64)])
+def test_every_network_learns_and_has_features_behind_a_relu(network, width, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "EPOCHS", 8)
+    model = train.trained_network(images, images, tmp_path / "a", seed=1, network=network)
+    x = torch.cat([x for x, _ in images])
+    assert train.accuracy(model, x, images.labels) == 1.0
+    bank, head = ff.extract(model, [x])
+    assert (bank.width, head.n_classes) == (width, 2)
+    assert (bank.features >= 0).all()
+    assert not model.training
+
+
+def test_networks_are_trained_for_as_many_epochs_as_they_need(images, tmp_path, monkeypatch):
+    epochs = []
+    monkeypatch.setattr(train, "_train", lambda model, x, y, count: epochs.append(count))
+    for network in ("cnn", "mlp", "residual"):
+        train.trained_network(images, images, tmp_path / network, seed=1, network=network)
+    assert epochs == [2, 6, 2]
+
+
+def test_the_first_network_is_found_where_it_was_trained_before_there_were_others(images, tmp_path, monkeypatch):
+    recipe = {"data": images.fingerprint, "seed": 1, "epochs": 2, "batch": 64, "lr": 2e-3, "shift": 2}
+    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+    train.trained_network(images, images, tmp_path / "a", seed=1)
+    with safe_open(tmp_path / "a", framework="pt") as file:
+        assert file.metadata() == {"recipe": key}

@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ...files import write_atomically
 from ...models.images import NpzImages, Transform
+from .digit_networks import FIRST
 from .suite import OodSet, Suite
 from .train import trained_network
 
@@ -32,13 +33,14 @@ FONTS = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral")
 Images = NDArray[np.uint8]
 
 
-def digits(out: Path, seed: int = 0, batch_size: int = 256) -> Suite:
+def digits(out: Path, seed: int = 0, batch_size: int = 256, network: str = FIRST) -> Suite:
     """Return the suite, making its images and training its network where ``out`` does not hold them yet.
 
     Args:
         out: Folder for the images (``data/*.npz``) and the network.
         seed: Of the split, the images that are drawn and the training.
         batch_size: Images per forward pass.
+        network: Which of ``DIGIT_NETWORKS`` is judged.
     """
     paths = {name: out / "data" / f"seed{seed}" / f"{name}.npz" for name in (*SPLITS, "digits-6-9", *FAR, OOD_VAL)}
     if not all(path.exists() for path in paths.values()):
@@ -52,7 +54,7 @@ def digits(out: Path, seed: int = 0, batch_size: int = 256) -> Suite:
     return Suite(
         name="digits",
         about="Handwritten digits 0 to 5 are known, everything else is not.",
-        model=trained_network(images["train"], images["val"], out / f"network-seed{seed}.safetensors", seed),
+        model=trained_network(images["train"], images["val"], _weights(out, seed, network), seed, network),
         train=images["train"],
         val=images["val"],
         test=images["test"],
@@ -60,6 +62,11 @@ def digits(out: Path, seed: int = 0, batch_size: int = 256) -> Suite:
         seed=seed,
         ood_val=images[OOD_VAL],
     )
+
+
+def _weights(out: Path, seed: int, network: str) -> Path:
+    """Return where the weights of a network are kept."""
+    return out / f"network-{'' if network == FIRST else f'{network}-'}seed{seed}.safetensors"
 
 
 def _write(paths: dict[str, Path], seed: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...models.sources import Source
 from .data import Rows, picked
+from .digit_networks import DIGIT_NETWORKS
 from .digits import digits
 from .file import SuiteFile
 from .suite import Suite
@@ -70,22 +71,47 @@ def load_suites(
         batch_size: Images per forward pass.
         data: Where OpenOOD's folders lie.
         any_counts: Whether a data set may have another number of images than it should.
-        names: Of the networks wanted, all of them by default.
+        names: Of the networks wanted, all of them by default; of digits the first alone.
         limit: Most images to take of any data set.
     """
     if name == DIGITS:
-        if names or data or any_counts:
-            raise ValueError("digits makes its own network and images, so there are no networks or counts to choose.")
-        every = [digits(out, seed=seed, batch_size=batch_size) for seed in seeds or [0]]
-        siblings = tuple(f"seed{each.seed}" for each in every) if len(every) > 1 else ("",)
-        suites = [
-            replace(each, network=network, family=DIGITS, siblings=siblings)
-            for each, network in zip(every, siblings, strict=True)
-        ]
+        if data or any_counts:
+            raise ValueError("digits makes its own network and images, so there are no folders or counts to choose.")
+        suites = _digits(out, seeds or [0], batch_size, names)
     else:
         _check_openood(name, data)
         suites = open_suite_file(name, seeds, batch_size, data, any_counts).suites(names)
     return suites if limit is None else [limited(suite, limit) for suite in suites]
+
+
+def _digits(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:
+    """Return the built-in suite for every seed with its first network, or with those that are named."""
+    if names is None:
+        siblings = [f"seed{seed}" if len(seeds) > 1 else "" for seed in seeds]
+        return [
+            replace(digits(out, seed=seed, batch_size=batch_size), network=own, family=DIGITS, siblings=tuple(siblings))
+            for seed, own in zip(seeds, siblings, strict=True)
+        ]
+    for name in names:
+        if name not in DIGIT_NETWORKS:
+            raise ValueError(
+                f"digits makes its own network and images, and has no network {name!r}. "
+                f"There are {', '.join(DIGIT_NETWORKS)}."
+            )
+    folders = {
+        (name, seed): f"{name}-seed{seed}" if len(seeds) > 1 else name for name in DIGIT_NETWORKS for seed in seeds
+    }
+    return [
+        replace(
+            digits(out, seed=seed, batch_size=batch_size, network=name),
+            network=own,
+            family=name,
+            architecture=name,
+            siblings=tuple(folders.values()),
+        )
+        for (name, seed), own in folders.items()
+        if name in names
+    ]
 
 
 def _check_openood(name: str, data: Path | None) -> None:

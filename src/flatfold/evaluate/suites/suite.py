@@ -11,7 +11,15 @@ from ...models.sources import Source
 
 Group = Literal["near", "far"]
 NAME = re.compile(r"[\w+-][\w.+-]*")  # names become folders
-FOLDERS = ("banks", "scores", "figures", "data", "curvature")  # beside the results of a network
+FOLDERS = (
+    "banks",
+    "scores",
+    "figures",
+    "data",
+    "curvature",
+    "exhibits",
+    "full-scale",
+)  # beside the results of a network
 RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # taken, in folders and tables
 
 
@@ -40,8 +48,9 @@ class Suite:
         name: As on the command line.
         about: One sentence for the report.
         model: The trained classifier.
-        train, val, test: In-distribution splits. Methods learn from the first two and are judged on the last. Without
-            training data the methods that need it are left out.
+        train: In-distribution images to learn from; without them the methods that need them are left out.
+        val: More of them, which the network was not trained on, to learn and choose from.
+        test: More of them, on which methods are judged.
         ood: Data sets of unknown inputs.
         seed: Of the data and of the training.
         ood_val: Unknown images by which hyper-parameters may be chosen, or None. No method is judged on them.

@@ -1,4 +1,4 @@
-"""Train the small network of the ``digits`` suite, once per seed."""
+"""Train the small networks of the ``digits`` suite, each once per seed."""
 
 import hashlib
 import json
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...files import write_atomically
 from ...models.sources import ImageSource
 from ...progress import track
+from .digit_networks import DIGIT_NETWORKS, FIRST
 
 log = logging.getLogger(__name__)
 
@@ -22,35 +23,10 @@ EPOCHS = 20
 BATCH = 64
 LEARNING_RATE = 2e-3
 SHIFT = 2  # pixels of random translation
+TIMES = {"mlp": 3}  # as many epochs: without convolutions it must learn from examples that a digit may be moved
 
 
-class DigitNet(nn.Module):
-    """The customary small network for handwritten digits: two convolutions, a hidden layer of 128, a linear head."""
-
-    def __init__(self, n_classes: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Dropout(0.5),
-            nn.Linear(64 * 7 * 7, 128),
-            nn.ReLU(),
-            nn.Dropout(0.5),
-        )
-        self.head = nn.Linear(128, n_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits ``(n, c)`` of images ``(n, 1, 28, 28)``."""
-        logits: Tensor = self.head(self.body(x))
-        return logits
-
-
-def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int) -> nn.Module:
+def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int, network: str = FIRST) -> nn.Module:
     """Return the network in evaluation mode, read from ``path`` if it was trained on the same data in the same way.
 
     Args:
@@ -58,26 +34,30 @@ def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int)
         val: Only its accuracy is logged; nothing is chosen by it.
         path: Where the weights are kept.
         seed: Of the initial weights, the order and the augmentation.
+        network: One of ``DIGIT_NETWORKS``.
     """
-    recipe = {
+    epochs = EPOCHS * TIMES.get(network, 1)
+    recipe: dict[str, str | int | float] = {
         "data": train.fingerprint,
         "seed": seed,
-        "epochs": EPOCHS,
+        "epochs": epochs,
         "batch": BATCH,
         "lr": LEARNING_RATE,
         "shift": SHIFT,
     }
+    if network != FIRST:  # whose weights are older than the others and stay what they were
+        recipe["network"] = network
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     x, y = _tensors(train)
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)
-        network = DigitNet(int(y.max()) + 1)
-        if not _load(network, path, key):
-            log.info("training the network on %d images, %d epochs", len(x), EPOCHS)
-            _train(network, x, y)
-            write_atomically(path, save(network.state_dict(), metadata={"recipe": key}))
-    log.info("validation accuracy %.2f %%", 100 * accuracy(network.eval(), *_tensors(val)))
-    return network.eval()
+        model = DIGIT_NETWORKS[network](int(y.max()) + 1)
+        if not _load(model, path, key):
+            log.info("training the network on %d images, %d epochs", len(x), epochs)
+            _train(model, x, y, epochs)
+            write_atomically(path, save(model.state_dict(), metadata={"recipe": key}))
+    log.info("validation accuracy %.2f %%", 100 * accuracy(model.eval(), *_tensors(val)))
+    return model.eval()
 
 
 @torch.no_grad()
@@ -117,8 +97,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _train(network: nn.Module, x: Tensor, y: Tensor) -> None:
-    steps = EPOCHS * (len(x) // BATCH)
+def _train(network: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
+    steps = epochs * (len(x) // BATCH)
     optimiser = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=steps)
     network.train()
