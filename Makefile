@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # A second opinion for tests. By itself pip would add torchvision, which backpack declares and nobody here needs.
 ORACLES := curvlinops-for-pytorch backpack-for-pytorch einconv unfoldNd linear_operator
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 demo: $(READY)  ## the main job on built-in real data: out/digits/report.html
 	$(BIN)/flatfold bench digits
@@ -21,12 +21,16 @@ lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY)  ## the site, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "the site is in site/: $(BIN)/python -m http.server --directory site"
+
 bench: $(VENV)/.ready-bench  ## speed and accuracy as ratios, measured in one run
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) out build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) out build dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks studies docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-bench: $(READY)
 	$(PIP) -e '.[bench]'

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .own import With, load_own
+
 Data = Annotated[
     Path | None,
     typer.Option(help="Folder that holds OpenOOD's `data` and `results`. Default: the environment variable OPENOOD."),
@@ -19,7 +21,11 @@ SuiteName = Annotated[
     ),
 ]
 Networks = Annotated[
-    str | None, typer.Option(help="Comma-separated names of the suite's networks. Default: all of them.")
+    str | None,
+    typer.Option(
+        help="Comma-separated names of the suite's networks. Default: all of them; of digits cnn alone (also: mlp, "
+        "residual)."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="Any torch device string: cpu, cuda, cuda:1, mps.")]
 Workers = Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")]
@@ -72,6 +78,7 @@ def bench(
         typer.Option("--resume/--restart", help="Go on where an earlier run stopped, or compute all features again."),
     ] = True,
     report: DrawReport = True,
+    own: With = None,
 ) -> None:
     """Judge methods on a suite: AUROC and FPR95 on every data set that the network has never met.
 
@@ -97,6 +104,7 @@ def bench(
     logging.basicConfig(format="%(message)s")
     logging.getLogger("flatfold").setLevel(logging.INFO)
     logging.getLogger("flatfold.models").setLevel(logging.ERROR)  # the runner says what is found, with the data set
+    load_own(own)
     specs = checked_specs(detectors.methods() if methods is None else parse_specs(methods))
     usable_device(device)
     command = " ".join(["flatfold", *sys.argv[1:]])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .model import Model, Pretrained, Weights, open_model
+from .own import With, load_own
 from .preparation import Crop, Interpolation, Mean, Mode, Resize, Std, prepared_by
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def export(
     std: Std = None,
     mode: Mode = None,
     interpolation: Interpolation = None,
+    own: With = None,
 ) -> None:
     """Write a guard and its model as one graph: x -> logits, score, p_value, is_ood, for batches of any size.
 
@@ -55,6 +57,7 @@ def export(
 
     target = guard.with_suffix(".onnx") if out is None else out
     check_target(target)
+    load_own(own)
     loaded = Guard.load(guard, open_model(model, weights, pretrained))
     options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}
     loaded.transform = transform = prepared_by(loaded.transform, options, guard)

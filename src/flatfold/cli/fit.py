@@ -12,6 +12,7 @@ from .checks import FPR, check_fpr, check_kept, check_writable, parsed_method
 from .image_options import BATCH_SIZE, PLACES, ImageColumn, LabelColumn, Root, is_list, opened
 from .model import Model, Pretrained, Weights, open_model
 from .notes import noted
+from .own import With, load_own
 from .preparation import Crop, Interpolation, Mean, Mode, Resize, Std, prepared_by
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def fit(
     labels: Annotated[
         bool, typer.Option("--labels/--no-labels", help="Read labels, or do without: some methods need none.")
     ] = True,
+    own: With = None,
 ) -> None:
     """Make a guard: a method fitted to a model, and a threshold that at most a share --fpr of known inputs exceeds.
 
@@ -79,6 +81,7 @@ def fit(
     Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --resize 256 --crop 224
     --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --method knn:k=10 --fpr 0.01 --out guard.safetensors
     """
+    load_own(own)
     spec = parsed_method(method, images, calibration, "the images to fit on")
     check_fpr(fpr)
     check_writable(out, "the guard")

@@ -1,14 +1,16 @@
 """``flatfold methods``: what can be put after ``--methods``."""
 
 from .console import open_console
+from .own import With, load_own
 
 
-def methods() -> None:
+def methods(own: With = None) -> None:
     """List every method with its hyper-parameters and what it learns from."""
     from rich.table import Table
 
     from .. import detectors
 
+    load_own(own)
     table = Table(box=None, pad_edge=False)
     for column in ("method", "what it scores", "learns from", "hyper-parameters"):
         table.add_column(column)

@@ -11,6 +11,7 @@ from .bench import Device, Workers
 from .checks import FPR, check_kept, check_values
 from .image_options import BATCH_SIZE, PLACES, ImageColumn, Root
 from .model import Pretrained, Weights
+from .own import With, load_own
 from .preparation import Crop, Interpolation, Mean, Mode, Resize, Std
 from .score_options import METHOD, check_fitting, check_images, check_input, given, options_given, parsed_shard
 
@@ -95,6 +96,7 @@ def score(
             "--per-class", help="With --head: keep that rate for every predicted class, each with a threshold."
         ),
     ] = False,
+    own: With = None,
 ) -> None:
     """Score images, or rows of features without a model: how unlike the known data is each?
 
@@ -123,6 +125,7 @@ def score(
     """
     named = options_given(context)
     check_input(images, features, named)
+    load_own(own)
     if features is not None:
         check_fitting(named)
         check_values(fpr, out)
@@ -132,7 +135,7 @@ def score(
         fitted = None if head is None else Fitting(head, method or METHOD, fit, calibration, per_class)
         score_features(features, fitted or given(guard), fpr, out)
         return
-    check_images(named, engine)
+    check_images(named, engine, own)
     check_values(fpr, out)
     check_kept(given(out), images)
     from .score_images import Images, Network, engine_of, score_images

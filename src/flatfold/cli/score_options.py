@@ -61,7 +61,7 @@ def check_input(images: Path | None, features: Path | None, named: Sequence[str]
         )
 
 
-def check_images(named: Sequence[str], engine: str) -> None:
+def check_images(named: Sequence[str], engine: str, own: Sequence[Path] | None = None) -> None:
     """Raise unless images can be scored with the options that were given."""
     if missing := [name for name in ("--guard", "--model", "--out") if name not in named]:
         raise typer.BadParameter(
@@ -71,6 +71,11 @@ def check_images(named: Sequence[str], engine: str) -> None:
     if engine == "ray" and "--workers" in named:
         raise typer.BadParameter(
             "--workers is for --engine local: on Ray every worker reads its own images. Give --actors instead."
+        )
+    if engine == "ray" and own:
+        raise typer.BadParameter(
+            "--with is for --engine local: the workers of a cluster do not run files of this machine. Put the method "
+            "into a package that is installed there and imported by the module of --model."
         )
     if engine != "ray" and (foreign := _among(named, OF_RAY)):
         raise typer.BadParameter(f"{_listed(foreign)} can be said of Ray only. Add --engine ray, or leave that out.")

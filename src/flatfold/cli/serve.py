@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .model import Pretrained, Weights, open_model
+from .own import With, load_own
 from .preparation import Crop, Interpolation, Mean, Mode, Resize, Std, prepared_by
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def serve(
     max_pixels: Annotated[int, typer.Option(min=1, help="Most pixels of an image.")] = 50_000_000,
     timeout: Annotated[float, typer.Option(help="Seconds for a request to arrive, and then to be answered.")] = 30,
     access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for every request.")] = False,
+    own: With = None,
 ) -> None:
     """Answer over HTTP which inputs a classifier does not know, with a page to try it and watch its stream.
 
@@ -79,7 +81,7 @@ def serve(
     _check_installed()
     from ..serve.run import is_loopback
 
-    own = is_loopback(host)
+    load_own(own)
     token = _token(token_file)
     settings = {
         "token": token,
@@ -93,7 +95,7 @@ def serve(
         "max_pixels": max_pixels,
         "timeout": timeout,
     }
-    if not own and token is None:
+    if not is_loopback(host) and token is None:
         typer.echo(f"note: everybody who reaches {host} can use this service: there is no --token-file", err=True)
     if model is None:
         _run(_judge(guard, fpr, device), settings, host, port, access_log)

@@ -1,0 +1,126 @@
+"""What mkdocs does beyond its own: formulas without a script, pages from the root files, the commands' own help.
+
+Everything is made while the site is built, so that it needs no network later and cannot fall behind the code.
+"""
+
+import html
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FROM_ROOT = {"changelog.md": "CHANGELOG.md", "architecture.md": "ARCHITECTURE.md", "contributing.md": "CONTRIBUTING.md"}
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[]\s*(.*?)\s*\\[)\]]</\1>', re.DOTALL)
+UNKNOWN = {
+    r"\arg": r"\operatorname{arg}",
+    r"\Big\|": r"\|",
+    r"\big\|": r"\|",
+}  # what the converter would leave as it is, and what it understands
+WIDTH = 90  # of a command's help: fits beside the navigation
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the root's pages, and the examples that pages link to."""
+    from mkdocs.structure.files import File
+
+    for page, source in FROM_ROOT.items():
+        files.append(File.generated(config, page, content=from_root((ROOT / source).read_text(encoding="utf8"))))
+    for path in sorted((ROOT / "examples").glob("*.*")):
+        files.append(File.generated(config, f"examples/{path.name}", content=path.read_text(encoding="utf8")))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put what the package says about itself in place of the comments that ask for it."""
+    for comment, made in (("commands", commands), ("methods", methods), ("names", names)):
+        marker = f"<!-- {comment} -->"
+        if marker in markdown:
+            markdown = markdown.replace(marker, made())
+    return markdown
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Write every formula of a page as MathML, which browsers draw by themselves."""
+    return FORMULA.sub(lambda found: mathml(html.unescape(found[2]), found[1] == "div"), content)
+
+
+def mathml(formula: str, display: bool) -> str:
+    """Return a formula in LaTeX as MathML, in a line of its own if ``display``."""
+    from latex2mathml.converter import convert
+
+    for unknown, same in UNKNOWN.items():
+        formula = formula.replace(unknown, same)
+    made: str = convert(formula, display="block" if display else "inline")
+    return f'<div class="formula">{made}</div>' if display else made
+
+
+def from_root(text: str) -> str:
+    """Return a page of the root folder with links that are right inside of ``docs``.
+
+    Example:
+        >>> from_root("[a](docs/speed.md) [b](CHANGELOG.md#0) [c](https://x.org/README.md)")
+        '[a](speed.md) [b](changelog.md#0) [c](https://x.org/README.md)'
+    """
+    moved = {source: page for page, source in FROM_ROOT.items()} | {"README.md": "index.md"}
+    return re.sub(
+        r"\]\((?!https?:)([^)#\s]+)", lambda link: "](" + moved.get(link[1], link[1].removeprefix("docs/")), text
+    )
+
+
+def commands() -> str:
+    """Return a section for every command, with its ``--help``."""
+    return "\n\n".join(f"## {name}\n\n```text\n{text}\n```" for name, text in helps())
+
+
+def helps() -> Iterator[tuple[str, str]]:
+    """Yield every command of the command line, groups before their members, with its help."""
+    from typer.main import get_command
+
+    from flatfold.cli import app
+
+    waiting: list[tuple[str, Any]] = [("flatfold", get_command(app))]
+    while waiting:
+        name, command = waiting.pop(0)
+        context = command.make_context(name, [], resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH)
+        yield name, command.get_help(context).strip()
+        waiting[:0] = [(f"{name} {key}", member) for key, member in getattr(command, "commands", {}).items()]
+
+
+def methods() -> str:
+    """Return a table of every registered method."""
+    from flatfold.detectors import get_method, hyperparameters
+    from flatfold.detectors import methods as registered
+
+    rows = ["| name | what it scores | learns from | hyper-parameters |", "|---|---|---|---|"]
+    for name in registered():
+        method = get_method(name)
+        hyper = ", ".join(f"`{key}`" for key in hyperparameters(name))
+        rows.append(f"| `{name}` | {method.summary} | {method.fits_on} | {hyper} |")
+    return "\n".join(rows)
+
+
+def names() -> str:
+    """Return a table of every public name of ``flatfold``, with a link to where it is described."""
+    package = import_module("flatfold")
+    rows = ["| name | |", "|---|---|"]
+    for name in (name for name in package.__all__ if not name.startswith("__")):
+        value = getattr(package, name)
+        target = f"({name}.md)" if isinstance(value, ModuleType) else f"[flatfold.{name}]"
+        summary = (value.__doc__ or "").strip().partition("\n")[0]
+        rows.append(f"| [`{name}`]{target} | {plain(summary)} |")
+    return "\n".join(rows)
+
+
+def plain(text: str) -> str:
+    r"""Return a line of a docstring as Markdown for a cell: formulas between dollars, other roles as code.
+
+    Example:
+        >>> print(plain("A :class:`~flatfold.Guard` for ``a | b`` at :math:`x`."))
+        A `Guard` for `a \| b` at $x$.
+    """
+    text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
+    text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text).replace("``", "`")
+    return text.replace("|", "\\|")

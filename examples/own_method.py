@@ -1,0 +1,25 @@
+"""A method of one's own: ``flatfold bench digits --with examples/own_method.py --methods msp,aside``."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import flatfold as ff
+
+
+@ff.register("aside", fits_on="train")
+class Aside(ff.Detector):
+    """Sine of the angle between a feature and the nearest class mean: 0 along it, 1 at right angles."""
+
+    def learn(self, bank: ff.FeatureBank, head: ff.Head) -> None:
+        """Remember the direction of every class mean."""
+        if bank.labels is None:
+            raise ValueError("aside needs labels. Give FeatureBank(features, labels).")
+        self.register_head(head)
+        means = [bank.features[bank.labels == k].mean(dim=0) for k in bank.labels.unique()]
+        self.register_buffer("means", normalize(torch.stack(means)))
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return that sine for features ``(n, d)``."""
+        along = (normalize(h) @ self.get_buffer("means").mT).amax(dim=-1)
+        return (1 - along.clamp(0, 1) ** 2).sqrt()

@@ -1,0 +1,87 @@
+"""A page of the documentation as blocks of code, and what it says about them in comments.
+
+A page says on its first lines what its reader has, ``<!-- test: world photos -->``: words of ``belongings.py``, or
+environment variables, ``NAME=value``. A comment directly above a block changes that block:
+``<!-- test: only-parse because REASON -->`` has nothing run, ``<!-- test: with --limit 40 -->`` adds options to its
+commands, where they have them, and after ``<!-- test: exits 1 because REASON -->`` they must leave with that code.
+"""
+
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NOTES = r"only-parse because \w|with --\w|exits \d+ because \w"
+HEAD = 8  # lines, within which a page says what its reader has
+FENCE = re.compile(
+    r"(?:^ *<!-- test:(?P<note>[^\n]*)-->\n\n?)?"
+    r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code.
+
+    Args:
+        language: What stands behind its fence.
+        text: What stands inside.
+        line: Of the page.
+        note: What the comment above it says.
+    """
+
+    language: str
+    text: str
+    line: int
+    note: str = ""
+
+    @property
+    def only_parse(self) -> bool:
+        """Whether nothing of it is to be run."""
+        return self.note.startswith("only-parse")
+
+    @property
+    def options(self) -> list[str]:
+        """Options to add to every command."""
+        return self.note.split()[1:] if self.note.startswith("with ") else []
+
+    @property
+    def exit_code(self) -> int:
+        """What its commands leave with."""
+        return int(self.note.split()[1]) if self.note.startswith("exits ") else 0
+
+
+def pages() -> list[str]:
+    """Return every page with code: README, CONTRIBUTING, and all of ``docs``."""
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path.relative_to(ROOT).as_posix() for path in found]
+
+
+def blocks(text: str) -> list[Block]:
+    """Return the blocks of a page in their order."""
+    found = []
+    for match in FENCE.finditer(text):
+        note = (match["note"] or "").strip()
+        if note and not re.match(NOTES, note):
+            raise ValueError(
+                "the comment above a block is written `only-parse because REASON`, `with --OPTION` or "
+                f"`exits CODE because REASON`, got {note!r}. What the reader has belongs above the title of the page."
+            )
+        line = text.count("\n", 0, match.start("fence")) + 1
+        found.append(Block(match["language"].strip(), textwrap.dedent(match["text"]), line, note))
+    return found
+
+
+def belongings_named(text: str) -> list[str]:
+    """Return the words by which a page says what its reader has."""
+    head = "\n".join(text.splitlines()[:HEAD])
+    notes = re.findall(r"^<!-- test: *(.*?)-->", head, re.MULTILINE)
+    return [word for note in notes if not re.match(NOTES, note) for word in note.split()]
+
+
+def command_lines(text: str) -> list[str]:
+    """Return the lines of a shell block, joined where they go on, without those that only comment."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
