@@ -13,6 +13,7 @@ from flatfold.detectors import METHODS
 pytestmark = [
     pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
     pytest.mark.filterwarnings("ignore:the reference optimiser went to a temperature"),
+    pytest.mark.filterwarnings("ignore:every sample of this bank is classified correctly"),
 ]
 
 every_method = pytest.mark.parametrize("name", sorted(n for n, method in METHODS.items() if method.sees == "features"))
@@ -31,6 +32,7 @@ BAD = {
     "score_norm": "weights",
     "share": 0.0,
     "solver": "newton",
+    "times": 0.0,
     "storage": "float8",
     "strength": -1.0,
     "tail": 0,

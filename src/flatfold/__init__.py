@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .detectors.ebo import Ebo as Ebo
     from .detectors.fdbd import Fdbd as Fdbd
     from .detectors.fold import Fold as Fold
+    from .detectors.fold_t import FoldT as FoldT
     from .detectors.gen import Gen as Gen
     from .detectors.gradnorm import GradNorm as GradNorm
     from .detectors.inputs import InputDetector as InputDetector
@@ -78,6 +79,7 @@ _HOMES = {
     "Fdbd": "detectors.fdbd",
     "FeatureBank": "core.bank",
     "Fold": "detectors.fold",
+    "FoldT": "detectors.fold_t",
     "FolderImages": "models.images",
     "Gen": "detectors.gen",
     "GradNorm": "detectors.gradnorm",

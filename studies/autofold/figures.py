@@ -40,7 +40,7 @@ def gains(found: Sequence[Found]) -> Drawing:
 
 
 def _regret(found: Found) -> str:
-    return f"regret {found.values(ORACLE)[0] - found.values(REFERENCE)[0]:.2f}"
+    return f"regret {found.regret(REFERENCE)[0]:.2f}"
 
 
 def _draw_curve(found: Found, axes: Axes) -> None:

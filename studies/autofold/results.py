@@ -37,6 +37,10 @@ class Found:
         values = self.measured.redrawn if redrawn else self.measured.auroc
         return 100 * values[self.measured.methods.index(method), :, dataset]
 
+    def regret(self, method: str, dataset: int = -1) -> Vector:
+        """Return how far a method is behind FOLD at the best exponent, in percentage points, ``(b,)``."""
+        return self.values(ORACLE, dataset=dataset) - self.values(method, dataset=dataset)
+
     def gain(self, method: str) -> Vector:
         """Return what a method is ahead of ``paired`` in every replicate, in percentage points, ``(b,)``."""
         return self.values(method) - self.values(REFERENCE)
@@ -89,7 +93,7 @@ def rows_of(found: Found) -> Iterator[Row]:
     """Yield a row for every method and set of unknown images, the mean over the sets included."""
     measured = found.measured
     for number, dataset in enumerate(measured.datasets):
-        oracle, paired = (found.values(name, dataset=number) for name in (ORACLE, REFERENCE))
+        paired = found.values(REFERENCE, dataset=number)
         for index, method in enumerate(measured.methods):
             group = RULES[method].group if method in RULES else "sees unknown" if ORACLE in method else "reference"
             redrawn = found.values(method, dataset=number)
@@ -97,7 +101,7 @@ def rows_of(found: Found) -> Iterator[Row]:
                 *(found.suite, found.network, found.role, dataset, method, group),
                 *_alphas(measured.alphas[index, :, number]),
                 *with_interval(found.values(method, redrawn=False, dataset=number)),
-                *with_interval(oracle - redrawn),
+                *with_interval(found.regret(method, number)),
                 *with_interval(redrawn - paired),
             )
 

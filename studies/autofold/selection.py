@@ -20,6 +20,7 @@ class Verdict:
         chosen_on, judged_on: Which networks.
         group: Of rules, among which it was the best.
         rule: Its name.
+        again: Share of replicates in which it is the best of its group once more; all images redrawn.
         choice: Mean gain where it was chosen, every network's held within ``LIMIT``.
         choice_low: Lower end of the mean gain where it was chosen, without that limit; all images and networks redrawn.
         gain, low, high: Mean gain where it is judged; all images redrawn.
@@ -31,6 +32,7 @@ class Verdict:
     judged_on: str
     group: str
     rule: str
+    again: float
     choice: float
     choice_low: float
     gain: float
@@ -51,17 +53,23 @@ class Verdict:
         return self.kept and self.choice_low > 0
 
 
-def limited_gain(found: Sequence[Found], rule: str) -> float:
-    """Return the mean gain of a rule over networks, every network's held within ``LIMIT``."""
-    return float(np.mean([np.clip(each.gain(rule)[0], -LIMIT, LIMIT) for each in found]))
+def limited_gains(found: Sequence[Found], rule: str, limit: float = LIMIT) -> Vector:
+    """Return the mean gain of a rule in every replicate, ``(b,)``, every network's held within ``limit``."""
+    mean: Vector = np.mean([np.clip(each.gain(rule), -limit, limit) for each in found], axis=0)
+    return mean
 
 
-def best_rule(found: Sequence[Found], group: str) -> str:
-    """Return the rule of a group with the largest limited gain, the first of equals; no afterthought."""
+def best_rules(found: Sequence[Found], group: str, limit: float = LIMIT) -> list[str]:
+    """Return the rule of a group with the largest limited gain in every replicate, the first of equals.
+
+    The first entry is what is chosen; the others tell what would have been with other images. No rule is an
+    afterthought.
+    """
     names = [
         name for name, rule in RULES.items() if rule.group == group and name != REFERENCE and not rule.afterthought
     ]
-    return max(names, key=lambda name: limited_gain(found, name))
+    best = np.argmax([limited_gains(found, name, limit) for name in names], axis=0)
+    return [names[index] for index in best]
 
 
 def mean_gain(found: Sequence[Found], rule: str) -> Vector:
@@ -81,14 +89,24 @@ def redrawn_networks(found: Sequence[Found], rule: str, seed: int = 0) -> Vector
 
 def judge(chosen_on: Sequence[Found], judged_on: Sequence[Found], group: str) -> Verdict:
     """Choose the best rule of a group on some networks and judge it on others."""
-    rule = best_rule(chosen_on, group)
+    rule, *redrawn = best_rules(chosen_on, group)
     gain, low, high = with_interval(mean_gain(judged_on, rule))
     _, wide_low, wide_high = with_interval(redrawn_networks(judged_on, rule))
     worst = min(float(each.gain(rule)[0]) for each in judged_on)
     _, choice_low, _ = with_interval(redrawn_networks(chosen_on, rule))
     return Verdict(
         *(chosen_on[0].role, judged_on[0].role, group, rule),
-        *(limited_gain(chosen_on, rule), choice_low, gain, low, high, wide_low, wide_high, round(worst, 4)),
+        *(
+            redrawn.count(rule) / len(redrawn),
+            float(limited_gains(chosen_on, rule)[0]),
+            choice_low,
+            gain,
+            low,
+            high,
+            wide_low,
+            wide_high,
+            round(worst, 4),
+        ),
     )
 
 

@@ -1,15 +1,16 @@
 """Everything on the page that is from a run: the tables, and what came out in a few sentences."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from . import tables
-from .results import ORACLE, REFERENCE, Found, with_interval
-from .selection import Verdict, mean_gain, verdicts
-from .tables import GROUPS, signed
+from .results import Found, with_interval
+from .selection import Verdict, best_rules, limited_gains, mean_gain, verdicts
+from .tables import CRITERIA, GROUPS, signed
 
 SMALL = 0.25  # percentage points that nobody would miss
+RARE = 0.05  # a rule that is chosen in fewer redraws is not listed
 
 
 def sections(found: Sequence[Found]) -> dict[str, str]:
@@ -18,8 +19,10 @@ def sections(found: Sequence[Found]) -> dict[str, str]:
     return {
         "answer": answer(found, decided),
         "beside": beside(found),
+        "choices": choices(found),
         "capped": tables.capped(found),
         "networks": tables.networks(found),
+        "regrets": tables.regrets(found),
         "sets": tables.sets(found, [verdict.rule for verdict in decided[: len(GROUPS)]]),
         "oracles": tables.oracles(found),
         "rules": tables.rules(found),
@@ -29,9 +32,7 @@ def sections(found: Sequence[Found]) -> dict[str, str]:
 
 def answer(found: Sequence[Found], decided: Sequence[Verdict]) -> str:
     """Return what came out, in a few sentences."""
-    ahead = [each.name for each in found if each.values("ebo")[0] > each.values(REFERENCE)[0]]
-    listed = f" ({', '.join(ahead)})" if ahead else ""
-    said = [_regrets(found), f"Plain energy is ahead of AutoFold on {len(ahead)} networks{listed}."]
+    said = [*(_regrets(found, name) for name in CRITERIA), *_energy(found)]
     if not decided:
         return " ".join([*said, "There were no held-out networks in this run, so no rule was judged."])
     names = dict.fromkeys(f"`{verdict.rule}`" for verdict in decided if verdict.confirmed)
@@ -54,13 +55,48 @@ def beside(found: Sequence[Found]) -> str:
     return " ".join(said)
 
 
-def _regrets(found: Sequence[Found]) -> str:
-    regrets = [each.values(ORACLE)[0] - each.values(REFERENCE)[0] for each in found]
+def choices(found: Sequence[Found]) -> str:
+    """Return how much the choice of a rule owes to the images and to the limit on gains, as a table."""
+    sides = [[each for each in found if each.role == role] for role in ("development", "held out")]
+    if not all(sides):
+        return "There were no held-out networks in this run."
+    rows = []
+    for group, about in GROUPS.items():
+        _, *redrawn = best_rules(sides[0], group)
+        unlimited = best_rules(sides[0], group, limit=np.inf)[0]
+        shares = {name: redrawn.count(name) / len(redrawn) for name in dict.fromkeys([*redrawn, unlimited])}
+        for name in sorted(shares, key=shares.__getitem__, reverse=True):
+            if shares[name] >= RARE or name == unlimited:
+                here, there = limited_gains(sides[0], name)[0], with_interval(mean_gain(sides[1], name))
+                without = "chosen" if name == unlimited else ""
+                rows.append([about, f"`{name}`", f"{100 * shares[name]:.0f} %", f"{here:+.2f}", without, signed(there)])
+    header = ["of rules that", "rule", "chosen in", "development: limited", "without the limit", "held out: gain"]
+    return tables.table(header, rows)
+
+
+def _regrets(found: Sequence[Found], rule: str) -> str:
+    regrets = [each.regret(rule)[0] for each in found]
+    single = max(each.regret(rule, number)[0] for each in found for number in range(len(each.measured.datasets) - 1))
     return (
-        f"Over {len(found)} networks the median regret of AutoFold is {np.median(regrets):.2f} percentage points of "
+        f"Over {len(found)} networks the median regret of `{rule}` is {np.median(regrets):.2f} percentage points of "
         f"AUROC, and {sum(regret < SMALL for regret in regrets)} of them give away less than {SMALL:g}; the largest "
-        f"regret is {max(regrets):.2f} ({found[int(np.argmax(regrets))].name})."
+        f"regret is {max(regrets):.2f} ({found[int(np.argmax(regrets))].name}), and {single:.2f} on a single set of "
+        "unknown images."
     )
+
+
+def _energy(found: Sequence[Found]) -> Iterator[str]:
+    """Yield where plain energy is ahead of AutoFold, and by how much on held-out networks."""
+    ahead = [each.name for each in found if each.gain("ebo")[0] > 0]
+    listed = f" ({', '.join(ahead)})" if ahead else ""
+    yield f"Plain energy is ahead of AutoFold on {len(ahead)} networks{listed}."
+    if held_out := [each for each in found if each.role == "held out"]:
+        beaten = sum(each.regret("ebo")[0] < 0 for each in held_out)
+        difference = signed(with_interval(mean_gain(held_out, "ebo")))
+        yield (
+            f"On the held-out networks the difference is {difference} points, and energy is ahead of FOLD at any "
+            f"exponent on {beaten} of {len(held_out)}."
+        )
 
 
 def _judged(verdict: Verdict) -> str:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .measure import ORACLES, REFERENCES
+from .measure import CAPPED, ORACLES, REFERENCES
 from .resampled import Vector
 from .results import ORACLE, REFERENCE, Found, with_interval
 from .rules import RULES
-from .selection import Verdict, limited_gain, mean_gain
+from .selection import Verdict, limited_gains, mean_gain
 
 GROUPS = {"exponent": "choose the exponent alone", "temperature": "set the temperature too", "cap": "cap norms too"}
+CRITERIA = ("paired", "one-vs-rest")  # what AutoFold offers of the paper's and of the authors' code
 SHOWN = ("one-vs-rest", "fixed-0", "fixed-0.5", "fixed-1", "ebo", "msp", *ORACLES)
 
 
@@ -28,18 +29,28 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def networks(found: Sequence[Found]) -> str:
-    """Return one row per network: exponents, regret, and the AUROC of AutoFold beside others."""
-    header = ["network", "accuracy", "α", "best α", "regret", "paired", *SHOWN]
+    """Return one row per network: exponents, regrets, and the AUROC of AutoFold beside others."""
+    header = ["network", "accuracy", "α", "best α", *(f"regret of {name}" for name in CRITERIA), "paired", *SHOWN]
     rows = []
     for each in found:
         alphas = [each.measured.alphas[each.measured.methods.index(name), 0, -1] for name in (REFERENCE, ORACLE)]
-        regret = each.values(ORACLE) - each.values(REFERENCE)
+        regrets = [_plain(with_interval(each.regret(name))) for name in CRITERIA]
         aurocs = [f"{each.values(name)[0]:.2f}" for name in (REFERENCE, *SHOWN)]
         accuracy = f"{100 * float(each.measured.accuracy):.1f}"
-        rows.append(
-            [each.name, accuracy, *(f"{alpha:.2f}" for alpha in alphas), _plain(with_interval(regret)), *aurocs]
-        )
+        rows.append([each.name, accuracy, *(f"{alpha:.2f}" for alpha in alphas), *regrets, *aurocs])
     return table(header, rows)
+
+
+def regrets(found: Sequence[Found]) -> str:
+    """Return one row per network and set of unknown images: the regret of every criterion, and of energy."""
+    names = (*CRITERIA, "shrunk", "ebo")
+    rows = []
+    for each in found:
+        best = each.measured.alphas[each.measured.methods.index(ORACLE), 0]
+        for number, dataset in enumerate(each.measured.datasets):
+            values = [_plain(with_interval(each.regret(name, number))) for name in names]
+            rows.append([f"{each.name}: {dataset}", f"{best[number]:.2f}", *values])
+    return table(["network: unknown images", "best α", *names], rows)
 
 
 def sets(found: Sequence[Found], extra: Sequence[str]) -> str:
@@ -49,11 +60,9 @@ def sets(found: Sequence[Found], extra: Sequence[str]) -> str:
     rows = []
     for each in shown:
         for number, dataset in enumerate(each.measured.datasets[:-1]):
-            values = {name: each.values(name, dataset=number) for name in (ORACLE, *names)}
-            regret = _plain(with_interval(values[ORACLE] - values[REFERENCE]))
             fixed = [_plain(with_interval(each.values(name, redrawn=False, dataset=number))) for name in names]
-            rows.append([f"{each.name}: {dataset}", regret, *fixed])
-    return table(["network: unknown images", "regret of paired", *names], rows)
+            rows.append([f"{each.name}: {dataset}", *fixed])
+    return table(["network: unknown images", *names], rows)
 
 
 def oracles(found: Sequence[Found]) -> str:
@@ -82,12 +91,13 @@ def rules(found: Sequence[Found]) -> str:
     header = ["rule", *(f"{role}: {what}" for role in sides for what in ("gain", "limited", "worst"))]
     rows = []
     for name in [*(name for name in RULES if name != REFERENCE), *REFERENCES]:
-        row = [f"`{name}`{' *' if name in RULES and RULES[name].afterthought else ''}"]
+        late = RULES[name].afterthought if name in RULES else REFERENCES[name][0] == CAPPED
+        row = [f"`{name}`{' *' if late else ''}"]
         for cases in sides.values():
             worst = min(float(each.gain(name)[0]) for each in cases)
             row += [
                 signed(with_interval(mean_gain(cases, name))),
-                f"{limited_gain(cases, name):+.2f}",
+                f"{limited_gains(cases, name)[0]:+.2f}",
                 f"{worst:+.2f}",
             ]
         rows.append(row)
@@ -100,6 +110,7 @@ def judged(decided: Sequence[Verdict]) -> str:
         "chosen on → judged on",
         "of rules that",
         "rule",
+        "chosen again",
         "gain",
         "networks redrawn",
         "worst",
@@ -111,6 +122,7 @@ def judged(decided: Sequence[Verdict]) -> str:
             f"{verdict.chosen_on} → {verdict.judged_on}",
             GROUPS[verdict.group],
             f"`{verdict.rule}`",
+            f"{100 * verdict.again:.0f} %",
             signed((verdict.gain, verdict.low, verdict.high)),
             f"{verdict.wide_low:+.2f} to {verdict.wide_high:+.2f}",
             f"{verdict.worst:+.2f}",

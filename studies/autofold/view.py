@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatfold.core.bank import FeatureBank
 from flatfold.core.head import Head
-from flatfold.core.hessian import class_distances
+from flatfold.core.hessian import class_distances, feature_hessian_trace
 from flatfold.core.shaping import row_norms
 
 COLDEST, HOTTEST = 1e-3, 1e4
@@ -64,7 +64,7 @@ def logits_at(view: View, classes: Classes, alpha: float, temperature: float) ->
 def scores_at(view: View, classes: Classes, alpha: float, temperature: float) -> Tensor:
     """Return FOLD's scores ``(n,)`` at an exponent and a temperature."""
     probs = logits_at(view, classes, alpha, temperature).softmax(dim=-1)
-    return 0.5 * ((probs @ classes.distances) * probs).sum(dim=-1)
+    return feature_hessian_trace(probs, classes.distances)
 
 
 def paper_temperature(classes: Classes, alpha: float) -> float:

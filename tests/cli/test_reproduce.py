@@ -62,7 +62,12 @@ class Runs:
             self.settings.append(settings)
             self.plans.append(plan)
             material = make_material(suite.network)
-            told = {**material.results.suite, "network": suite.network, "family": suite.family}
+            told = {
+                **material.results.suite,
+                "name": suite.name,
+                "network": suite.network,
+                "family": suite.family,
+            }
             save(material._replace(results=replace(material.results, suite=told)), run.place_of(suite, folder))
 
     def verdicts(self, materials):
@@ -223,6 +228,36 @@ def test_results_do_not_come_to_lie_among_others(runs, world):
     done = flatfold("reproduce", "toy.toml", "--out", "mine", cwd=world.folder)
     assert (done.returncode, runs.suites) == (1, [])
     assert "holds the results of a single run" in done.stderr
+
+
+def test_results_of_another_suite_are_refused(runs, world):
+    world.document["name"] = "first"
+    world.file()
+    assert flatfold("reproduce", "toy.toml", "--out", "mine", "--no-report", cwd=world.folder).returncode == 0
+    world.document["name"] = "second"
+    world.file()
+    done = flatfold("reproduce", "toy.toml", "--out", "mine", cwd=world.folder)
+    assert (done.returncode, len(runs.suites)) == (1, 2)
+    assert "holds results of the suite 'first', but this run is of 'second'. Give another --out" in done.stderr
+
+
+def test_a_damaged_network_of_an_earlier_run_is_left_out_with_the_reason(runs, world):
+    assert flatfold("reproduce", "toy.toml", "--no-report", cwd=world.folder).returncode == 0
+    (world.folder / "out" / "paper" / "toy" / "wide" / "ablations.json").write_text("{")
+    done = flatfold("reproduce", "toy.toml", "--networks", "tiny", "--no-report", cwd=world.folder)
+    assert done.returncode == 0, done.stderr
+    assert runs.judged[-1] == ["tiny"]
+    assert "wide is left out: the ablations in out/paper/toy/wide cannot be read" in done.stderr
+
+
+def test_a_run_that_is_stopped_while_pages_are_drawn_says_that_it_goes_on(runs, world, monkeypatch):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduction_page, "write_reproduction", stop)
+    stopped = flatfold("reproduce", "toy.toml", cwd=world.folder)
+    assert stopped.returncode == 130
+    assert "The same command goes on with what is already in out/paper/toy." in stopped.stderr
 
 
 def test_an_interrupted_run_says_that_it_goes_on(world, monkeypatch):

@@ -98,6 +98,38 @@ def test_the_variants_calibrate_on_shaped_features(blurred):
     assert_close(detector.detector.curve_.double(), naive_curve(world, "paired"), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["autofold-r", "autofold-a"])
+def test_the_variants_choose_a_percentile_by_the_shrunk_criterion_too(name, blurred):
+    detector = ff.create(name, percentile=[65, 70, 90], criterion="shrunk", grid=GRID).fit(blurred.bank, blurred.head)
+    curves = []
+    for percentile in (65, 70, 90):
+        shaping = ff.create(name, percentile=percentile, grid=GRID).fit(blurred.bank, blurred.head).shaping
+        bank = ff.FeatureBank(shaping(blurred.bank.features), blurred.bank.labels)
+        curves.append(naive_curve(type(blurred)(blurred.head, bank, blurred.unknown), "shrunk"))
+    maxima = torch.stack(curves).amax(dim=1)
+    assert_close(detector.maxima_.double(), maxima, rtol=0, atol=1e-6)
+    assert maxima.std() > 1e-4
+    assert_close(float(detector.chosen.detector.alpha_), GRID[int(curves[int(maxima.argmax())].argmax())])
+
+
+@pytest.mark.parametrize("criterion", ["paired", "one_vs_rest", "shrunk"])
+def test_the_choice_does_not_depend_on_the_type_of_the_features(criterion, blurred):
+    features, labels = blurred.bank.features, blurred.bank.labels
+    head = ff.Head(blurred.head.weight.double(), blurred.head.bias.double())
+    wide = ff.AutoFold(criterion, GRID).fit(ff.FeatureBank(features.double(), labels), head)
+    narrow = ff.AutoFold(criterion, GRID).fit(blurred.bank, blurred.head)
+    assert (wide.curve_.dtype, narrow.curve_.dtype) == (torch.float64, torch.float32)
+    assert torch.equal(wide.curve_.float(), narrow.curve_)
+
+
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+def test_the_shrunk_criterion_pools_the_samples_of_at_most_so_many_classes(blurred):
+    drawn = np.random.RandomState(42).choice(np.arange(6), 3, replace=False)
+    detector = ff.AutoFold("shrunk", GRID, max_classes=3, seed=42).fit(blurred.bank, blurred.head)
+    assert_close(detector.curve_.double(), naive_curve(blurred, "shrunk", classes=drawn), rtol=0, atol=1e-6)
+    assert (detector.curve_.double() - naive_curve(blurred, "shrunk")).abs().max() > 1e-3
+
+
 @pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
 def test_max_classes_draws_the_classes_of_the_authors_generator(blurred):
     drawn = np.random.RandomState(42).choice(np.arange(6), 3, replace=False)

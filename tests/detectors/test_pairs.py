@@ -10,8 +10,9 @@ from flatfold.detectors import METHODS
 pytestmark = [
     pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
     pytest.mark.filterwarnings("ignore:the reference optimiser went to a temperature"),
+    pytest.mark.filterwarnings("ignore:every sample of this bank is classified correctly"),
 ]
-FOLDS = ("fold", "fold-r", "fold-a", "fold-c", "autofold", "autofold-r", "autofold-a")
+FOLDS = ("fold", "fold-r", "fold-a", "fold-c", "fold-t", "autofold", "autofold-r", "autofold-a")
 OTHERS = sorted(name for name, method in METHODS.items() if method.sees == "features" and name not in FOLDS)
 
 

@@ -73,7 +73,7 @@ def test_the_authors_preset_is_what_their_code_starts_from(name):
 
 
 FITS_ON = {
-    "val": {"fold-r", "autofold", "autofold-r", "autofold-a", "react", "tempscale", "klm", "ebo-c", "fold-c"},
+    "val": {"fold-r", "autofold", "autofold-r", "autofold-a", "react", "tempscale", "klm", "ebo-c", "fold-c", "fold-t"},
     "train": {"openmax", "mds", "mdsens", "rmds", "vim", "knn", "she", "nnguide", "fdbd", "nci", "dice"},
 }
 
@@ -101,11 +101,14 @@ GRIDS = {
     "fold": {"alpha": ALPHAS},
     "fold-r": {"percentile": (85, 90, 95, 99), "alpha": ALPHAS},
     "fold-a": {"percentile": ASH, "alpha": ALPHAS},
+    "ebo-c": {"percentile": (25, 50, 75, 90)},
+    "fold-c": {"percentile": (25, 50, 75, 90), "alpha": ALPHAS},
+    "fold-t": {"times": (0.5, 1.0, 2.0, 3.0, 5.0), "alpha": ALPHAS},
 }
 
 
 @pytest.mark.parametrize("name", ff.methods())
-def test_the_grids_are_openoods_and_the_papers(name):
+def test_the_grids_are_openoods_the_papers_and_ours(name):
     assert METHODS[name].grid == GRIDS.get(name, {})
     assert list(METHODS[name].grid) == list(GRIDS.get(name, {}))  # the first varies fastest
 

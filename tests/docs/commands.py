@@ -1,7 +1,9 @@
 """Commands of flatfold as click knows them: which options they have, and whether a line could be run."""
 
 import re
+import shlex
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from typer.main import get_command
@@ -50,10 +52,35 @@ def parse(words):
         command.make_context(command.name, list(rest)).close()
 
 
+def options_of(command):
+    """Return the options that a command has, ``--help`` too."""
+    named = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return {name for name in named if name.startswith("-")} | {"--help"}
+
+
+@cache
+def every_option():
+    """Return the options of all commands."""
+    waiting, found = [get_command(app)], set()
+    while waiting:
+        command = waiting.pop()
+        found |= options_of(command)
+        waiting += getattr(command, "commands", {}).values()
+    return found
+
+
+def check_options(lines, options):
+    """Look whether at least one of the lines has each option that a comment adds to them."""
+    commands = [shlex.split(line, comments=True) for line in lines]
+    known = set().union(*(options_of(click_command(c[1:])[0]) for c in commands if c[0] == "flatfold"), set())
+    unknown = [word for word in options if word.startswith("--") and word not in known]
+    assert not options or not unknown, f"no command of the block has {' '.join(unknown)}"
+
+
 def with_options(words, options):
     """Return a command with other values for options, or with more; those that it does not have are left out."""
     command, _ = click_command(words)
-    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    known = options_of(command)
     words = list(words)
     for group in re.findall(r"(--\S+)((?: (?!--)\S+)*)", " ".join(options)):
         name, values = group[0], group[1].split()

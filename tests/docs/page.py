@@ -19,6 +19,7 @@ FENCE = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$",
     re.DOTALL | re.MULTILINE,
 )
+FENCE_LINE = re.compile(r"^ *(?:`{3,}|~{3,})", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,23 @@ def blocks(text: str) -> list[Block]:
             )
         line = text.count("\n", 0, match.start("fence")) + 1
         found.append(Block(match["language"].strip(), textwrap.dedent(match["text"]), line, note))
+    check_nothing_is_overlooked(text, found)
     return found
+
+
+def check_nothing_is_overlooked(text: str, found: list[Block]) -> None:
+    """Raise if a fence is left open, which may hide the next block, or if a comment belongs to no block."""
+    rest = outside_of_blocks(text)
+    if FENCE_LINE.search(rest) or any(FENCE_LINE.search(block.text) for block in found):
+        raise ValueError("a block is never closed. Does the line of every closing fence hold the fence alone?")
+    for line in rest.splitlines()[HEAD:]:
+        if line.lstrip().startswith("<!-- test:"):
+            raise ValueError(f"{line.strip()!r} stands above no block. Put it into the line above a fence.")
+
+
+def outside_of_blocks(text: str) -> str:
+    """Return a page without its blocks; their lines are empty."""
+    return FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
 
 
 def belongings_named(text: str) -> list[str]:

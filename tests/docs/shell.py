@@ -19,6 +19,7 @@ from tests.docs.commands import make, methods_as_they_were, parse, with_options
 ROOT = Path(__file__).parents[2]
 SERVICE = "http://127.0.0.1:8000"  # where `flatfold serve` listens unless told otherwise
 MOVED = {"/where/openood/lies": "openood", "cuda": "cpu"}
+WIDE = {"COLUMNS": "160"}  # or tables would cut words off
 # Programs that are not run, with the reason.
 RECOGNISED = {
     "ray": "a cluster is nothing for a test; the tests of the engine start one for themselves",
@@ -33,6 +34,7 @@ class Shell:
         self.service = None
         self.address = None
         self.answers = []
+        self.said = None  # by the block above; None where none was run
 
     def run(self, line, options=(), only_parse=False, exit_code=0):
         """Run a line, or only look whether it could be.
@@ -69,10 +71,11 @@ class Shell:
         if ">" in words:
             words, target = words[: words.index(">")], words[-1]
         with methods_as_they_were():
-            result = CliRunner().invoke(app, [MOVED.get(word, word) for word in words])
+            result = CliRunner(env=WIDE).invoke(app, [MOVED.get(word, word) for word in words])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == exit_code, f"flatfold {' '.join(words)}\n{result.output}"
+        self.said = (self.said or "") + result.output
         if target is not None:
             Path(target).write_text(result.stdout)
 
@@ -100,6 +103,7 @@ class Shell:
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         self.answers.append(done.stdout)
+        self.said = (self.said or "") + done.stdout
 
     def close(self):
         """End the service, if there is one, as Ctrl+C does."""

@@ -1,15 +1,19 @@
 """Every block of code on every page runs, in the order it stands there, with what the reader has."""
 
+import io
 import json
 import os
 import tomllib
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 from pyarrow.parquet import read_table
 
 from flatfold.evaluate.suites.file import SuiteFile
+from tests.docs.commands import check_options
 from tests.docs.page import ROOT, belongings_named, blocks, command_lines, pages
+from tests.docs.shown import check_shown
 
 SMALL = [  # what a few random images make a method remark
     "ignore:AutoFold's curve is flat",
@@ -19,12 +23,18 @@ SMALL = [  # what a few random images make a method remark
 
 def run_python(block, names, shell, page):
     code = compile("\n" * block.line + block.text, page, "exec")  # so that an error names the line of the page
+    shell.said = None
     if not block.only_parse:
-        exec(code, names)
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(code, names)
+        shell.said = printed.getvalue()
 
 
 def run_shell(block, names, shell, page):
-    for line in command_lines(block.text):
+    lines = command_lines(block.text)
+    check_options(lines, block.options)
+    shell.said = None if block.only_parse else ""
+    for line in lines:
         shell.run(line, block.options, block.only_parse, block.exit_code)
 
 
@@ -38,13 +48,17 @@ def run_toml(block, names, shell, page):
 
 def run_json(block, names, shell, page):
     json.loads(block.text)
+    run_text(block, names, shell, page)
 
 
-def run_nothing(block, names, shell, page):
-    """Output, and what is not code."""
+def run_text(block, names, shell, page):
+    """What the block above has printed, but for its numbers."""
+    if shell.said is not None:
+        check_shown(block.text, shell.said)
+    shell.said = None
 
 
-LANGUAGES = {"python": run_python, "sh": run_shell, "toml": run_toml, "json": run_json, "text": run_nothing}
+LANGUAGES = {"python": run_python, "sh": run_shell, "toml": run_toml, "json": run_json, "text": run_text}
 
 
 def run_page(page, text, reader, shell):

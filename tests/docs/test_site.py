@@ -88,7 +88,13 @@ def test_formulas_are_mathml_that_is_well_formed(texts):
 
 def test_no_restructured_text_is_left(texts):
     for name, text in texts.items():
-        assert not re.search(r":(?:class|func|meth|mod|math|data):(?:`|<code)|\.\. math::|<autoref", text), name
+        assert not re.search(r":[a-z]+:(?:`|<code)|\.\. math::|<autoref", text), name
+
+
+def test_what_a_function_returns_is_one_item_however_many_lines_it_takes(texts):
+    for name, text in texts.items():
+        for items in re.findall(r">Returns:</.*?<ul>(.*?)</ul>", text, re.DOTALL):
+            assert items.count("<li") == 1, f"{name}: {re.sub(r'<[^>]+>', '', items)}"
 
 
 def test_every_public_name_has_a_place_in_the_reference(texts):

@@ -14,7 +14,7 @@ FENCE = "```"
 
 
 def page(body, language="python", note="", words=""):
-    return f"<!-- test: {words} -->\n# Title\n\n{note}\n{FENCE}{language}\n{body}\n{FENCE}\n"
+    return f"{f'<!-- test: {words} -->' if words else ''}\n# Title\n\n{note}\n{FENCE}{language}\n{body}\n{FENCE}\n"
 
 
 def test_every_page_is_found_and_no_other():
@@ -36,6 +36,19 @@ def test_a_block_knows_its_language_line_and_note():
 def test_a_note_that_says_nothing_is_refused(note):
     with pytest.raises(ValueError, match="the comment above a block is written `only-parse because REASON`"):
         blocks(page("x = 1", note=f"<!-- test: {note} -->"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```text\nx\n\n" + page("1 / 0"), "a block is never closed"),
+        (page("x = 1") + "\n```sh\nmake test\n", "a block is never closed"),
+        (page("x = 1") + "\n" * 4 + "<!-- test: with --limit 3 -->\n\nProse.\n" + page("x"), "stands above no block"),
+    ],
+)
+def test_nothing_on_a_page_is_overlooked(text, message):
+    with pytest.raises(ValueError, match=message):
+        blocks(text)
 
 
 def test_belongings_stand_on_the_first_lines():
@@ -81,6 +94,10 @@ def test_a_failing_block_is_named_with_its_line(reader, shell):
         (page("{", "json"), ValueError, "Expecting"),
         (page("", words="wrold"), AssertionError, "no belonging is called 'wrold'"),
         (page("flatfold score $NOWHERE", "sh"), KeyError, "NOWHERE"),
+        (page("flatfold methods", "sh", "<!-- test: with --limt 4 -->"), AssertionError, "no command of the block has"),
+        (page("print('two words')") + page("other words", "text"), AssertionError, r"the page shows \['other'\]"),
+        (page("x = 1") + page("words", "text"), AssertionError, r"the page shows \['words'\]"),
+        (page("flatfold methods", "sh") + page("colour", "text"), AssertionError, r"the page shows \['colour'\]"),
     ],
 )
 def test_a_page_that_is_wrong_fails(text, kind, message, reader, shell):
@@ -117,6 +134,11 @@ def test_an_exit_code_must_be_the_one_that_is_announced(reader, shell):
     run_page("docs/x.md", page("flatfold bench", "sh", note), reader, shell)
     with pytest.raises(AssertionError, match="flatfold methods"):
         run_page("docs/x.md", page("flatfold methods", "sh", note), reader, shell)
+
+
+def test_what_is_shown_need_not_have_the_same_numbers(reader, shell):
+    text = page("print('of 714 digits, 48 % are right')") + page("of 700 digits, 50 %\n...", "text")
+    run_page("docs/x.md", text, reader, shell)
 
 
 def test_options_are_added_or_replaced_where_the_command_has_them():

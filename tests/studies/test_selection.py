@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from studies.autofold.rules import RULES
-from studies.autofold.selection import best_rule, judge, limited_gain, mean_gain, redrawn_networks, verdicts
+from studies.autofold.selection import best_rules, judge, limited_gains, mean_gain, redrawn_networks, verdicts
 from tests.studies.invented import invented
 
 
@@ -14,7 +14,7 @@ def held_out(gains, **settings):
 
 def test_the_rule_with_the_largest_gain_of_its_group_is_chosen():
     found = [invented({"pooled": 0.01, "mixed": 0.02, "paired-cap50": 0.03, "paired-T2": 0.001})]
-    assert [best_rule(found, group) for group in ("exponent", "temperature", "cap")] == [
+    assert [best_rules(found, group)[0] for group in ("exponent", "temperature", "cap")] == [
         "mixed",
         "paired-T2",
         "paired-cap50",
@@ -23,15 +23,15 @@ def test_the_rule_with_the_largest_gain_of_its_group_is_chosen():
 
 def test_paired_itself_cannot_be_chosen():
     losing = dict.fromkeys(("one-vs-rest", "pooled"), -0.01)
-    assert best_rule([invented(losing)], "exponent") not in ("paired", "pooled", "one-vs-rest")
+    assert best_rules([invented(losing)], "exponent")[0] not in ("paired", "pooled", "one-vs-rest")
 
 
 def test_one_network_that_is_lost_without_a_rule_does_not_decide_alone():
     found = [invented({"mixed": 0.6, "pooled": 0.0}), *(invented({"mixed": -0.03, "pooled": 0.01}) for _ in range(3))]
     assert mean_gain(found, "mixed")[0] == pytest.approx((60 - 9) / 4)
-    assert limited_gain(found, "mixed") == pytest.approx((5 - 9) / 4)
-    assert limited_gain([invented({"mixed": -0.6})], "mixed") == pytest.approx(-5)
-    assert best_rule(found, "exponent") == "pooled"
+    assert limited_gains(found, "mixed")[0] == pytest.approx((5 - 9) / 4)
+    assert limited_gains([invented({"mixed": -0.6})], "mixed")[0] == pytest.approx(-5)
+    assert best_rules(found, "exponent")[0] == "pooled"
 
 
 def test_the_gain_is_that_where_the_rule_was_not_chosen():
@@ -39,6 +39,13 @@ def test_the_gain_is_that_where_the_rule_was_not_chosen():
     verdict = judge(here, there, "exponent")
     assert (verdict.rule, verdict.chosen_on, verdict.judged_on) == ("pooled", "development", "held out")
     assert (verdict.choice, verdict.gain, verdict.worst) == pytest.approx((4, 1, 1))
+
+
+def test_it_is_told_how_often_the_rule_would_be_chosen_again():
+    here = [invented({"pooled": 0.04, "mixed": 0.03})]
+    here[0].measured.redrawn[here[0].measured.methods.index("mixed"), 4] = 0.95  # in the last of four redraws
+    assert best_rules(here, "exponent") == ["pooled"] * 4 + ["mixed"]
+    assert judge(here, [held_out({})], "exponent").again == 0.75
 
 
 def test_a_rule_is_kept_if_both_intervals_lie_above_0():
@@ -71,7 +78,7 @@ def test_a_rule_is_confirmed_if_it_is_certain_where_it_was_chosen_too():
 
 def test_an_afterthought_is_never_chosen():
     assert RULES["shrunk-cap50"].afterthought
-    assert best_rule([invented({"shrunk-cap50": 0.05, "paired-cap50": 0.01})], "cap") == "paired-cap50"
+    assert best_rules([invented({"shrunk-cap50": 0.05, "paired-cap50": 0.01})], "cap")[0] == "paired-cap50"
 
 
 def test_redrawn_networks_differ_between_replicates_but_not_in_the_first():

@@ -8,9 +8,9 @@ import pytest
 from studies.autofold.measure import Measured
 from studies.autofold.page import FILES, PAGE, filled, update
 from studies.autofold.selection import verdicts
-from studies.autofold.sentences import answer, beside, sections
+from studies.autofold.sentences import answer, beside, choices, sections
 from studies.autofold.store import load_measured, save_measured
-from studies.autofold.tables import capped, judged, networks, rules, table
+from studies.autofold.tables import capped, judged, networks, regrets, rules, sets, table
 from tests.studies.invented import invented
 
 
@@ -71,11 +71,30 @@ def test_a_table_is_markdown():
 def test_the_answer_tells_regret_energy_and_what_is_kept():
     found = both_sides()
     told = answer(found, verdicts(found))
-    assert "median regret of AutoFold is 1.00" in told
+    assert "median regret of `paired` is 1.00" in told
+    assert "the largest regret is 1.00 (suite a), and 1.00 on a single set of unknown images." in told
     assert "Plain energy is ahead of AutoFold on 2 networks (suite a, suite b)" in told
     assert "`paired-cap50` was chosen on the development networks; on the held-out ones it gains +2.00" in told
     assert told.count("**kept**") == 1
     assert told.endswith("whichever was chosen on: `paired-cap50`.")
+
+
+def test_the_answer_tells_the_regret_of_either_criterion():
+    found = [invented({"one-vs-rest": gain}, name=f"{gain:g}", regret=0.04) for gain in (0.01, 0.02, -0.03)]
+    found[1].measured.redrawn[found[1].measured.methods.index("one-vs-rest"), :, 0] -= 0.2  # on a set, not on the mean
+    told = answer(found, [])
+    assert "median regret of `paired` is 4.00" in told
+    assert "median regret of `one-vs-rest` is 3.00" in told
+    assert "the largest regret is 7.00 (suite -0.03), and 22.00 on a single set" in told
+
+
+@pytest.mark.parametrize(("gain", "beaten"), [(0.02, 1), (0.005, 0)])
+def test_the_answer_tells_whether_energy_is_ahead_of_every_exponent(gain, beaten):
+    found = [invented({"ebo": 0.5}, name="a"), invented({"ebo": gain}, role="held out", name="b", spread=0.001)]
+    low, high = (f"{100 * gain + sign * 0.1:+.2f}" for sign in (-1, 1))
+    said = f"the difference is {100 * gain:+.2f} ({low} to {high}) points, and energy is ahead of FOLD at any exponent"
+    assert f"On the held-out networks {said} on {beaten} of 1." in answer(found, verdicts(found))
+    assert "On the held-out" not in answer(found[:1], [])
 
 
 def test_the_answer_says_so_when_nothing_is_kept_or_judged():
@@ -88,9 +107,51 @@ def test_the_answer_says_so_when_nothing_is_kept_or_judged():
 
 def test_rows_have_the_numbers_of_their_network_and_rule():
     lines = networks(both_sides()).splitlines()
-    assert lines[2].startswith("| suite a | 80.0 | 0.50 | 0.50 | 1.00 (1.00 to 1.00) | 90.00 |")
+    assert lines[2].startswith("| suite a | 80.0 | 0.50 | 0.50 | 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) | 90.00 |")
     capped = next(line for line in rules(both_sides()).splitlines() if "`paired-cap50`" in line)
     assert capped == "| `paired-cap50` " + "| +2.00 (+2.00 to +2.00) | +2.00 | +2.00 " * 2 + "|"
+
+
+def test_every_set_and_their_mean_has_the_regret_of_every_criterion_and_of_energy():
+    one = invented({"one-vs-rest": -0.02, "shrunk": 0.01, "ebo": 0.04}, regret=0.03)
+    one.measured.redrawn[one.measured.methods.index("paired"), :, 0] -= 0.05  # on the first set, not on the mean
+    one.measured.redrawn[one.measured.methods.index("oracle"), :, 0] += 0.01
+    one.measured.alphas[one.measured.methods.index("oracle"), 0] = 0.15, 0.2
+    lines = regrets([one]).splitlines()
+    assert lines[0] == "| network: unknown images | best α | paired | one-vs-rest | shrunk | ebo |"
+    for line, name, best, values in zip(
+        lines[2:], ("far", "mean"), ("0.15", "0.20"), ((9, 6, 3, 0), (3, 5, 2, -1)), strict=True
+    ):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[:2] == [f"suite net: {name}", best]
+        assert [[float(word.strip("()")) for word in cell.replace(" to", "").split()] for cell in cells[2:]] == [
+            [value] * 3 for value in values
+        ]
+
+
+def test_sets_are_those_of_held_out_networks():
+    lines = sets(both_sides(), ["shrunk"]).splitlines()
+    assert lines[0] == "| network: unknown images | paired | shrunk | one-vs-rest | ebo | msp |"
+    assert len(lines) == 3
+    assert lines[2].startswith("| suite b: far | 80.00 (80.00 to 80.00) |")
+
+
+def test_it_is_told_what_else_might_have_been_chosen():
+    gains = {"mixed": 0.02, "pooled": 0.018, "likelihood": 0.3, "fixed-0.5-T2": 0.06}
+    found = [invented(gains, name="a"), invented(gains, role="held out", name="b")]
+    found += [invented({"likelihood": -0.1}, name="c")]
+    found[0].measured.redrawn[found[0].measured.methods.index("pooled"), 3:] += 0.01  # in two of four redraws
+    lines = choices(found).splitlines()
+    assert "| choose the exponent alone | `mixed` | 50 % | +1.00 | chosen | +2.00 (+2.00 to +2.00) |" in lines
+    assert "| choose the exponent alone | `pooled` | 50 % | +0.90 |  | +1.80 (+1.80 to +1.80) |" in lines
+    assert "| set the temperature too | `fixed-0.5-T2` | 100 % | +2.50 |  | +6.00 (+6.00 to +6.00) |" in lines
+    assert "| set the temperature too | `likelihood` | 0 % | +0.00 | chosen | +30.00 (+30.00 to +30.00) |" in lines
+    assert choices(found[:1]) == "There were no held-out networks in this run."
+
+
+def test_what_was_tried_last_has_a_star():
+    starred = {line.split("`")[1] for line in rules(both_sides()).splitlines() if "` * |" in line}
+    assert starred == {"shrunk-cap50", "fixed-0.5-cap50-T2", "ebo-cap50", "msp-cap50"}
 
 
 def test_a_cap_is_compared_with_energy_without_it():
@@ -102,8 +163,8 @@ def test_a_cap_is_compared_with_energy_without_it():
 def test_a_verdict_is_a_row():
     line = judged(verdicts(both_sides())).splitlines()[4]
     assert line == (
-        "| development → held out | cap norms too | `paired-cap50` | +2.00 (+2.00 to +2.00) | +2.00 to +2.00 | +2.00 "
-        "| yes | yes |"
+        "| development → held out | cap norms too | `paired-cap50` | 100 % | +2.00 (+2.00 to +2.00) "
+        "| +2.00 to +2.00 | +2.00 | yes | yes |"
     )
     assert judged([]) == "There were no held-out networks in this run."
 

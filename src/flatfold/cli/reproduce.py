@@ -86,6 +86,7 @@ def reproduce(
     import logging
     import sys
 
+    from ..evaluate.reproduce.finished import check_suite
     from ..evaluate.reproduce.full_scale import write_full_scale
     from ..evaluate.reproduce.plan import Plan
     from ..evaluate.reproduce.run import forget_reproduction, place_of
@@ -104,18 +105,20 @@ def reproduce(
     usable_device(device)
     settings = Settings(device, workers, max_unreadable, bootstrap, " ".join(["flatfold", *sys.argv[1:]]))
     folder = out or Path("out") / "paper" / Path(suite).stem
-    suites = _suites(suite, folder, parse_seeds(seed), batch_size, data, any_counts, networks, limit)
-    several = len(suites[0].siblings) > 1
-    check_study_folder(folder, several)
-    for each in suites:
-        place = place_of(each, folder)
-        with resumable(place):
+    with resumable(folder):
+        suites = _suites(suite, folder, parse_seeds(seed), batch_size, data, any_counts, networks, limit)
+        several = len(suites[0].siblings) > 1
+        names = suites[0].siblings if several else [""]
+        check_study_folder(folder, several)
+        check_suite(folder, names, suites[0].name)
+        for each in suites:
+            place = place_of(each, folder)
             if not resume:
                 forget_reproduction(each, place, plan)
             run([each], folder, settings, plan)
             _draw(place, report)
-        typer.echo(f"{each.network or each.name} -> {place}")
-    _conclude(folder, _finished(suites[0].siblings if several else [""], folder), report)
+            typer.echo(f"{each.network or each.name} -> {place}")
+        _conclude(folder, names, [each.network if several else "" for each in suites], report)
     typer.echo(f"what a full run needs -> {write_full_scale(folder)}")
 
 
@@ -147,20 +150,17 @@ def _draw(place: Path, report: bool) -> None:
         write_curvature(place)
 
 
-def _finished(networks: Sequence[str], folder: Path) -> list[str]:
-    """Return the networks of which everything has been measured, in this run or before."""
-    files = ("results.json", "curvature.json", "ablations.json")
-    return [name for name in networks if all((folder / name / file).exists() for file in files)]
-
-
-def _conclude(folder: Path, networks: Sequence[str], report: bool) -> None:
-    """Say of every table and figure whether it agrees, and write the page."""
+def _conclude(folder: Path, names: Sequence[str], now: Sequence[str], report: bool) -> None:
+    """Say of every table and figure whether it agrees, with networks of earlier runs too, and write the page."""
     from ..evaluate.reproduce.claims import verdicts
-    from ..evaluate.reproduce.verdict import load_material
+    from ..evaluate.reproduce.finished import finished
     from ..evaluate.summary import save_summary, summarise
     from .verdict_table import print_verdicts
 
-    materials = [load_material(folder / network, network) for network in networks]
+    materials, left_out = finished(folder, names, now)
+    for network, reason in left_out.items():
+        typer.echo(f"{network} is left out: {reason}", err=True)
+    networks = [material.network for material in materials]
     if len(networks) > 1:
         save_summary(summarise(material.results for material in materials), folder, networks)
     print_verdicts(verdicts(materials))

@@ -77,7 +77,7 @@ def capped(h: Tensor, longest: float | Tensor) -> Tensor:
     .. math:: h' = h \cdot \min(1, c / \|h\|)
 
     Args:
-        h: Features, ``(n, d)``. A row of zeros stays a row of zeros.
+        h: Features, ``(n, d)``. Rows that are short enough stay as they are, to the last bit.
         longest: The norm c, above 0.
 
     Example:
@@ -85,7 +85,10 @@ def capped(h: Tensor, longest: float | Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.3000, 0.4000]])
     """
-    return h * (longest / row_norms(h)).clamp(max=1.0)
+    largest = h.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
+    unit = h / largest  # whose squares are at most 1: those of huge features would overflow, and end up as zeros
+    norms = torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp_min(1.0)
+    return torch.where(largest * norms > longest, unit * (longest / norms), h)
 
 
 def percentile_threshold(features: Tensor, percentile: float) -> float:

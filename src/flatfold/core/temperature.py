@@ -9,8 +9,8 @@ COLDEST, HOTTEST = 1e-3, 1e3
 _HALVINGS = 60
 
 
-def best_temperature(logits: Tensor, labels: Tensor) -> float:
-    r"""Return the temperature T of the smallest mean cross-entropy of ``softmax(z / T)``.
+def best_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = None) -> float:
+    r"""Return the temperature T of the smallest mean cross-entropy of ``softmax(z / T + b)``.
 
     The cross-entropy is convex in ``1 / T``, so the root of its slope is found by halving,
 
@@ -21,13 +21,15 @@ def best_temperature(logits: Tensor, labels: Tensor) -> float:
     Args:
         logits: ``(n, c)``.
         labels: ``(n,)``.
+        bias: ``(c,)``, which the temperature does not touch; None for none.
     """
     z = logits.double()
+    b = z.new_zeros(()) if bias is None else bias.double()
     own = z.gather(-1, labels[:, None]).squeeze(-1)
     cold, hot = COLDEST, HOTTEST
     for _ in range(_HALVINGS):
         middle = sqrt(cold * hot)
-        slope = ((z / middle).softmax(dim=-1) * z).sum(dim=-1).sub(own).mean()
+        slope = ((z / middle + b).softmax(dim=-1) * z).sum(dim=-1).sub(own).mean()
         cold, hot = (middle, hot) if slope > 0 else (cold, middle)
     return sqrt(cold * hot)
 

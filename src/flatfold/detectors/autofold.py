@@ -58,7 +58,8 @@ class AutoFold(Detector):
             (the authors' code). ``"shrunk"`` compares all samples with all copies that are masked and half as long (not
             in the paper; see the study in ``docs/studies/autofold.md``).
         grid: Exponents to try.
-        max_classes: Average over at most this many classes, drawn with ``seed``; None means all.
+        max_classes: Average over at most this many classes, drawn with ``seed``; None means all. ``"shrunk"`` pools
+            their samples instead.
         seed: Of that draw.
         score_norm: As in :class:`Fold`, during the choice and for the scores.
     """

@@ -149,7 +149,7 @@ class Detector(Fittable, ABC):
         name = self.made_by[0] if self.made_by else type(self).__name__
         raise ValueError(
             f"the score of {name} is no sum over pairs of classes, so none of them can be named. "
-            "Use fold, autofold, or one of their variants -r and -a."
+            "Use fold, autofold, or one of their variants."
         )
 
     def score_range(self) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from ..core.errors import NotFittedError
 from ..core.shaping import SMALLEST_DIVISOR, capped, percentile_threshold, row_norms
 from .base import Detector
 from .ebo import Ebo
-from .fold import Fold, ScoreNorm
+from .fold import ALPHAS, Fold, ScoreNorm
 from .registry import register
 from .shaped import Shaped, Shaping, behind
 
@@ -44,10 +44,13 @@ class NormCap(Shaping):
         return capped(h, self.longest_)
 
 
-register("ebo-c", fits_on="val")(behind(NormCap, Ebo, "Energy of features whose norms are capped.", percentile=50))
+PERCENTILES = (25, 50, 75, 90)
+register("ebo-c", fits_on="val", grid={"percentile": PERCENTILES})(
+    behind(NormCap, Ebo, "Energy of features whose norms are capped.", percentile=50)
+)
 
 
-@register("fold-c", fits_on="val")
+@register("fold-c", fits_on="val", grid={"percentile": PERCENTILES, "alpha": ALPHAS})
 def make_fold_c(alpha: float = 0.25, percentile: float = 50, score_norm: ScoreNorm = None) -> Detector:
     """FOLD on features whose norms are capped."""
     return Shaped(NormCap(percentile), Fold(alpha, score_norm))

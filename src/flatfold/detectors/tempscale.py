@@ -4,6 +4,7 @@ Guo et al., "On Calibration of Modern Neural Networks", ICML 2017.
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from .base import Detector
 from .registry import register
 
 Solver = Literal["reference", "exact"]
-SOLVERS = {"reference": reference_temperature, "exact": best_temperature}
+SOLVERS: dict[str, Callable[[Tensor, Tensor], float]] = {"reference": reference_temperature, "exact": best_temperature}
 
 
 @register("tempscale", fits_on="val")

@@ -1,12 +1,13 @@
 """Which methods belong together."""
 
+from ..evaluate.reproduce import family
 from ..evaluate.results import Results
 from ..evaluate.rows import MethodRun
 
 
 def in_family(run: MethodRun) -> bool:
     """Return whether a method is FOLD, AutoFold or one of their variants."""
-    return run.name.removeprefix("auto").startswith("fold")
+    return family.in_family(run.name)
 
 
 def best_of_family(results: Results) -> MethodRun | None:

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from flatfold.curvature.theory import bayes_weight, logistic_risk, printed_loss
 from flatfold.evaluate.reproduce.claims import exhibits
 from flatfold.evaluate.reproduce.claims.costs import cost_of
-from flatfold.evaluate.reproduce.claims.detection import FPR95, best, in_family, lead
+from flatfold.evaluate.reproduce.claims.detection import FPR95, best, lead
 from flatfold.evaluate.reproduce.claims.separation import difference, effect_size
 from flatfold.evaluate.reproduce.claims.theorem import random_settings
 from flatfold.evaluate.reproduce.claims.words import number
+from flatfold.evaluate.reproduce.family import in_family
 from tests.toy_ablations import make_ablations, make_material, make_results
 
 EXHIBITS = {exhibit.number: exhibit for exhibit in exhibits()}
@@ -97,7 +98,7 @@ def test_the_best_is_looked_for_on_either_side():
 
 
 def test_the_family_is_known_by_name():
-    named = {run.method: in_family(run) for run in make_results().methods}
+    named = {run.method: in_family(run.method) for run in make_results().methods}
     assert [name for name, ours in named.items() if ours] == [name for name in named if "fold" in name]
 
 

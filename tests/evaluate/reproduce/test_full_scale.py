@@ -106,3 +106,18 @@ def test_a_script_stops_where_something_is_missing(place, tmp_path):
     given = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OPENOOD": "/nowhere"}
     done = subprocess.run(["sh", place / "cifar10.sh"], capture_output=True, text=True, env=given, check=False)
     assert (done.returncode, done.stdout) == (1, "doctor\n")
+
+
+def test_the_sum_of_images_says_which_list_is_not_in_it(place):
+    parts = (place / "needs.md").read_text().split("\n## ")
+    sums = {part.splitlines()[0]: part.strip().splitlines()[-1] for part in parts[1:]}
+    assert sums["cifar10"] == "214,660 images in all."
+    assert sums["imagenet200"] == "97,671 images in all, without those of train, which the suite does not count."
+    for name, told in sums.items():
+        known = sum(need.images or 0 for need in needs() if need.suite == name)
+        assert told.startswith(f"{known:,} images")
+
+
+def test_the_page_says_how_large_features_are(place):
+    assert "10.5 GB for a network with 2,048 features" in (place / "needs.md").read_text()
+    assert round(1_281_167 * 2048 * 4 / 1e9, 1) == 10.5

@@ -114,7 +114,7 @@ def test_both_networks_are_shown_in_every_figure_and_table(page):
 
 def test_tables_and_figures_are_files_too(folder):
     tables = {path.stem for path in (folder / "exhibits").glob("*.csv")}
-    assert tables == {*(f"table-{number}" for number in range(1, 8)), "tables-8-11"}
+    assert tables == {*(f"table-{number}" for number in range(1, 8)), "tables-8-11", "figure-3"}
     for kind in ("svg", "pdf"):
         figures = {path.stem for path in (folder / "exhibits").glob(f"*.{kind}")}
         stems = ["figure-1b", *(f"figure-{n}" for n in range(2, 8)), "figures-8-10", "figures-9-11", "figures-12-15"]
@@ -191,6 +191,21 @@ def test_what_makes_numbers_others_than_they_seem_is_said_once():
     assert (
         "because the suite toy does not follow one of the paper's benchmarks; less data. Its claims are tested" in text
     )
+
+
+def test_a_partial_normalisation_that_is_full_is_a_warning():
+    assert "so that it is full normalisation" not in empty([make_material()])
+    full = replace(make_ablations(), alphas={"none": 0.0, "partial": 1.0, "full": 1.0})
+    assert "the exponent of partial normalisation is 1, so that it is full normalisation" in empty(
+        [make_material(ablations=full)]
+    )
+
+
+def test_networks_of_one_architecture_have_no_table_of_architectures():
+    seeds = [make_material(name, results=make_results(network=name, family="net")) for name in ("s0", "s1")]
+    assert not SHOWS["Table 5"](seeds, "table-5").lines
+    others = [make_material(name, results=make_results(network=name, family=name)) for name in ("s0", "s1")]
+    assert len(SHOWS["Table 5"](others, "table-5").lines) > 0
 
 
 def cifar(**changed):

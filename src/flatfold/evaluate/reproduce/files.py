@@ -15,8 +15,9 @@ from safetensors.numpy import load, save
 from ...files import write_atomically
 from .rows import Cost, Effect, Sensitivity, Separation
 
-FORMAT, VERSION = "flatfold-ablations", 1
+FORMAT, VERSION = "flatfold-ablations", 2
 JSON, ARRAYS = "ablations.json", "ablations.safetensors"
+STORED = ("scores", "logits", "norms")  # in the arrays
 AGAIN = "Run `flatfold reproduce` again."
 
 
@@ -31,6 +32,7 @@ class Ablations:
         separations: Cohen's d of FOLD's scores.
         costs: What every method costs, and ``forward``.
         scores: FOLD's, ``(n,)``, keyed by ``normalisation/dataset`` with ``id`` for the known test images.
+        logits: Traces of the logit Hessian under partial normalisation, ``(n,)``, by data set.
         norms: Of the features, ``(n,)``, by data set.
         refused: Methods that could not be measured, and why.
         provenance: Where the numbers come from; ``weights, sha256`` among it.
@@ -42,6 +44,7 @@ class Ablations:
     separations: list[Separation]
     costs: list[Cost]
     scores: dict[str, NDArray[np.float32]]
+    logits: dict[str, NDArray[np.float32]]
     norms: dict[str, NDArray[np.float32]]
     refused: dict[str, str]
     provenance: dict[str, Any]
@@ -54,7 +57,7 @@ class Ablations:
     def save(self, folder: Path) -> None:
         """Write the files, ``ablations.json`` last: it knows the arrays by their sha256, so a mixture is found."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        arrays = {f"{name}/{key}": values for name in ("scores", "norms") for key, values in content.pop(name).items()}
+        arrays = {f"{name}/{key}": values for name in STORED for key, values in content.pop(name).items()}
         data = save({name: np.ascontiguousarray(values) for name, values in arrays.items()})
         content["sha256"] = hashlib.sha256(data).hexdigest()
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"  # which may refuse, before anything is written
@@ -87,7 +90,7 @@ def _arrays(folder: Path, checksum: str) -> Mapping[str, NDArray[np.float32]]:
 def _from_json(content: dict[str, Any], arrays: Mapping[str, NDArray[np.float32]]) -> Ablations:
     stored: dict[str, Any] = {
         name: {key.removeprefix(f"{name}/"): values for key, values in arrays.items() if key.startswith(f"{name}/")}
-        for name in ("scores", "norms")
+        for name in STORED
     }
     return Ablations(
         effects=[Effect(**each) for each in content.pop("effects")],

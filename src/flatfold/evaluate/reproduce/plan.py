@@ -10,6 +10,7 @@ from ..banks import Banks
 from ..paper_tables import read_table
 from ..spec import Spec, parse_spec
 from ..tuning import grid_points
+from .family import in_family
 
 BESIDES = ("mdsens",)  # of which the paper's appendix speaks, but none of its tables
 
@@ -57,7 +58,7 @@ def paper_methods() -> list[str]:
         (['openmax', 'msp', 'tempscale'], ['autofold', 'autofold-r', 'autofold-a'])
     """
     rows = list(dict.fromkeys(number.row.lower() for number in read_table("main")))
-    own = [name for name in rows if name.startswith(("fold", "autofold"))]
+    own = [name for name in rows if in_family(name)]
     return [*(name for name in rows if name not in own), *BESIDES, *own]
 
 

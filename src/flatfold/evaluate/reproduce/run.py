@@ -24,6 +24,7 @@ from .files import ARRAYS, JSON, Ablations, load_ablations
 from .normalisation import effects
 from .plan import Plan
 from .rows import NORMALISATIONS
+from .scored import logit_traces
 from .sensitivity import sensitivities
 from .separation import separations
 
@@ -108,6 +109,7 @@ class _Reproduction:
             separations=separated.separations,
             costs=priced,
             scores=separated.scores,
+            logits=logit_traces(self.banks, alphas["partial"]),
             norms=separated.norms,
             refused={**self.results.refused, **no_cost, **no_curve, **no_effect},
             provenance={**about, **_told(self.plan), KEY: key},

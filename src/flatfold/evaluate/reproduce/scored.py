@@ -14,6 +14,7 @@ from ...detectors import create
 from ..banks import Banks
 from ..certainty import column_influence
 from ..results import ID
+from ..study.features import FeatureCurvature
 
 ALL = "all"
 Scores = dict[str, NDArray[np.float32]]
@@ -30,6 +31,17 @@ def scored(name: str, banks: Banks, **hyper: Any) -> Scores:
     """
     detector = create(name, **hyper).fit(banks.val, banks.head).eval()
     return {dataset: detector(bank.features).float().numpy() for dataset, bank in banks.judged.items()}
+
+
+def logit_traces(banks: Banks, alpha: float) -> Scores:
+    """Return the trace of the logit Hessian at partially normalised features, by data set; over features it is FOLD.
+
+    Args:
+        banks: Features; ``id`` stands for the known test images.
+        alpha: The exponent.
+    """
+    judged = {name: FeatureCurvature(bank, banks.head) for name, bank in banks.judged.items()}
+    return {name: curvature.traces("logit", alpha).astype(np.float32) for name, curvature in judged.items()}
 
 
 def columns(scores: Mapping[str, NDArray[np.floating]]) -> dict[str, tuple[str, ...]]:

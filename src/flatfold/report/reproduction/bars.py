@@ -5,6 +5,7 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
+from ...evaluate.reproduce.family import in_family
 from ...evaluate.reproduce.rows import Cost
 from ..drawing import Drawing, Key, Panel
 from ..style import ACCENT, INK, KNOWN, Look, logarithmic
@@ -37,23 +38,13 @@ def cost_bars(costs: Sequence[Cost], name: str) -> Drawing:
     return Drawing(name, panels, keys, columns=2, size=(4.2, 0.75 + HEIGHT * len(methods)))
 
 
-def is_ours(method: str) -> bool:
-    """Return whether a method, by its label, is FOLD, AutoFold or one of their variants.
-
-    Example:
-        >>> is_ours("autofold-r"), is_ours("fold@ood"), is_ours("knn")
-        (True, True, False)
-    """
-    return method.removeprefix("auto").startswith("fold")
-
-
 def _draw(bars: list[tuple[str, float, float, float]], line: float | None, axes: Axes) -> None:
     bars = sorted(bars, key=lambda bar: (-bar[1], bar[0]))
     times = [max(time, LEAST) for _, time, _, _ in bars]
     ends = [*times, *([line] if line else [])]
     start, end = min(ends) / 2, max(ends) * 1.3
     for place, ((method, _, low, high), time) in enumerate(zip(bars, times, strict=True)):
-        axes.barh(place, time - start, left=start, height=0.72, color=ACCENT if is_ours(method) else KNOWN)
+        axes.barh(place, time - start, left=start, height=0.72, color=ACCENT if in_family(method) else KNOWN)
         if high > low:
             axes.plot([max(low, start), max(high, start)], [place, place], color=INK, lw=1)
     if line:

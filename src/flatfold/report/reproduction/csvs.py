@@ -51,6 +51,13 @@ def effect_lines(materials: Sequence[Material]) -> Iterator[Line]:
             yield {"network": material.network, **asdict(effect)}
 
 
+def cost_lines(materials: Sequence[Material]) -> Iterator[Line]:
+    """Yield what Figure 3 shows, with the memory."""
+    for material in materials:
+        for cost in material.ablations.costs:
+            yield {"network": material.network, **asdict(cost)}
+
+
 def detection_lines(materials: Sequence[Material]) -> Iterator[Line]:
     """Yield the lines of Table 4."""
     for material in materials:

@@ -21,6 +21,7 @@ from .shown import Shown
 
 FORMAT, VERSION = "flatfold-reproduction", 1
 PAGE, JSON, FILES = "reproduction.html", "reproduction.json", "exhibits"
+FULL = "the exponent of partial normalisation is 1, so that it is full normalisation"
 BESIDE = ("Table 2", "Table 5", "Tables 8 to 11")  # which the paper's own numbers may join
 
 
@@ -108,6 +109,8 @@ def _warnings(materials: Sequence[Material]) -> list[object]:
         refused = material.results.refused | material.ablations.refused
         told = [f"{method} was left out: {reason}" for method, reason in refused.items()]
         told += material.results.suite.get("deviations") or []
+        if material.ablations.alphas["partial"] == 1:
+            told.append(FULL)
         told += [f"curvature study: {text}" for text in material.study.suite.get("deviations") or []]
         for sentence in dict.fromkeys(told):
             where.setdefault(sentence, []).append(material.network)

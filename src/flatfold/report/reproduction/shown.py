@@ -15,7 +15,7 @@ class Shown(NamedTuple):
     Attributes:
         html: For the page.
         drawings: For files.
-        lines: Of a CSV file, none for a figure.
+        lines: Of a CSV file; none where a figure has all there is to tell.
     """
 
     html: Html

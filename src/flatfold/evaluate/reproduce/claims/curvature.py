@@ -42,13 +42,22 @@ def regimes(study: Study) -> list[str]:
 
 
 def steps(material: Material, space: Space, name: Name) -> list[Check]:
-    """Return whether a figure grows from known to near and from near to far, or from known to the only other one."""
-    checks = []
-    for before, after in pairwise(regimes(material.study)):
-        a, b = (figure(material.study, regime, space, name) for regime in (before, after))
-        what = f"{NAMES[name]} over {SPACES[space]} grows from {REGIMES[before]} to {REGIMES[after]}"
-        checks.append(Check(material.network, f"{what}: {plus_minus(a)}, {plus_minus(b)}", HOLDS[above(b, a)]))
-    return checks
+    """Return whether a figure grows from known to near and from near to far, as far as there are such data."""
+    checks = [_grows(material, space, name, *pair) for pair in pairwise(regimes(material.study))]
+    return checks + unasked(material, space, name)
+
+
+def unasked(material: Material, space: Space, name: Name) -> list[Check]:
+    """Return an open check on near against far data where the suite has no near or no far ones."""
+    missing = [REGIMES[group] for group in REGIMES if group not in regimes(material.study)]
+    what = f"{NAMES[name]} over {SPACES[space]}, near and far"
+    return [Check(material.network, f"{what}: the suite has no {group} data", None) for group in missing]
+
+
+def rises(material: Material, space: Space, name: Name) -> list[Check]:
+    """Return whether a figure is larger for near and for far data than for known ones."""
+    known, *others = regimes(material.study)
+    return [_grows(material, space, name, known, other) for other in others]
 
 
 def path(study: Study, space: Space, name: Name) -> str:
@@ -60,3 +69,9 @@ def path(study: Study, space: Space, name: Name) -> str:
 def plus_minus(told: Statistic) -> str:
     """Return a figure with its standard error."""
     return number(told.value) if told.stderr is None else f"{number(told.value)} ± {number(told.stderr)}"
+
+
+def _grows(material: Material, space: Space, name: Name, before: str, after: str) -> Check:
+    a, b = (figure(material.study, regime, space, name) for regime in (before, after))
+    what = f"{NAMES[name]} over {SPACES[space]} grows from {REGIMES[before]} to {REGIMES[after]}"
+    return Check(material.network, f"{what}: {plus_minus(a)}, {plus_minus(b)}", HOLDS[above(b, a)])

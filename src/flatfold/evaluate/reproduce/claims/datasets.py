@@ -4,7 +4,7 @@ from ...results import Results
 from ..verdict import Check, Material
 from .detection import best
 from .exhibit import Exhibit, Found, for_each
-from .words import above_zero, gained, percent
+from .words import at_most, gained, percent
 
 COMPETITIVE = 0.02  # of AUROC: how far behind the best of a data set a method may be
 
@@ -14,11 +14,12 @@ def tables_8_to_11() -> Exhibit:
     return Exhibit(
         "Tables 8 to 11",
         "AUROC and FPR95 of every method, by data set",
-        "FOLD is not the best on every data set, but competitive on all of them.",
+        "FOLD is not the best on every data set, but competitive on average.",
         for_each(_by_dataset),
         "The paper's four tables are of CIFAR-10, CIFAR-100, ImageNet-200 and ImageNet-1K; this one, of the suite of "
-        f"this run, answers all four. “Competitive” is read as: at most {100 * COMPETITIVE:g} points of AUROC behind "
-        "the best method of the data set, by the paired 95 % interval of the variant with the best average.",
+        f"this run, answers all four. “Competitive” is read as: the variant with the best average AUROC is at most "
+        f"{100 * COMPETITIVE:g} points behind the method with the best one, by a paired 95 % interval. Single data "
+        "sets are told, and no test: the paper does not claim it of them.",
     )
 
 
@@ -27,22 +28,25 @@ def _by_dataset(material: Material) -> Found:
     ours = best(results, "auroc", ours=True)
     if ours is None:
         return Found("the run has no method of the FOLD family", [])
-    checks = []
-    for dataset in (ood["name"] for ood in results.suite["ood"]):
-        cell = results.cells[ours, dataset]
-        text, holds = f"{ours} on {dataset}: AUROC {percent(cell.auroc)}", None
-        if cell.certainty is not None:
-            told = cell.certainty
-            text += f", behind the best by {gained(told.behind, told.behind_low, told.behind_high)} points"
-            holds = above_zero(COMPETITIVE - told.behind_high, COMPETITIVE - told.behind_low)
-        checks.append(Check(material.network, text, holds))
-    near = sum(check.holds is True for check in checks)
-    first = sum(results.cells[ours, ood["name"]].auroc >= _top(results, ood["name"]) for ood in results.suite["ood"])
-    count = len(checks)
-    return Found(
-        f"the best variant, {ours}, has the best AUROC on {first} and is competitive on {near} of {count} data sets",
-        checks,
-    )
+    names = [str(ood["name"]) for ood in results.suite["ood"]]
+    first = sum(results.cells[ours, name].auroc >= _top(results, name) for name in names)
+    behind = sum(_competitive(results, ours, name) is False for name in names)
+    told = f"on {first} of {len(names)} data sets, and is certainly more than {100 * COMPETITIVE:g} points behind on"
+    return Found(f"the best variant, {ours}, has the best AUROC {told} {behind}", [_on_average(material, ours)])
+
+
+def _on_average(material: Material, ours: str) -> Check:
+    cell = material.results.cells[ours, "all"]
+    text = f"{ours} on average: AUROC {percent(cell.auroc)}"
+    if cell.certainty is not None:
+        told = cell.certainty
+        text += f", behind the best by {gained(told.behind, told.behind_low, told.behind_high)} points"
+    return Check(material.network, text, _competitive(material.results, ours, "all"))
+
+
+def _competitive(results: Results, method: str, column: str) -> bool | None:
+    told = results.cells[method, column].certainty
+    return None if told is None else at_most(told.behind_low, told.behind_high, COMPETITIVE)
 
 
 def _top(results: Results, dataset: str) -> float:

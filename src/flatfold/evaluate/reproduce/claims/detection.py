@@ -9,7 +9,7 @@ from ....core.delong import paired_difference
 from ...certainty import column_influence, resampled
 from ...compare import members_of
 from ...results import Results
-from ...rows import MethodRun
+from ..family import in_family
 from ..verdict import Check, Material
 from .exhibit import Exhibit, Found, for_each
 from .words import above_zero, gained, percent
@@ -46,15 +46,10 @@ def table_2() -> Exhibit:
     )
 
 
-def in_family(run: MethodRun) -> bool:
-    """Return whether a method is FOLD, AutoFold or one of their variants."""
-    return run.name.removeprefix("auto").startswith("fold")
-
-
 def best(results: Results, metric: str, ours: bool) -> str | None:
     """Return the method with the best average, of the FOLD family or of all others, if there is any."""
     sign = 1 if metric == FPR95 else -1
-    runs = [run.method for run in results.methods if in_family(run) == ours]
+    runs = [run.method for run in results.methods if in_family(run.name) == ours]
     return min(runs, key=lambda method: sign * getattr(results.cells[method, "all"], metric), default=None)
 
 

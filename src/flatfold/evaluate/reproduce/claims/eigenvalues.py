@@ -27,7 +27,7 @@ def figure_6() -> Exhibit:
         "spectrum” means: larger by a paired 95 % interval at more than half of the ranks. “Collapse” means: what the "
         f"mean AUROC over the ranks has above 50 % is less than {COLLAPSED:g} of that without normalisation. The ratio "
         "of medians is told and no test: where it is larger without normalisation, it speaks against the paper. The "
-        "paper shows 50 ranks of ImageNet-200; a head has one eigenvalue less than classes.",
+        "paper shows 50 ranks of ImageNet-200 alone; a head has one eigenvalue less than classes.",
     )
 
 

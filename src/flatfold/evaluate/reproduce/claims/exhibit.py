@@ -49,16 +49,22 @@ def for_each(look: Callable[[Material], Found]) -> Look:
         found = {material.network: look(material) for material in materials}
         checks = [check for told in found.values() for check in told.checks]
         if len(found) == 1:
-            shows = found[materials[0].network].shows
-            return Found(shows[:1].upper() + shows[1:], checks)
+            return Found(_begun(found[materials[0].network].shows), checks)
         return Found("; ".join(f"{network}: {told.shows}" for network, told in found.items()), checks)
 
     return together
 
 
+def _begun(shows: str) -> str:
+    """Return a part of a sentence as its beginning; a λ is no letter to make large."""
+    return shows[:1].upper() + shows[1:] if shows[:1].isascii() else shows
+
+
 def _doubts(checks: Sequence[Check]) -> str:
     """Return how many checks contradict the claim, and how many do not tell; nothing where all hold."""
     count = len(checks)
+    if count == 1 and not checks[0].holds:
+        return "; the check cannot be told" if checks[0].holds is None else "; the check contradicts the claim"
     false, open_ = (sum(check.holds is value for check in checks) for value in (False, None))
     told = [f"{false} of {count} checks contradict{'s' * (false == 1)} the claim"] if false else []
     told += [f"{open_} of {count}{'' if false else ' checks'} cannot be told"] if open_ else []

@@ -1,9 +1,12 @@
 """Table 4: the trace over logits against that over features."""
 
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
 from ....core.delong import Influence, auroc_influence, mean_influence, paired_difference
 from ...results import ID
-from ...study.files import Study
-from ...study.rows import Space
 from ..verdict import Check, Material
 from .exhibit import Exhibit, Found, for_each
 from .slips import slips
@@ -17,34 +20,26 @@ def table_4() -> Exhibit:
     return Exhibit(
         "Table 4",
         "Trace of the logit Hessian against that of the feature Hessian",
-        "As a score, the trace over features has a higher AUROC than that over logits.",
+        "As a score, the trace over features has a higher average AUROC than that over logits.",
         for_each(_look),
-        "Judged on features as they are, by the paired 95 % interval of the average over the unknown data sets. At "
-        "AutoFold's exponent a study keeps the interval of either trace alone: these are told, and no test. In the "
-        f"paper itself the logits are ahead on CIFAR-10, 92.52 to 92.46. Averages that are not "
-        f"the mean: {slips(TABLE)}.",
+        "The paper's numbers over features are those of FOLD in its Table 2, so both traces are judged under partial "
+        "normalisation: on all images, by the paired 95 % interval of the average over the unknown data sets. The "
+        "paper's claim is about the mean over four benchmarks: on CIFAR-10 the logits are ahead, 92.52 to 92.46. "
+        f"Averages that are not the mean: {slips(TABLE)}.",
     )
 
 
-def average(study: Study, space: Space) -> Influence:
-    """Return the mean AUROC of the trace of features as they are over the unknown data sets."""
-    known = study.traces[f"{space}/{ID}"]
-    return mean_influence([auroc_influence(known, study.traces[f"{space}/{name}"]) for name in study.datasets[1:]])
+def average(traces: Mapping[str, NDArray[np.floating]]) -> Influence:
+    """Return the mean AUROC of a trace over the unknown data sets."""
+    return mean_influence([auroc_influence(traces[ID], traces[name]) for name in traces if name != ID])
 
 
 def _look(material: Material) -> Found:
-    study = material.study
-    feature, logit = average(study, "feature"), average(study, "logit")
+    ablations = material.ablations
+    feature = average({name: ablations.scores[f"partial/{name}"] for name in ablations.logits})
+    logit = average(ablations.logits)
     found = paired_difference(feature, logit)
     a, b = percent(feature.auroc), percent(logit.auroc)
     text = f"average AUROC {a} over features, {b} over logits, {gained(found.value, found.low, found.high)} points"
-    told = [f"average AUROC {a} over features and {b} over logits", *_at_partial(study)]
-    return Found(", ".join(told), [Check(material.network, text, above_zero(found.low, found.high))])
-
-
-def _at_partial(study: Study) -> list[str]:
-    alpha = study.alphas["partial"]
-    found = {each.space: each for each in study.detections if each.alpha == alpha and each.dataset == "all"}
-    if alpha == 0 or not {"feature", "logit"} <= set(found):
-        return []
-    return [f"at α {alpha:g} {percent(found['feature'].auroc)} and {percent(found['logit'].auroc)}"]
+    told = f"at α {ablations.alphas['partial']:g} average AUROC {a} over features and {b} over logits"
+    return Found(told, [Check(material.network, text, above_zero(found.low, found.high))])

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from ...results import Results
+from ...summary import family_of
+from ..family import in_family
 from ..verdict import Check, Material
-from .detection import BEST_OF, FPR95, TOLD, in_family, lead
+from .detection import BEST_OF, FPR95, TOLD, lead
 from .exhibit import Exhibit, Found
 from .words import above_zero, gained, percent
 
@@ -17,14 +19,16 @@ def table_5() -> Exhibit:
         "Averages of AUROC and FPR95 for several networks",
         "Over several architectures FOLD and its variants have, by a modest margin, the best mean AUROC and FPR95.",
         _networks,
-        f"{BEST_OF} The interval of a mean over networks is the mean of theirs, because all saw the same images.",
+        f"{BEST_OF} The interval of a mean over networks is the mean of theirs, which is long enough whatever images "
+        "they share. Networks that differ by their seed alone are one architecture.",
     )
 
 
 def _networks(materials: Sequence[Material]) -> Found:
     runs = [material.results for material in materials]
-    if len(runs) == 1:
-        return Found("This run has one network, so that nothing can be said about several", [])
+    architectures = len({family_of(run) for run in runs})
+    if architectures == 1:
+        return Found("This run has one architecture, so that nothing can be said about several", [])
     shared = [m.method for m in runs[0].methods if all((m.method, "all") in run.cells for run in runs)]
     checks, told = list[Check](), list[str]()
     for metric, words in TOLD.items():
@@ -45,7 +49,7 @@ def _networks(materials: Sequence[Material]) -> Found:
 def _best_mean(runs: Sequence[Results], metric: str, ours: bool, shared: Sequence[str]) -> str | None:
     """Return the method with the best mean over networks."""
     sign = 1 if metric == FPR95 else -1
-    names = [run.method for run in runs[0].methods if run.method in shared and in_family(run) == ours]
+    names = [run.method for run in runs[0].methods if run.method in shared and in_family(run.name) == ours]
     return min(names, key=lambda method: sign * _mean(runs, metric, method), default=None)
 
 

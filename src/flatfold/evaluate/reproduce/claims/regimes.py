@@ -7,7 +7,7 @@ from ...study.certainty import above
 from ...study.files import Study
 from ...study.rows import Name, Space
 from ..verdict import Check, Material
-from .curvature import figure, path, steps
+from .curvature import HOLDS, figure, path, steps, unasked
 from .exhibit import Exhibit, Found, for_each
 from .slips import slips
 from .words import NAMES, SPACES, all_above, listed, number
@@ -48,10 +48,12 @@ def table_7() -> Exhibit:
     return Exhibit(
         "Table 7",
         "Hessians over parameters and over features, by data set",
-        "In either space both figures are lowest for the known data, higher for every near data set and highest for "
-        "the far ones.",
+        "In either space both figures are lowest for the known data, higher for near data sets, and reach their "
+        "highest values for far ones.",
         for_each(_by_dataset),
-        f"{ERRORS} Read here as: every unknown data set lies above the known one, and every far one above every near.",
+        f"{ERRORS} Read as: every unknown data set lies above the known one, and the highest of all is a far one. The "
+        "paper's own table has one exception, the feature trace of CIFAR-100, highest for TIN with 1470.9; that every "
+        "far data set lies above every near one is not so in the paper either.",
     )
 
 
@@ -66,14 +68,22 @@ def _by_dataset(material: Material) -> Found:
         checks.append(Check(material.network, text, all_above(higher)))
         near, far = (_members(study, group) for group in ("near", "far"))
         if near and far:
-            pairs = _compare(study, far, near, space, name)
-            text = f"{what}: far above near in {pairs.count(1)} of {len(pairs)} pairs of data sets"
-            checks.append(Check(material.network, text, all_above(pairs)))
+            text, holds = _highest(study, near, far, space, name)
+            checks.append(Check(material.network, f"{what} is highest in {text}", holds))
+        checks += unasked(material, space, name)
     return Found(f"unknown data sets above the known one, of {len(study.datasets) - 1}: {listed(told)}", checks)
 
 
 def _compare(study: Study, upper: list[str], lower: list[str], space: Space, name: Name) -> list[int]:
     return [above(figure(study, a, space, name), figure(study, b, space, name)) for a, b in product(upper, lower)]
+
+
+def _highest(study: Study, near: list[str], far: list[str], space: Space, name: Name) -> tuple[str, bool | None]:
+    """Return where a figure is highest among near and among far data sets, and whether the far one is above."""
+    found = {each: figure(study, each, space, name) for each in (*near, *far)}
+    a, b = (max(group, key=lambda each: found[each].value) for group in (near, far))
+    told = " and ".join(f"{each}, {number(found[each].value)}" for each in (a, b))
+    return f"{told} (near and far)", HOLDS[above(found[b], found[a])]
 
 
 def _members(study: Study, group: str) -> list[str]:

@@ -31,7 +31,8 @@ def figure_5() -> Exhibit:
         "full normalisation lowers it (to 0.520).",
         for_each(_look),
         "Read as: the paired 95 % interval of the difference of Cohen's d, over all unknown images together, lies "
-        "above 0 from none to partial, and from full to none.",
+        "above 0 from none to partial, and from full to none. The paper shows ImageNet-200 alone; in its Table 3 full "
+        "normalisation raises the AUROC of FOLD on CIFAR-10, so where it does no harm here, it does as there.",
     )
 
 

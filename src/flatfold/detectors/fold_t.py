@@ -1,0 +1,88 @@
+"""FOLD with a temperature of its own: how much of the norm is taken away, and how soft the classes are, apart.
+
+The exponent of the paper does both at once. Ours, from the study in ``docs/studies/autofold.md``.
+"""
+
+import warnings
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..core.check import check_features, labels_of
+from ..core.head import Head
+from ..core.pairs import Pairs
+from ..core.precision import as_double
+from ..core.shaping import check_alpha, partially_normalised
+from ..core.temperature import best_temperature
+from .base import Detector
+from .fold import ALPHAS, Fold
+from .registry import register
+
+
+@register("fold-t", fits_on="val", grid={"times": (0.5, 1.0, 2.0, 3.0, 5.0), "alpha": ALPHAS})
+class FoldT(Detector):
+    r"""FOLD at features whose temperature is fitted.
+
+    .. math:: s(h) = \operatorname{tr} H(\tilde h), \qquad \tilde h = \frac{h}{T\, \|h\|^\alpha}, \qquad
+        T = k \arg\min_T \frac1n \sum_i -\log \operatorname{softmax}\big(W h_i / (T \|h_i\|^\alpha) + b\big)_{y_i}
+
+    ``fit`` needs labels and leaves ``temperature_``. Where all samples are classified correctly, even without the bias,
+    no temperature is the likeliest: 1 takes its place, with a warning.
+
+    Args:
+        alpha: 0 leaves norms as they are, 1 makes them equal.
+        times: Multiple k of the likeliest temperature.
+    """
+
+    temperature_: Tensor
+
+    def __init__(self, alpha: float = 0.5, times: float = 2.0) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.times = times
+        self.fold = Fold(alpha=0.0)
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Fit the temperature."""
+        check_alpha(self.alpha)
+        if isinstance(self.times, bool) or not isinstance(self.times, Real) or not 0 < self.times < torch.inf:
+            raise ValueError(f"times must be a number above 0, got {self.times!r}. 1 is the likeliest temperature.")
+        labels = labels_of(bank, "fold-t")
+        projected = partially_normalised(as_double(bank.features), self.alpha) @ as_double(head.weight).mT
+        likeliest = self._likeliest(projected, labels, head.bias)
+        self.fold.fit(bank, head)
+        self.register_buffer("temperature_", torch.tensor(self.times * likeliest).to(head.weight))
+
+    def _likeliest(self, projected: Tensor, labels: Tensor, bias: Tensor | None) -> float:
+        """Return the likeliest temperature; the paper's, 1, where every label is predicted and so none is likeliest."""
+        if not bool((projected.argmax(dim=-1) == labels).all()):
+            return best_temperature(projected, labels, bias)
+        warnings.warn(
+            "every sample of this bank is classified correctly, so that no temperature is the likeliest and 1, the "
+            "paper's, is taken for it. More samples, or harder ones, would help.",
+            stacklevel=5,
+        )
+        return 1.0
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the trace of the feature Hessian."""
+        return self.fold.score(self._tempered(h))
+
+    def pairs(self, h: Tensor, k: int) -> Pairs:
+        """Return the k pairs of classes that carry most of the trace."""
+        check_features(h, self.fitted_weight)
+        return self.fold.pairs(self._tempered(h), k)
+
+    def score_range(self) -> tuple[float, float]:
+        """Return FOLD's range, which is the same for all features."""
+        return self.fold.score_range()
+
+    @property
+    def innermost(self) -> Detector:
+        """The detector that keeps the head."""
+        return self.fold.innermost
+
+    def _tempered(self, h: Tensor) -> Tensor:
+        return partially_normalised(h, self.alpha) / self.temperature_
