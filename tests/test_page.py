@@ -37,6 +37,8 @@ NAMES = {
     "GradNorm",
     "Klm",
     "NNGuide",
+    "NormCap",
+    "FoldT",
     "Fdbd",
     "Nci",
     "Dice",

@@ -32,7 +32,10 @@ app.command()(score)
 ALONE = sorted(name for name, entry in METHODS.items() if entry.fits_on == "nothing" and entry.sees == "features")
 LEARNING = sorted(name for name, entry in METHODS.items() if entry.fits_on != "nothing" and entry.sees == "features")
 SMALL = {"knn": {"k": 5}, "vim": {"dim": 6}, "nnguide": {"k": 5}}  # for a bank of 360 rows with 24 features
-pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
+    pytest.mark.filterwarnings("ignore:every sample of this bank is classified correctly"),
+]
 
 
 def save(path, features, labels=None):

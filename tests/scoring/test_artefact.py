@@ -25,7 +25,10 @@ from flatfold.scoring.artefact.strict_json import canonical, parsed
 from flatfold.scoring.artefact.tensor_file import checksum
 from tests.four_classes import known, make_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
+    pytest.mark.filterwarnings("ignore:every sample of this bank is classified correctly"),
+]
 
 SEE_FEATURES = sorted(name for name, method in METHODS.items() if method.sees == "features")
 SMALL = {"knn": {"k": 5}, "nnguide": {"k": 5, "share": 0.3}}

@@ -97,6 +97,7 @@ def _accuracy(bank: FeatureBank, head: Head) -> float | None:
 
 def needs_labels(detector: Detector) -> bool:
     """Tell whether a detector can be fitted with labels only, by trying it on a few made-up features."""
+    import warnings
     from copy import deepcopy
 
     import torch
@@ -110,7 +111,9 @@ def needs_labels(detector: Detector) -> bool:
 
     def works(labels: torch.Tensor | None) -> bool:
         try:
-            deepcopy(detector).fit(FeatureBank(features, labels), head)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about made-up features there is nothing to warn of
+                deepcopy(detector).fit(FeatureBank(features, labels), head)
         except ValueError:
             return False
         return True
