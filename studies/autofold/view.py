@@ -9,7 +9,6 @@ The exponent says how much of the norm is taken away, the temperature how soft t
 :math:`h / \|h\|^\alpha` is :math:`T = m^\alpha`.
 """
 
-from math import sqrt
 from typing import NamedTuple
 
 from torch import Tensor
@@ -18,9 +17,7 @@ from flatfold.core.bank import FeatureBank
 from flatfold.core.head import Head
 from flatfold.core.hessian import class_distances, feature_hessian_trace
 from flatfold.core.shaping import row_norms
-
-COLDEST, HOTTEST = 1e-3, 1e4
-HALVINGS = 60
+from flatfold.core.temperature import best_temperature
 
 
 class View(NamedTuple):
@@ -75,9 +72,6 @@ def paper_temperature(classes: Classes, alpha: float) -> float:
 def likeliest_temperature(view: View, labels: Tensor, classes: Classes, alpha: float) -> float:
     r"""Return the temperature of the smallest mean cross-entropy of ``softmax(a / T + b)``.
 
-    It is convex in ``1 / T``, so the root of its slope :math:`\frac1n \sum_i (\sum_c p_{ic} a_{ic} - a_{i y_i})` is
-    found by halving. Labels that are all the largest have none but 0; the result lies within 0.001 and 10,000.
-
     Args:
         view: Of labelled features; ``a`` are their rescaled logits without bias.
         labels: ``(n,)``.
@@ -85,10 +79,4 @@ def likeliest_temperature(view: View, labels: Tensor, classes: Classes, alpha: f
         alpha: The exponent.
     """
     a = logits_at(view, classes, alpha, 1.0) - classes.bias
-    own = a.gather(-1, labels[:, None]).squeeze(-1)
-    cold, hot = COLDEST, HOTTEST
-    for _ in range(HALVINGS):
-        middle = sqrt(cold * hot)
-        slope = ((a / middle + classes.bias).softmax(dim=-1) * a).sum(dim=-1).sub(own).mean()
-        cold, hot = (middle, hot) if slope > 0 else (cold, middle)
-    return sqrt(cold * hot)
+    return best_temperature(a, labels, classes.bias)
