@@ -1,0 +1,68 @@
+"""The scores of every registered method on one small fixed world, in float64."""
+
+import pytest
+
+import flatfold as ff
+from flatfold.detectors import METHODS
+from tests.golden.inputs import batches, load, network
+from tests.golden.pins import check
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:AutoFold's curve is flat",
+    "ignore:the reference optimiser went to a temperature",
+    "ignore:every sample of this bank is classified correctly",
+)
+VARIANTS = [
+    ("fold", {"alpha": 0.0}),
+    ("fold", {"alpha": 1.0}),
+    ("fold", {"score_norm": "weight"}),
+    ("fold", {"score_norm": "feature"}),
+    ("autofold", {"criterion": "one_vs_rest"}),
+    ("autofold", {"criterion": "shrunk"}),
+    ("mds", {"alpha": 1.0}),
+    ("msp", {"alpha": 0.5}),
+    ("ebo", {"temperature": 2.0}),
+    ("knn", {"k": 3}),
+    ("react", {"percentile": 80.0}),
+]
+
+
+def named(name, hyper):
+    return ":".join([name, *(f"{key}={value}" for key, value in hyper.items())])
+
+
+def test_methods_that_see_features():
+    tensors = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in load().items()}
+    bank = ff.FeatureBank(tensors["features"], tensors["labels"])
+    head = ff.Head(tensors["weight"], tensors["bias"])
+    every = [(name, {}) for name, method in METHODS.items() if method.sees == "features"]
+    found = {}
+    for name, hyper in every + VARIANTS:
+        detector = ff.create(name, **hyper).fit(bank, head)
+        found[named(name, hyper)] = {part: detector(tensors[part]).tolist() for part in ("known", "unknown")}
+    check("scores", found)
+
+
+def test_methods_that_run_the_network():
+    model = network().double()
+    double = {name: [(x.double(), y) for x, y in batches(name)] for name in ("train", "test", "noise")}
+    found = {}
+    for name, sees in (("odin", "logits"), ("mdsens", "layers")):
+        x = double["train"][0][0]
+        function = ff.logits_function(model) if sees == "logits" else ff.layers_of(model, x, "stem")
+        detector = ff.create(name).fit(function, double["train"])
+        found[name] = {part: detector(double[part][0][0][:12]).tolist() for part in ("test", "noise")}
+    check("input_scores", found)
+
+
+def test_metrics():
+    """AUROC, FPR and AUPR of scores with ties, both ways round."""
+    tensors = load()
+    known, unknown = (tensors[name][:, 0].double().mul(4).round() for name in ("features", "unknown"))
+    found = {}
+    for order, pair in {"usual": (known, unknown), "swapped": (unknown, known)}.items():
+        found[order] = {"auroc": ff.auroc(*pair)}
+        for positive in ("ood", "id"):
+            found[order][f"fpr {positive}"] = ff.fpr_at_tpr(*pair, positive=positive)
+            found[order][f"aupr {positive}"] = ff.aupr(*pair, positive=positive)
+    check("metrics", found)
