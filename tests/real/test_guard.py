@@ -10,8 +10,6 @@ import flatfold as ff
 from flatfold.core.conformal import allowed_ranks
 from flatfold.scoring.calibration import Calibration
 
-pytestmark = pytest.mark.slow
-
 SPLITS = 400
 
 

@@ -40,7 +40,6 @@ def test_the_network_knows_its_images(suites):
     assert torch.cat(hits).double().mean() > 0.85
 
 
-@pytest.mark.slow
 def test_methods_that_see_images_work_on_real_ones(data, monkeypatch, tmp_path):
     """A few hundred images are enough to tell digits from photographs."""
     monkeypatch.setenv("FLATFOLD_DATA", str(data))
