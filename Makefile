@@ -3,25 +3,36 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DEV    := $(VENV)/.ready-dev
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # A second opinion for tests. By itself pip would add torchvision, which backpack declares and nobody here needs.
 ORACLES := curvlinops-for-pytorch backpack-for-pytorch einconv unfoldNd linear_operator
 
-.PHONY: demo test lint docs bench clean
+# A process per core, and a thread per process. Files stay together: they share clusters and fitted guards.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+SLOW   := slow or browser or ray or real or docs
+
+.PHONY: demo test test-slow coverage lint docs bench clean
 
 demo: $(READY)  ## the main job on built-in real data: out/digits/report.html
 	$(BIN)/flatfold bench digits
 
-test: $(READY)  ## all tests, doctests included, with branch coverage; a process per core, and a thread per process
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --cov --cov-report=term
+test: $(DEV)  ## the quick tests, doctests included: before every commit
+	$(PYTEST) -m "not ($(SLOW))"
 
-lint: $(READY)  ## style and types
+test-slow: $(DEV)  ## all others: browser, Ray, real networks, documentation, long simulations
+	$(PYTEST) -m "$(SLOW)"
+
+coverage: $(DEV)  ## all tests of both, with branch coverage
+	$(PYTEST) --cov --cov-report=term
+
+lint: $(DEV)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(READY)  ## the site, into site/; a warning is an error
+docs: $(DEV)  ## the site, into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is in site/: $(BIN)/python -m http.server --directory site"
 
@@ -32,14 +43,18 @@ clean:  ## remove everything that was made here
 	rm -rf $(VENV) out build dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks studies docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.ready-bench: $(READY)
+$(VENV)/.ready-bench: $(DEV)
 	$(PIP) -e '.[bench]'
 	$(PIP) --no-deps pyhessian
+	touch $@
+
+$(DEV): $(READY)
+	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps $(ORACLES)
 	touch $@
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "flatfold needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[dev]'
-	$(PIP) --no-deps $(ORACLES)
+	$(PIP) -e '.[demo]'
 	touch $@
