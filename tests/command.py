@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import sys
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from typing import NamedTuple
@@ -37,3 +38,11 @@ def flatfold(*arguments, cwd=".", columns=120):
 def _restore(methods, before):
     methods.clear()
     methods.update(before)
+
+
+def uncovered_environment(**more):
+    """Return the variables of this process without those by which coverage follows it, and some more.
+
+    Coverage holds a lock while it looks at a call: an interrupt that comes just then leaves it locked for ever.
+    """
+    return {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE")} | more

@@ -5,6 +5,19 @@ from torch import nn
 from torch.func import functional_call, hessian, jacrev
 
 
+class Net(nn.Module):
+    """A network from its layers, and parameters, and a function of itself and its input."""
+
+    def __init__(self, run, **parts):
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args, **kwargs):
+        return self.run(self, *args, **kwargs)
+
+
 class Residual(nn.Module):
     """Convolutions with batch normalisation beside a shortcut, as in a ResNet."""
 

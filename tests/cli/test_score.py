@@ -1,411 +1,192 @@
-"""`flatfold score`, as a user meets it: a table on a pipe or in a file, and a sentence for what cannot be."""
+"""``flatfold score`` on features and on images, and ``flatfold join``: tables are what the library says."""
 
-import csv
-import io
-import json
 import os
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-import typer
 from pyarrow.parquet import read_table
 from safetensors.torch import save_file
 from torch import nn
-from torch.testing import assert_close
-from typer.testing import CliRunner
 
 import flatfold as ff
-from flatfold.cli.score import score
-from flatfold.cli.score_features import _write
 from flatfold.detectors import METHODS
-from flatfold.models.feature_files import open_features
+from flatfold.scoring.batch.local import score_here
 from flatfold.scoring.verdict import Verdict
-from tests.uncovered import environment
+from tests.cli.images import GUARD, MODEL, PREPARED, TRANSFORM, network, photos, read_rows, write_parquet
+from tests.cli.running import assert_mistakes, listing, succeed
+from tests.command import flatfold, uncovered_environment
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
-app.command()(score)
-ALONE = sorted(name for name, entry in METHODS.items() if entry.fits_on == "nothing" and entry.sees == "features")
-LEARNING = sorted(name for name, entry in METHODS.items() if entry.fits_on != "nothing" and entry.sees == "features")
+OUT = ("--out", "scores.csv")
+NAMES = [Path("photos", f"{row:04d}.png") for row in range(50)]
 SMALL = {"knn": {"k": 5}, "vim": {"dim": 6}, "nnguide": {"k": 5}}  # for a bank of 360 rows with 24 features
+CALIBRATED = ("--calibration", "held_out.safetensors")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
     pytest.mark.filterwarnings("ignore:every sample of this bank is classified correctly"),
 ]
+SLOW = pytest.mark.slow
+RAW = ("--features", "f.npy", "--head", "head.safetensors")
+only_once = pytest.mark.parametrize("world", [torch.float32], indirect=True, ids=str)
+
+
+def start(*arguments):
+    """Start the command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "flatfold", "score", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=uncovered_environment(OMP_NUM_THREADS="1"),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+    )
 
 
 def save(path, features, labels=None):
     save_file({"features": features} | ({} if labels is None else {"labels": labels}), path)
 
 
-def save_head(path, head):
-    save_file({"weight": head.weight} | ({} if head.bias is None else {"bias": head.bias}), path)
-
-
 @pytest.fixture
-def here(tmp_path, monkeypatch, world):
-    """A folder with a head, unknown features to score, and two sets of known ones."""
+def files(tmp_path, monkeypatch, world):
+    """The current folder: a head, OOD features to score, and two sets of ID features."""
     monkeypatch.chdir(tmp_path)
     known = world.bank
-    save_head("head.safetensors", world.head)
-    save("f.safetensors", world.unknown)
+    save_file({"weight": world.head.weight, "bias": world.head.bias}, "head.safetensors")
+    save("f.safetensors", world.unknown, torch.arange(100) - 1)
     save("known.safetensors", known.features, known.labels)
-    held_out = (known.features * torch.linspace(0.3, 1, len(known))[:, None].to(known.features)).contiguous()
-    save("held_out.safetensors", held_out)
+    save("held_out.safetensors", held_out(world))
     return tmp_path
 
 
-def run(*arguments, head=True):
-    start = ["--features", "f.safetensors", *(("--head", "head.safetensors") if head else ())]
-    return CliRunner().invoke(app, [*start, *map(str, arguments)])
+def held_out(world):
+    scale = torch.linspace(0.3, 1, len(world.bank))[:, None].to(world.bank.features)
+    return (world.bank.features * scale).contiguous()
 
 
-def table(text, dtype):
-    """Return the columns of a CSV text; numbers with every digit that was written."""
-    lines = list(csv.DictReader(io.StringIO(text)))
-    columns = {name: [line[name] for line in lines] for name in lines[0]}
-    kinds = {"score": dtype, "p_value": dtype}
-    return {
-        name: np.array(values) == "true" if name == "is_ood" else np.array(values).astype(kinds.get(name, int))
-        for name, values in columns.items()
-    }
+def score(*arguments, head=("--head", "head.safetensors")):
+    return flatfold("score", "--features", "f.safetensors", *head, *arguments)
 
 
-def columns_of(result, world):
-    assert result.exit_code == 0, result.output
-    return table(result.stdout, world.unknown.numpy().dtype)
+def columns_of(done, world):
+    """Return the columns that were printed; numbers with every digit."""
+    assert done.returncode == 0, done.stderr
+    Path("stdout.csv").write_text(done.stdout)
+    rows, dtype = read_rows("stdout.csv"), world.unknown.numpy().dtype
+    kinds = {"score": dtype, "p_value": dtype, "is_ood": bool}
+    return {name: np.array([row[name] for row in rows]).astype(kinds.get(name, int)) for name in rows[0]}
 
 
-def words(text):
-    return " ".join(text.split())
+def test_every_method_scores_as_it_does_in_the_library(files, world):
+    for name, entry in METHODS.items():
+        if entry.sees != "features":
+            continue
+        hyper = SMALL.get(name, {})
+        method = name + "".join(f":{key}={value}" for key, value in hyper.items())
+        options = () if name == "fold" else ("--method", method)  # fold is the default
+        options += () if entry.fits_on == "nothing" else ("--fit", "known.safetensors")
+        got = columns_of(score(*options), world)
+        assert list(got) == ["row", "predicted", "score", "label"], name
+        assert np.array_equal(got["label"], np.arange(100) - 1), name
+        detector = ff.create(name, **hyper).fit(world.bank, world.head)
+        assert np.array_equal(got["score"], detector(world.unknown).numpy()), name
+        assert np.array_equal(got["predicted"], world.head(world.unknown).argmax(1).numpy()), name
+        assert np.array_equal(got["row"], np.arange(100)), name
 
 
-@pytest.mark.parametrize("name", ALONE)
-def test_methods_that_learn_nothing_need_the_head_alone(here, world, name):
-    got = columns_of(run("--method", name), world)
-    assert list(got) == ["row", "predicted", "score"]
-    detector = ff.create(name).fit(world.bank, world.head)
-    assert np.array_equal(got["score"], detector(world.unknown).numpy())
-    assert np.array_equal(got["predicted"], world.head(world.unknown).argmax(1).numpy())
-    assert np.array_equal(got["row"], np.arange(100))
-
-
-@pytest.mark.parametrize("name", LEARNING)
-def test_methods_that_learn_are_fitted_on_what_is_given(here, world, name):
-    hyper = SMALL.get(name, {})
-    word = name + "".join(f":{key}={value}" for key, value in hyper.items())
-    got = columns_of(run("--method", word, "--fit", "known.safetensors"), world)
-    detector = ff.create(name, **hyper).fit(world.bank, world.head)
-    assert np.array_equal(got["score"], detector(world.unknown).numpy())
-
-
-def test_the_default_is_fold_and_hyper_parameters_stand_behind_colons(here, world):
-    default = ff.create("fold").fit(world.bank, world.head)
-    assert np.array_equal(columns_of(run(), world)["score"], default(world.unknown).numpy())
-    other = ff.create("fold", alpha=0.9).fit(world.bank, world.head)
-    assert np.array_equal(columns_of(run("--method", "fold:alpha=0.9"), world)["score"], other(world.unknown).numpy())
-
-
-@pytest.mark.parametrize("per_class", [False, True])
-@pytest.mark.parametrize("fpr", [None, 0.2])
-def test_decisions_are_those_of_a_guard_on_the_same_features(here, world, per_class, fpr):
+@pytest.mark.parametrize(("fpr", "per_class"), [(None, False), (0.2, True)])
+def test_decisions_are_those_of_a_guard_on_the_same_features(files, world, per_class, fpr):
     """The model of the guard is the head itself, so that its features are its inputs."""
     model = nn.Linear(24, 6).to(world.head.weight.dtype)
     model.load_state_dict({"weight": world.head.weight, "bias": world.head.bias})
-    known, held_out = world.bank, ff.load_bank(bank_of("held_out.safetensors"))
     rate = 0.05 if fpr is None else fpr
-    pairs = [(known.features, known.labels)], [held_out.features]
-    guard = ff.Guard.fit(model, pairs[0], "autofold", rate, calibration=pairs[1], per_class=per_class)
+    known = [(world.bank.features, world.bank.labels)]
+    guard = ff.Guard.fit(model, known, "autofold", rate, calibration=[held_out(world)], per_class=per_class)
     verdict = Verdict(guard(world.unknown).logits, *guard.judge(world.unknown))  # a model's logits may round otherwise
-    assert_close(verdict, guard(world.unknown))
-    arguments = ["--method", "autofold", "--fit", "known.safetensors", "--calibration", "held_out.safetensors"]
-    arguments += ["--per-class"] * per_class + ([] if fpr is None else ["--fpr", fpr])
-    result = run(*arguments)
-    got = columns_of(result, world)
-    assert list(got) == ["row", "predicted", "score", "p_value", "is_ood"]
-    check(got, verdict)
+    options = ["--method", "autofold", "--fit", "known.safetensors", *CALIBRATED]
+    options += ["--per-class"] * per_class + ([] if fpr is None else ["--fpr", fpr])
+    done = score(*options)
+    check(columns_of(done, world), verdict)
     alarms = int(verdict.is_ood.sum())
-    assert 0 < alarms <= 100
-    assert f"100 rows, {alarms} alarms ({alarms}.00 %) at a false-alarm rate of {rate:g}; " in result.stderr
+    assert alarms > 0
+    assert f"100 rows, {alarms} alarms" in done.stderr
     guard.save("guard.safetensors")
-    check(columns_of(run("--guard", "guard.safetensors", head=False), world), verdict)
-
-
-def bank_of(name):
-    ff.save_bank(open_features(name).bank(), f"{name}.bank")
-    return f"{name}.bank"
+    half = Verdict(verdict.logits, *guard.at(0.5).judge(world.unknown))
+    for other, options in ((verdict, ()), (half, ("--fpr", 0.5))):
+        check(columns_of(score("--guard", "guard.safetensors", *options, head=()), world), other)
 
 
 def check(got, verdict):
-    assert np.array_equal(got["score"], verdict.score.numpy())
-    assert np.array_equal(got["p_value"], verdict.p_value.numpy())
-    assert np.array_equal(got["is_ood"], verdict.is_ood.numpy())
+    assert list(got) == ["row", "predicted", "score", "p_value", "is_ood", "label"]
+    for name in ("score", "p_value", "is_ood"):
+        np.testing.assert_array_equal(got[name], getattr(verdict, name).numpy(), name)
     assert np.array_equal(got["predicted"], verdict.logits.argmax(1).numpy())
 
 
-def test_a_guard_is_asked_at_another_rate(here, world):
-    model = nn.Linear(24, 6).to(world.head.weight.dtype)
-    guard = ff.Guard.fit(model, [(world.bank.features, world.bank.labels)], "ebo", 0.05)
-    guard.save("guard.safetensors")
-    for fpr in (0.02, 0.5):
-        result = run("--guard", "guard.safetensors", "--fpr", fpr, head=False)
-        got = columns_of(result, world)
-        assert np.array_equal(got["is_ood"], guard.at(fpr)(world.unknown).is_ood.numpy())
-        assert f"at a false-alarm rate of {fpr}; " in result.stderr
-
-
-def test_labels_of_the_file_are_a_column(here, world):
-    save("f.safetensors", world.unknown, torch.arange(100) - 1)
-    got = columns_of(run(), world)
-    assert list(got) == ["row", "predicted", "score", "label"]
-    assert np.array_equal(got["label"], np.arange(100) - 1)
-
-
-def test_a_mixture_of_types_is_judged_in_the_widest(here, world):
-    save_head("head.safetensors", world.head.to(torch.float32))
-    save("f.safetensors", world.unknown.half())
-    save("known.safetensors", world.bank.features.double(), world.bank.labels)
-    result = run("--method", "mds", "--fit", "known.safetensors")
-    bank = ff.FeatureBank(world.bank.features.double(), world.bank.labels)
-    detector = ff.create("mds").fit(bank, world.head.to(torch.float32).to(torch.float64))
-    got = table(result.stdout, np.float64)
-    assert np.array_equal(got["score"], detector(world.unknown.half().double()).numpy())
-
-
-def test_a_file_that_is_not_used_does_not_matter(here, make_world):
-    world = make_world(torch.float32)
-    save_head("head.safetensors", world.head)
-    save("f.safetensors", world.unknown)
-    save("known.safetensors", world.bank.features.double())
+@only_once
+def test_notes_go_to_stderr(files, world):
+    plain = score("--method", "mls")
+    assert plain.stderr.startswith("100 rows; ")
     for fit in ("known.safetensors", "none.safetensors"):
-        result = run("--method", "mls", "--fit", fit)
-        assert result.stderr.startswith("note: mls learns nothing from data: --fit is not used\n")
-        assert result.stdout == run("--method", "mls").stdout
+        done = score("--method", "mls", "--fit", fit)
+        assert done.stdout == plain.stdout
+        assert done.stderr.startswith("note: mls")
+    same = ("--fit", "held_out.safetensors", *CALIBRATED)
+    assert score("--method", "mls", *same).returncode == 0, "mls has seen none of it"
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_a_file_has_the_rows_and_the_standard_output_nothing(here, world, suffix):
-    plain = columns_of(run("--calibration", "held_out.safetensors"), world)
-    result = run("--calibration", "held_out.safetensors", "--out", f"deep/down/scores.{suffix}")
-    assert (result.exit_code, result.stdout) == (0, "")
-    path = here / "deep" / "down" / f"scores.{suffix}"
-    assert words(result.stderr).endswith(f"rows per second -> deep/down/scores.{suffix}")
-    if suffix == "csv":
-        got = table(path.read_text(), plain["score"].dtype)
-    elif suffix == "jsonl":
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        got = {name: np.array([line[name] for line in lines]).astype(plain[name].dtype) for name in lines[0]}
-    else:
-        found = read_table(path)
-        got = {name: found.column(name).to_numpy() for name in found.column_names}
-    assert list(got) == list(plain)
+def test_a_file_holds_the_same_rows_with_every_digit(files, world):
+    plain = columns_of(score(*CALIBRATED), world)
+    done = score(*CALIBRATED, "--out", "deep/down/scores.parquet")
+    assert (done.returncode, done.stdout) == (0, "")
+    found = read_table("deep/down/scores.parquet")
+    assert found.column_names == list(plain)
     for name, values in plain.items():
-        assert np.array_equal(got[name], values), name
-        assert got[name].dtype == values.dtype, name
+        got = found.column(name).to_numpy()
+        assert (got.dtype, got.tolist()) == (values.dtype, values.tolist()), name
 
 
-def test_the_summary_without_a_calibration_counts_rows_only(here, world):
-    line = run().stderr
-    assert line.startswith("100 rows; ")
-    assert line.endswith(" rows per second\n")
-    assert "alarm" not in line
-    save("f.safetensors", world.unknown[:1].clone())
-    assert run().stderr.startswith("1 row; ")
-
-
-def test_what_a_method_remarks_is_passed_on(here, world):
-    save("known.safetensors", world.bank.features[:18].clone(), world.bank.labels[:18].clone())
-    result = run("--method", "autofold", "--fit", "known.safetensors")
-    assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("note: AutoFold's curve is flat: ")
-
-
-USAGE = [
-    ([], "features are scored with --head, the model's last linear layer, or with --guard. Give one of them."),
-    (["--head", "h", "--guard", "g"], "--guard has a head of its own, so --head cannot be given as well."),
-    (
-        ["--guard", "g", "--method", "fold"],
-        "calibrated already, so --method cannot be given. Leave that out, or use --head",
-    ),
-    (["--guard", "g", "--fit", "x"], "--guard is fitted and calibrated already, so --fit cannot be given."),
-    (
-        ["--guard", "g", "--calibration", "x", "--per-class"],
-        "already, so --calibration and --per-class cannot be given.",
-    ),
-    (
-        ["--head", "h", "--fpr", "0.1"],
-        "--fpr needs held-out known features to compare with. Give them as --calibration.",
-    ),
-    (["--head", "h", "--per-class"], "--per-class needs held-out known features to compare with."),
-    (
-        ["--head", "h", "--calibration", "c", "--fpr", "1.5"],
-        "Invalid value for --fpr: fpr must lie between 0 and 1, got 1.5.",
-    ),
-    (["--guard", "g", "--fpr", "0"], "Invalid value for --fpr: fpr must lie between 0 and 1, got 0."),
-    (["--head", "h", "--out", "x.txt"], "for --out: a table of rows is a file *.csv, *.jsonl, *.parquet, got 'x.txt'."),
-    (["--head", "h", "--out", "."], "for --out: a table of rows is a file *.csv, *.jsonl, *.parquet, got ''."),
-    (["--head", "h", "--method", "fild"], "Invalid value for --method: no method is called 'fild'. Did you mean fold"),
-    (["--head", "h", "--method", "fold:beta=1"], "Invalid value for --method: fold has no hyper-parameter beta."),
-    (["--head", "h", "--method", "fold:0.5"], "Invalid value for --method: 'fold:0.5' is not a method: after a colon"),
-    (["--head", "h", "--method", "fold@ood"], "fold@ood asks for tuning, which is for benchmarks. Leave out the @,"),
-    (["--head", "h", "--method", "knn@id"], "knn@id asks for tuning, which is for benchmarks."),
-    (
-        ["--head", "h", "--method", "odin"],
-        "odin runs the network on images, but here features are scored. `flatfold methods`",
-    ),
-    (
-        ["--head", "h", "--method", "knn"],
-        "knn learns from known data (train). Give its features, and labels if it needs",
-    ),
-    (["--head", "h", "--method", "autofold"], "autofold learns from known data (val)."),
-    (
-        ["--head", "h", "--method", "knn", "--fit", "a/../x", "--calibration", "x"],
-        "knn has seen what is in --fit, so --calibration must be other data, or its rate would mean nothing.",
-    ),
-]
-
-
-@pytest.mark.parametrize(("arguments", "sentence"), USAGE, ids=[" ".join(arguments) for arguments, _ in USAGE])
-def test_options_that_do_not_go_together_are_wrong_usage(tmp_path, monkeypatch, arguments, sentence):
-    monkeypatch.chdir(tmp_path)
-    result = run(*arguments, head=False)
-    assert result.exit_code == 2
-    assert sentence in words(result.stderr)
-    assert result.stdout == ""
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_in_the_place_of_the_output_is_wrong_usage(here):
-    (here / "scores.csv").mkdir()
-    result = run("--out", "scores.csv")
-    assert result.exit_code == 2
-    assert "for --out: a table of rows is a file, but scores.csv is a folder. Choose another name." in words(
-        result.stderr
-    )
-
-
-def test_a_method_that_learns_nothing_may_calibrate_on_what_it_did_not_learn_from(here):
-    same = ["--fit", "held_out.safetensors", "--calibration", "held_out.safetensors"]
-    assert run("--method", "mls", *same).exit_code == 0
-
-
-def broken(here, world):
-    """Inputs that are wrong, and the sentences that they get."""
+@only_once
+def test_mistakes_of_features(files, world):
     nan = world.unknown.clone()
     nan[77, 3] = torch.nan
     save("nan.safetensors", nan)
     save("wide.safetensors", torch.zeros(30, 25, dtype=nan.dtype))
     save("few.safetensors", world.unknown[:5].clone())
     save("bare.safetensors", world.bank.features)
-    (here / "text.safetensors").write_text("hello")
-    return [
-        (["--features", "nan.safetensors"], "features of nan.safetensors must be finite, but row 77 has a NaN"),
-        (["--features", "wide.safetensors"], "wide.safetensors: features have d=25 columns but the head expects d=24."),
-        (["--features", "none.npy"], "there are no features at none.npy. Check the path."),
-        (["--features", "text.safetensors"], "text.safetensors must be a safetensors file, but cannot be read: "),
-        (["--head", "none.safetensors"], "there is no file none.safetensors. Check the path."),
-        (["--head", "f.safetensors"], "f.safetensors must hold the tensors 'weight' and, if there is one, 'bias'"),
-        (["--method", "mds", "--fit", "bare.safetensors"], "bare.safetensors: "),
-        (["--method", "knn", "--fit", "wide.safetensors"], "wide.safetensors: features have d=25 columns"),
-        (["--method", "knn", "--fit", "nan.safetensors"], "features of nan.safetensors must be finite, but row 77"),
-        (["--calibration", "few.safetensors"], "few.safetensors: a false-alarm rate of 0.05 takes 19 calibration"),
-        (["--calibration", "wide.safetensors"], "wide.safetensors: features have d=25 columns"),
-        (["--calibration", "none.npz"], "there are no features at none.npz. Check the path."),
+    save("double.safetensors", world.unknown.double())
+    ff.Guard.fit(nn.Linear(24, 6), [world.bank.features], "ebo").save("guard.safetensors")
+    cases = [
+        (["--features", "nan.safetensors"], 1, "row 77"),
+        (["--features", "wide.safetensors"], 1, "d=25"),
+        (["--features", "none.npy"], 1, "none.npy"),
+        (["--head", "f.safetensors"], 1, "'weight'"),
+        (["--method", "mds", "--fit", "bare.safetensors"], 1, "bare.safetensors: "),
+        (["--calibration", "few.safetensors"], 1, "few.safetensors: "),
+        (["--calibration", "wide.safetensors"], 1, "d=25"),
     ]
-
-
-def test_wrong_input_gets_a_sentence_and_leaves_no_file(here, world):
-    cases = broken(here, world)
-    before = sorted(here.iterdir())
-    for arguments, sentence in cases:
-        result = run("--out", "scores.csv", *arguments)  # the later of two options counts
-        assert isinstance(result.exception, (ValueError, TypeError, OSError)), arguments
-        assert sentence in words(str(result.exception))
-        assert result.stdout == ""
-        assert sorted(here.iterdir()) == before
-
-
-def test_features_with_more_digits_than_the_guard_are_not_rounded(here, make_world):
-    narrow = make_world(torch.float32)
-    ff.Guard.fit(nn.Linear(24, 6), [narrow.bank.features], "ebo").save("guard.safetensors")
-    save("f.safetensors", narrow.unknown.double())
-    result = run("--guard", "guard.safetensors", head=False)
-    assert isinstance(result.exception, TypeError)
-    assert "holds features in torch.float64, but what judges them was fitted in torch.float32" in str(result.exception)
-
-
-def test_a_bar_is_not_drawn_where_the_table_goes(here, monkeypatch):
-    tracked = []
-    monkeypatch.setattr("flatfold.progress.track", lambda items, *about: tracked.append(about) or items)
-    run()
-    assert tracked == [("scoring", 1)]
-    run("--out", "scores.csv")
-    assert len(tracked) == 2
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    _write(iter([{"row": np.arange(2)}]), 2, None)
-    assert len(tracked) == 2
-    assert sys.stdout.getvalue() == "row\n0\n1\n"
-    _write(iter([{"row": np.arange(2)}]), 9000, here / "scores.csv")
-    assert tracked[2:] == [("scoring", 3)]
-
-
-def test_the_help_teaches(here):
-    result = CliRunner().invoke(app, ["--help"])
-    text = words(result.stdout)
-    assert text.count("Example: flatfold score --features") == 2
-    assert "score (higher = more out-of-distribution)" in text
-
-
-def flatfold(*arguments, **options):
-    """Start the command in a process of its own."""
-    code = [sys.executable, "-m", "flatfold", "score", "--features", "f.npy", "--head", "head.safetensors", *arguments]
-    return subprocess.Popen(
-        code,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
-        **options,
-    )
-
-
-@pytest.fixture
-def many(here, make_world):
-    """Half a million rows, which take a while."""
-    world = make_world(torch.float32)
-    save_head("head.safetensors", world.head)
-    np.save("f.npy", world.unknown.repeat(5000, 1).numpy())
-    return here
-
-
-only_once = pytest.mark.parametrize("world", [torch.float32], indirect=True, ids=str)
+    # the later of two options counts
+    command = ("score", "--features", "f.safetensors", "--head", "head.safetensors", "--out", "scores.csv")
+    assert_mistakes(command, cases, files)
+    rounded = (["--features", "double.safetensors", "--guard", "guard.safetensors"], 1, "float64")
+    assert_mistakes(("score",), [rounded], files)
 
 
 @only_once
-def test_a_pipe_that_is_closed_early_ends_it_quietly(many):
-    process = flatfold()
-    assert process.stdout.readline() == "row,predicted,score\n"
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    process.stderr.close()
-    assert process.wait() == 0
-
-
-@only_once
-def test_a_pipe_that_nobody_reads_ends_it_quietly_too(here, world):
+@pytest.mark.parametrize("copies", [1, pytest.param(5000, marks=SLOW)])
+def test_a_pipe_that_is_closed_ends_it_quietly(files, world, copies):
     """A short table is still in memory when the pipe turns out to be closed, and must not be tried again at the end."""
-    np.save("f.npy", world.unknown.numpy())
-    process = flatfold()
+    np.save("f.npy", world.unknown.repeat(copies, 1).numpy())
+    process = start(*RAW)
+    if copies > 1:
+        assert process.stdout.readline() == "row,predicted,score\n"
     process.stdout.close()
     assert process.stderr.read() == ""
     process.stderr.close()
@@ -414,14 +195,14 @@ def test_a_pipe_that_nobody_reads_ends_it_quietly_too(here, world):
 
 @only_once
 @pytest.mark.skipif(os.name == "nt", reason="signals are those of POSIX")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("old", [None, "old"])
-def test_a_run_that_is_stopped_leaves_nothing_half_written(many, how, old):
-    out = many / "out" / "scores.csv"
+@pytest.mark.parametrize(("how", "old"), [(signal.SIGINT, "old"), pytest.param(signal.SIGKILL, None, marks=SLOW)])
+def test_a_run_that_is_stopped_leaves_nothing_half_written(files, world, how, old):
+    np.save("f.npy", world.unknown.repeat(5000, 1).numpy())
+    out = files / "out" / "scores.csv"
     out.parent.mkdir()
     if old:
         out.write_text(old)
-    process = flatfold("--out", str(out))
+    process = start(*RAW, "--out", str(out))
     while not any(path.stat().st_size for path in out.parent.glob("*.partial")):
         assert process.poll() is None
         time.sleep(0.01)
@@ -430,19 +211,233 @@ def test_a_run_that_is_stopped_leaves_nothing_half_written(many, how, old):
     assert process.returncode == (130 if how == signal.SIGINT else -how), errors
     assert (out.read_text() if out.exists() else None) == old
     if how == signal.SIGINT:
-        assert errors == f"flatfold: stopped: nothing was written to {out}\n"
         assert [path.name for path in out.parent.iterdir()] == ([] if old is None else ["scores.csv"])
 
 
-@only_once
-def test_the_program_ends_with_its_code_and_one_line(here, world):
-    process = flatfold()
+def verdicts(x, fpr=None, batch_size=64):
+    """What the guard itself says about images, in batches of that size."""
+    guard = ff.Guard.load("guard.safetensors", network())
+    guard = guard if fpr is None else guard.at(fpr)
+    tensors = torch.stack([TRANSFORM(image) for image in x])
+    parts = [guard(batch) for batch in tensors.split(batch_size)]
+    columns = {
+        "predicted": [part.logits.argmax(1) for part in parts],
+        **{name: [getattr(part, name) for part in parts] for name in ("score", "p_value", "is_ood")},
+    }
+    return {name: torch.cat(values).numpy() for name, values in columns.items()}
+
+
+def assert_rows(path, said, paths=NAMES):
+    """Compare a table of any format with what the guard says, to the last digit."""
+    rows = read_rows(path)
+    assert [row["path"] for row in rows] == [str(path) for path in paths], path
+    assert list(rows[0]) == ["path", "predicted", "score", "p_value", "is_ood"], path
+    for name, values in said.items():
+        assert np.array_equal(np.array([row[name] for row in rows]).astype(values.dtype), values), (path, name)
+
+
+@pytest.mark.parametrize("fpr", [None, 0.3])
+def test_the_table_is_what_the_guard_says(here, fpr):
+    options = ("score", "photos", *GUARD, *OUT, *([] if fpr is None else ["--fpr", fpr]))
+    done = succeed(*options)
+    said = verdicts(photos(), fpr)
+    assert_rows(here / "scores.csv", said)
+    alarms = int(said["is_ood"].sum())
+    assert 0 < alarms < 50
+    assert done.stderr.startswith("50 images, all scored -> scores.csv\n")
+    assert f"{alarms} alarms: {2 * alarms} %, where {10 if fpr is None else 30} %" in done.stderr
+    assert done.stdout == ""
+    assert {path.name for path in here.glob("scores*")} == {"scores.csv", "scores.csv.summary.json"}
+    before = listing(here)
+    assert "nothing to do" in succeed(*options).stderr
+    assert listing(here) == before
+    assert "nothing to do" not in succeed(*options, "--restart").stderr
+    assert listing(here)[str(here / "scores.csv")] > before[str(here / "scores.csv")]
+
+
+def test_options_of_places_batches_and_preparation(here):
+    write_parquet(here / "tables" / "0.parquet", NAMES[:20])
+    write_parquet(here / "tables" / "1.parquet", NAMES[20:])
+    np.savez("named.npz", pictures=photos())
+    (here / "lists").mkdir()
+    (here / "lists" / "a.lst").write_text("".join(f"{path.name} -1\n" for path in NAMES))
+    for arguments, names in (
+        (["lists/a.lst", "--root", "photos", *GUARD], NAMES),
+        (["named.npz", "--image-column", "pictures", *GUARD], [f"named.npz:{row}" for row in range(50)]),
+        (["tables", *GUARD], [f"tables:{row}" for row in range(50)]),
+        (["photos", "--guard", "blind.safetensors", *MODEL, *PREPARED], NAMES),
+        (["photos", *GUARD, "--batch-size", 7, "--workers", 2], NAMES),
+    ):
+        succeed("score", *arguments, "--out", "deep/scores.jsonl", "--restart")
+        assert_rows("deep/scores.jsonl", verdicts(photos(), batch_size=7 if "--batch-size" in arguments else 64), names)
+
+
+def test_images_that_cannot_be_scored_are_listed_and_the_others_scored(here):
+    bad = [f"photos/{row:04d}.png" for row in (3, 20, 30, 40)]
+    for name in bad:
+        Path(name).write_bytes(b"no image")
+    for _ in range(2):  # a second run says so too
+        done = flatfold("score", "photos", *GUARD, *OUT)
+        assert done.returncode == 3
+        assert done.stderr.startswith("50 images, 46 scored -> scores.csv\n")
+        assert all(name in done.stderr for name in bad[:3])
+        assert bad[3] not in done.stderr, "three are shown"
+    assert [row["path"] for row in read_rows("scores.csv.unreadable.csv")] == bad
+    assert [row["path"] for row in read_rows("scores.csv")] == [str(path) for path in NAMES if str(path) not in bad]
+
+
+def test_mistakes_of_images(here):
+    write_parquet(here / "tables" / "0.parquet", NAMES)
+    write_parquet(here / "photos.parquet", NAMES)
+    np.savez("other.npz", pictures=photos())
+    guard = ("--guard", "guard.safetensors")
+    cases = [
+        (["none", *GUARD, *OUT], 1, "none"),
+        (["other.npz", *GUARD, *OUT], 1, "--image-column"),
+        (["photos", "--guard", "blind.safetensors", *MODEL, *OUT], 1, "--resize"),
+        (["photos", *GUARD, *OUT, "--crop", 3], 1, "--crop"),
+        (["photos", *guard, "--model", "nets:tiny", *OUT], 1, "other weights"),
+        (["photos", *GUARD, *OUT, "--fpr", "0.001"], 1, "999"),
+        (["photos.parquet", *GUARD, "--out", "photos.parquet"], 2, "for --out: photos.parquet"),
+        (["tables", *GUARD, "--out", "tables/new.parquet"], 2, "for --out: tables/new.parquet"),
+        (["photos", *GUARD, "--out", "photos/0001.png/scores.csv"], 2, "for --out"),
+    ]
+    assert_mistakes(("score",), cases, here)
+    succeed("score", "tables", *GUARD, "--out", "tables/scores.csv")
+    succeed("score", "photos", *GUARD, "--out", "photos/scores.csv")
+
+
+def test_ray_gets_its_options_and_a_task_that_can_be_sent(here, monkeypatch):
+    asked = []
+
+    def elsewhere(task, parts, actors=None, gpus=0.0):
+        asked.append((actors, gpus, task.device))
+        return score_here(pickle.loads(pickle.dumps(task)), parts)  # noqa: S301
+
+    monkeypatch.setattr("flatfold.scoring.batch.on_ray.score_on_ray", elsewhere)
+    succeed("score", "photos", *GUARD, *OUT, "--engine", "ray", "--actors", 2, "--gpus", 0.5)
+    assert [call[:2] for call in asked] == [(2, 0.5)]
+    assert_rows(here / "scores.csv", verdicts(photos()))
+
+
+def test_a_run_that_fails_ends_in_a_sentence(here, monkeypatch):
+    killed = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. \nFrames")
+    for error, code, keyword in (
+        (KeyboardInterrupt(), 130, "without --restart"),
+        (killed, 1, "Killed. The same"),
+        (MemoryError(), 1, "memory"),
+    ):
+        monkeypatch.setattr("flatfold.scoring.batch.score_images", Mock(side_effect=error))
+        assert_mistakes(("score", "photos", *GUARD, *OUT), [(["--restart"], code, keyword)], here)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are those of POSIX")
+@pytest.mark.parametrize(("how", "workers"), [(signal.SIGKILL, 0), pytest.param(signal.SIGINT, 2, marks=SLOW)])
+def test_a_run_that_was_stopped_goes_on_with_the_same_command(here, how, workers):
+    """Three parts of up to 1,024 images; it is stopped after the first."""
+    np.savez("many.npz", x=photos(2500))
+    slow = ("--guard", "guard.safetensors", "--model", "nets:slow", "--weights", "tiny.pt")
+    command = ("many.npz", *slow, *OUT, "--workers", str(workers))
+    process = start(*command)
+    journal = here / "scores.csv.journal"
+    while not journal.exists() or journal.read_bytes().count(b"\n") < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(how)
     out, errors = process.communicate()
-    assert (process.returncode, out, errors) == (1, "", "flatfold: there are no features at f.npy. Check the path.\n")
-    np.save("f.npy", world.unknown.numpy())
-    process = flatfold("--method", "knn")
-    assert process.communicate()[0] == ""
-    assert process.returncode == 2
-    process = flatfold()
-    out, errors = process.communicate()
-    assert (process.returncode, len(out.splitlines()), len(errors.splitlines())) == (0, 101, 1)
+    assert (process.returncode, out) == (130 if how == signal.SIGINT else -how, ""), errors
+    assert not (here / "scores.csv").exists()
+    errors = succeed("score", *command).stderr
+    assert errors.startswith("2,500 images, all scored -> scores.csv\n")
+    assert any(f"{there} were there already" in errors for there in ("1,024", "2,048")), errors
+    assert not journal.exists()
+    succeed("score", "many.npz", *GUARD, "--out", "whole.csv")
+    assert (here / "scores.csv").read_bytes() == (here / "whole.csv").read_bytes()
+
+
+def shards():
+    """Score all shards; return what `part-*.csv` is in a shell."""
+    for number in (1, 2, 3):
+        shard = ("--batch-size", 8, "--shard", f"{number}/3", "--out", f"part-{number}.csv")
+        assert flatfold("score", "photos", *GUARD, *shard).returncode in (0, 3)
+    return sorted(path.name for path in Path().glob("part-*.csv"))
+
+
+def test_joined_shards_are_the_table_and_the_list_of_one_run(here):
+    for row in (3, 38):
+        NAMES[row].write_bytes(b"no image")
+    whole = flatfold("score", "photos", *GUARD, "--batch-size", 8, *OUT)
+    tables = shards()
+    assert "part-1.csv.unreadable.csv" in tables, "as a shell would give them"
+    done = flatfold("join", *reversed(tables), "--out", "deep/joined.csv")
+    assert (done.returncode, whole.returncode) == (3, 3)
+    assert done.stderr.splitlines()[:3] == whole.stderr.replace("scores.csv", "deep/joined.csv").splitlines()[:3]
+    for suffix in ("", ".unreadable.csv"):
+        assert Path(f"deep/joined.csv{suffix}").read_bytes() == Path(f"scores.csv{suffix}").read_bytes()
+    assert "0 images" in succeed("score", "photos", *GUARD, "--out", "a.csv", "--shard", "1/3").stderr, "one batch"
+
+
+def test_mistakes_of_join(here):
+    shards()
+    shutil.copy("part-1.csv", "lonely.csv")
+    two, out = ("part-1.csv", "part-2.csv"), ("--out", "joined.csv")
+    cases = [
+        ([*two, *out], 1, "missing: 3"),
+        (["part-1.csv", *two, *out], 1, "1/3"),
+        ([*two, "none.csv", *out], 1, "none.csv"),
+        ([*two, "lonely.csv", *out], 1, "lonely.csv.summary.json"),
+        (["part-1.csv.unreadable.csv", "part-2.csv", *out], 1, "part-1.csv.unreadable.csv"),
+        (out, 2, "Missing argument"),
+    ]
+    assert_mistakes(("join",), cases, here)
+
+
+# Options that do not go together: (keyword of the message, what stands behind the input)
+
+OF_FEATURES = {
+    "--guard": [""],
+    "--head": ["--head h --guard g"],
+    "--method": ["--guard g --method fold"],
+    "--fit": ["--guard g --fit x", "--head h --method knn", "--head h --method autofold"],
+    "--calibration and --per-class": ["--guard g --calibration x --per-class"],
+    "--calibration": [
+        "--head h --fpr .1",
+        "--head h --per-class",
+        "--head h --method knn --fit a/../x --calibration x",
+    ],
+    "value for --fpr": ["--head h --calibration c --fpr 1.5", "--guard g --fpr 0"],
+    "for --out": [f"--head h --out {out}" for out in ("x.txt", ".", "folder.csv")],
+    "for --method": [f"--head h --method {name}" for name in ("fild", "fold:beta=1", "fold:.5", "knn@id", "odin")],
+    "--shard": ["--shard 1/2"],
+    "--model and --crop": ["--guard g --model nets:tiny --crop 3"],
+    **{
+        option.split()[0]: [f"--guard g {option}"]
+        for option in (
+            *("--weights w", "--pretrained w", "--device cpu", "--batch-size 64", "--workers 0", "--engine local"),
+            *("--actors 1", "--gpus 0", "--resume", "--restart", "--root r", "--image-column i", "--resize 3"),
+            *("--mean 0", "--std 1", "--mode L", "--interpolation bicubic"),
+        )
+    },
+}
+WHOLE = " ".join((*GUARD, *OUT))
+OF_IMAGES = {
+    "--features f.npy": ["--features f.npy"],
+    "--guard and --model and --out": [""],
+    "but --guard is": ["--model nets:tiny --out scores.csv"],
+    "but --model is": ["--guard g --out scores.csv"],
+    "but --out is": ["--guard g --model nets:tiny"],
+    "--method and --per-class": [f"{WHOLE} --method fold --per-class"],
+    "--actors and --gpus": [f"{WHOLE} --actors 2 --gpus 1"],
+    "--workers": [f"{WHOLE} --engine ray --workers 2"],
+    "for --shard": [f"{WHOLE} --shard 0/3", f"{WHOLE} --shard half"],
+    "for --out": ["--guard g --model nets:tiny --out s.txt"],
+    **{more.split()[0]: [f"{WHOLE} {more}"] for more in ("--head h", "--fit f", "--calibration f", "--fpr 2")},
+}
+
+
+def test_options_that_do_not_go_together(tmp_path):
+    (tmp_path / "folder.csv").mkdir()
+    cases = [([], 2, "--features")]
+    for given, table in ((("--features", "f.npy"), OF_FEATURES), (("photos",), OF_IMAGES)):
+        cases += [([*given, *text.split()], 2, keyword) for keyword, texts in table.items() for text in texts]
+    assert_mistakes(("score",), cases, tmp_path)

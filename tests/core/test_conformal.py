@@ -1,11 +1,19 @@
-"""Conformal p-values: the definition, and the guarantee on repeated draws."""
+"""Conformal p-values and the drift tests: exact definitions, scipy, and the guarantee on repeated draws."""
 
+from fractions import Fraction
+from itertools import combinations
+from math import comb
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import special, stats
 
 from flatfold.core.conformal import allowed_ranks, p_values, samples_needed
+from flatfold.core.drift import alarm_p_value, ks_p_value
+from tests.refusals import assert_refused
 
 numbers = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=20)
 
@@ -26,7 +34,7 @@ def test_each_score_may_have_calibration_scores_of_its_own(pairs):
     assert torch.equal(p_values(scores, rows, counts), torch.cat(expected))
 
 
-def test_what_is_not_a_number_is_unlike_everything():
+def test_nan_and_infinity_get_the_smallest_p_value():
     odd = torch.tensor([torch.nan, torch.inf])
     assert torch.equal(p_values(odd, torch.arange(3.0)), torch.tensor([0.25, 0.25]))
     rows = torch.tensor([[0.0, 1.0, 2.0, torch.inf, torch.inf]]).expand(2, -1).contiguous()
@@ -43,22 +51,94 @@ def test_a_p_value_is_small_exactly_above_the_allowed_rank(calibration, fpr):
     assert torch.equal(small, expected)
 
 
-@pytest.mark.parametrize("fpr", [0.01, 0.05, 0.1, 0.2, 1 / 3, 0.5])
-def test_with_the_needed_samples_an_alarm_is_possible_and_with_one_less_it_is_not(fpr):
-    n = samples_needed(fpr)
+def test_an_alarm_is_possible_from_the_needed_number_of_samples_on():
     extreme = torch.tensor([9.0])
-    assert p_values(extreme, torch.zeros(n)) <= fpr
-    assert p_values(extreme, torch.zeros(n - 1)) > fpr
+    for fpr in (0.01, 0.05, 0.1, 0.2, 1 / 3, 0.5):
+        n = samples_needed(fpr)
+        assert p_values(extreme, torch.zeros(n)) <= fpr, fpr
+        assert p_values(extreme, torch.zeros(n - 1)) > fpr, fpr
 
 
-@pytest.mark.parametrize(("n", "fpr"), [(19, 0.05), (50, 0.05), (200, 0.1)])
-@pytest.mark.parametrize("ties", [False, True])
-def test_false_alarms_stay_below_the_rate_on_average_over_draws(n, fpr, ties):
-    g = torch.Generator().manual_seed(n)
-    draws = torch.randn(20_000, n + 1, generator=g)
-    draws = draws.mul(2).round() if ties else draws
-    alarms = [float(p_values(row[:1], row[1:].sort().values) <= fpr) for row in draws]
-    rate, error = sum(alarms) / len(alarms), (fpr * (1 - fpr) / len(alarms)) ** 0.5
-    assert rate <= fpr + 3 * error
-    if not ties and (n + 1) * fpr == int((n + 1) * fpr):
-        assert rate >= fpr - 3 * error  # and the guarantee is not wasted
+def test_false_alarms_stay_below_the_rate_on_average_over_draws():
+    """20,000 draws of n calibration scores and one fresh score each."""
+    for n, fpr, ties in ((19, 0.05, False), (19, 0.05, True), (50, 0.05, False), (199, 0.1, False), (200, 0.1, True)):
+        draws = torch.randn(20_000, n + 1, generator=torch.Generator().manual_seed(n))
+        draws = draws.mul(2).round() if ties else draws
+        calibration = torch.cat([draws[:, 1:].sort(dim=-1).values, torch.full((20_000, 1), torch.inf)], dim=1)
+        alarms = p_values(draws[:, 0].contiguous(), calibration, torch.full((20_000,), n)) <= fpr
+        rate, error = float(alarms.double().mean()), (fpr * (1 - fpr) / 20_000) ** 0.5
+        assert rate <= fpr + 3 * error, (n, fpr, ties)
+        if not ties and (n + 1) * fpr == int((n + 1) * fpr):
+            assert rate >= fpr - 3 * error, (n, fpr)  # and the guarantee is not wasted
+
+
+# --- the number of alarms
+
+
+def exact(alarms, seen, calibrated, allowed):
+    """The same tail, counted by where the calibration scores lie: whole numbers, however many inputs were seen."""
+    top = alarms + allowed - 1
+    ways = sum(comb(top, j) * comb(calibrated + seen - top, calibrated - j) for j in range(allowed))
+    return Fraction(ways, comb(calibrated + seen, calibrated))
+
+
+def by_every_order(alarms, seen, calibrated, allowed):
+    """Slow and obvious: go through every set of ranks that the calibration scores can have, 0 the largest."""
+    orders = list(combinations(range(calibrated + seen), calibrated))
+    raised = [ranks[allowed - 1] - (allowed - 1) for ranks in orders]  # inputs above the allowed-th of them
+    return Fraction(sum(count >= alarms for count in raised), len(orders))
+
+
+def test_the_alarm_p_value_is_the_share_of_orders_with_that_many_alarms():
+    for seen, calibrated in ((0, 1), (1, 1), (5, 3), (3, 5), (6, 6)):
+        for allowed in range(1, calibrated + 1):
+            for alarms in range(seen + 1):
+                expected, case = by_every_order(alarms, seen, calibrated, allowed), (alarms, seen, calibrated, allowed)
+                assert exact(*case) == expected, case
+                assert alarm_p_value(*case) == pytest.approx(float(expected), rel=1e-14), case
+
+
+@given(data=st.data(), seen=st.integers(0, 300), calibrated=st.integers(1, 200))
+def test_the_alarm_p_value_is_exact(data, seen, calibrated):
+    allowed, alarms = data.draw(st.integers(1, calibrated)), data.draw(st.integers(0, seen))
+    expected = float(exact(alarms, seen, calibrated, allowed))
+    assert alarm_p_value(alarms, seen, calibrated, allowed) == pytest.approx(expected, rel=1e-12)
+
+
+def test_no_digits_are_lost_however_long_the_stream_is():
+    for seen in (10**6, 10**9, 10**12):
+        for share in (0, 1e-6, 0.04, 0.05, 0.06, 0.1, 0.5, 0.999, 1):
+            case = (int(share * seen), seen, 199, 10)
+            assert alarm_p_value(*case) == pytest.approx(float(exact(*case)), rel=1e-11), case
+    for alarms in (0, 30, 50, 60, 90):
+        # the sum of its terms: scipy's own tail is a difference from 1, which has no digits left where it is small
+        expected = stats.betabinom.pmf(np.arange(alarms, 1001), 1000, 250, 4750).sum()
+        assert alarm_p_value(alarms, 1000, 4999, 250) == pytest.approx(expected, rel=1e-8), alarms
+    for share in (0.0490, 0.0499, 0.05, 0.0501, 0.0512):
+        expected = stats.beta.sf(share, 50_000, 950_000)
+        assert alarm_p_value(int(share * 10**13), 10**13, 999_999, 50_000) == pytest.approx(expected, rel=1e-6), share
+    assert alarm_p_value(10**6, 10**6, 9999, 500) == 0.0  # smaller than any float
+    assert 0 < alarm_p_value(230, 1000, 999, 50) == pytest.approx(float(exact(230, 1000, 999, 50)), rel=1e-11)
+
+
+# --- the distance between two distributions
+
+
+def test_the_ks_p_value_is_kolmogorovs_law():
+    n, m = 3000, 500
+    for x in (0, 1e-9, 0.0399, 0.0401, 0.1, 0.3, 0.5, 0.9, 0.9999, 1, 1.0001, 1.36, 3, 10, 18):
+        assert ks_p_value(x / (n * m / (n + m)) ** 0.5, n, m) == pytest.approx(special.kolmogorov(x), rel=1e-12), x
+    # sizes beyond what a float or an int64 holds exactly
+    assert ks_p_value(1e-9, 10**18, 10**18) == pytest.approx(special.kolmogorov(0.5**0.5), rel=1e-12)
+    assert ks_p_value(1.0, 10**12, 10**4) == 0.0
+
+
+def test_impossible_counts_and_distances_are_refused():
+    for alarms, seen in ((-1, 5), (6, 5), (1, 0)):
+        assert_refused(ValueError, "inputs seen", alarm_p_value, alarms, seen, 10, 1)
+    for allowed in (0, 11, -1):
+        assert_refused(ValueError, "rank", alarm_p_value, 1, 5, 10, allowed)
+    for distance in (-0.1, 1.1, float("nan")):
+        assert_refused(ValueError, "distance", ks_p_value, distance, 10, 10)
+    for n, m in ((0, 5), (5, 0)):
+        assert_refused(ValueError, "need a value", ks_p_value, 0.5, n, m)

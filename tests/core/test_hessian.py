@@ -1,4 +1,4 @@
-"""`core.hessian` against autograd in float64, and the laws a variance obeys."""
+"""The trace of the feature Hessian against autograd in float64, and the laws a variance obeys."""
 
 import pytest
 import torch
@@ -51,13 +51,13 @@ def autograd_trace(h, w, b):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", RTOL, ids=str)
 @pytest.mark.parametrize(("n", "c", "d"), [(1, 2, 1), (5, 3, 4), (16, 100, 7), (3, 10, 512), (4, 100, 64)])
-def test_every_form_agrees_with_autograd(form, n, c, d, dtype):
-    h, w, b = make_case(n, c, d, dtype)
-    got = FORMS[form](h, w, b)
-    assert got.dtype == dtype
-    assert_close(got.double(), autograd_trace(h, w, b), rtol=RTOL[dtype], atol=0)
+def test_every_form_agrees_with_autograd(form, n, c, d):
+    for dtype, rtol in RTOL.items():
+        h, w, b = make_case(n, c, d, dtype)
+        got = FORMS[form](h, w, b)
+        assert got.dtype == dtype
+        assert_close(got.double(), autograd_trace(h, w, b), rtol=rtol, atol=0)
 
 
 def confident_case(c, d=64, uncertainty=1e-10, n=16):
@@ -73,29 +73,15 @@ def confident_case(c, d=64, uncertainty=1e-10, n=16):
     return h, w, b
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("c", [2, 10, 100])
-def test_a_confident_sample_keeps_its_digits_in_float32(form, c):
+def test_a_confident_sample_keeps_its_digits_in_float32(c):
     h, w, b = confident_case(c)
     rest = 1 - (h.double() @ w.double().T + b.double()).softmax(-1).max(-1).values
     assert_close(rest, torch.full_like(rest, 1e-10), rtol=0.05, atol=0)
-    got = FORMS[form](h, w, b).double()
-    assert_close(got, autograd_trace(h, w, b), rtol=1e-5, atol=0)  # autograd subtracts: 1e-16 of 1e-10 is its own limit
-    assert_close(got, pairwise(h.double(), w.double(), b.double()), rtol=1e-6, atol=0)
-
-
-def test_the_textbook_form_would_not_keep_them():
-    """The reason for the others: the Gram form has no digit left where ours has five or more."""
-    h, w, b = confident_case(10)
-    p = (h @ w.T + b).softmax(-1)
-    gram = p @ w.square().sum(-1) - (p @ w).square().sum(-1)
-    assert ((gram.double() - autograd_trace(h, w, b)) / autograd_trace(h, w, b)).abs().median() > 0.9
-
-
-def test_confident_samples_do_not_tie_in_float32():
-    h = torch.tensor([[20.0, 0.0], [25.0, 0.0]])
-    nearer, farther = pairwise(h, torch.eye(2), torch.zeros(2))
-    assert nearer > farther > 0
+    for form in FORMS.values():
+        got = form(h, w, b).double()
+        assert_close(got, autograd_trace(h, w, b), rtol=1e-5, atol=0)  # autograd subtracts: its own limit
+        assert_close(got, pairwise(h.double(), w.double(), b.double()), rtol=1e-6, atol=0)
 
 
 def test_the_diagonal_is_that_of_the_hessian():
@@ -111,45 +97,29 @@ def test_ignores_class_order_and_common_shift(n, c, d, seed):
         assert_close(form(h, w.flip(0), b.flip(0)), form(h, w, b))
         # the shift moves all logits of a row by the same amount, and all weights by the same vector
         assert_close(form(h, w + h[0], b), form(h, w, b), rtol=1e-6, atol=1e-12)
+        assert (form(h, w, b) >= 0).all()
 
 
-@given(seed=st.integers(0, 2**31), scale=st.floats(0, 100))
-def test_lies_between_zero_and_the_largest_squared_distance_over_two(seed, scale):
-    h, w, b = make_case(4, 6, 5, seed=seed, scale=scale)
-    for form in FORMS.values():
-        trace = form(h, w, b)
-        assert (trace >= 0).all()
-        assert (trace <= class_distances(w).max() / 2 * (1 + 1e-9)).all()
-
-
-def test_equal_classes_have_no_curvature():
-    h, _, b = make_case(3, 4, 5, torch.float32)
-    w = torch.ones(4, 5)
-    for form in FORMS.values():
-        assert_close(form(h, w, b), torch.zeros(3), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_rounding_makes_no_trace_negative(seed):
+def test_rounding_makes_no_trace_negative():
     """Two equal classes hold all the mass: the true trace is 0, and a difference of moments may fall on either side."""
-    _, w, _ = make_case(1, 3, 64, torch.float32, seed=seed)
-    w[1] = w[0]
     p = torch.tensor([[0.6, 0.4, 0.0]])
-    assert centred_hessian_trace(p, w) >= 0
-    assert (feature_hessian_diagonal(p, w) >= 0).all()
+    for seed in range(20):
+        _, w, _ = make_case(1, 3, 64, torch.float32, seed=seed)
+        w[1] = w[0]
+        assert centred_hessian_trace(p, w) >= 0, seed
+        assert (feature_hessian_diagonal(p, w) >= 0).all(), seed
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_large_common_offset_costs_no_digits_in_float32(form):
+def test_a_large_common_offset_costs_no_digits_in_float32():
     h, w, b = make_case(8, 10, 16, torch.float32)
     probs = (h @ w.T + b).softmax(-1)
     shifted = w + 1000 * torch.ones(16)
-    direct = {
-        "pairwise": lambda w: feature_hessian_trace(probs, class_distances(w)),
-        "centred": lambda w: centred_hessian_trace(probs, w),
-        "diagonal": lambda w: feature_hessian_diagonal(probs, w).sum(-1),
-    }[form]
-    assert_close(direct(shifted), direct((shifted.double() - 1000).float()), rtol=1e-3, atol=0)
+    for direct in (
+        lambda w: feature_hessian_trace(probs, class_distances(w)),
+        lambda w: centred_hessian_trace(probs, w),
+        lambda w: feature_hessian_diagonal(probs, w).sum(-1),
+    ):
+        assert_close(direct(shifted), direct((shifted.double() - 1000).float()), rtol=1e-3, atol=0)
 
 
 def test_a_probability_of_one_gives_zero_and_no_nan():
@@ -159,11 +129,7 @@ def test_a_probability_of_one_gives_zero_and_no_nan():
     assert feature_hessian_trace(p, class_distances(w)) == 0
 
 
-def test_distances_are_those_between_rows():
-    w = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
-    assert_close(class_distances(w), torch.tensor([[0.0, 25.0], [25.0, 0.0]]))
-
-
-@pytest.mark.parametrize(("c", "d", "expected"), [(10, 64, True), (1000, 2048, True), (21843, 768, False)])
-def test_the_form_is_chosen_by_cost(c, d, expected):
-    assert prefers_distances(c, d) is expected
+def test_the_form_is_chosen_by_cost():
+    assert prefers_distances(10, 64)
+    assert prefers_distances(1000, 2048)
+    assert not prefers_distances(21843, 768)

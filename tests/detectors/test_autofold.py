@@ -9,9 +9,10 @@ from torch.testing import assert_close
 
 import flatfold as ff
 from flatfold.detectors import METHODS
+from tests.refusals import assert_refused
 
 GRID = [0.01, 0.2, 0.5, 0.9, 1.0]
-NORMS = [None, "weight", "feature"]
+CRITERIA = ["paired", "one_vs_rest", "shrunk"]
 
 
 def naive_scores(logits, h, head, score_norm):
@@ -68,15 +69,15 @@ def blurred(make_world):
     return type(world)(world.head, ff.FeatureBank(features, world.bank.labels), world.unknown)
 
 
-@pytest.mark.parametrize("criterion", ["paired", "one_vs_rest", "shrunk"])
-@pytest.mark.parametrize("score_norm", NORMS)
-def test_the_curve_is_the_naive_one(criterion, score_norm, blurred):
-    detector = ff.AutoFold(criterion, GRID, score_norm=score_norm).fit(blurred.bank, blurred.head)
-    assert_close(detector.curve_.double(), naive_curve(blurred, criterion, score_norm), rtol=0, atol=1e-6)
-    assert detector.curve_.std() > 1e-3  # a flat curve would prove nothing
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_the_curve_is_the_naive_one(criterion, blurred):
+    for score_norm in (None, "weight", "feature"):
+        detector = ff.AutoFold(criterion, GRID, score_norm=score_norm).fit(blurred.bank, blurred.head)
+        assert_close(detector.curve_.double(), naive_curve(blurred, criterion, score_norm), rtol=0, atol=1e-6)
+        assert detector.curve_.std() > 1e-3, score_norm  # a flat curve would prove nothing
 
 
-@pytest.mark.parametrize("criterion", ["paired", "one_vs_rest", "shrunk"])
+@pytest.mark.parametrize("criterion", CRITERIA)
 def test_it_scores_like_fold_at_the_chosen_exponent(criterion, blurred):
     detector = ff.AutoFold(criterion, GRID).fit(blurred.bank, blurred.head)
     assert_close(detector.alpha_, detector.grid_[detector.curve_.argmax()])
@@ -89,13 +90,6 @@ def test_the_grid_is_the_papers(blurred):
     assert_close(detector.grid_, torch.arange(1, 101) / 100)
     assert detector.curve_.shape == detector.curve_stderr_.shape == (100,)
     assert (detector.curve_stderr_ > 0).all()
-
-
-def test_the_variants_calibrate_on_shaped_features(blurred):
-    detector = ff.create("autofold-r", percentile=70, grid=GRID).fit(blurred.bank, blurred.head)
-    clipped = blurred.bank.features.clamp(max=float(detector.shaping.threshold_))
-    world = type(blurred)(blurred.head, ff.FeatureBank(clipped, blurred.bank.labels), blurred.unknown)
-    assert_close(detector.detector.curve_.double(), naive_curve(world, "paired"), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["autofold-r", "autofold-a"])
@@ -112,7 +106,7 @@ def test_the_variants_choose_a_percentile_by_the_shrunk_criterion_too(name, blur
     assert_close(float(detector.chosen.detector.alpha_), GRID[int(curves[int(maxima.argmax())].argmax())])
 
 
-@pytest.mark.parametrize("criterion", ["paired", "one_vs_rest", "shrunk"])
+@pytest.mark.parametrize("criterion", CRITERIA)
 def test_the_choice_does_not_depend_on_the_type_of_the_features(criterion, blurred):
     features, labels = blurred.bank.features, blurred.bank.labels
     head = ff.Head(blurred.head.weight.double(), blurred.head.bias.double())
@@ -123,26 +117,17 @@ def test_the_choice_does_not_depend_on_the_type_of_the_features(criterion, blurr
 
 
 @pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
-def test_the_shrunk_criterion_pools_the_samples_of_at_most_so_many_classes(blurred):
-    drawn = np.random.RandomState(42).choice(np.arange(6), 3, replace=False)
-    detector = ff.AutoFold("shrunk", GRID, max_classes=3, seed=42).fit(blurred.bank, blurred.head)
-    assert_close(detector.curve_.double(), naive_curve(blurred, "shrunk", classes=drawn), rtol=0, atol=1e-6)
-    assert (detector.curve_.double() - naive_curve(blurred, "shrunk")).abs().max() > 1e-3
-
-
-@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
 def test_max_classes_draws_the_classes_of_the_authors_generator(blurred):
-    drawn = np.random.RandomState(42).choice(np.arange(6), 3, replace=False)
-    detector = ff.AutoFold("one_vs_rest", GRID, max_classes=3, seed=42).fit(blurred.bank, blurred.head)
-    assert_close(detector.curve_.double(), naive_curve(blurred, "one_vs_rest", classes=drawn), rtol=0, atol=1e-6)
-    other = np.random.RandomState(1).choice(np.arange(6), 3, replace=False)
-    detector = ff.AutoFold("one_vs_rest", GRID, max_classes=3, seed=1).fit(blurred.bank, blurred.head)
-    assert_close(detector.curve_.double(), naive_curve(blurred, "one_vs_rest", classes=other), rtol=0, atol=1e-6)
+    for criterion, seed in (("one_vs_rest", 42), ("one_vs_rest", 1), ("shrunk", 42)):
+        drawn = np.random.RandomState(seed).choice(np.arange(6), 3, replace=False)
+        detector = ff.AutoFold(criterion, GRID, max_classes=3, seed=seed).fit(blurred.bank, blurred.head)
+        assert_close(detector.curve_.double(), naive_curve(blurred, criterion, classes=drawn), rtol=0, atol=1e-6)
+        assert (detector.curve_.double() - naive_curve(blurred, criterion)).abs().max() > 1e-3, (criterion, seed)
     everything = ff.AutoFold("one_vs_rest", GRID, max_classes=6).fit(blurred.bank, blurred.head)
     assert_close(everything.curve_.double(), naive_curve(blurred, "one_vs_rest"), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("criterion", ["paired", "one_vs_rest", "shrunk"])
+@pytest.mark.parametrize("criterion", CRITERIA)
 def test_classes_with_too_few_samples_do_not_count(criterion, blurred):
     keep = (blurred.bank.labels != 2) | (torch.arange(len(blurred.bank)) < 12)  # two of class 2 are left
     world = type(blurred)(blurred.head, blurred.bank[keep], blurred.unknown)
@@ -155,7 +140,7 @@ def test_a_perfect_separation_takes_the_middle_and_warns():
     head = ff.Head(torch.eye(3) * 4)
     labels = torch.arange(3).repeat(5)
     bank = ff.FeatureBank(5 * torch.eye(3)[labels] + 0.01 * torch.rand(15, 3), labels)
-    with pytest.warns(UserWarning, match="AutoFold's curve is flat: it moves by 0.0000"):
+    with pytest.warns(UserWarning, match="flat"):
         detector = ff.AutoFold(grid=[0.1, 0.2, 0.3, 0.4, 0.5]).fit(bank, head)
     assert_close(detector.curve_, torch.ones(5))
     assert_close(float(detector.alpha_), 0.3)
@@ -167,22 +152,12 @@ def test_a_curve_within_its_standard_error_is_flat(blurred):
     assert 0 < detector.curve_.max() - detector.curve_.min() < detector.curve_stderr_.min()
 
 
-@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
-def test_three_samples_of_a_class_are_enough(blurred):
-    detector = ff.AutoFold(grid=GRID).fit(blurred.bank[:18], blurred.head)
-    assert detector.curve_.isfinite().all()
-
-
 def test_the_variants_hand_every_hyper_parameter_on():
     hyper = {"criterion": "one_vs_rest", "grid": [0.5], "max_classes": 3, "seed": 5}
     for name in ("autofold-r", "autofold-a"):
         inner = ff.create(name, **hyper, score_norm="weight", percentile=70).detector
         assert {key: getattr(inner, key) for key in hyper} == hyper
         assert inner.fold.score_norm == "weight"
-
-
-def test_a_single_exponent_is_no_flat_curve(blurred):
-    assert_close(float(ff.AutoFold(grid=[0.4]).fit(blurred.bank, blurred.head).alpha_), 0.4)
 
 
 def test_it_cannot_be_given_ood_data():
@@ -192,41 +167,26 @@ def test_it_cannot_be_given_ood_data():
     assert list(inspect.signature(ff.AutoFold.fit).parameters) == ["self", "bank", "head"]
 
 
-def test_too_few_samples_of_every_class_are_refused(blurred):
-    bank = blurred.bank[:12]
-    with pytest.raises(ValueError, match="class with at least 3 samples, but the largest of the 6 classes here has 2"):
-        ff.AutoFold().fit(bank, blurred.head)
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+def test_three_samples_per_class_and_one_exponent_are_enough(blurred):
+    assert ff.AutoFold(grid=GRID).fit(blurred.bank[:18], blurred.head).curve_.isfinite().all()
+    assert_refused(ValueError, "at least 3", ff.AutoFold().fit, blurred.bank[:12], blurred.head)
+    assert_close(float(ff.AutoFold(grid=[0.4]).fit(blurred.bank, blurred.head).alpha_), 0.4)
 
 
-def test_missing_labels_are_refused(blurred):
-    with pytest.raises(ValueError, match="this bank has no labels"):
-        ff.AutoFold().fit(ff.FeatureBank(blurred.bank.features), blurred.head)
-
-
-def test_one_class_cannot_be_compared_with_the_rest(blurred):
-    bank = blurred.bank[blurred.bank.labels == 4]
-    with pytest.raises(ValueError, match="this bank has one class only"):
-        ff.AutoFold("one_vs_rest").fit(bank, blurred.head)
-    assert ff.AutoFold("paired", GRID).fit(bank, blurred.head).curve_.shape == (5,)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"criterion": "best"}, "criterion must be one of paired, one_vs_rest, shrunk, got 'best'"),
-        ({"grid": []}, "grid must be a sequence of exponents, got"),
-        ({"grid": 0.5}, "grid must be a sequence of exponents, got 0.5"),
-        ({"max_classes": 0}, "max_classes must be at least 1"),
-        ({"grid": [0.5, 2.0]}, "alpha must be a number between 0"),
-        ({"score_norm": "l1"}, "score_norm must be"),
-    ],
-)
-def test_bad_hyper_parameters_are_refused(arguments, message, blurred):
-    with pytest.raises(ValueError, match=message):
-        ff.AutoFold(**arguments).fit(blurred.bank, blurred.head)
-
-
-def test_two_classes_are_refused():
-    bank = ff.FeatureBank(torch.rand(12, 3), torch.arange(12) % 2)
-    with pytest.raises(ValueError, match="which two classes do not have"):
-        ff.AutoFold().fit(bank, ff.Head(torch.randn(2, 3)))
+def test_banks_that_cannot_be_calibrated_on_and_bad_hyperparameters_are_refused(blurred):
+    head, one_class = blurred.head, blurred.bank[blurred.bank.labels == 4]
+    assert_refused(ValueError, "labels", ff.AutoFold().fit, ff.FeatureBank(blurred.bank.features), head)
+    assert_refused(ValueError, "one class", ff.AutoFold("one_vs_rest").fit, one_class, head)
+    assert ff.AutoFold("paired", GRID).fit(one_class, head).curve_.shape == (5,)
+    two_classes = ff.FeatureBank(torch.rand(12, 3), torch.arange(12) % 2)
+    assert_refused(ValueError, "two classes", ff.AutoFold().fit, two_classes, ff.Head(torch.randn(2, 3)))
+    for keyword, bad in (
+        ("criterion", {"criterion": "best"}),
+        ("grid", {"grid": []}),
+        ("grid", {"grid": 0.5}),
+        ("max_classes", {"max_classes": 0}),
+        ("alpha", {"grid": [0.5, 2.0]}),
+        ("score_norm", {"score_norm": "l1"}),
+    ):
+        assert_refused(ValueError, keyword, ff.AutoFold(**bad).fit, blurred.bank, head)

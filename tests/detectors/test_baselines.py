@@ -1,72 +1,424 @@
-"""The first company: MSP, energy, maximum logit, ReAct, ASH, each against its formula in float64."""
+"""Every baseline against its formula, written down slowly in float64, one sample at a time."""
 
+import numpy as np
 import pytest
 import torch
+from scipy.special import logsumexp, softmax
+from scipy.stats import entropy, weibull_min
+from sklearn.covariance import EmpiricalCovariance
 from torch.testing import assert_close
 
 import flatfold as ff
+from tests.refusals import assert_refused
 
 
-def double_logits(h, head):
-    return h.double() @ head.weight.double().T + head.bias.double()
+class Slow:
+    """The formulas, with everything they need in numpy."""
+
+    def __init__(self, world):
+        self.h = world.bank.features.double().numpy()
+        self.y = world.bank.labels.numpy()
+        self.W, self.b = world.head.weight.double().numpy(), world.head.bias.double().numpy()
+        self.z = self.h @ self.W.T + self.b
+        self.classes = range(len(self.W))
+        self.mean = self.h.mean(0)
+
+    def logits(self, h):
+        return self.W @ h + self.b
+
+    def unit(self, h):
+        return h / np.linalg.norm(h)
+
+    def correct(self, c):
+        return (self.y == c) & (self.z.argmax(1) == c)
+
+    def gaussian(self):
+        means = np.stack([self.h[self.y == c].mean(0) for c in self.classes])
+        return means, EmpiricalCovariance().fit(self.h - means[self.y]).precision_
+
+    def msp(self, h):
+        return -softmax(self.logits(h)).max()
+
+    def ebo(self, h):
+        return -np.log(np.exp(self.logits(h)).sum())
+
+    def mls(self, h):
+        return -self.logits(h).max()
+
+    def react(self, h):
+        return self.ebo(np.minimum(h, np.percentile(self.h, 90)))
+
+    def ash(self, h):
+        k = 24 - round(24 * 0.9)
+        return self.ebo(np.where(h >= np.sort(h)[-k], h.sum() / k, 0))
+
+    def gen(self, h):
+        p = np.sort(softmax(self.logits(h)))[::-1][:100]
+        return sum(p**0.1 * (1 - p) ** 0.1)
+
+    def gradnorm(self, h):
+        W = torch.tensor(self.W, requires_grad=True)
+        (W @ torch.tensor(h) + torch.tensor(self.b)).log_softmax(0).neg().sum().backward()
+        return -float(W.grad.abs().sum())
+
+    def klm(self, h):
+        p, predicted = softmax(self.z, axis=1), self.z.argmax(1)
+        return min(entropy(softmax(self.logits(h)), p[predicted == c].mean(0)) for c in self.classes)
+
+    def tempscale(self, h):
+        return -softmax(self.logits(h) / self.temperature).max()
+
+    def openmax(self, h, top=3):
+        v = self.logits(h)
+        weights = np.zeros(len(v))
+        for rank, c in enumerate(np.argsort(-v)[:top]):
+            mean = self.z[self.correct(c)].mean(0)
+            tail = np.sort(np.linalg.norm(self.z[self.correct(c)] - mean, axis=1))[-20:]
+            shape, _, scale = weibull_min.fit(tail - tail[0] + 1, floc=0)
+            distance = np.linalg.norm(v - mean) - tail[0] + 1
+            weights[c] = (top - rank) / top * weibull_min.cdf(distance, shape, scale=scale)
+        moved = v * weights
+        unknown = moved.sum()
+        return np.exp(unknown) / (np.exp(v - moved).sum() + np.exp(unknown))
+
+    def mds(self, h):
+        means, precision = self.gaussian()
+        return min((h - m) @ precision @ (h - m) for m in means)
+
+    def rmds(self, h):
+        return self.mds(h) - EmpiricalCovariance().fit(self.h).mahalanobis(h[None])[0]
+
+    def vim(self, h):
+        u = -np.linalg.pinv(self.W) @ self.b
+        moved = self.h - u
+        values, vectors = np.linalg.eig(moved.T @ moved / len(moved))
+        R = vectors[:, np.argsort(-values)[12:]]
+        alpha = self.z.max(1).mean() / np.linalg.norm(moved @ R, axis=1).mean()
+        return alpha * np.linalg.norm(R.T @ (h - u)) - logsumexp(self.logits(h))
+
+    def knn(self, h):
+        return np.sort([np.sum((self.unit(h) - self.unit(row)) ** 2) for row in self.h])[49]
+
+    def she(self, h):
+        return -h @ self.h[self.correct(self.logits(h).argmax())].mean(0)
+
+    def nnguide(self, h):
+        bank = [self.unit(row) * logsumexp(z) for row, z in zip(self.h[:100], self.z[:100], strict=True)]
+        return -np.mean(np.sort([self.unit(h) @ row for row in bank])[-100:]) * logsumexp(self.logits(h))
+
+    def fdbd(self, h):
+        v = self.logits(h)
+        best = v.argmax()
+        away = [abs(v[c] - v[best]) / np.linalg.norm(self.W[c] - self.W[best]) for c in self.classes if c != best]
+        return -sum(away) / np.linalg.norm(h - self.mean)
+
+    def nci(self, h):
+        moved = h - self.mean
+        return -self.W[self.logits(h).argmax()] @ moved / np.linalg.norm(moved) - 1e-4 * abs(h).sum()
+
+    def dice(self, h):
+        contribution = self.W * self.mean
+        kept = contribution > np.percentile(contribution, 90)
+        return -logsumexp((self.W * kept) @ h + self.b)
+
+    def scale(self, h):
+        k = 24 - round(24 * 0.85)
+        return -logsumexp(self.logits(h * np.exp(h.sum() / np.sort(h)[-k:].sum())))
 
 
-FORMULAS = {
-    "msp": lambda z: -z.softmax(-1).max(-1).values,
-    "ebo": lambda z: -torch.log(torch.exp(z).sum(-1)),
-    "mls": lambda z: -z.max(-1).values,
-}
+NAMES = [name for name in vars(Slow) if name in ff.methods()]
+RTOL = {torch.float32: 2e-5, torch.float64: 1e-7}  # the last because scipy's own Weibull fit stops there
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-def test_agrees_with_its_formula(name, world):
-    scores = ff.create(name).fit(world.bank, world.head)(world.unknown)
-    assert_close(scores.double(), FORMULAS[name](double_logits(world.unknown, world.head)), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("name", NAMES)
+def test_agrees_with_its_formula(name, make_world):
+    for dtype in RTOL:
+        world = make_world(dtype)
+        detector = ff.create(name).fit(world.bank, world.head)
+        slow = Slow(world)
+        slow.temperature = float(getattr(detector, "temperature_", 1.0))
+        h = torch.cat([world.unknown[:10], world.bank.features[:10]])
+        expected = [getattr(slow, name)(row) for row in h.double().numpy()]
+        rtol = 1e-3 if name == "openmax" else RTOL[dtype]  # its tails are fitted by a search
+        assert_close(detector(h).double(), torch.tensor(expected, dtype=torch.float64), rtol=rtol, atol=3e-6)
 
 
-def test_the_energy_has_a_temperature(world):
-    scores = ff.create("ebo", temperature=3.0).fit(world.bank, world.head)(world.unknown)
-    expected = -3 * torch.log(torch.exp(double_logits(world.unknown, world.head) / 3).sum(-1))
-    assert_close(scores.double(), expected, rtol=1e-5, atol=1e-6)
+def test_twenty_formulas_are_compared():
+    assert len(NAMES) == 20
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), "hot"])
-def test_a_temperature_that_is_not_positive_is_refused(temperature, make_world):
-    world = make_world()
-    with pytest.raises(ValueError, match="temperature must be a finite number above 0"):
-        ff.Ebo(temperature).fit(world.bank, world.head)
-
-
-def test_react_is_the_energy_of_clipped_features(world):
-    threshold = torch.quantile(world.bank.features.flatten(), 0.7)
-    scores = ff.create("react", percentile=70).fit(world.bank, world.head)(world.bank.features)
-    expected = FORMULAS["ebo"](double_logits(world.bank.features.clamp(max=threshold), world.head))
-    assert_close(scores.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_ash_is_the_energy_of_shaped_features(world):
-    top = world.unknown.topk(8).indices  # 24 - round(24 * 0.65) = 8
-    level = (world.unknown.sum(-1, keepdim=True) / 8).expand(-1, 8)
-    shaped = torch.zeros_like(world.unknown).scatter(-1, top, level)
-    scores = ff.create("ash", percentile=65).fit(world.bank, world.head)(world.unknown)
-    assert_close(scores.double(), FORMULAS["ebo"](double_logits(shaped, world.head)), rtol=1e-5, atol=1e-5)
-
-
-def test_partial_normalisation_comes_after_react(world):
-    threshold = torch.quantile(world.bank.features.flatten(), 0.7)
-    clipped = world.bank.features.clamp(max=threshold)
+def test_the_energy_has_a_temperature_and_partial_normalisation_comes_after_react(make_world):
+    world = make_world(torch.float64)
+    h = world.unknown
+    scores = ff.create("ebo", temperature=3.0).fit(world.bank, world.head)(h)
+    assert_close(scores, -3 * torch.logsumexp(world.head(h) / 3, dim=-1))
+    clipped = h.clamp(max=torch.quantile(world.bank.features.flatten(), 0.7))
     clipped = clipped / clipped.norm(dim=-1, keepdim=True) ** 0.5
-    scores = ff.create("react", percentile=70, alpha=0.5).fit(world.bank, world.head)(world.bank.features)
-    assert_close(scores.double(), FORMULAS["ebo"](double_logits(clipped, world.head)), rtol=1e-5, atol=1e-5)
+    scores = ff.create("react", percentile=70, alpha=0.5).fit(world.bank, world.head)(h)
+    assert_close(scores, -torch.logsumexp(world.head(clipped), dim=-1))
 
 
-def test_shapings_compose_to_any_depth(world):
+def test_shapings_compose_to_any_depth(make_world):
+    world = make_world()
     nested = ff.Shaped(ff.ReAct(80), ff.Shaped(ff.PartialNorm(0.5), ff.Msp())).fit(world.bank, world.head)
     clipped = world.unknown.clamp(max=float(torch.quantile(world.bank.features.flatten(), 0.8)))
     by_hand = ff.create("msp", alpha=0.5).fit(world.bank, world.head)(clipped)
     assert_close(nested(world.unknown), by_hand)
+    assert_refused(ff.NotFittedError, "threshold", ff.ReAct(), torch.zeros(1, 3))
 
 
-def test_a_shaping_alone_says_that_it_is_not_fitted():
-    with pytest.raises(ff.NotFittedError, match="has no threshold yet"):
-        ff.ReAct()(torch.zeros(1, 3))
+def test_one_loop_makes_the_papers_table(make_world):
+    """{MSP, EBO, ReAct, ASH, FOLD, FOLD-R, FOLD-A} x {none, partial, full}, each as composed by hand."""
+    world = make_world()
+    shapings = {"react": ff.ReAct(90), "fold-r": ff.ReAct(90), "ash": ff.Ash(90), "fold-a": ff.Ash(90)}
+    for name in ("msp", "ebo", "react", "ash", "fold", "fold-r", "fold-a"):
+        for alpha in (0.0, 0.5, 1.0):
+            scores = ff.create(name, alpha=alpha).fit(world.bank, world.head)(world.unknown)
+            inner = {"msp": ff.Msp()}.get(name, ff.Ebo())
+            by_hand = ff.Fold(alpha) if name.startswith("fold") else ff.Shaped(ff.PartialNorm(alpha), inner)
+            if name in shapings:
+                by_hand = ff.Shaped(shapings[name], by_hand)
+            assert_close(scores, by_hand.fit(world.bank, world.head)(world.unknown))
+
+
+@pytest.mark.parametrize("shaping", [lambda: ff.ReAct(90), lambda: ff.Ash(65), lambda: ff.Scale(85)])
+def test_any_shaping_goes_in_front_of_any_method(shaping, make_world):
+    world = make_world()
+    for name in ("knn", "mds", "vim", "she", "openmax", "nnguide", "gradnorm"):
+        together = ff.Shaped(shaping(), ff.create(name)).fit(world.bank, world.head)
+        alone = shaping()
+        alone.learn(world.bank)
+        by_hand = ff.create(name).fit(ff.FeatureBank(alone(world.bank.features), world.bank.labels), world.head)
+        assert torch.allclose(together(world.unknown), by_hand(alone(world.unknown)), rtol=1.3e-6, atol=1e-5), name
+
+
+def test_msp_has_an_order_without_ties():
+    head = ff.Head(torch.eye(3))
+    h = torch.tensor([[20.0, 0.0, 0.0], [30.0, 0.0, 0.0], [40.0, 1.0, 0.0], [1.0, 0.5, 0.0]])
+    bank = ff.FeatureBank(h)
+    plain, fine = ff.Msp().fit(bank, head)(h), ff.Msp(logarithm=True).fit(bank, head)(h)
+    assert plain[0] == plain[1] == plain[2] == -1
+    probs = h.double().softmax(-1)
+    others = probs.sort(-1).values[:, :2].sum(-1)
+    assert_close(fine.double(), (others / probs.amax(-1)).log(), rtol=1e-6, atol=0)
+    assert fine.argsort().tolist() == [2, 1, 0, 3]
+
+
+def test_temperature_can_be_solved_properly(make_world):
+    world = make_world()
+    labels = world.bank.labels.clone()
+    labels[::7] = (labels[::7] + 1) % 6  # without mistakes the best temperature is 0
+    bank = ff.FeatureBank(world.bank.features, labels)
+    reference, exact = (ff.TempScale(solver).fit(bank, world.head).temperature_ for solver in ("reference", "exact"))
+
+    def loss(temperature):
+        return float(torch.nn.functional.cross_entropy(world.head(bank.features) / temperature, labels))
+
+    assert loss(exact) < loss(reference)
+
+
+def test_an_optimiser_gone_astray_is_replaced_and_said(make_world):
+    world = make_world(torch.float32, per_class=40, seed=0)
+    shaped = ff.FeatureBank(
+        world.bank.features / world.bank.features.norm(dim=-1, keepdim=True) ** 0.5, world.bank.labels
+    )
+    with pytest.warns(UserWarning, match="temperature of -"):
+        detector = ff.TempScale().fit(shaped, world.head)
+    assert detector.temperature_ > 0
+
+
+def test_vim_takes_256_dimensions_where_they_fit_else_the_papers_rule():
+    g = torch.Generator().manual_seed(0)
+    for width, expected in ((24, (12, 12, 5)), (256, (128, 128, 5)), (257, (256, 128, 5)), (800, (256, 512, 5))):
+        bank = ff.FeatureBank(torch.randn(width + 5, width, generator=g))
+        head = ff.Head(torch.randn(3, width, generator=g))
+        got = tuple(int(ff.Vim(dim).fit(bank, head).dim_) for dim in (None, "paper", 5))
+        assert got == expected, width
+
+
+def test_float16_halves_the_bank_of_knn(make_world):
+    world = make_world()
+    full, half = (ff.Knn(k=5, storage=storage).fit(world.bank, world.head) for storage in (None, "float16"))
+    assert half.bank.dtype == torch.float16
+    assert half.bank.nbytes * 2 == full.bank.nbytes
+    assert_close(half(world.unknown), full(world.unknown), rtol=0, atol=2e-3)
+    assert half(world.unknown).dtype == torch.float32
+    assert full.bank.data_ptr() == world.bank.features.data_ptr()  # the bank itself, and no copy
+
+
+def test_nnguide_keeps_the_first_samples_or_draws_them(make_world):
+    world = make_world()
+    first, drawn, again, other = (
+        ff.NNGuide(k=10, seed=seed).fit(world.bank, world.head).bank for seed in (None, 1, 1, 2)
+    )
+    assert torch.equal(drawn, again)
+    assert not torch.equal(first, drawn)
+    assert not torch.equal(other, drawn)
+    assert len(first) == 10  # 1 % of 360 would be 4
+    assert len(ff.NNGuide(k=10, share=0.5).fit(world.bank, world.head).bank) == 180
+
+
+def test_fdbd_can_be_relative_to_the_norm(make_world):
+    world = make_world()
+    centre, norm = (ff.Fdbd(r).fit(world.bank, world.head)(world.unknown) for r in ("centre", "norm"))
+    reach = (world.unknown - world.bank.features.mean(0)).norm(dim=-1)
+    assert_close(norm * world.unknown.norm(dim=-1), centre * reach, rtol=1e-4, atol=1e-5)
+
+
+def test_classes_with_equal_weights_have_no_boundary_between_them(make_world):
+    world = make_world()
+    weight = world.head.weight.clone()
+    weight[1] = weight[0]
+    assert ff.Fdbd().fit(world.bank, ff.Head(weight, world.head.bias))(world.unknown).isfinite().all()
+    for name in ("fdbd", "nci"):  # and the centre itself no direction
+        detector = ff.create(name).fit(world.bank, world.head)
+        assert detector(detector.centre[None]).isfinite().all(), name
+
+
+def test_she_has_other_metrics(make_world):
+    world = make_world()
+    h = world.unknown
+    for metric, distance in (
+        ("euclidean", lambda p: (h - p).norm(dim=-1)),
+        ("cosine", lambda p: -torch.cosine_similarity(h, p)),
+    ):
+        detector = ff.She(metric).fit(world.bank, world.head)
+        assert_close(detector(h), distance(detector.templates[world.head(h).argmax(-1)]))
+
+
+def test_klm_takes_certainty_for_a_class_that_is_never_predicted(make_world):
+    world = make_world()
+    known = world.bank[world.head(world.bank.features).argmax(-1) != 2]
+    detector = ff.Klm().fit(known, world.head)
+    assert_close(detector.log_means[2].exp(), torch.eye(6)[2].double(), rtol=0, atol=1e-30)
+    assert detector(world.unknown).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["she", "openmax"])
+def test_a_class_without_a_correct_sample_uses_all_its_samples(name, make_world):
+    world = make_world()
+    features = world.bank.features.clone()  # class 2 moves to where the network sees class 3
+    features[world.bank.labels == 2] = features[world.bank.labels == 3]
+    bank = ff.FeatureBank(features, world.bank.labels)
+    with pytest.warns(UserWarning, match="class 2"):
+        detector = ff.create(name).fit(bank, world.head)
+    assert detector(world.unknown).isfinite().all()
+    learnt = detector.templates if name == "she" else detector.means
+    values = bank.features if name == "she" else world.head(bank.features)
+    assert_close(learnt[2].float(), values[bank.labels == 2].mean(0))
+
+
+def test_absent_classes_and_labels_are_refused_where_they_are_needed(make_world):
+    world = make_world()
+    absent = world.bank[world.bank.labels != 4]
+    for name in ("she", "openmax"):
+        assert_refused(ValueError, "class 4", ff.create(name).fit, absent, world.head)
+    for name in ("mds", "rmds", "knn"):
+        assert ff.create(name).fit(absent, world.head)(world.unknown).isfinite().all(), name
+    for name in ("openmax", "tempscale", "mds", "rmds", "she"):
+        assert_refused(ValueError, "labels", ff.create(name).fit, ff.FeatureBank(world.bank.features), world.head)
+
+
+REFUSALS = {
+    "knn": [{"k": 361}, {"k": 0}],
+    "nnguide": [{"k": 1.5}, {"seed": "abc"}, {"share": "all"}],
+    "vim": [{"dim": 24}, {"dim": "all"}],
+    "react": [{"percentile": 100}, {"percentile": "90"}],
+    "ash": [{"percentile": 0.9}],
+    "scale": [{"percentile": 99}],  # nothing left of 24 features
+    "dice": [{"percentile": None}],
+    "ebo-c": [{"percentile": 0.5}],
+    "ebo": [{"temperature": t} for t in (0, -1.0, float("nan"), float("inf"), "hot")],
+    "gen": [{"gamma": 0}, {"gamma": float("inf")}],
+    "openmax": [{"tail": 0}, {"logarithm": 1}],
+    "nci": [{"strength": "x"}],
+    "msp": [{"logarithm": "false"}],
+    "autofold": [{"max_classes": "ten"}],
+}
+
+
+def test_hyperparameters_out_of_range_or_of_another_type_are_refused(make_world):
+    world = make_world()
+    for name, bad in REFUSALS.items():
+        for hyper in bad:
+            (key,) = hyper
+            assert_refused(ValueError, key, ff.create(name, **hyper).fit, world.bank, world.head)
+    assert_refused(ValueError, "masked", ff.create, "fold-r", masked="false")
+
+
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+def test_negative_features_are_refused_by_methods_that_shape_activations(make_world):
+    world = make_world()
+    spoilt = ff.FeatureBank(world.bank.features - 0.25, world.bank.labels)
+    for name in ("ash", "scale", "fold-a", "autofold-a"):
+        detector = ff.create(name)
+        assert_refused(ValueError, "negative", detector.fit, spoilt, world.head)
+        detector.fit(world.bank, world.head)
+        assert_refused(ValueError, "negative", detector, world.unknown - 0.25)
+
+
+def test_features_inside_of_the_principal_space_are_refused_by_vim(make_world):
+    world = make_world()
+    flat = world.bank.features.clone()
+    flat[:, 3:] = 0
+    assert_refused(ValueError, "12 dimensions", ff.Vim().fit, ff.FeatureBank(flat), ff.Head(world.head.weight))
+
+
+def test_openmax_is_its_formula_for_other_numbers_of_classes_and_wrong_samples(make_world):
+    """Two classes that give up a share, a bank with mistakes in it, log-odds."""
+    world = make_world(torch.float64)
+    labels = world.bank.labels.clone()
+    labels[::9] = (labels[::9] + 1) % 6
+    bank = ff.FeatureBank(world.bank.features, labels)
+    detector, odds = (ff.OpenMax(top=2, logarithm=log).fit(bank, world.head) for log in (False, True))
+    slow = Slow(type(world)(world.head, bank, world.unknown))
+    for h, got in zip(world.unknown[:8], detector(world.unknown[:8]), strict=True):
+        assert float(got) == pytest.approx(slow.openmax(h.numpy(), top=2), rel=1e-3)
+    assert_close(torch.sigmoid(odds(world.unknown)), detector(world.unknown))
+
+
+def test_openmax_takes_two_classes_and_tails_longer_than_the_bank():
+    bank = ff.FeatureBank(torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.2, 3.0]]), torch.tensor([0, 0, 1, 1]))
+    assert ff.OpenMax(tail=50).fit(bank, ff.Head(torch.eye(2)))(bank.features).isfinite().all()
+
+
+def test_gen_counts_the_largest_probabilities_only_and_all_if_there_are_fewer(make_world):
+    world = make_world(torch.float64)
+    p = world.head(world.unknown).softmax(-1).sort(descending=True).values[:, :2]
+    assert_close(ff.Gen(top=2).fit(world.bank, world.head)(world.unknown), (p * (1 - p)).pow(0.1).sum(-1))
+    many, all_of_them = (ff.Gen(top=top).fit(world.bank, world.head)(world.unknown) for top in (1000, 6))
+    assert_close(many, all_of_them)
+
+
+def test_gen_keeps_what_is_left_beside_a_sure_class():
+    head = ff.Head(torch.eye(3))
+    h = torch.tensor([[40.0, 3.0, 0.0], [30.0, 0.0, 1.0]])
+    scores = ff.Gen().fit(ff.FeatureBank(h), head)(h)
+    p = h.double().softmax(-1)
+    rest = torch.stack([p.sum(-1) - 0 - p[:, c] if c else p[:, 1] + p[:, 2] for c in range(3)], dim=-1)
+    assert_close(scores.double(), (p * rest).pow(0.1).sum(-1), rtol=1e-6, atol=0)
+
+
+def test_sizes_of_negative_features_count_too():
+    h = torch.tensor([[1.0, -2.0]])
+    head, bank = ff.Head(torch.eye(2)), ff.FeatureBank(torch.tensor([[0.0, 0.0], [0.5, 0.1]]))
+    weak, strong = (ff.Nci(s).fit(bank, head)(h) for s in (0.0, 1.0))
+    assert_close(weak - strong, torch.tensor([3.0]))
+    assert_close(ff.GradNorm().fit(bank, head)(h), -3 * (2 * head(h).softmax(-1) - 1).abs().sum(-1))
+
+
+def test_dice_drops_the_weight_at_the_threshold():
+    head = ff.Head(torch.arange(1.0, 22.0).reshape(3, 7))
+    dice = ff.Dice(percentile=50).fit(ff.FeatureBank(torch.ones(3, 7)), head)
+    assert sorted(dice.sparse[dice.sparse > 0].tolist()) == list(range(12, 22))  # 11 is the middle
+
+
+def test_scale_of_flat_features_stays_finite():
+    flat, head = torch.ones(3, 2048), ff.Head(torch.randn(4, 2048, generator=torch.manual_seed(0)))
+    assert ff.create("scale", percentile=99).fit(ff.FeatureBank(flat), head)(flat).isfinite().all()
+
+
+def test_fitting_works_in_inference_mode(make_world):
+    world = make_world()
+    with torch.inference_mode():
+        assert ff.TempScale().fit(world.bank, world.head).temperature_ > 0

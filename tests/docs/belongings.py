@@ -1,7 +1,4 @@
-"""What the reader of a page has, by the word with which the page asks for it: names of Python, and files.
-
-Each function is called in an empty folder, or beside what others have left there, and returns names for Python.
-"""
+"""What the reader of a page has, by the word with which the page asks for it: files, and names for Python."""
 
 import shutil
 import struct
@@ -13,6 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+import flatfold as ff
 from tests.openood_tree import make_openood
 
 ROOT = Path(__file__).parents[2]
@@ -57,27 +55,22 @@ def world():
 
 def photos():
     """A module with a network, its weights, images sorted by class, photos, and a list of these."""
-    write_network("resnet20.safetensors")
-    write_classes("val", 120)
+    network = write_network("resnet20.safetensors")
+    for k in range(3):
+        write_images(f"val/{k}", 40, k)
     shutil.rmtree("photos", ignore_errors=True)  # those of `world` have another size
     write_images("photos", 30)
     Path("images.txt").write_text("".join(f"{path}\n" for path in sorted(Path("photos").glob("*.png"))))
     Path("classes.txt").write_text("airplane\ncat\ndog\n")
     for name in ("cat.png", "dog.png"):
         Path(name).write_bytes(Path("photos", "0.png").read_bytes())
-    return {}
+    return {"network": network}
 
 
 def guard():
     """The photos, and a guard for their network; a row of features for it."""
-    import flatfold as ff
-    from flatfold.models.weights import load_weights
-
-    photos()
     prepare = ff.Transform(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    network = network_of(NETS).eval()
-    load_weights(network, Path("resnet20.safetensors"))
-    ff.Guard.fit(network, ff.FolderImages("val", prepare), "fold").save("guard.safetensors")
+    ff.Guard.fit(photos()["network"], ff.FolderImages("val", prepare), "fold").save("guard.safetensors")
     Path("features.f32").write_bytes(struct.pack("<8f", *range(8)))
     return {}
 
@@ -96,8 +89,9 @@ def features():
 def suite():
     """What a suite file is made from."""
     write_network("w.pt")
-    write_classes("photos/train", 30)
-    write_classes("photos/test", 60)
+    for k in range(3):
+        write_images(f"photos/train/{k}", 10, k)
+        write_images(f"photos/test/{k}", 20, k)
     write_images("other/textures", 20)
     return {}
 
@@ -114,22 +108,15 @@ def checkout():
     return {}
 
 
-def network_of(source):
-    scope = {}
-    exec(source, scope)
-    torch.manual_seed(0)
-    return scope["resnet20"]()
-
-
 def write_network(weights):
+    """Write a module with a network, and its weights; return the network."""
     Path("nets.py").write_text(NETS)
-    state = network_of(NETS).state_dict()
-    torch.save(state, weights) if weights.endswith(".pt") else save_file(state, weights)
-
-
-def write_classes(folder, n):
-    for k in range(3):
-        write_images(f"{folder}/{k}", n // 3, k)
+    scope = {}
+    exec(NETS, scope)
+    torch.manual_seed(0)
+    network = scope["resnet20"]().eval()
+    (torch.save if weights.endswith(".pt") else save_file)(network.state_dict(), weights)
+    return network
 
 
 def write_images(folder, n, seed=7):

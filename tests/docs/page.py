@@ -8,8 +8,8 @@ commands, where they have them, and after ``<!-- test: exits 1 because REASON --
 
 import re
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 NOTES = r"only-parse because \w|with --\w|exits \d+ because \w"
@@ -22,36 +22,19 @@ FENCE = re.compile(
 FENCE_LINE = re.compile(r"^ *(?:`{3,}|~{3,})", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of code.
-
-    Args:
-        language: What stands behind its fence.
-        text: What stands inside.
-        line: Of the page.
-        note: What the comment above it says.
-    """
+class Block(NamedTuple):
+    """A block of code: what stands behind its fence and inside, its line, and what the comment above it asks for."""
 
     language: str
     text: str
     line: int
-    note: str = ""
+    only_parse: bool
+    options: list[str]
+    exit_code: int
 
-    @property
-    def only_parse(self) -> bool:
-        """Whether nothing of it is to be run."""
-        return self.note.startswith("only-parse")
 
-    @property
-    def options(self) -> list[str]:
-        """Options to add to every command."""
-        return self.note.split()[1:] if self.note.startswith("with ") else []
-
-    @property
-    def exit_code(self) -> int:
-        """What its commands leave with."""
-        return int(self.note.split()[1]) if self.note.startswith("exits ") else 0
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf8")
 
 
 def pages() -> list[str]:
@@ -61,29 +44,24 @@ def pages() -> list[str]:
 
 
 def blocks(text: str) -> list[Block]:
-    """Return the blocks of a page in their order."""
+    """Return the blocks of a page in their order; raise if one or its comment might be overlooked."""
     found = []
     for match in FENCE.finditer(text):
         note = (match["note"] or "").strip()
         if note and not re.match(NOTES, note):
-            raise ValueError(
-                "the comment above a block is written `only-parse because REASON`, `with --OPTION` or "
-                f"`exits CODE because REASON`, got {note!r}. What the reader has belongs above the title of the page."
-            )
+            raise ValueError(f"the comment above a block is none of {NOTES}: {note!r}")
         line = text.count("\n", 0, match.start("fence")) + 1
-        found.append(Block(match["language"].strip(), textwrap.dedent(match["text"]), line, note))
-    check_nothing_is_overlooked(text, found)
-    return found
-
-
-def check_nothing_is_overlooked(text: str, found: list[Block]) -> None:
-    """Raise if a fence is left open, which may hide the next block, or if a comment belongs to no block."""
+        options = note.split()[1:] if note.startswith("with ") else []
+        exit_code = int(note.split()[1]) if note.startswith("exits ") else 0
+        code = textwrap.dedent(match["text"])
+        found.append(Block(match["language"].strip(), code, line, note.startswith("only-parse"), options, exit_code))
     rest = outside_of_blocks(text)
     if FENCE_LINE.search(rest) or any(FENCE_LINE.search(block.text) for block in found):
-        raise ValueError("a block is never closed. Does the line of every closing fence hold the fence alone?")
+        raise ValueError("a block is never closed")
     for line in rest.splitlines()[HEAD:]:
         if line.lstrip().startswith("<!-- test:"):
-            raise ValueError(f"{line.strip()!r} stands above no block. Put it into the line above a fence.")
+            raise ValueError(f"{line.strip()!r} stands above no block")
+    return found
 
 
 def outside_of_blocks(text: str) -> str:

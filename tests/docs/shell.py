@@ -1,4 +1,4 @@
-"""The lines of a shell block, run as a reader would run them, but in this process where that is quicker."""
+"""The lines of a shell block, run as a reader would run them, in this process where that is quicker, or only parsed."""
 
 import os
 import re
@@ -11,51 +11,35 @@ from pathlib import Path
 from runpy import run_path
 
 import pytest
-from typer.testing import CliRunner
+from typer.main import get_command
 
 from flatfold.cli import app
-from tests.docs.commands import make, methods_as_they_were, parse, with_options
+from flatfold.detectors import METHODS
+from tests.command import flatfold
+from tests.docs.page import ROOT
 
-ROOT = Path(__file__).parents[2]
 SERVICE = "http://127.0.0.1:8000"  # where `flatfold serve` listens unless told otherwise
 MOVED = {"/where/openood/lies": "openood", "cuda": "cpu"}
-WIDE = {"COLUMNS": "160"}  # or tables would cut words off
-# Programs that are not run, with the reason.
-RECOGNISED = {
-    "ray": "a cluster is nothing for a test; the tests of the engine start one for themselves",
-    "sbatch": "a scheduler is nothing for a test",
-}
+RECOGNISED = ("ray", "sbatch")  # a cluster and a scheduler are nothing for a test
 
 
 class Shell:
     """Runs lines in the current folder, and ends at its end what it has started."""
 
     def __init__(self):
-        self.service = None
-        self.address = None
+        self.service = self.address = None
         self.answers = []
         self.said = None  # by the block above; None where none was run
 
     def run(self, line, options=(), only_parse=False, exit_code=0):
-        """Run a line, or only look whether it could be.
-
-        Args:
-            line: As it stands on the page.
-            options: To add to a command of flatfold that has them.
-            only_parse: Whether to run nothing.
-            exit_code: What a command of flatfold must leave with.
-        """
+        """Run a line of a page with further options, or only look whether it could be run."""
         words = [expanded(word) for word in shlex.split(line, comments=True)]
         while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             name, _, value = words.pop(0).partition("=")
             os.environ[name] = value  # a page has an environment of its own
         known = {"flatfold": self.flatfold, "make": make, "pip": pip, "curl": self.curl, "python": python}
-        if words[0] in RECOGNISED:
-            parse(words)
-            return
-        if words[0] not in known:
-            raise AssertionError(f"{words[0]!r} is not a program that tests/docs/shell.py knows: {line}")
-        if only_parse and words[0] != "pip":
+        assert words[0] in (*RECOGNISED, *known), f"{words[0]!r} is not a program that tests/docs/shell.py knows"
+        if words[0] in RECOGNISED or (only_parse and words[0] != "pip"):
             parse(words)
         elif words[0] == "flatfold":
             self.flatfold(with_options(words[1:], options), exit_code)
@@ -63,21 +47,20 @@ class Shell:
             known[words[0]](words[1:])
 
     def flatfold(self, words, exit_code=0):
-        """Run a command in this process; the service in another one."""
+        """Run a command in this process, without the methods that the page registered; the service in another one."""
         if words[0] == "serve":
             self.serve(words)
             return
-        target = None
-        if ">" in words:
-            words, target = words[: words.index(">")], words[-1]
-        with methods_as_they_were():
-            result = CliRunner(env=WIDE).invoke(app, [MOVED.get(word, word) for word in words])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == exit_code, f"flatfold {' '.join(words)}\n{result.output}"
-        self.said = (self.said or "") + result.output
+        words, target = (words[: words.index(">")], words[-1]) if ">" in words else (words, None)
+        before = dict(METHODS)
+        for name in [name for name, method in before.items() if not method.factory.__module__.startswith("flatfold.")]:
+            del METHODS[name]
+        done = flatfold(*(MOVED.get(word, word) for word in words), columns=160)  # or tables would cut words off
+        METHODS.update(before)
+        assert done.returncode == exit_code, f"flatfold {' '.join(words)}\n{done.stdout}{done.stderr}"
+        self.said = (self.said or "") + done.stdout + done.stderr
         if target is not None:
-            Path(target).write_text(result.stdout)
+            Path(target).write_text(done.stdout)
 
     def serve(self, words):
         """Start the service on a free port."""
@@ -85,13 +68,13 @@ class Shell:
         self.close()
         command = [sys.executable, "-m", "flatfold", *words, "--port", "0"]
         self.service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        told = []
+        lines = []
         for line in self.service.stdout:
-            told.append(line)
+            lines.append(line)
             if found := re.search(r"http://[0-9.:]+[0-9]", line):
                 self.address = found[0]
                 return
-        raise AssertionError("".join(told))
+        raise AssertionError("".join(lines))
 
     def curl(self, words):
         """Ask the service."""
@@ -138,3 +121,61 @@ def python(words):
         for name in set(sys.modules) - before:
             if "examples" in (getattr(sys.modules[name], "__file__", None) or ""):
                 del sys.modules[name]  # its own neighbours: another script may have namesakes
+
+
+def click_command(words):
+    """Return the click command that words call, and the words behind its name."""
+    command = get_command(app)
+    while hasattr(command, "commands"):
+        assert words, "a command is missing"
+        assert words[0] in command.commands, f"flatfold has no command {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def parse(words):
+    """Look whether a command has the options that it is given; one of flatfold may follow another program's."""
+    if words[:2] == ["python", "-m"]:
+        place = ROOT / words[2].replace(".", "/")
+        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), f"there is no module {words[2]}"
+    elif words[0] == "python":
+        assert (ROOT / words[1]).exists(), f"there is no script {words[1]}"
+    elif words[0] == "make":
+        make(words[1:])
+    elif "flatfold" in words:
+        command, rest = click_command(words[words.index("flatfold") + 1 :])
+        command.make_context(command.name, list(rest)).close()
+
+
+def options_of(command):
+    """Return the options that a command and those below it have, ``--help`` too."""
+    named = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    below = (options_of(each) for each in getattr(command, "commands", {}).values())
+    return {name for name in named if name.startswith("-")}.union({"--help"}, *below)
+
+
+def check_options(lines, options):
+    """Look whether at least one of the lines has each option that a comment adds to them."""
+    commands = [shlex.split(line, comments=True) for line in lines]
+    known = set().union(*(options_of(click_command(c[1:])[0]) for c in commands if c[0] == "flatfold"))
+    unknown = [word for word in options if word.startswith("--") and word not in known]
+    assert not unknown, f"no command of the block has {' '.join(unknown)}"
+
+
+def with_options(words, options):
+    """Return a command with other values for options, or with more; those that it does not have are left out."""
+    known, words = options_of(click_command(words)[0]), list(words)
+    for name, values in re.findall(r"(--\S+)((?: (?!--)\S+)*)", " ".join(options)):
+        if name not in known:
+            continue
+        if name in words and values:
+            words[words.index(name) + 1] = values.split()[0]
+        elif name not in words:
+            words += [name, *values.split()]
+    return words
+
+
+def make(words):
+    """Look whether the Makefile has a target, without running it."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf8"), re.MULTILINE)
+    assert set(words) <= set(targets), f"make has no target {words}"

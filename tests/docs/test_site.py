@@ -15,12 +15,15 @@ import pytest
 
 import flatfold
 from flatfold import curvature
+from flatfold.cli import app
 from flatfold.detectors import METHODS
-from tests.docs.page import ROOT
-from tests.uncovered import environment
+from tests.command import uncovered_environment
+from tests.docs.page import ROOT, read
+from tests.docs.shell import get_command, options_of
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'flatfold[docs]'")
-ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=["'](?:https?:)?//""")
+pytestmark = pytest.mark.docs
+ELSEWHERE = re.compile(r"""(?:<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=|url\(|@import )["']?(?:https?:)?//""")
 
 
 def module(name):
@@ -36,7 +39,7 @@ def site(tmp_path_factory):
     """The folder of the built site; any warning is an error, but not when mkdocs is told to be quiet."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    variables = environment(NO_MKDOCS_2_WARNING="1", SOURCE_DATE_EPOCH="0")
+    variables = uncovered_environment(NO_MKDOCS_2_WARNING="1", SOURCE_DATE_EPOCH="0")
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr
@@ -49,13 +52,9 @@ def texts(site):
     return {path.relative_to(site).as_posix(): path.read_text(encoding="utf8") for path in site.rglob("*.html")}
 
 
-def test_nothing_is_fetched_from_elsewhere(texts, site):
-    assert {name: ELSEWHERE.search(text)[0] for name, text in texts.items() if ELSEWHERE.search(text)} == {}
-    styles = "".join(path.read_text(encoding="utf8") for path in site.rglob("*.css"))
-    assert not re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", styles)
-
-
-def test_every_link_and_anchor_leads_somewhere(texts, site):
+def test_every_link_and_anchor_leads_somewhere_and_nothing_is_fetched_from_elsewhere(texts, site):
+    styles = {path.name: path.read_text(encoding="utf8") for path in site.rglob("*.css")}
+    assert [name for name, text in (texts | styles).items() if ELSEWHERE.search(text)] == []
     anchors = {name: set(re.findall(r'\bid="([^"]+)"', text)) for name, text in texts.items()}
     for name, text in texts.items():
         for link in re.findall(r'<a\b[^>]*?\bhref="([^"]+)"', text):
@@ -68,113 +67,56 @@ def test_every_link_and_anchor_leads_somewhere(texts, site):
             assert not anchor or anchor in anchors[path] or anchor.startswith("__"), f"{name} -> {link}"
 
 
-def test_every_page_is_in_the_navigation_and_in_the_search(texts, site):
+def test_every_page_and_example_is_there_and_found_by_the_search(texts, site):
     searched = (site / "search" / "search_index.json").read_text(encoding="utf8")
     for path in (ROOT / "docs").rglob("*.md"):
         name = path.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
         assert name in texts
         assert f'"location":"{name}"' in searched
-        assert f'href="{Path(name).name}"' in texts[name] or name == "index.html"
+    for page, source in module("hooks").FROM_ROOT.items():
+        title = re.search(r"^# (.*)$", read(source), re.MULTILINE)[1]
+        assert f">{title}<" in texts[page.replace(".md", ".html")]
+    for path in (ROOT / "examples").glob("*.*"):
+        assert (site / "examples" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_formulas_are_mathml_that_is_well_formed(texts):
+def test_formulas_are_mathml_and_no_restructured_text_is_left(texts):
     formulas = [formula for text in texts.values() for formula in re.findall(r"<math\b.*?</math>", text, re.DOTALL)]
     assert len(formulas) > 50
     for formula in formulas:
         assert "\\" not in formula, "a command that the converter does not know"
         ElementTree.fromstring(re.sub(r"&(?!#|amp;|lt;|gt;|quot;)\w+;", "", formula))
-    assert not any("arithmatex" in text for text in texts.values())
-
-
-def test_no_restructured_text_is_left(texts):
     for name, text in texts.items():
-        assert not re.search(r":[a-z]+:(?:`|<code)|\.\. math::|<autoref", text), name
-
-
-def test_what_a_function_returns_is_one_item_however_many_lines_it_takes(texts):
-    for name, text in texts.items():
+        assert not re.search(r":[a-z]+:(?:`|<code)|\.\. math::|<autoref|arithmatex", text), name
         for items in re.findall(r">Returns:</.*?<ul>(.*?)</ul>", text, re.DOTALL):
-            assert items.count("<li") == 1, f"{name}: {re.sub(r'<[^>]+>', '', items)}"
+            assert items.count("<li") == 1, f"{name}: {items}"  # however many lines it takes
 
 
-def test_every_public_name_has_a_place_in_the_reference(texts):
+def test_every_public_name_method_command_and_option_is_in_the_reference(texts):
     reference = "".join(text for name, text in texts.items() if name.startswith("reference/"))
-    names = [f"flatfold.{n}" for n in flatfold.__all__ if n not in ("__version__", "curvature")]
+    public = [name for name in flatfold.__all__ if name != "__version__"]
+    names = [f"flatfold.{name}" for name in public if name != "curvature"]
     names += [f"flatfold.curvature.{name}" for name in curvature.__all__]
     assert [name for name in names if f'id="{name}"' not in reference] == []
-
-
-def test_the_table_of_names_has_all_of_them_with_their_first_lines(texts):
-    page = texts["reference/flatfold.html"]
-    for name in flatfold.__all__:
-        assert name == "__version__" or f"<code>{name}</code></a></td>" in page, name
-    assert "Make a detector available under a name in <code>create</code>" in page
-
-
-def test_every_method_is_in_the_table_of_detectors(texts):
-    for name in METHODS:
-        assert f"<td><code>{name}</code></td>" in texts["reference/detectors.html"]
-
-
-def test_every_command_is_on_the_page_with_its_help(texts):
+    assert [name for name in public if f"<code>{name}</code></a></td>" not in texts["reference/flatfold.html"]] == []
+    assert [name for name in METHODS if f"<td><code>{name}</code></td>" not in texts["reference/detectors.html"]] == []
     page = html.unescape(re.sub(r"<[^>]+>", "", texts["reference/cli.html"]))
-    from typer.main import get_command
-
-    from flatfold.cli import app
-
-    commands = get_command(app).commands
-    for name, command in commands.items():
+    for name, command in get_command(app).commands.items():
         assert f"flatfold {name}" in page
-        for option in (option for parameter in command.params for option in parameter.opts if option[:2] == "--"):
-            assert option in page
-    assert "flatfold suite init" in page
-
-
-@pytest.mark.parametrize(("page", "source"), module("hooks").FROM_ROOT.items())
-def test_pages_of_the_root_are_there(page, source, texts):
-    title = re.search(r"^# (.*)$", (ROOT / source).read_text(encoding="utf8"), re.MULTILINE)[1]
-    assert f">{title}<" in texts[page.replace(".md", ".html")]
-
-
-def test_examples_can_be_opened(site):
-    for path in (ROOT / "examples").glob("*.*"):
-        assert (site / "examples" / path.name).read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize("name", ["hooks", "docstrings"])
-def test_the_examples_in_docstrings_hold(name):
-    result = doctest.testmod(module(name))
-    assert result.attempted > 0
-    assert result.failed == 0
-
-
-def test_a_docstring_is_rewritten():
-    markdown = module("docstrings").markdown
-    text = (
-        "A.\n\n    .. math:: a \\\\\n        b\n\n    Args:\n        x, y: Both\n            of them.\n        z: One."
-    )
-    expected = (
-        "A.\n\n    $$\n    a \\\\ b\n    $$\n\n    Args:\n        x: Both\n            of them.\n        y: Both\n"
-        "            of them.\n        z: One."
-    )
-    assert markdown(text) == expected
-    assert markdown(".. math::\n    x^2\n\nThen.") == "$$\nx^2\n$$\n\nThen."
-    link = '<autoref identifier="full.create" optional><code>create</code></autoref>'
-    assert markdown(":func:`create`", lambda name: f"full.{name}") == link
-
-
-def test_a_formula_is_written_as_the_kind_that_it_is():
-    hooks = module("hooks")
-    content = r'<p><span class="arithmatex">\(a &lt; b\)</span></p><div class="arithmatex">\[x\]</div>'
-    made = hooks.on_page_content(content)
-    assert 'display="inline"' in made
-    assert '<div class="formula"><math' in made
-    assert "&lt;" in made or "&#x0003C;" in made
-    assert hooks.on_page_content("<p>plain</p>") == "<p>plain</p>"
-
-
-def test_names_that_the_reference_links_to_are_those_of_the_package():
+        assert [option for option in options_of(command) if option.startswith("--") and option not in page] == []
     for path in (ROOT / "docs" / "reference").glob("*.md"):
         for name in re.findall(r"^::: (\S+)", path.read_text(encoding="utf8"), re.MULTILINE):
             place, _, last = name.rpartition(".")
             assert hasattr(import_module(place), last), name
+
+
+def test_docstrings_and_formulas_are_rewritten():
+    for name in ("hooks", "docstrings"):
+        result = doctest.testmod(module(name))
+        assert (result.attempted > 0, result.failed) == (True, 0), name
+    markdown, hooks = module("docstrings").markdown, module("hooks")
+    assert markdown("A.\n\n    .. math:: a \\\\\n        b\n") == "A.\n\n    $$\n    a \\\\ b\n    $$\n"
+    link = '<autoref identifier="full.create" optional><code>create</code></autoref>'
+    assert markdown(":func:`create`", lambda name: f"full.{name}") == link
+    made = hooks.on_page_content(r'<span class="arithmatex">\(a &lt; b\)</span><div class="arithmatex">\[x\]</div>')
+    assert made.count('display="inline"') == made.count('<div class="formula"><math') == 1

@@ -1,4 +1,4 @@
-"""Result files: written whole, read back equal, refused when they are something else."""
+"""Rows, averages and result files: written whole, read back equal, refused when they are something else."""
 
 import csv
 import json
@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flatfold.core.ranking import aupr
 from flatfold.evaluate.results import AlphaCurve, Results, load_results
-from flatfold.evaluate.rows import MethodRun, averages, make_row
+from flatfold.evaluate.rows import METRICS, MethodRun, averages, make_row
+
+LOW, HIGH = np.arange(100.0), np.arange(90.0, 110.0)
 
 
 @pytest.fixture
@@ -20,77 +23,32 @@ def results():
     return Results(
         suite={"name": "toy", "ood": [{"name": "noise", "group": "far", "n": 40, "about": "Noise."}]},
         methods=[MethodRun("msp", "msp", {"alpha": 0.5}, "nothing", "nothing", 0.1, 2.0, {"alpha_": 0.3}, ["careful"])],
-        refused={"ash": "Negative features."},
-        rows=rows,
-        averages=averages(rows),
+        refused={"ash": "Negative features."}, rows=rows, averages=averages(rows),
         alpha_curves=[AlphaCurve("autofold", [0.1, 0.2], [0.5, 0.6], [0.01, 0.01], 0.2, {"all": [0.7, 0.8]})],
-        provenance={"seed": 0},
-        scores=scores,
-    )
+        provenance={"seed": 0}, scores=scores,
+    )  # fmt: skip
 
 
-def test_what_is_saved_is_what_is_loaded(results, tmp_path):
-    results.save(tmp_path)
-    loaded = load_results(tmp_path)
-    for name in ("suite", "methods", "refused", "rows", "averages", "alpha_curves", "provenance"):
-        assert getattr(loaded, name) == getattr(results, name)
-    assert all(np.array_equal(loaded.scores[key], results.scores[key]) for key in results.scores)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "results.json",
-        "results.csv",
-        "averages.csv",
-        "scores.safetensors",
-        "thumbnails.safetensors",
-    }
+def test_a_row_names_both_conventions_of_fpr95_and_of_aupr():
+    row = make_row("msp", "nothing", "photos", "far", LOW, HIGH)
+    assert (row.fpr95_ood_positive, row.fpr95_id_positive) == (0.09, 0.25)
+    assert (row.n_id, row.n_ood) == (100, 20)
+    assert row.aupr_out == aupr(LOW, HIGH, positive="ood") != row.aupr_in
+    assert row.aupr_in == aupr(LOW, HIGH, positive="id")
+    assert {mean.over for mean in averages([row])} == {"far", "all"}  # none over a group without data sets
 
 
-def test_the_csv_has_a_line_per_row_and_says_what_was_tuned_on_what(results, tmp_path):
-    results.save(tmp_path)
-    with (tmp_path / "results.csv").open() as file:
-        (line,) = csv.DictReader(file)
-    assert line["method"] == "msp"
-    assert line["tuned_on"] == "nothing"
-    assert json.loads(line["hyper"]) == {"alpha": 0.5}
-    assert float(line["fpr95_ood_positive"]) == results.rows[0].fpr95_ood_positive
-
-
-def test_a_number_that_is_none_is_not_written(results, tmp_path):
-    with pytest.raises(ValueError, match="JSON compliant"):
-        replace(results, provenance={"seconds": float("nan")}).save(tmp_path)
-    assert not (tmp_path / "results.json").exists()
-
-
-@pytest.mark.parametrize("size", [None, 0, 100])
-def test_scores_that_are_missing_or_cut_short_are_refused(size, results, tmp_path):
-    results.save(tmp_path)
-    path = tmp_path / "scores.safetensors"
-    path.unlink() if size is None else path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match="are damaged"):
-        load_results(tmp_path)
-
-
-def test_a_folder_without_results_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"there is no results.json in .* Run `flatfold bench` first"):
-        load_results(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "not valid JSON"),
-        ("null", "not a flatfold-results file of version 3"),
-        ('{"format": "flatfold-results", "version": 3}', "are damaged"),
-        ("{}", "not a flatfold-results file of version 3"),
-        ('{"format": "flatfold-results", "version": 99}', "not a flatfold-results file of version 3"),
-    ],
-)
-def test_another_file_under_that_name_is_refused(content, message, tmp_path):
-    (tmp_path / "results.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        load_results(tmp_path)
-
-
-def test_an_average_that_repeats_another_is_not_shown(results):
+def test_metrics_are_averaged_over_data_sets_not_groups_and_repeated_averages_are_not_shown(results):
+    rows = [
+        make_row("msp", "nothing", "a", "near", LOW, LOW),  # AUROC 0.5
+        make_row("msp", "nothing", "b", "far", LOW, HIGH),
+        make_row("msp", "nothing", "c", "far", LOW, LOW + 1000),  # 1.0
+    ]
+    means = {mean.over: mean for mean in averages(rows)}
+    for over, members in {"near": rows[:1], "far": rows[1:], "all": rows}.items():
+        for metric in METRICS:
+            expected = np.mean([getattr(row, metric) for row in members])
+            assert getattr(means[over], metric) == pytest.approx(expected), (over, metric)
     assert results.columns == ["noise", "all"]  # all of it is far
     near = make_row("msp", "nothing", "pens", "near", results.scores["msp/id"], results.scores["msp/noise"])
     rows = [*results.rows, near]
@@ -98,9 +56,57 @@ def test_an_average_that_repeats_another_is_not_shown(results):
     assert replace(results, suite=suite, averages=averages(rows)).columns == ["noise", "pens", "near", "far", "all"]
 
 
-def test_numbers_that_json_does_not_know_leave_the_old_files_whole(results, tmp_path):
+def test_what_is_saved_is_what_is_loaded_and_a_failing_save_leaves_the_files_whole(results, tmp_path):
     results.save(tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    loaded = load_results(tmp_path)
+    for name in ("suite", "methods", "refused", "rows", "averages", "alpha_curves", "provenance"):
+        assert getattr(loaded, name) == getattr(results, name), name
+    assert all(np.array_equal(loaded.scores[key], results.scores[key]) for key in results.scores)
+    csv_files, tensors = {"results.csv", "averages.csv"}, {"scores.safetensors", "thumbnails.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"results.json"} | csv_files | tensors
+    with (tmp_path / "results.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert (line["method"], line["tuned_on"], json.loads(line["hyper"])) == ("msp", "nothing", {"alpha": 0.5})
+    assert float(line["fpr95_ood_positive"]) == results.rows[0].fpr95_ood_positive
+    infinite = replace(results, methods=[replace(results.methods[0], hyper={"gamma": float("inf")})], rows=[])
+    nan = replace(results, provenance={"seconds": float("nan")})
     with pytest.raises(ValueError, match="JSON"):
-        replace(results, methods=[replace(results.methods[0], hyper={"gamma": float("inf")})], rows=[]).save(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        nan.save(tmp_path / "new")
+    assert not (tmp_path / "new" / "results.json").exists()
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.*")}
+    for broken in (infinite, nan):
+        with pytest.raises(ValueError, match="JSON"):
+            broken.save(tmp_path)
+        assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == before
+
+
+def test_files_that_are_missing_cut_short_or_something_else_are_refused(results, tmp_path):
+    with pytest.raises(ValueError, match=r"results\.json"):
+        load_results(tmp_path)
+    results.save(tmp_path)
+    path = tmp_path / "scores.safetensors"
+    whole = path.read_bytes()
+    for content in (whole[:100], b"", None):
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(ValueError, match="damaged"):
+            pytest.fail(f"{content!r}: {load_results(tmp_path)}")
+    path.write_bytes(whole)
+    for content, keyword in (
+        ("{", "JSON"), ("null", "version 3"), ("{}", "version 3"),
+        ('{"format": "flatfold-results", "version": 99}', "version 3"),
+        ('{"format": "flatfold-results", "version": 3}', "damaged"),
+    ):  # fmt: skip
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(ValueError, match=keyword):
+            pytest.fail(f"{content}: {load_results(tmp_path)}")
+
+
+def test_the_scores_of_another_run_are_refused(results, tmp_path):
+    results.save(tmp_path)
+    others = {name: values + 1 for name, values in results.scores.items()}
+    replace(results, scores=others).save(tmp_path / "other")
+    for folder in (tmp_path, tmp_path / "other"):
+        load_results(folder)
+    (tmp_path / "scores.safetensors").write_bytes((tmp_path / "other" / "scores.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"scores\.safetensors"):
+        load_results(tmp_path)

@@ -45,13 +45,7 @@ def test_autofold_r_chooses_percentile_and_alpha_together(world):
     assert_close(detector.maxima_, torch.tensor(list(best.values())).double(), rtol=0, atol=1e-7)
     fold_r = ff.create("fold-r", **tuning.hyper).fit(bank, head)
     assert_close(detector(bank.features), fold_r(bank.features))
-
-
-def test_one_percentile_can_still_be_given(world):
-    bank, head, _ = world
-    fixed = ff.create("autofold-a", percentile=80).fit(bank, head)
-    assert isinstance(fixed, ff.Shaped)
-    joint = ff.create("autofold-a", percentile=[80]).fit(bank, head)
+    fixed, joint = (ff.create("autofold-a", percentile=given).fit(bank, head) for given in (80, [80]))
     assert_close(fixed(bank.features), joint(bank.features))
 
 
@@ -70,126 +64,93 @@ def test_methods_without_logits_leave_the_class_out_of_their_bank(world):
     bank, head, _ = world
     tuning = ff.tune("knn", head, bank, train=bank, grid={"k": [2, 10, 40]})
     assert [t.value for t in tuning.trials] == pytest.approx([slow_knn_criterion(bank, head, k) for k in (2, 10, 40)])
+    train = bank[bank.labels != 2]
+    with pytest.warns(UserWarning, match="left out"):  # a class without training data
+        some = ff.tune("knn", head, bank, train=train, grid={"k": [5]}).trials[0]
+    assert some.value == ff.tune("knn", head, train, train=train, grid={"k": [5]}).trials[0].value
 
 
-@pytest.mark.parametrize(
-    ("name", "grid"),
-    [
-        ("knn", {"k": [5, 20]}),
-        ("vim", {"dim": [4, 12]}),
-        ("ebo", {"temperature": [1.0, 5.0]}),
-        ("react", {"percentile": [80, 95]}),
-        ("ash", {"percentile": [50, 90]}),
-        ("gen", {"gamma": [0.1, 1.0], "top": [3, 6]}),
-        ("msp", {"alpha": [0.0, 0.5, 1.0]}),
-        ("mds", {"alpha": [0.0, 1.0]}),
-        ("scale", {"percentile": [70, 85], "alpha": [0.0, 0.5]}),
-    ],
-)
-def test_any_hyper_parameter_of_any_method_can_be_tuned_on_known_data_alone(name, grid, world):
+ANY = {
+    "knn": {"k": [5, 20]}, "vim": {"dim": [4, 12]}, "ebo": {"temperature": [1.0, 5.0]},
+    "react": {"percentile": [80, 95]}, "ash": {"percentile": [50, 90]}, "gen": {"gamma": [0.1, 1.0], "top": [3, 6]},
+    "msp": {"alpha": [0.0, 0.5, 1.0]}, "mds": {"alpha": [0.0, 1.0]},
+    "scale": {"percentile": [70, 85], "alpha": [0.0, 0.5]},
+}  # fmt: skip
+
+
+def test_any_hyper_parameter_of_any_method_can_be_tuned_on_id_data_alone(world):
     bank, head, _ = world
-    tuning = ff.tune(name, head, bank, train=bank, grid=grid)
-    assert len(tuning.trials) == len(grid_points(grid))
-    assert all(0.5 < trial.value <= 1 and 0 <= trial.stderr < 0.1 for trial in tuning.trials)
-    assert tuning.hyper in [trial.hyper for trial in tuning.trials]
-    best = max(trial.value for trial in tuning.trials)
-    assert next(trial.value for trial in tuning.trials if trial.hyper == tuning.hyper) == pytest.approx(best)
-    ff.create(name, **tuning.hyper).fit(bank, head)
+    for name, grid in ANY.items():
+        tuning = ff.tune(name, head, bank, train=bank, grid=grid)
+        assert [trial.hyper for trial in tuning.trials] == grid_points(grid), name
+        assert all(0.5 < trial.value <= 1 and 0 <= trial.stderr < 0.1 for trial in tuning.trials), name
+        best = max(trial.value for trial in tuning.trials)
+        chosen = next(trial.value for trial in tuning.trials if trial.hyper == tuning.hyper)
+        assert chosen == pytest.approx(best), name
+        ff.create(name, **tuning.hyper).fit(bank, head)
+    points = [{"t": t, "e": e} for e in ("a", "b", "c") for t in (1, 10)]
+    assert grid_points({"t": [1, 10], "e": ["a", "b", "c"]}) == points  # the first varies fastest
 
 
-def test_on_unknown_data_the_auroc_decides(world):
-    bank, head, unknown = world
-    tuning = ff.tune("ash", head, bank, ood=unknown)
+def test_on_ood_data_the_auroc_against_validation_data_decides(world):
+    bank, head, ood = world
+    tuning = ff.tune("ash", head, bank, ood=ood)
     values = []
     for percentile in (65, 70, 75, 80, 85, 90, 95):
         detector = ff.create("ash", percentile=percentile).fit(bank, head)
-        values.append(ff.auroc(detector(bank.features), detector(unknown.features)))
+        values.append(ff.auroc(detector(bank.features), detector(ood.features)))
     assert [trial.value for trial in tuning.trials] == values
     assert tuning.hyper == {"percentile": (65, 70, 75, 80, 85, 90, 95)[values.index(max(values))]}
     assert tuning.tuned_on == "ood"
+    train = ff.FeatureBank(bank.features[::2] * 1.1, bank.labels[::2])
+    trial = ff.tune("knn", head, bank, train=train, ood=ood, grid={"k": [5]}).trials[0]
+    detector = ff.Knn(5).fit(train, head)
+    assert trial.value == ff.auroc(detector(bank.features), detector(ood.features))
+    other = ff.FeatureBank(bank.features * 3, bank.labels)  # react fits on validation data whatever is given
+    with_train, without = (ff.tune("react", head, bank, train=t, ood=ood).trials for t in (other, None))
+    assert with_train == without
 
 
-def test_other_hyper_parameters_stay_as_given(world):
-    bank, head, unknown = world
-    tuning = ff.tune("fold-r", head, bank, ood=unknown, grid={"percentile": [80, 90]}, alpha=0.3)
+def test_what_is_given_stays_as_given_and_leaves_the_default_grid(world):
+    bank, head, ood = world
+    tuning = ff.tune("fold-r", head, bank, ood=ood, grid={"percentile": [80, 90]}, alpha=0.3)
     assert tuning.hyper["alpha"] == 0.3
     expected = ff.create("fold-r", alpha=0.3, percentile=80).fit(bank, head)
-    assert tuning.trials[0].value == ff.auroc(expected(bank.features), expected(unknown.features))
+    assert tuning.trials[0].value == ff.auroc(expected(bank.features), expected(ood.features))
+    tuning = ff.tune("gen", head, bank, ood=ood, top=3)
+    assert tuning.hyper["top"] == 3
+    assert [trial.hyper for trial in tuning.trials] == [{"gamma": g} for g in (0.01, 0.1, 0.5, 1, 2, 5, 10)]
 
 
-def test_the_first_of_a_grid_varies_fastest():
-    assert grid_points({"t": [1, 10], "e": ["a", "b", "c"]}) == [
-        {"t": t, "e": e} for e in ("a", "b", "c") for t in (1, 10)
-    ]
-
-
-@pytest.mark.parametrize(("tuned_on", "winner"), [("ood", 1), ("id", 2)])
-def test_ties_go_to_the_first_on_unknown_data_and_to_the_middle_on_known(tuned_on, winner):
+def test_ties_go_to_the_first_on_ood_data_and_to_the_middle_on_id_data_and_refused_points_are_kept(world):
     values = {0: 0.1, 1: 0.9, 2: 0.9, 3: 0.9}
-    result = search("m", {}, [{"i": i} for i in values], lambda point: (values[point["i"]], 0.0), tuned_on)
-    assert result.hyper == {"i": winner}
-
-
-def test_points_that_a_method_refuses_are_kept_with_the_reason(world):
-    bank, head, unknown = world
-    tuning = ff.tune("vim", head, bank, train=bank, ood=unknown, grid={"dim": [6, 24]})
+    for tuned_on, winner in (("ood", 1), ("id", 2)):
+        result = search("m", {}, [{"i": i} for i in values], lambda point: (values[point["i"]], 0.0), tuned_on)
+        assert result.hyper == {"i": winner}
+    with pytest.warns(UserWarning, match="hardly better"):  # a difference within the error
+        search("m", {}, [{"i": 0}, {"i": 1}], lambda point: (0.8 + point["i"] / 100, 0.05), "id")
+    assert search("m", {}, [{"i": 0}, {"i": 1}], lambda p: (0.90001 + p["i"] * 1e-5, None), "ood").hyper == {"i": 1}
+    bank, head, ood = world
+    tuning = ff.tune("vim", head, bank, train=bank, ood=ood, grid={"dim": [6, 24]})
     assert tuning.hyper == {"dim": 6}
     assert tuning.trials[1].value is None
-    assert "dim must be a whole number from 1 to 23" in tuning.trials[1].refused
+    assert "dim" in tuning.trials[1].refused
+    with pytest.raises(ValueError, match="no point"):
+        ff.tune("vim", head, bank, train=bank, ood=ood)
 
 
-def test_a_grid_without_a_usable_point_says_why(world):
-    bank, head, unknown = world
-    with pytest.raises(ValueError, match="no point of the grid can be used: dim must be a whole number"):
-        ff.tune("vim", head, bank, train=bank, ood=unknown)
+def test_each_seed_draws_its_own_classes_and_twenty_at_most():
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(25).repeat(4)
+    head = ff.Head(torch.randn(25, 30, generator=g))
+    bank = ff.FeatureBank(torch.randn(100, 30, generator=g) + head.weight[labels], labels)
 
+    def value(**arguments):
+        return ff.tune("msp", head, bank, grid={"alpha": [0.5]}, **arguments).trials[0].value
 
-def test_a_flat_criterion_is_said():
-    labels = torch.arange(3).repeat(5)
-    bank = ff.FeatureBank(9 * torch.eye(3)[labels] + torch.rand(15, 3, generator=torch.manual_seed(0)), labels)
-    with pytest.warns(UserWarning, match=r"the choice for ebo is hardly better .* flat, .* Took temperature = 1"):
-        ff.tune("ebo", ff.Head(torch.eye(3)), bank, grid={"temperature": [1, 1.0]})
-
-
-def test_only_some_classes_are_drawn_when_there_are_many(world):
-    bank, head, _ = world
-    some, again, all_of_them = (
-        ff.tune("msp", head, bank, grid={"alpha": [0.5]}, max_classes=m, seed=3).trials[0].value for m in (2, 2, None)
-    )
-    assert some == again != all_of_them
-
-
-REFUSALS = {
-    "no training data": ({"method": "knn"}, "knn learns from training data. Give it as train="),
-    "a method of inputs": ({"method": "odin"}, "odin sees inputs, and tuning works on features"),
-    "no grid": ({"method": "msp"}, r"msp has no values to choose from. Give grid=\{'name': \[value, ...\]\}"),
-    "an empty grid": ({"method": "ebo", "grid": {"temperature": []}}, "ebo has no values to choose from"),
-    "another criterion": (
-        {"method": "fold", "criterion": "both"},
-        "must be paired or one_vs_rest, got 'both'",
-    ),
-    "no class": ({"method": "fold", "max_classes": 0}, "max_classes must be at least 1"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_refuses_with_a_sentence(case, world):
-    arguments, message = REFUSALS[case]
-    bank, head, _ = world
-    with pytest.raises(ValueError, match=message):
-        ff.tune(head=head, val=bank, **arguments)
-
-
-def test_masking_needs_labels(world):
-    bank, head, _ = world
-    with pytest.raises(ValueError, match="masks the class of each sample, but val has no labels"):
-        ff.tune("fold", head, ff.FeatureBank(bank.features))
-
-
-def test_an_unknown_hyper_parameter_is_no_refused_point(world):
-    bank, head, _ = world
-    with pytest.raises(TypeError, match="fold has no hyper-parameter beta"):
-        ff.tune("fold", head, bank, grid={"beta": [1]})
+    assert value(max_classes=2) == value(max_classes=2) != value(max_classes=2, seed=1)
+    assert value(max_classes=2) != value(max_classes=None)
+    assert value() == value(max_classes=20) != value(max_classes=19)
 
 
 def test_leaving_out_a_class_renumbers_the_others():
@@ -200,78 +161,31 @@ def test_leaving_out_a_class_renumbers_the_others():
     assert smaller_bank.features.tolist() == [[0, 1], [4, 5]]
     assert smaller_head.weight.tolist() == [[0, 1], [4, 5]]
     assert smaller_head.bias.tolist() == [0, 2]
-    with pytest.raises(ValueError, match="at least three of them, but this head has two"):
+    with pytest.raises(ValueError, match="three"):
         without_class(smaller_bank, smaller_head, 0)
 
 
-def test_a_method_that_fits_on_validation_data_is_not_given_training_data(world):
-    bank, head, unknown = world
-    other = ff.FeatureBank(bank.features * 3, bank.labels)
-    with_train, without = (ff.tune("react", head, bank, train=t, ood=unknown).trials for t in (other, None))
-    assert with_train == without
+def test_what_cannot_be_tuned_is_refused(world):
+    bank, head, ood = world
+    for arguments, error, keyword in (
+        ({"method": "knn"}, ValueError, "train="), ({"method": "odin"}, ValueError, "inputs"),
+        ({"method": "msp"}, ValueError, "grid="),
+        ({"method": "ebo", "grid": {"temperature": []}}, ValueError, "no values"),
+        ({"method": "fold", "criterion": "both"}, ValueError, "paired"),
+        ({"method": "fold", "max_classes": 0}, ValueError, "max_classes"),
+        ({"method": "fold", "val": ff.FeatureBank(bank.features)}, ValueError, "labels"),
+        ({"method": "fold", "grid": {"beta": [1]}}, TypeError, "beta"),
+        ({"method": "fold", "val": bank[bank.labels == 1]}, ValueError, "two classes"),
+        ({"method": "knn", "val": ff.FeatureBank(bank.features, bank.labels + 3), "train": bank}, ValueError, "8"),
+        ({"method": "gen", "ood": ood, "grid": {"top": [3]}, "top": 3}, TypeError, "top"),
+        ({"method": "gen", "ood": ood, "grid": {"top": 3}}, ValueError, "no values"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=keyword):
+            pytest.fail(f"{arguments}: {ff.tune(**{'head': head, 'val': bank, **arguments})}")
 
 
-def test_on_unknown_data_the_known_side_is_validation_data(world):
-    bank, head, unknown = world
-    train = ff.FeatureBank(bank.features[::2] * 1.1, bank.labels[::2])
-    trial = ff.tune("knn", head, bank, train=train, ood=unknown, grid={"k": [5]}).trials[0]
-    detector = ff.Knn(5).fit(train, head)
-    assert trial.value == ff.auroc(detector(bank.features), detector(unknown.features))
-
-
-def test_what_is_given_leaves_the_default_grid(world):
-    bank, head, unknown = world
-    tuning = ff.tune("gen", head, bank, ood=unknown, top=3)
-    assert tuning.hyper["top"] == 3
-    assert [trial.hyper for trial in tuning.trials] == [{"gamma": g} for g in (0.01, 0.1, 0.5, 1, 2, 5, 10)]
-    with pytest.raises(TypeError, match="top is both in the grid and given"):
-        ff.tune("gen", head, bank, ood=unknown, grid={"top": [3]}, top=3)
-    with pytest.raises(ValueError, match="gen has no values to choose from"):
-        ff.tune("gen", head, bank, ood=unknown, grid={"top": 3})
-
-
-def test_labels_that_the_head_does_not_have_are_refused(world):
-    bank, head, _ = world
-    with pytest.raises(ValueError, match="labels go up to 8 but the head has 6 classes"):
-        ff.tune("knn", head, ff.FeatureBank(bank.features, bank.labels + 3), train=bank)
-
-
-def test_classes_without_training_data_are_left_out_and_said(world):
-    bank, head, _ = world
-    train = bank[bank.labels != 2]
-    with pytest.warns(UserWarning, match="classes that the training data does not have are left out"):
-        some = ff.tune("knn", head, bank, train=train, grid={"k": [5]}).trials[0]
-    assert some.value == ff.tune("knn", head, train, train=train, grid={"k": [5]}).trials[0].value
-
-
-def test_one_class_cannot_be_left_out(world):
-    bank, head, _ = world
-    one = bank[bank.labels == 1]
-    with pytest.raises(ValueError, match="takes samples of at least two classes, but this bank has one only"):
-        ff.tune("fold", head, one)
-
-
-def test_each_seed_draws_its_own_classes_and_twenty_at_most():
-    g = torch.Generator().manual_seed(0)
-    labels = torch.arange(25).repeat(4)
-    head = ff.Head(torch.randn(25, 30, generator=g))
-    bank = ff.FeatureBank(torch.randn(100, 30, generator=g) + head.weight[labels], labels)
-    values = [ff.tune("msp", head, bank, grid={"alpha": [0.5]}, max_classes=2, seed=s).trials[0].value for s in (0, 1)]
-    assert values[0] != values[1]
-    default, twenty = (
-        ff.tune("msp", head, bank, grid={"alpha": [0.5]}, **m).trials[0] for m in ({}, {"max_classes": 20})
-    )
-    assert default == twenty
-    assert default != ff.tune("msp", head, bank, grid={"alpha": [0.5]}, max_classes=19).trials[0]
-
-
-def test_a_difference_within_the_error_is_said_and_the_smallest_one_decides():
-    with pytest.warns(UserWarning, match="hardly better"):
-        search("m", {}, [{"i": 0}, {"i": 1}], lambda point: (0.8 + point["i"] / 100, 0.05), "id")
-    assert search("m", {}, [{"i": 0}, {"i": 1}], lambda p: (0.90001 + p["i"] * 1e-5, None), "ood").hyper == {"i": 1}
-
-
-def test_among_equal_percentiles_the_middle_one_wins_and_only_its_warnings_are_told():
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+def test_percentiles_that_leave_no_feature_are_passed_over_and_among_equal_ones_the_middle_one_wins():
     labels = torch.arange(3).repeat(8)
     h = 9 * torch.eye(3)[labels]  # every threshold is 9 and every exponent tells all samples apart
     detector = ff.create("autofold-r", percentile=(97, 98, 99), grid=[0.1, 0.2])
@@ -279,18 +193,14 @@ def test_among_equal_percentiles_the_middle_one_wins_and_only_its_warnings_are_t
         detector.fit(ff.FeatureBank(h, labels), ff.Head(torch.eye(3)))
     assert len(caught) == 1
     assert float(detector.percentile_) == 98
-
-
-@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
-def test_percentiles_that_leave_no_feature_are_passed_over():
     g = torch.Generator().manual_seed(0)
     labels = torch.arange(4).repeat(10)
     weight = torch.eye(4).repeat(1, 2)
     bank = ff.FeatureBank(3 * weight[labels] + torch.rand(40, 8, generator=g), labels)
     detector = ff.create("autofold-a").fit(bank, ff.Head(weight))
     assert detector.percentiles_.tolist() == [65, 70, 75, 80, 85, 90]
-    with pytest.raises(ValueError, match="leaves none of them"):
+    with pytest.raises(ValueError, match="none of them"):
         ff.create("autofold-a", percentile=[95, 96]).fit(bank, ff.Head(weight))
     for bad in ([], "90"):
-        with pytest.raises(ValueError, match="percentile must be a number, or several"):
-            ff.create("autofold-a", percentile=bad)
+        with pytest.raises(ValueError, match="percentile"):
+            pytest.fail(f"{bad!r}: {ff.create('autofold-a', percentile=bad)}")

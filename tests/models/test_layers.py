@@ -1,11 +1,15 @@
-"""A model as a function to its layers."""
+"""A model as a function to its layers, and one number per image kept on disk."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
+from flatfold.models.images import ArrayImages
+from flatfold.models.rows import labelled_batches, score_rows
+from tests.refusals import refused
 
 
 class Functional(nn.Module):
@@ -39,87 +43,28 @@ def model():
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-def test_the_stem_is_what_goes_into_the_second_convolution(model):
-    stem = ff.layers_of(model, X, "stem")
-    (layer,) = stem(X)
+def test_stem_stages_and_named_layers_are_the_activations_of_the_model(model):
+    (stem,) = ff.layers_of(model, X, "stem")(X)
+    stages = ff.layers_of(model, X, "stages")(X)
+    named = ff.layers_of(model, X, ["bn1", "conv3"])(X)
     model(X)
-    assert_close(layer, model.one)
+    assert_close(stem, model.one)  # what goes into the second convolution
+    for layer, expected in zip(stages, [model.one, model.two, model.four], strict=True):
+        assert_close(layer, expected)  # the last activation of each resolution, and the features
+    assert_close(named[0], model.bn1(model.conv1(X)))
+    assert_close(named[1], model.conv3(model.two))
 
 
-def test_the_stages_are_the_last_activation_of_each_resolution_and_the_features(model):
-    layers = ff.layers_of(model, X, "stages")(X)
-    model(X)
-    for layer, expected in zip(layers, [model.one, model.two, model.four], strict=True):
-        assert_close(layer, expected)
-
-
-def test_named_layers_are_what_comes_out_of_them(model):
-    layers = ff.layers_of(model, X, ["bn1", "conv3"])(X)
-    assert_close(layers[0], model.bn1(model.conv1(X)))
-    assert layers[1].shape == (2, 8, 4, 4)
-
-
-def test_a_pass_ends_when_all_layers_have_been_seen(model):
+def test_a_pass_ends_when_all_layers_have_been_seen_and_gradients_flow_back(model):
     stem = ff.layers_of(model, X, "stem")
-    before = model.finished
-    stem(X)
+    before, x = model.finished, X.clone().requires_grad_()
+    stem(x)[0].sum().backward()
     assert model.finished == before
-
-
-def test_gradients_flow_back_to_the_input(model):
-    x = X.clone().requires_grad_()
-    (layer,) = ff.layers_of(model, X, "stem")(x)
-    layer.sum().backward()
     assert x.grad.abs().sum() > 0
 
 
-def test_a_model_without_a_second_convolution_has_no_stem():
-    with pytest.raises(ValueError, match=r"second convolution, but this one called 0. Name the layers to use"):
-        ff.layers_of(nn.Linear(4, 3).eval(), torch.zeros(1, 4), "stem")
-
-
-@pytest.mark.parametrize("wanted", [["conv9"], [], "trunk"])
-def test_layers_that_do_not_exist_are_refused(model, wanted):
-    with pytest.raises(ValueError, match=r"must be 'stem', 'stages' or names of modules, got .* has conv1, bn1,"):
-        ff.layers_of(model, X, wanted)
-
-
-def test_logits_are_found_in_what_the_model_returns():
-    class Wrapped(nn.Module):
-        def forward(self, x):
-            return {"logits": 2 * x}
-
-    assert_close(ff.logits_function(Wrapped().eval())(X), 2 * X)
-
-
-def test_a_model_in_training_mode_is_refused_when_it_is_run(model):
-    functions = ff.logits_function(model), ff.layers_of(model, X, "stem")
-    model.train()
-    for function in functions:
-        with pytest.raises(ValueError, match="in training mode, where scores are random"):
-            function(X)
-
-
-def test_a_model_in_training_mode_is_not_even_looked_at(model):
-    before = model.bn1.running_mean.clone()
-    model.bn1.train()  # a part is enough
-    with pytest.raises(ValueError, match="in training mode"):
-        ff.layers_of(model, X, "stem")
-    assert torch.equal(model.bn1.running_mean, before)
-
-
-def test_layers_are_as_they_were_when_the_model_changes_them_in_place():
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True)]
-    net = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(3)).eval()
-    net(X)
-    alone, together = ff.layers_of(net, X, ["1"])(X)[0], ff.layers_of(net, X, ["1", "3"])(X)[0]
-    assert bool((alone < 0).any())
-    assert_close(together, alone)
-
-
 class Shared(nn.Module):
-    """Calls one convolution twice, once by keyword."""
+    """Calls one convolution twice, once by keyword, and another one never."""
 
     def __init__(self):
         super().__init__()
@@ -138,35 +83,64 @@ def test_a_convolution_that_is_called_twice_has_two_inputs():
     assert_close(layer, shared.one)
 
 
-def test_a_layer_that_takes_no_part_is_told():
-    with pytest.raises(ValueError, match=r"the model runs without spare. Name layers that take part"):
-        ff.layers_of(Shared().eval(), X, ["conv", "spare"])(X)
+def test_layers_that_cannot_be_given_are_refused(model):
+    for case, net, x, wanted, keyword in [
+        ("no second convolution", nn.Linear(4, 3).eval(), torch.zeros(1, 4), "stem", "called 0"),
+        ("no such layer", model, X, ["conv9"], "conv1, bn1"),
+        ("no layers", model, X, [], "conv1, bn1"),
+        ("no such kind", model, X, "trunk", "'stem'"),
+        ("several inputs", model, {"pixel_values": X, "mask": X}, "stem", "one input"),
+        ("never called", Shared().eval(), X, ["conv", "spare"], "without spare"),
+    ]:
+        with refused(case, keyword):
+            ff.layers_of(net, x, wanted)(x)
 
 
-def test_layers_in_one_dimension_and_layers_in_tuples_are_found():
-    sound = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Conv1d(4, 4, 3), nn.Flatten(), nn.LazyLinear(2)).eval()
-    waves = torch.randn(2, 2, 9)
-    sound(waves)
-    assert ff.layers_of(sound, waves, "stem")(waves)[0].shape == (2, 4, 7)
-
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gru, self.fc = nn.GRU(9, 5, batch_first=True), nn.Linear(5, 2)
-
-        def forward(self, x):
-            return self.fc(self.gru(x)[0][:, -1])
-
-    assert ff.layers_of(Recurrent().eval(), waves, ["gru"])(waves)[0].shape == (2, 2, 5)
+def test_a_model_in_training_mode_is_refused_and_not_even_run(model):
+    functions = ff.logits_function(model), ff.layers_of(model, X, "stem")
+    before = model.bn1.running_mean.clone()
+    model.bn1.train()  # a part is enough
+    for function in (*functions, lambda x: ff.layers_of(model, x, "stem")):
+        with refused(function, "training mode"):
+            function(X)
+    assert torch.equal(model.bn1.running_mean, before)
 
 
-def test_the_first_stage_is_not_the_image_and_a_last_convolution_counts_once():
+def test_layers_are_as_they_were_when_the_model_changes_them_in_place():
     torch.manual_seed(0)
-    body = [nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 5, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
-    net = nn.Sequential(*body, nn.Conv2d(5, 3, 1), nn.Flatten()).eval()
-    assert [tuple(layer.shape[1:]) for layer in ff.layers_of(net, X, "stages")(X)] == [(4, 4, 4), (5, 1, 1)]
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.ReLU(inplace=True)]
+    net = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(3)).eval()
+    net(X)
+    alone, together = ff.layers_of(net, X, ["1"])(X)[0], ff.layers_of(net, X, ["1", "3"])(X)[0]
+    assert bool((alone < 0).any())
+    assert_close(together, alone)
 
 
-def test_a_model_of_several_inputs_is_refused(model):
-    with pytest.raises(ValueError, match="models that take one input"):
-        ff.layers_of(model, {"pixel_values": X, "mask": X}, "stem")
+def test_logits_are_found_in_what_the_model_returns(model):
+    expected = model(X)
+    model.register_forward_hook(lambda module, args, out: {"logits": out})
+    assert_close(ff.logits_function(model)(X), expected)
+
+
+def source(seed=0, labels=None, n=40):
+    x = np.random.default_rng(seed).integers(0, 256, (n, 4, 4), dtype=np.uint8)
+    return ArrayImages(x, labels, ff.Transform(mode="L"), batch_size=16)
+
+
+def sums(x):
+    return x.sum((1, 2, 3))
+
+
+def test_every_image_gets_its_score_in_evaluation_mode_and_other_images_are_refused(tmp_path):
+    net, modes = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 2)).train(), []
+    scores = score_rows(lambda x: modes.append(net.training) or sums(x), net, source(), tmp_path / "s", {})
+    assert_close(scores, torch.cat([sums(x) for x in source()]))
+    assert modes == [False, False, False]
+    assert net.training
+    with pytest.raises(ValueError, match="labels are needed"):
+        list(labelled_batches(source(), "cpu", "fitting"))
+    with pytest.raises(ValueError, match="other"):
+        score_rows(sums, net, source(1), tmp_path / "s", {})
+    bad = source().read(range(20, 21))[0]
+    with pytest.raises(ValueError, match="finite, but row 20"):
+        score_rows(lambda x: sums(x) / (x != bad).any((1, 2, 3)), net, source(), tmp_path / "t", {})

@@ -1,5 +1,8 @@
-"""A run with everything that a report can show, made of random numbers."""
+"""A run with everything that a report can show, made of random numbers; and pages, read back from their HTML."""
 
+import json
+import re
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 import numpy as np
@@ -7,25 +10,52 @@ import pytest
 
 from flatfold.evaluate.results import AlphaCurve, Results, Wrong
 from flatfold.evaluate.rows import METRICS, Certainty, MethodRun, averages, make_row
+from tests.browser import browser, visit  # noqa: F401 - fixtures
+from tests.toy_study import draw_nothing
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 SETS = {"near-set": "near", "far-set": "far"}
 
 
-class Strict(HTMLParser):
-    """Notes every tag and fails on one that is not closed."""
+@dataclass
+class Cell:
+    """A cell of a table: its attributes and its text."""
 
-    def __init__(self):
+    attributes: dict
+    words: list = field(default_factory=list)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+    @property
+    def metrics(self):
+        """What the page's script may show: value, text and interval of every metric."""
+        return json.loads(self.attributes["data-metrics"])
+
+
+class Page(HTMLParser):
+    """A page, read back: it fails on a tag that is not closed."""
+
+    def __init__(self, html):
         super().__init__()
-        self.open, self.ids, self.text, self.links, self.tags = [], [], [], [], []
+        self.html, self.open, self.tags, self.words, self.tables, self.sections = html, [], [], [], [], {}
+        self.feed(html)
+        assert self.open == []
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
         self.tags.append((tag, attributes))
-        self.ids += [attributes["id"]] if "id" in attributes else []
-        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value]
         if tag not in VOID:
-            self.open.append(tag)
+            self.open.append((tag, attributes))
+        if tag == "table":
+            self.tables.append([])
+            for name in self.inside:
+                self.sections.setdefault(name, []).append(self.tables[-1])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append(Cell(attributes))
 
     def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
@@ -33,10 +63,39 @@ class Strict(HTMLParser):
             self.open.pop()
 
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+        assert self.open.pop()[0] == tag
 
     def handle_data(self, data):
-        self.text.append(data)
+        self.words.append((self.inside, data))
+        if any(tag in ("td", "th") for tag, _ in self.open):
+            self.tables[-1][-1][-1].words.append(data)
+
+    @property
+    def inside(self):
+        return [attributes["id"] for _, attributes in self.open if "id" in attributes]
+
+    def text(self, name=None):
+        """Return the text of the page, or of the element of this id."""
+        return " ".join("".join(data for inside, data in self.words if name is None or name in inside).split())
+
+    def rows(self, name, number=0):
+        """Return the lines below the head of a table inside the element of this id, by what stands first in them."""
+        return {row[0].text: row for row in self.sections[name][number][1:]}
+
+    def values(self, name, tag=None):
+        """Return an attribute of all elements that have it."""
+        return [told[name] for kind, told in self.tags if name in told and tag in (None, kind)]
+
+    def check(self):
+        """Fail unless the page is sound, and asks nobody else for anything."""
+        ids = self.values("id")
+        assert len(ids) == len(set(ids))
+        assert [tag for tag, _ in self.tags].count("h1") == 1
+        links = [link for name in ("src", "href", "xlink:href") for link in self.values(name)]
+        assert all(link.startswith(("#", "data:image/")) for link in links)
+        assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+        assert not re.search(r"@import|https?://(?!www\.w3\.org/)|url\((?!#)", self.html)
+        return self
 
 
 def certain(figures, best):
@@ -127,17 +186,12 @@ def make_results(
     )
 
 
-def parse(text):
-    page = Strict()
-    page.feed(text)
-    return page
-
-
 @pytest.fixture(scope="session")
 def make_run():
     return make_results
 
 
-@pytest.fixture(scope="session")
-def parsed():
-    return parse
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave the panels of all figures empty: the words of a page do not depend on them."""
+    draw_nothing(monkeypatch)

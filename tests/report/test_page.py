@@ -1,19 +1,35 @@
-"""The page: complete, self-contained, and safe with whatever stands in a result file."""
+"""The report of a run and the summary of several: complete, self-contained, and safe with any text in a result file."""
 
+import base64
+import io
 import json
 import re
 from dataclasses import replace
+from statistics import fmean, pstdev
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from flatfold.evaluate.rows import METRICS
-from flatfold.report.about import methods_table, provenance, settings
-from flatfold.report.cells import between
-from flatfold.report.figures import all_figures
+from flatfold.evaluate.summary import summarise
+from flatfold.report import gallery
+from flatfold.report.drawing import Drawing
 from flatfold.report.page import render, write_report
-from flatfold.report.results_table import controls, results_table
+from flatfold.report.summary import render_summary, write_summary
+from tests.report.conftest import Page
 
 HOSTILE = "<img src=x onerror=alert(1)> $title"
+SECTIONS = ["results", "scores", "roc", "norms", "alpha", "costs", "wrong", "datasets", "methods", "provenance"]
+
+
+def percent(value):
+    return f"{100 * value:.2f}"
+
+
+def between(low, high):
+    return f"{percent(low)}–{percent(high)}"
 
 
 @pytest.fixture(scope="module")
@@ -23,118 +39,56 @@ def results(make_run):
 
 @pytest.fixture(scope="module")
 def page(results):
-    return render(results)
+    return Page(render(results)).check()
 
 
-def lines(page):
-    """Return the lines of the table of results."""
-    body = page[page.index('id="results-table"') :]
-    return re.findall(r"<tr data-groups.*?</tr>", body[: body.index("</table>")])
+def test_every_section_is_there_in_the_menu_and_its_figures_are_drawn(page):
+    assert page.values("id", "section") == SECTIONS
+    assert page.values("href", "a") == [f"#{name}" for name in SECTIONS]
+    figures = re.findall(r"<figure>.*?(<svg.*?</svg>)", page.html, re.DOTALL)
+    assert len(figures) == 2 + 2 + 4 + 1 + 2  # histograms, ROC, norms, alpha, costs
+    for svg in figures:
+        assert len(list(ElementTree.fromstring(svg).iter())) > 20
+    assert "Classes are numbers" in page.text("wrong")
 
 
-def test_the_page_is_well_formed_and_no_two_elements_share_an_id(page, parsed):
-    seen = parsed(page)
-    assert seen.open == []
-    assert len(seen.ids) == len(set(seen.ids))
-    assert [tag for tag, _ in seen.tags].count("h1") == 1
+def test_every_number_of_the_table_is_there_best_method_first(results, page):
+    rows = page.rows("results-table")
+    assert list(rows) == [run.method for run in results.ranked]
+    means = [results.cells[name, "all"].auroc for name in rows]
+    assert means == sorted(means, reverse=True)
+    for name, (_, *cells, alpha, tuned) in rows.items():
+        assert (alpha.text, tuned.text) == ("0.5*", "ID")
+        for cell, column in zip(cells, results.columns, strict=True):
+            told = results.cells[name, column]
+            assert cell.text == f"{percent(told.auroc)} {percent(told.fpr95_ood_positive)}"
+            assert cell.metrics == [
+                [round(getattr(told, m), 7), percent(getattr(told, m)), between(*told.certainty.intervals[m])]
+                for m in METRICS
+            ]
+            assert (cell.attributes.get("class") == "best") == told.certainty.best, (name, column)
+            behind = f"{percent(told.certainty.behind)} behind the best"
+            assert (behind in cell.attributes["title"]) == (not told.certainty.best)
+    heads = page.sections["results-table"][0][0]
+    assert [head.text for head in heads[3:6]] == ["near mean, OpenOOD", "far mean, OpenOOD", "average mean, FOLD paper"]
+    assert heads[5].attributes["aria-sort"] == "descending"
 
 
-def test_every_entry_of_the_contents_leads_to_a_section(page, parsed):
-    seen = parsed(page)
-    anchors = [attributes["href"][1:] for tag, attributes in seen.tags if tag == "a"]
-    assert len(anchors) == 10
-    assert set(anchors) <= {attributes.get("id") for tag, attributes in seen.tags if tag == "section"}
+def test_without_intervals_nothing_is_marked_and_the_page_says_why(make_run, undrawn):
+    results = make_run(certainty=False, extras=False)
+    page = Page(render(results)).check()
+    for row in page.rows("results-table").values():
+        for cell in row[1:6]:
+            assert "class" not in cell.attributes
+            assert all(below == "" for _, _, below in cell.metrics)
+    assert "No interval" in page.text()
+    best = results.ranked[0].method
+    assert f"{best} has the best average AUROC, {percent(results.cells[best, 'all'].auroc)} %." in page.text()
 
 
-def test_the_page_asks_nothing_of_the_outside(page, parsed):
-    assert all(link.startswith(("#", "data:image/")) for link in parsed(page).links)
-    assert not re.search(r"@import|https?://(?!www\.w3\.org/)", page)
-    assert not re.search(r"url\((?!#)", page)
-
-
-def test_every_number_of_the_table_is_there(results, page, parsed):
-    text = " ".join(parsed(page).text)
-    for cell in [*results.rows, *results.averages]:
-        assert f"{100 * cell.auroc:.2f}" in text
-        assert f"{100 * cell.fpr95_ood_positive:.2f}" in text
-    assert "take care" in text
-    assert "0.5*" in text
-
-
-def test_a_cell_keeps_every_metric_with_its_interval(results, page, parsed):
-    kept = [json.loads(told["data-metrics"]) for tag, told in parsed(page).tags if "data-metrics" in told]
-    expected = [
-        [
-            [round(getattr(cell, m), 7), f"{100 * getattr(cell, m):.2f}", between(cell.certainty.intervals[m])]
-            for m in METRICS
-        ]
-        for run in results.ranked
-        for cell in (results.cells[run.method, column] for column in results.columns)
-    ]
-    assert kept == expected
-
-
-def test_what_cannot_be_told_from_the_best_is_marked_and_nothing_else(results, page):
-    marked = [line.count('class="best"') for line in lines(page)]
-    assert marked == [
-        sum(results.cells[run.method, column].certainty.best for column in results.columns) for run in results.ranked
-    ]
-    assert 0 < sum(marked) < 2 * len(results.columns)
-    assert "cannot be told from it" in page
-
-
-def test_a_cell_says_how_far_it_is_behind(results, page):
-    last = results.cells[results.ranked[-1].method, "all"]
-    assert not last.certainty.best
-    told = last.certainty
-    expected = f"{100 * told.behind:.2f} behind the best ({between((told.behind_low, told.behind_high))})"
-    assert f"AUROC {between(told.intervals['auroc'])}: {expected}" in page
-    assert ": the best" in page
-
-
-def test_two_methods_can_be_the_best_of_a_column(results):
-    means = [replace(mean, certainty=replace(mean.certainty, best=True)) for mean in results.averages]
-    page = results_table(replace(results, averages=means))
-    assert all(line.count('class="best"') >= 3 for line in lines(page))
-    assert "cannot be told from the best" in page
-
-
-def test_without_certainty_nothing_is_marked_and_the_page_says_why(make_run, parsed):
-    page = render(make_run(certainty=False, extras=False))
-    assert 'class="best"' not in page
-    assert "so no method is marked as the best" in page
-    assert parsed(page).open == []
-    kept = [json.loads(told["data-metrics"]) for _, told in parsed(page).tags if "data-metrics" in told]
-    assert all(below == "" for cell in kept for _, _, below in cell)
-
-
-def test_averages_say_who_averages_so(page):
-    head = page[page.index('id="results-table"') : page.index("</thead>")]
-    assert head.count("mean, OpenOOD") == 2
-    assert head.count("mean, FOLD paper") == 1
-    assert "as OpenOOD averages." in head
-    assert re.search(r'title="Mean over all data sets, as the FOLD paper averages." aria-sort="descending"', head)
-
-
-def test_methods_know_the_groups_by_which_they_are_filtered(results):
-    runs = [replace(results.methods[0], tuned_on="id"), replace(results.methods[1], tuned_on="nothing")]
-    told = {
-        re.search(r"row\">(.*?)<", line)[1]: re.search(r'groups="(.*?)"', line)[1]
-        for line in lines(results_table(replace(results, methods=runs)))
-    }
-    assert told == {"autofold": "all family", "msp": "all untuned"}
-
-
-def test_no_name_or_note_can_become_markup(make_run):
-    results = make_run(
-        (HOSTILE, "msp"),
-        {HOSTILE: "far", "b": "near"},
-        name=HOSTILE,
-        about=HOSTILE,
-        network=HOSTILE,
-        deviations=[HOSTILE],
-        classes=["0", HOSTILE, "2"],
-    )
+def test_names_and_notes_cannot_become_markup(make_run):
+    texts = {"name": HOSTILE, "about": HOSTILE, "network": HOSTILE, "deviations": [HOSTILE]}
+    results = make_run((HOSTILE, "msp"), {HOSTILE: "far", "b": "near"}, classes=["0", HOSTILE, "2"], **texts)
     (run, *others) = results.methods
     run = replace(run, hyper={"kind": HOSTILE}, learnt={HOSTILE: 1.0}, warnings=[HOSTILE], fits_on=HOSTILE)
     results = replace(
@@ -143,135 +97,230 @@ def test_no_name_or_note_can_become_markup(make_run):
         provenance={HOSTILE: {HOSTILE: HOSTILE}},
         unreadable={HOSTILE: {HOSTILE: HOSTILE}},
         refused={HOSTILE: HOSTILE},
-        wrong=[replace(wrong, name=HOSTILE) for wrong in results.wrong],
+        wrong=[replace(wrong, name=HOSTILE + '</script>"') for wrong in results.wrong],
     )
-    page = render(results)
-    assert not re.search(r"<img(?! src=\"data:)", page)
-    assert page.count("&lt;img") >= 20
-    assert page.count("$title") >= 20
-    assert "seen as &lt;img" in page
+    page = Page(render(results))
+    assert not re.search(r"<img(?! src=\"data:)", page.html)
+    assert page.html.count("</script>") == 2
+    for name in ("scores", "roc", "norms", "costs", "wrong", "datasets", "methods", "provenance"):
+        assert HOSTILE in page.text(name), name
+    assert page.text().count(HOSTILE) >= 20
 
 
-def test_a_single_method_and_a_single_group_can_be_drawn(make_run, parsed):
-    text = " ".join(parsed(render(make_run(("msp",), {"far-set": "far"}, curves=False))).text)
-    assert "msp" in text
-    assert "are drawn" not in text
-    assert "1 more" not in text
-
-
-def test_the_same_results_give_the_same_files(results, page, tmp_path):
+def test_the_same_results_give_the_same_files(results, page, tmp_path, monkeypatch):
+    saved = Drawing._saved  # one panel of each figure is enough for the files; all are in the page
+    monkeypatch.setattr(Drawing, "_saved", lambda self, *kinds: saved(replace(self, panels=self.panels[:1]), *kinds))
     results.save(tmp_path)
-    assert write_report(tmp_path).read_text() == page
-    figures = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
-    for name in ("norms-fold", "costs"):  # with pixels, and with outlines of letters
-        all_figures(results)[name].save(tmp_path / "again")
-    again = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
-    assert len(again) == 4
-    assert again.items() <= figures.items()
-    assert results.ranked[0].method == "msp"  # so that two methods are drawn against the norm
+    assert write_report(tmp_path) == tmp_path / "report.html"
+    assert (tmp_path / "report.html").read_text(encoding="utf8") == page.html
     names = {"histograms", "roc", "norms-fold", "norms-best", "alpha", "costs"}
-    assert set(figures) == {f"{name}.{kind}" for name in names for kind in ("svg", "pdf")}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"{name}.{kind}" for name in names for kind in ("svg", "pdf")
+    }
 
 
-def test_methods_are_ranked_and_only_a_chosen_alpha_has_a_star(results):
-    runs = [replace(run, learnt={}, hyper={"alpha": 0.25}) if run.method == "msp" else run for run in results.methods]
-    page = results_table(replace(results, methods=runs))
-    names = [re.search(r"row\">(.*?)<", line)[1] for line in lines(page)]
-    means = {mean.method: mean.auroc for mean in results.averages if mean.over == "all"}
-    assert names == sorted(means, key=means.get, reverse=True)
-    assert '<td data-sort="0.25">0.25</td>' in page
-    assert '<td data-sort="0.5">0.5*</td>' in page
+def test_empty_sections_are_neither_on_the_page_nor_in_the_menu(make_run, undrawn):
+    results = make_run(("msp",), {"far-set": "far"}, curves=False, extras=False)
+    quiet = replace(results, refused={}, methods=[replace(run, warnings=[]) for run in results.methods])
+    page = Page(render(quiet)).check()
+    expected = [name for name in SECTIONS if name not in ("norms", "alpha", "wrong")]
+    assert page.values("id", "section") == expected
+    assert page.values("href", "a") == [f"#{name}" for name in expected]
+    assert "Before you compare" not in page.text()
 
 
-def test_settings_without_a_value_are_left_out(results, parsed):
-    runs = [replace(run, hyper={"score_norm": None, "seed": 3, "grid": []}) for run in results.methods]
-    text = " ".join(parsed(methods_table(replace(results, methods=runs))).text)
-    assert "seed = 3" in text
-    assert "score_norm" not in text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ([0.229, 0.224, 0.225], "std = (0.229, 0.224, 0.225)"),
-        ([1, 2, 3, 4], "std = (1, 2, 3, 4)"),
-        ([1, 2, 3, 4, 5], "std = 1..5"),
-        ([7], "std = (7)"),
-        ("a, b", "std = a, b"),
-    ],
-)
-def test_a_short_list_is_told_whole_and_of_a_long_one_the_ends(value, text):
-    assert settings({"std": value}) == text
-
-
-def test_the_page_says_which_seconds_are_counted(results, parsed):
-    seen = parsed(provenance(replace(results, provenance={"seconds": 3.5, "seed": 0})))
-    assert seen.text == ["seconds, without loading and drawing", "3.5", "seed", "0"]
-
-
-def test_hashes_of_images_are_told_by_data_set(results):
-    told = provenance(replace(results, provenance={}, suite={**results.suite, "fingerprints": {"val": "a1"}}))
-    assert told == "<dl><dt>images, sha256</dt><dd><dl><dt>val</dt><dd>a1</dd></dl></dd></dl>"
-
-
-def headings(page, parsed):
-    """Return the anchors of the menu, and the sections of the page with a heading."""
-    seen = parsed(page)
-    return (
-        [told["href"][1:] for tag, told in seen.tags if tag == "a"],
-        [told["id"] for tag, told in seen.tags if tag == "section" and "id" in told],
-        page.count("<h2>"),
-    )
-
-
-def test_a_section_without_content_is_neither_there_nor_in_the_menu(make_run, parsed):
-    results = make_run(("msp", "knn"), curves=False, extras=False)
-    page = render(replace(results, refused={}, methods=[replace(run, warnings=[]) for run in results.methods]))
-    expected = ["results", "scores", "roc", "costs", "datasets", "methods", "provenance"]
-    assert headings(page, parsed) == (expected, expected, 7)
-    assert "How AutoFold chose" not in page
-    assert "gallery" not in page[: page.index("<script>")].partition("</style>")[2]
-
-
-def test_every_section_is_there_when_it_has_content(page, parsed):
-    expected = ["results", "scores", "roc", "norms", "alpha", "costs", "wrong", "datasets", "methods", "provenance"]
-    assert headings(page, parsed) == (expected, expected, 11)  # with that of the box of warnings
-    assert "Classes are numbers of the network's outputs." in " ".join(parsed(page).text)
-
-
-def test_the_box_for_a_name_does_not_look_as_if_it_were_filled():
-    assert 'placeholder="filter, e.g. knn"' in controls("results-table", 3)
-
-
-def test_costs_are_told_where_they_are_known(results):
-    runs = [replace(results.methods[0], peak_megabytes=1234.5), results.methods[1]]
-    page = methods_table(replace(results, methods=runs))
-    assert '<td data-sort="1234.5">1,234.5</td>' in page
-    assert page.count('<td data-sort=""></td>') == 1
-    assert '<td data-sort="0.1">0.100</td>' in page
-
-
-def test_a_method_tuned_on_unknown_data_is_marked_in_the_table_and_in_every_figure(make_run):
-    results = make_run(("knn@ood", "msp"), curves=False)
-    results.methods[0] = replace(results.methods[0], tuned_on="ood")
-    page = render(results)
-    (line,) = [line for line in lines(page) if "knn" in line]
-    assert '<th scope="row">knn@ood</th>' in line
-    assert line.endswith("<td>OOD</td></tr>")
-    assert not re.search(r"knn(?!@ood)", page.replace("e.g. knn", ""))
-
-
-def test_every_data_set_is_described(page):
-    assert "About near-set." in page
-    assert re.search(r'<th scope="row">far-set</th><td class="text">far</td><td data-sort="100">100</td>', page)
-
-
-def test_a_page_of_28_methods_and_5_data_sets_is_complete_and_stays_below_4_megabytes(make_run, parsed):
-    sets = {f"set{i}": "near" if i < 2 else "far" for i in range(5)}
+def test_the_page_of_many_methods_names_all_and_draws_some(make_run, undrawn):
     methods = tuple(f"method{i}" for i in range(28))
-    page = render(make_run(methods, sets, known=2000, unknown=1000, pictures=8))
-    assert len(page.encode()) < 4_000_000
-    text = " ".join(parsed(page).text)
-    assert all(method in text for method in methods)
-    assert "16 more" in text
-    assert "The 8 methods with the best average of 28 are drawn." in text
+    page = Page(render(make_run(methods, known=50, unknown=30))).check()
+    assert set(page.rows("results-table")) == set(methods)
+    assert "16 more" in page.text("scores")
+    assert "8 methods with the best average of 28" in page.text("roc")
+    assert "28 notes on methods" in page.text()
+
+
+def test_methods_data_sets_and_provenance_are_told(results, undrawn):
+    long, hyper = [1, 2, 3, 4, 5], {"std": [0.2, 0.3], "score_norm": None, "seed": 3, "grid": []}
+    first = replace(results.methods[0], hyper={"grid": long}, peak_megabytes=1234.5, tuned_on="id")
+    second = replace(results.methods[1], hyper={**hyper, "alpha": 0.25}, learnt={}, tuned_on="ood")
+    sources = {"seconds": 3.5, "seed": 0, "empty": None, "versions": {"torch": "2"}}
+    suite = {**results.suite, "fingerprints": {"val": "a1"}}
+    page = Page(render(replace(results, methods=[first, second], provenance=sources, suite=suite)))
+    rows = page.rows("methods")
+    assert [cell.text for cell in rows["autofold"][1:5]] == ["grid = 1..5", "alpha_ = 0.5", "val", "id"]
+    assert [cell.text for cell in rows["autofold"][5:]] == ["0.100", "2.00", "1,234.5"]
+    assert rows["msp"][1].text == "std = (0.2, 0.3), seed = 3, grid = (), alpha = 0.25"
+    assert (rows["msp"][-1].text, rows["msp"][-1].attributes["data-sort"]) == ("", "")
+    results_rows = page.rows("results-table")
+    assert [cell.text for cell in results_rows["msp"][-2:]] == ["0.25", "OOD"]
+    assert results_rows["autofold"][-2].attributes["data-sort"] == "0.5"
+    groups = {told["data-groups"] for tag, told in page.tags if "data-groups" in told}
+    assert groups == {"all family", "all"}
+    assert [cell.text for cell in page.rows("datasets")["far-set"][1:]] == ["far", "100", "About far-set."]
+    told = page.text("provenance")
+    assert all(word in told for word in ("seconds, without loading", "3.5", "torch", "a1"))
+    assert "empty" not in told
+
+
+def test_the_head_tells_what_was_found_on_what(make_run, undrawn):
+    results = make_run(("a", "b", "c"), known=1200, unknown=700, network="resnet")
+    names = [run.method for run in results.ranked]
+
+    def text(best):
+        marks = [replace(m, certainty=replace(m.certainty, best=m.method in best)) for m in results.averages]
+        return Page(render(replace(results, averages=marks))).text()
+
+    mean = results.cells[names[0], "all"]
+    interval = between(*mean.certainty.intervals["auroc"])
+    found = f"{names[0]} has the best average AUROC, {percent(mean.auroc)} % (95 % interval {interval})"
+    assert f"{found}; {names[1]} and {names[2]} cannot" in text(names)
+    assert f"{found}; {names[2]} cannot" in text([names[0], names[2]])
+    alone = text(names[:1])
+    assert f"{found}; every other is significantly behind" in alone
+    for fact in (
+        "toy, resnet",
+        "90.00 % accuracy",
+        "3 known classes",
+        "1,200 known test",
+        "1,400 unknown",
+        "3 methods",
+    ):
+        assert fact in alone, fact
+
+
+def test_everything_to_know_before_a_comparison_is_in_the_box_once(make_run, undrawn):
+    many = {f"{i}.png": "damaged" for i in range(25)}
+    gaps = {"far-set": many, "near-set": {"c.png": "truncated"}}
+    deviations = ["test has 5 images, 9000 were expected", "25 images of far-set could not be read"]
+    results = replace(make_run(deviations=deviations), unreadable=gaps)
+    text = Page(render(results)).text()
+    for told in ("9000 were expected", "far-set: 25 images", "near-set: 1 image", "19.png: damaged", "and 5 more"):
+        assert text.count(told) == 1, told
+    assert "of far-set could not be read" not in text
+    assert "20.png" not in text
+    assert "ash was left out: ASH is made for <positive> features." in text
+    assert "autofold: take care" in text
+
+
+def stored(page):
+    """Return what the page keeps of images for its script."""
+    return json.loads("".join(data for inside, data in page.words if "wrong-data" in inside))
+
+
+def pictures(page):
+    """Return the key and address of every picture that is shown without a script."""
+    return {told["data-key"]: told["src"] for tag, told in page.tags if tag == "img" and told["data-key"]}
+
+
+def test_every_wrong_image_is_in_the_page_once_and_the_best_method_is_shown(make_run, undrawn):
+    results = make_run(("a", "b", "c"), pictures=8)
+    page = Page(render(results))
+    shown, kept, best = pictures(page), stored(page)["pictures"], results.ranked[0].method
+    key = {id(wrong): f"{wrong.dataset}/{wrong.row}" for wrong in results.wrong}
+    assert set(shown) == {key[id(wrong)] for wrong in results.wrong if wrong.method == best}
+    assert shown.keys().isdisjoint(kept)
+    assert shown.keys() | kept.keys() == set(key.values())
+    assert list(stored(page)["methods"]) == page.values("value", "option") == [run.method for run in results.ranked]
+    for name, address in {**shown, **kept}.items():
+        content = base64.b64decode(address.removeprefix("data:image/png;base64,"))
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(content))), results.thumbnails[name]), name
+
+
+def test_a_picture_says_score_share_class_and_place(make_run, undrawn):
+    results = make_run(("a",), pictures=2, classes=["ant", "bee"])
+    scores = iter([0.1011, 0.1012, 295.2, 1.0, 3e-12, 4e-12])
+    paths = iter(["/data/x y.png", "C:\\birds\\x y.png", "one/x y.png/", "x y.png"] * 2)
+    wrong = [replace(each, score=next(scores), name=next(paths)) for each in results.wrong]
+    page = Page(render(replace(results, wrong=wrong)))
+    groups = stored(page)["methods"]["a"]
+    told = [entry["score"] for name in ("id", "near-set", "far-set") for entry in groups[name]]
+    assert told == [f"score {text}" for text in ("0.1011", "0.1012", "295", "1.00", "3.00e-12", "4.00e-12")]
+    known, unknown = groups["id"][0], groups["near-set"][0]
+    assert (known["classes"], unknown["classes"]) == ("seen as bee, is 2", "seen as bee")  # 2 has no name
+    assert known["share"] == f"above {100 * wrong[0].share:.1f} % of known"
+    assert known["place"].startswith(f"/data/x y.png, row {wrong[0].row} of")
+    assert {entry["file"] for entries in groups.values() for entry in entries} == {"x y.png"}
+    for word in ("file", "place", "score", "share", "classes"):
+        assert known[word] in page.text("gallery"), word
+
+
+def test_the_gallery_shows_at_most_eight_of_a_data_set_and_fewer_when_they_are_large(make_run, undrawn, monkeypatch):
+    results = make_run(("a", "b"), pictures=11)
+
+    def counts():
+        groups = stored(Page(render(results)))["methods"]
+        return {len(entries) for method in groups.values() for entries in method.values()}
+
+    worst = [f"id/{wrong.row}" for wrong in results.wrong if (wrong.method, wrong.dataset) == ("a", "id")][:8]
+    assert [entry["key"] for entry in stored(Page(render(results)))["methods"]["a"]["id"]] == worst
+    assert counts() == {8}
+    monkeypatch.setattr(gallery, "BUDGET", 20 * len(gallery.data_uri(next(iter(results.thumbnails.values())))))
+    assert counts() <= {3, 4, 5, 6, 7}
+    monkeypatch.setattr(gallery, "BUDGET", 0)
+    assert counts() == {1}
+
+
+@pytest.fixture
+def folder(make_run, tmp_path):
+    """Three networks of two families, with a report each but the last."""
+    for seed, family in enumerate(["small", "small", "large & <wide>"]):
+        more = {"network": f"net{seed}", "family": family, "accuracy": 0.9 + seed / 100}
+        make_run(("fold", "msp"), known=200 + seed, **more).save(tmp_path / f"net {seed}")
+        if seed < 2:
+            (tmp_path / f"net {seed}" / "report.html").write_text("<p>here")
+    return tmp_path
+
+
+def test_a_summary_has_means_spread_and_interval_of_every_family(folder, make_run):
+    assert write_summary(folder) == folder / "report.html"
+    page = Page((folder / "report.html").read_text(encoding="utf8"))
+    assert page.values("href", "a") == ["#family-0", "#family-1", "#runs", "net%200/report.html", "net%201/report.html"]
+    runs = [make_run(("fold", "msp"), known=200 + seed) for seed in range(3)]
+    columns = runs[0].columns
+    for row in summarise(runs[:2]):
+        cell = page.rows("table-0")[row.method][1 + columns.index(row.column)]
+        values = [run.cells[row.method, row.column].auroc for run in runs[:2]]
+        below = f"± {percent(pstdev(values))}\n{between(*row.intervals['auroc'])}"
+        assert cell.metrics[0] == [round(fmean(values), 7), percent(fmean(values)), below], row
+    lasts = [row[-1].metrics[0][0] for row in page.rows("table-0").values()]
+    assert len(lasts) == 2
+    assert lasts == sorted(lasts, reverse=True)
+    single = runs[2].cells["fold", "all"]
+    assert page.rows("table-1")["fold"][-1].metrics[0][2] == between(*single.certainty.intervals["auroc"])
+    for told in ("3 runs", "2 families", "Means over 2 runs", "90.50 % on average", "One run, accuracy 92.00 %"):
+        assert told in page.text(), told
+    assert "<wide>" not in page.html
+    assert "large & <wide>" in page.text("family-1")
+    assert [f"net {seed}" for seed in range(3)] == list(page.rows("runs"))
+
+
+def test_a_summary_names_methods_that_are_left_out_and_why(folder, make_run):
+    reason = "ash was left out: ASH is made for <positive> features."
+    text = Page(write_summary(folder).read_text()).text()
+    assert (text.count(f"small: {reason}"), text.count(f"large & <wide>: {reason}")) == (1, 1)
+    ash = make_run(("fold", "msp", "ash"), network="net0", family="small")
+    replace(ash, refused={}).save(folder / "net 0")
+    make_run(("fold",), network="net3", family="small", deviations=["too few"]).save(folder / "net3")
+    text = Page(write_summary(folder).read_text()).text()
+    for told in ("small: msp is not in every run", "toy, net3: too few", "small: ash is not in every run", "toy, net1"):
+        assert told in text, told
+
+
+def test_a_summary_without_intervals_or_with_gaps_leaves_them_out(make_run, tmp_path):
+    runs = [make_run(("fold", "msp"), known=200 + n, certainty=False, network=f"{n}", family="f") for n in range(2)]
+    rows = [row for row in runs[0].rows if (row.method, row.dataset) != ("msp", "near-set")]
+    paths = [tmp_path / "a", tmp_path / "b"]
+    page = Page(render_summary(dict(zip(paths, [replace(runs[0], rows=rows), runs[1]], strict=True)), tmp_path))
+    cells = page.rows("table-0")
+    assert all(re.fullmatch(r"± \d+\.\d\d", below) for cell in cells["fold"][1:] for *_, below in cell.metrics)
+    empty = [cell.text == "" for cell in cells["msp"]]
+    assert sum(empty) == 3  # the data set and the two averages that need it
+
+
+def test_a_summary_refuses_a_folder_of_one_run_or_of_none(make_run, tmp_path):
+    with pytest.raises(ValueError, match=r"results\.json"):
+        write_summary(tmp_path)
+    make_run().save(tmp_path)
+    (tmp_path / "report.html").write_text("of the run")
+    with pytest.raises(ValueError, match="several runs"):
+        write_summary(tmp_path)
+    assert (tmp_path / "report.html").read_text() == "of the run"

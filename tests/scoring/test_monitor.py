@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from functools import partial
 from itertools import pairwise
 from math import inf, isnan
 
@@ -12,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-import flatfold as ff
 from flatfold.core.drift import alarm_p_value, ks_p_value
 from flatfold.detectors.base import Detector
 from flatfold.scoring.calibration import Calibration
@@ -20,6 +20,7 @@ from flatfold.scoring.judge import Judge
 from flatfold.scoring.monitor import Monitor
 from flatfold.scoring.tally import bin_counts, bin_edges
 from flatfold.scoring.verdict import Verdict
+from tests.refusals import assert_refused
 
 CLASSES = 3
 
@@ -70,9 +71,20 @@ def judge(request, rng):
     return make_judge(rng, per_class=request.param, low=-9.0, high=9.0)
 
 
+@pytest.fixture
+def plain(rng):
+    return make_judge(rng, low=-9.0, high=9.0)
+
+
+def assert_counts(counts, scores, edges):
+    expected = [((low < scores) & (scores <= high)).sum() for low, high in pairwise(edges)]
+    assert counts.tolist() == expected
+    assert counts.sum() == len(scores)
+
+
 def test_everything_is_counted_once(judge, rng):
     score, logits = draw(1000, rng, shift=1)
-    monitor = monitor_of(judge, (score[:300], logits[:300]), (score[300:], logits[300:]))
+    monitor = monitor_of(judge, (score[:300], logits[:300]), (score[:0], logits[:0]), (score[300:], logits[300:]))
     alarm = verdict_of(judge, score, logits).is_ood
     assert (monitor.seen, monitor.alarms) == (1000, int(alarm.sum()))
     assert monitor.alarm_rate == monitor.alarms / 1000
@@ -83,12 +95,12 @@ def test_everything_is_counted_once(judge, rng):
     assert_counts(stream, score.numpy(), edges)
     known = judge.calibration.scores[judge.calibration.scores < inf].numpy()
     assert_counts(calibration, known, edges)
-
-
-def assert_counts(counts, scores, edges):
-    expected = [((low < scores) & (scores <= high)).sum() for low, high in pairwise(edges)]
-    assert counts.tolist() == expected
-    assert counts.sum() == len(scores)
+    stream[:] = 0
+    assert monitor.histogram().stream.sum() == 1000, "a histogram is a copy"
+    table = Monitor.of(judge)
+    for part in (slice(0, 0), slice(0, 200), slice(200, 1000)):
+        table.count(logits.argmax(1).numpy()[part], score.numpy()[part], alarm.numpy()[part])
+    assert table.to_dict() == monitor.to_dict(), "rows of a table count as verdicts"
 
 
 def test_p_values_are_those_of_the_counts(rng):
@@ -119,16 +131,11 @@ def test_drift_is_at_most_the_true_distance_and_nearly_that(judge, rng):
         score, logits = draw(800, rng, shift)
         known = judge.calibration.scores[judge.calibration.scores < inf].numpy()
         true = stats.ks_2samp(score.numpy(), known).statistic
-        drift = monitor_of(judge, (score, logits)).drift
-        assert true - 0.02 < drift <= true + 1e-12
-
-
-def test_with_a_bin_for_each_calibration_score_drift_is_one_of_the_true_differences(rng):
-    judge = make_judge(rng, samples=100)
-    score, logits = draw(60, rng, 0.5)
-    known = judge.calibration.scores[0].numpy()
-    shares = [abs((score.numpy() <= edge).mean() - (known <= edge).mean()) for edge in known]
-    assert monitor_of(judge, (score, logits)).drift == pytest.approx(max(shares), abs=1e-12)
+        monitor = monitor_of(judge, (score, logits))
+        drift = monitor.drift
+        assert true - 0.02 < drift <= true + 1e-12, shift
+        assert (monitor.drift_p_value < 1e-9) == (abs(shift) >= 1), shift
+        assert (monitor.alarm_p_value < 1e-9) == (shift >= 1), shift
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -143,15 +150,6 @@ def test_p_values_are_valid_for_streams_like_the_calibration_data(per_class):
         drifts = sum(monitor.drift_p_value <= level for monitor in monitors)
         assert stats.binom.ppf(1e-3, runs, 0.6 * level) <= alarms <= limit
         assert stats.binom.ppf(1e-3, runs, 0.4 * level) <= drifts <= limit
-
-
-def test_a_shifted_stream_has_small_p_values(judge, rng):
-    monitor = monitor_of(judge, draw(1000, rng, shift=1))
-    assert monitor.alarm_p_value < 1e-9
-    assert monitor.drift_p_value < 1e-9
-    lower = monitor_of(judge, draw(1000, rng, shift=-1))  # no alarms, yet not like the calibration data
-    assert lower.alarm_p_value > 0.99
-    assert lower.drift_p_value < 1e-9
 
 
 @given(data=st.data(), per_class=st.booleans(), seed=st.integers(0, 2**31))
@@ -172,71 +170,13 @@ def test_merging_in_any_order_equals_one_monitor_over_everything(data, per_class
     assert parts[0].alarm_p_value == whole.alarm_p_value
 
 
-def test_merging_leaves_the_other_and_adding_leaves_both_as_they_were(judge, rng):
-    one, two = monitor_of(judge, draw(50, rng)), monitor_of(judge, draw(70, rng))
-    before = one.to_dict(), two.to_dict()
-    assert (one + two).seen == 120
-    assert (one.to_dict(), two.to_dict()) == before
-    one.merge(two)
-    assert (one.seen, two.to_dict()) == (120, before[1])
-    assert sum([one, two], Monitor.of(judge)).seen == 190
-
-
-def test_it_does_not_grow_with_the_stream(judge, rng):
-    monitor = monitor_of(judge, draw(10, rng))
-    before = len(pickle.dumps(monitor))
-    for _ in range(200):
-        monitor.add(verdict_of(judge, *draw(10, rng)))
-    assert monitor.seen == 2010
-    assert len(pickle.dumps(monitor)) == before < 10_000
-
-
-def test_a_long_stream_does_not_overflow(judge, rng):
-    content = monitor_of(judge, draw(1000, rng)).to_dict()
-    for key in ("seen", "alarms", "stream"):
-        content[key] = [10**12 * count for count in content[key]]
-    monitor = Monitor.from_dict(content)
-    twice = monitor + monitor
-    assert twice.seen == 2 * 10**15
-    assert twice.alarms == 2 * monitor.alarms
-    assert twice.drift == monitor.drift
-    assert 0 < twice.alarm_p_value <= 1
-
-
-def test_an_empty_batch_changes_nothing(judge, rng):
-    monitor = monitor_of(judge, draw(30, rng))
-    before = monitor.to_dict()
-    monitor.add(verdict_of(judge, *draw(0, rng)))
-    assert monitor.to_dict() == before
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_of_any_type_and_with_a_gradient_are_counted(rng, dtype):
-    judge = make_judge(rng).to(dtype)
-    monitor = Monitor.of(judge)
-    score, logits = (values.to(dtype).requires_grad_() for values in draw(100, rng))
-    monitor.add(verdict_of(judge, score, logits))
-    known = judge.calibration.scores[0]
-    monitor.add(verdict_of(judge, known, torch.zeros(len(known), CLASSES)))
-    assert monitor.seen == 500
-    both = torch.cat([score.detach(), known]).double().numpy()
-    assert_counts(monitor.histogram().stream, both, monitor.histogram().edges)
-
-
-def test_low_precision_scores_are_counted(rng):
-    judge = make_judge(rng)
-    score, logits = draw(50, rng)
-    monitor = Monitor.of(judge)
-    monitor.add(verdict_of(judge, score, logits)._replace(score=score.bfloat16()))
-    assert_counts(monitor.histogram().stream, score.bfloat16().double().numpy(), monitor.histogram().edges)
-
-
-def test_scores_beyond_the_ends_and_nan_lose_nobody(rng):
-    monitor = Monitor.of(make_judge(rng, low=-5.0, high=5.0))
-    score = torch.tensor([-5.1, -5.0, 5.0, 5.1, inf, torch.nan], dtype=torch.float64)
-    monitor.add(Verdict(torch.zeros(6, CLASSES), score, score, score > 4))
-    stream = monitor.histogram().stream
-    assert (stream[0], stream[-1], stream.sum()) == (2, 4, 6)
+def test_scores_of_any_type_beyond_the_ends_and_nan_are_counted_in_the_outer_bins(rng):
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        monitor = Monitor.of(make_judge(rng, low=-5.0, high=5.0))
+        score = torch.tensor([-5.1, -5.0, 5.0, 5.1, inf, torch.nan], dtype=dtype, requires_grad=True)
+        monitor.add(Verdict(torch.zeros(6, CLASSES), score, score, score > 4))
+        stream = monitor.histogram().stream
+        assert (stream[0], stream[-1], stream.sum()) == (2, 4, 6), dtype
 
 
 def test_edges_are_quantiles_then_equal_steps_between_the_ends(rng):
@@ -246,22 +186,11 @@ def test_edges_are_quantiles_then_equal_steps_between_the_ends(rng):
     assert edges[1:129].tolist() == np.sort(scores)[99::100].tolist()
     assert np.diff(edges[128:]) == pytest.approx((20 - scores.max()) / 32)
     assert bin_counts(scores, edges).tolist() == [100] * 128 + [0] * 32
-
-
-@pytest.mark.parametrize("samples", [128, 400, 999])
-def test_bins_of_known_inputs_are_as_even_as_can_be_and_end_at_the_largest(rng, samples):
-    scores = rng.normal(size=samples)
-    edges = bin_edges(scores, -inf, inf)
-    assert edges[-2] == scores.max()
-    counts = bin_counts(scores, edges)[:-1]
-    assert len(counts) == 128
-    assert counts.max() - counts.min() <= 1
-
-
-def test_without_an_upper_end_there_is_one_bin_above_the_calibration_scores(rng):
-    scores = rng.normal(size=1000)
-    edges = bin_edges(scores, -inf, inf)
-    assert (edges[0], edges[-2], edges[-1], len(edges)) == (-inf, scores.max(), inf, 130)
+    for samples in (128, 400, 999):
+        counts = bin_counts(scores[:samples], bin_edges(scores[:samples], -inf, inf))[:-1]
+        assert (len(counts), counts.max() - counts.min() <= 1) == (128, True), samples
+    open_ended = bin_edges(scores, -inf, inf)
+    assert (open_ended[0], open_ended[-2], open_ended[-1], len(open_ended)) == (-inf, scores.max(), inf, 130)
 
 
 @given(
@@ -276,14 +205,6 @@ def test_edges_increase_whatever_the_scores_and_every_score_has_a_bin(scores, lo
     assert bin_counts(np.array(scores), edges).sum() == len(scores)
 
 
-def test_before_anything_was_seen_there_is_nothing_to_say(judge):
-    monitor = Monitor.of(judge)
-    assert str(monitor) == "nothing seen yet"
-    assert (monitor.seen, monitor.alarms, monitor.alarm_p_value, monitor.drift_p_value) == (0, 0, 1.0, 1.0)
-    assert isnan(monitor.alarm_rate)
-    assert isnan(monitor.drift)
-
-
 def filled(judge, seen, alarms):
     """A monitor with given counts, all scores in the uppermost bin."""
     content = Monitor.of(judge).to_dict()
@@ -291,26 +212,16 @@ def filled(judge, seen, alarms):
     return Monitor.from_dict({**content, "seen": seen, "alarms": alarms})
 
 
-def test_text_says_what_was_seen_and_whether_chance_explains_it(rng):
+def test_text_says_what_was_seen_whether_chance_explains_it_and_which_class_is_unusual(rng):
     judge = make_judge(rng, samples=999, fpr=0.05)
-    p = alarm_p_value(1380, 12_000, 999, 50)
-    assert str(filled(judge, [12_000], [1380])) == (
-        f"12,000 inputs, 1,380 alarms: 11.5 %, where 5 % were allowed (p = {p:.2g}: more than chance).\n"
-        "Scores differ from calibration by 1 (p < 1e-300: more than chance)."
-    )
-    assert str(filled(judge, [1], [1])).startswith("1 input, 1 alarm: 100 %, where 5 % were allowed (p = 0.05: no more")
-    usual = monitor_of(judge, (judge.calibration.scores[0], torch.zeros(999, CLASSES)))
-    lines = str(usual).splitlines()
-    assert lines[0].startswith("999 inputs, 49 alarms: 4.9 %")
-    assert lines[1] == "Scores differ from calibration by 0 (p = 1: no more than chance explains)."
-    assert repr(usual) == "Monitor(999 inputs, 49 alarms)"
-
-
-def test_text_names_the_class_that_is_most_unusual(rng):
+    empty = Monitor.of(judge)
+    assert (empty.seen, empty.alarms, empty.alarm_p_value, empty.drift_p_value) == (0, 0, 1.0, 1.0)
+    assert isnan(empty.alarm_rate)
+    assert isnan(empty.drift)
+    assert f"p = {alarm_p_value(1380, 12_000, 999, 50):.2g}" in str(filled(judge, [12_000], [1380]))
     judge = make_judge(rng, samples=999, fpr=0.05, per_class=True)
-    lines = str(filled(judge, [100, 1300, 5], [6, 1200, 0])).splitlines()
-    assert lines[2] == "Class 1 is the most unusual: 1,200 of 1,300 inputs raised an alarm."
-    assert len(str(filled(judge, [100, 100, 5], [6, 5, 0])).splitlines()) == 2
+    assert "Class 1 " in str(filled(judge, [100, 1300, 5], [6, 1200, 0]))
+    assert "Class" not in str(filled(judge, [100, 100, 5], [6, 5, 0]))
 
 
 def test_json_and_files_give_the_same_monitor_back(judge, rng, tmp_path):
@@ -327,165 +238,74 @@ def test_json_and_files_give_the_same_monitor_back(judge, rng, tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["monitor.json"]
 
 
-def test_a_histogram_is_a_copy(judge, rng):
-    monitor = monitor_of(judge, draw(20, rng))
-    monitor.histogram().stream[:] = 0
-    assert monitor.histogram().stream.sum() == 20
-
-
-def others(judge):
-    """Judges that are not quite the same."""
-    scores, counts, fpr = judge.calibration.scores, judge.calibration.counts, judge.calibration.fpr
-    low, high = judge.detector.range
+def test_monitors_of_different_guards_are_not_merged(plain):
+    scores, counts, fpr = plain.calibration.scores, plain.calibration.counts, plain.calibration.fpr
     changed = scores.clone()
     changed[0, 5] = (scores[0, 4] + scores[0, 5]) / 2
-    return {
-        "another rate": judge.at(0.2),
-        "another score": Judge(judge.detector, Calibration(changed, counts, fpr)),
-        "another range": Judge(Bounded(low, high + 1), judge.calibration),
-        "as many thresholds": Judge(judge.detector, judge.calibration.at(fpr + 1e-6)),
+    others = {
+        "another rate": plain.at(0.2),
+        "another score": Judge(plain.detector, Calibration(changed, counts, fpr)),
+        "another range": Judge(Bounded(-9.0, 10.0), plain.calibration),
+        "as many thresholds": Judge(plain.detector, plain.calibration.at(fpr + 1e-6)),
     }
-
-
-@pytest.mark.parametrize("what", ["another rate", "another score", "another range", "as many thresholds"])
-def test_monitors_of_different_guards_are_not_merged(judge, what):
-    one, two = Monitor.of(judge), Monitor.of(others(judge)[what])
-    assert one.yardstick.guard != two.yardstick.guard
-    with pytest.raises(ValueError, match=r"monitors are of different guards \(\w{8} at 0.1 and \w{8} at .* Merge mon"):
-        one.merge(two)
-    with pytest.raises(ValueError, match="are of different guards"):
-        two + one
-
-
-def test_the_identity_of_a_guard_does_not_depend_on_the_process_or_the_type_of_its_rate(judge):
-    copy = pickle.loads(pickle.dumps(judge))  # noqa: S301
-    copy.calibration.fpr = np.float64(copy.calibration.fpr)
-    assert Monitor.of(copy).yardstick == Monitor.of(judge).yardstick
-
-
-def test_the_same_scores_in_other_classes_are_another_guard():
+    for what, other in others.items():
+        one, two = Monitor.of(plain), Monitor.of(other)
+        assert_refused(ValueError, "different guards", partial(one.merge, two), case=what)
+        assert_refused(ValueError, "different guards", partial(two.__add__, one), case=what)
+    same = pickle.loads(pickle.dumps(plain))  # noqa: S301
+    same.calibration.fpr = np.float64(same.calibration.fpr)
+    assert Monitor.of(same).yardstick == Monitor.of(plain).yardstick
     first = [torch.arange(40) < size for size in (19, 20)]  # all scores are equal, so the thresholds are too
     guards = [Judge(Bounded(0, 50), Calibration.of(torch.ones(40), 0.1, label.long(), 2)) for label in first]
     assert Monitor.of(guards[0]).yardstick.guard != Monitor.of(guards[1]).yardstick.guard
 
 
-def test_only_verdicts_are_added_and_only_monitors_merged(judge):
+def test_what_cannot_be_counted_or_merged_is_refused_and_nothing_is_counted(rng):
+    judge = make_judge(rng, per_class=True)
     monitor = Monitor.of(judge)
-    with pytest.raises(TypeError, match=r"counts what a guard says, got Tensor. Call monitor.add\(guard\(x\)\)"):
-        monitor.add(torch.zeros(3))
-    with pytest.raises(TypeError, match=r"can be merged with a monitor, got dict. Read it with"):
-        monitor.merge(monitor.to_dict())
+    five_classes = Verdict(torch.zeros(2, 5), torch.zeros(2), torch.ones(2), torch.zeros(2, dtype=torch.bool))
+    too_long = verdict_of(judge, *draw(5, rng))._replace(is_ood=torch.ones(9, dtype=torch.bool))
+    cases = [
+        (lambda: monitor.add(torch.zeros(3)), TypeError, "Tensor"),
+        (lambda: monitor.merge(monitor.to_dict()), TypeError, "dict"),
+        (lambda: monitor.add(five_classes), ValueError, "3 classes"),
+        (lambda: monitor.add(too_long), IndexError, ""),
+        (lambda: monitor.count(np.array([0, 7]), np.zeros(2), np.array([False, True])), ValueError, "class 7"),
+    ]
+    for use, kind, keyword in cases:
+        assert_refused(kind, keyword, use)
+        assert (monitor.seen, monitor.histogram().stream.sum()) == (0, 0), keyword
 
 
-def test_a_verdict_with_other_classes_is_refused(rng):
-    monitor = Monitor.of(make_judge(rng, per_class=True))
-    verdict = Verdict(torch.zeros(2, 5), torch.zeros(2), torch.ones(2), torch.zeros(2, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"a guard with 3 classes, the verdict has 5. Add what the guard said"):
-        monitor.add(verdict)
-    assert monitor.seen == 0
+def test_damaged_values_are_refused_with_what_is_wrong(plain, rng, tmp_path):
+    whole, path = monitor_of(plain, draw(100, rng)).to_dict(), tmp_path / "monitor.json"
+    stream, known, edges = whole["stream"], whole["known"], whole["edges"]
+    alike, none, not_a_number = ([*edges[:3], value, *edges[4:]] for value in (edges[4], None, float("nan")))
+    damage = {
+        "seen": ([2.0], [True], [100, 0], ...),
+        "alarms": ([-1], [999]),
+        "stream": (..., [2**53, *stream[1:]], stream[:-1], [stream[0] + 1, *stream[1:]]),
+        "known": (7, [99, *known[1:]]),
+        "calibrated": ([], 400),
+        "fpr": (1.5, "0.1", 0.001),
+        "guard": ("me",),
+        "edges": (..., alike, none, not_a_number, [0.0]),
+    }
+    for name, values in damage.items():
+        for value in values:
+            content = {key: other for key, other in {**whole, name: value}.items() if other is not ...}
+            path.write_text(json.dumps(content))
+            for read in (partial(Monitor.from_dict, content), partial(Monitor.load, path)):
+                assert_refused(ValueError, f"damaged.*({name}|add up)", read, case=(name, value))
 
 
-def test_a_batch_that_cannot_be_counted_is_not_counted_in_part(judge, rng):
-    monitor = Monitor.of(judge)
-    verdict = verdict_of(judge, *draw(5, rng))
-    with pytest.raises(IndexError):
-        monitor.add(verdict._replace(is_ood=torch.ones(9, dtype=torch.bool)))
-    assert (monitor.seen, monitor.histogram().stream.sum()) == (0, 0)
-
-
-DAMAGE = {
-    "no key": (lambda c: c.pop("stream"), "it has no 'stream'"),
-    "no edges": (lambda c: c.pop("edges"), "it has no 'edges'"),
-    "negative": (lambda c: c["alarms"].__setitem__(0, -1), "'alarms' holds -1, which is no count"),
-    "a fraction": (lambda c: c["seen"].__setitem__(0, 2.0), "'seen' holds 2.0, which is no count"),
-    "a truth": (lambda c: c["seen"].__setitem__(0, True), "'seen' holds True, which is no count"),
-    "too many": (lambda c: c["stream"].__setitem__(0, 2**53), "'stream' counts more than 9007199254740991"),
-    "cut short": (lambda c: c["stream"].pop(), r"'stream' is no list of \d+ counts"),
-    "another group": (lambda c: c["seen"].append(0), r"'seen' is no list of \d counts"),
-    "no list": (lambda c: c.update(known=7), r"'known' is no list of \d+ counts"),
-    "an input more": (lambda c: c["stream"].__setitem__(3, c["stream"][3] + 1), "counts of the stream do not add up"),
-    "alarms of nobody": (lambda c: c["alarms"].__setitem__(0, 999), "counts of the stream do not add up"),
-    "known more": (lambda c: c["known"].__setitem__(0, 99), "counts of the calibration data do not add up"),
-    "few calibrated": (lambda c: c.update(fpr=0.001), "counts of the calibration data do not add up"),
-    "no groups": (lambda c: c.update(calibrated=[]), "'calibrated' is no list of counts"),
-    "groups as a number": (lambda c: c.update(calibrated=400), "'calibrated' is no list of counts"),
-    "rate": (lambda c: c.update(fpr=1.5), "'fpr' is 1.5"),
-    "rate as text": (lambda c: c.update(fpr="0.1"), "'fpr' is '0.1'"),
-    "identity": (lambda c: c.update(guard="me"), "'guard' is no sha256"),
-    "equal edges": (lambda c: c["edges"].__setitem__(3, c["edges"][4]), "'edges' do not increase"),
-    "edges of nothing": (lambda c: c["edges"].__setitem__(3, None), "'edges' do not increase"),
-    "edges that are nan": (lambda c: c["edges"].__setitem__(3, float("nan")), "'edges' do not increase"),
-    "one edge": (lambda c: c.update(edges=[0.0]), "'edges' is no list of edges"),
-}
-
-
-@pytest.mark.parametrize("what", DAMAGE)
-def test_damaged_values_are_refused_with_what_is_wrong(judge, rng, what, tmp_path):
-    damage, message = DAMAGE[what]
-    content = monitor_of(judge, draw(100, rng)).to_dict()
-    damage(content)
-    with pytest.raises(ValueError, match=f"^this monitor is damaged: .*{message}.* Take an older copy"):
-        Monitor.from_dict(content)
-    (tmp_path / "monitor.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"monitor.json: this monitor is damaged: .*{message}"):
-        Monitor.load(tmp_path / "monitor.json")
-
-
-@pytest.mark.parametrize("content", [None, [], {}, {"format": "flatfold-results"}, "text"], ids=str)
-def test_what_is_no_monitor_is_refused(content):
-    with pytest.raises(ValueError, match=r"holds no monitor: its format must be 'flatfold-monitor'. Was it made by"):
-        Monitor.from_dict(content)
-
-
-def test_another_version_is_refused(judge):
-    with pytest.raises(ValueError, match=r"has version 2, this flatfold reads version 1. Upgrade"):
-        Monitor.from_dict({**Monitor.of(judge).to_dict(), "version": 2})
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
-def test_a_file_that_is_no_json_is_refused(tmp_path, content):
-    (tmp_path / "monitor.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"monitor.json is not valid JSON \(.*\). Take an older copy"):
-        Monitor.load(tmp_path / "monitor.json")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no monitor at .*nothing.json. Check the path"):
-        Monitor.load(tmp_path / "nothing.json")
-
-
-@pytest.mark.parametrize("per_class", [False, True])
-def test_a_guard_makes_one_for_its_verdicts(make_world, per_class):
-    world = make_world(per_class=120)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(24, 6))
-    with torch.no_grad():
-        model[1].weight.copy_(world.head.weight)
-        model[1].bias.copy_(world.head.bias)
-    batch = world.bank.features, world.bank.labels
-    guard = ff.Guard.fit(model, [batch], detector="fold", fpr=0.1, per_class=per_class)
-    monitor = guard.monitor()
-    verdict = guard(world.unknown)
-    monitor.add(verdict)
-    assert (monitor.seen, monitor.alarms) == (100, int(verdict.is_ood.sum()))
-    assert monitor.drift_p_value < 1e-9
-    low, high = guard.detector.score_range()
-    assert monitor.histogram().edges[[0, -1]].tolist() == [low, high]
-    assert len(monitor.groups) == (6 if per_class else 1)
-
-
-def test_rows_of_a_table_count_as_the_verdicts_that_they_hold(judge, rng):
-    score, logits = draw(500, rng, shift=1)
-    verdict = verdict_of(judge, score, logits)
-    monitor = Monitor.of(judge)
-    for part in (slice(0, 0), slice(0, 200), slice(200, 500)):
-        monitor.count(logits.argmax(1).numpy()[part], score.numpy()[part], verdict.is_ood.numpy()[part])
-    assert monitor.to_dict() == monitor_of(judge, (score, logits)).to_dict()
-
-
-def test_a_table_with_other_classes_is_refused_and_nothing_is_counted(rng):
-    monitor = Monitor.of(make_judge(rng, per_class=True))
-    message = rf"of a guard with {CLASSES} classes, the table has a class 7\. Count the table of the guard that made"
-    with pytest.raises(ValueError, match=message):
-        monitor.count(np.array([0, 7]), np.array([0.5, 0.5]), np.array([False, True]))
-    assert (monitor.seen, monitor.histogram().stream.sum()) == (0, 0)
+def test_what_is_no_monitor_is_refused(plain, tmp_path):
+    path = tmp_path / "monitor.json"
+    for content in (None, [], {}, {"format": "flatfold-results"}, "text"):
+        assert_refused(ValueError, "format", partial(Monitor.from_dict, content), case=content)
+    newer = {**Monitor.of(plain).to_dict(), "version": 2}
+    assert_refused(ValueError, "version 2", partial(Monitor.from_dict, newer))
+    assert_refused(FileNotFoundError, "monitor.json", partial(Monitor.load, path))
+    for content in (b"", b"{", b"\xff\xfe", b"[" * 100_000):
+        path.write_bytes(content)
+        assert_refused(ValueError, "monitor.json .*JSON", partial(Monitor.load, path), case=content[:9])

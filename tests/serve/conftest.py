@@ -4,6 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.browser import browser, visit  # noqa: F401 - fixtures
 from tests.serve.small_service import make_guard, running
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -117,9 +118,9 @@ class Running:
 
 
 @contextmanager
-def running(served, **settings):
+def running(served, port=0, **settings):
     app = create_app(served, Settings(**settings))
-    bound = bind("127.0.0.1", 0)
+    bound = bind("127.0.0.1", port)
     server = server_of(app)
     thread = threading.Thread(target=server.run, args=([bound],))
     thread.start()
@@ -133,6 +134,25 @@ def running(served, **settings):
         thread.join(60)
         bound.close()
         assert not thread.is_alive()
+
+
+def until(condition, seconds=60):
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextmanager
+def held(model, *requests):
+    """Hold a model in its forward pass, which the first of these functions starts; yield their futures."""
+    model.calls = 0
+    with ThreadPoolExecutor(max(1, len(requests))) as pool, model.held:
+        first = pool.submit(requests[0])
+        until(lambda: model.calls == 1)
+        futures = [first, *map(pool.submit, requests[1:])]
+        yield futures
 
 
 def make_guard(method="fold", fpr=0.1, **options):

@@ -1,7 +1,5 @@
-"""A thousand requests that nobody should send: each gets a sentence, and the service stays as it was."""
+"""Requests that nobody should send: each is refused with a reason, and the service stays as it was."""
 
-import http.client
-import io
 import random
 import struct
 import zlib
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.serve.small_service import WIDTH, encoded, form, pixels, running
 
@@ -53,12 +50,8 @@ def declared(kind, side):
         content[:] = content.replace(b"4 4", f"{side} {side}".encode(), 1)
     elif kind == "TIFF":
         for tag in (256, 257):  # the entries of width and height: tag, type, count, value
-            start = next(
-                i
-                for i in range(len(content) - 12)
-                if content[i : i + 8] == struct.pack("<HHI", tag, 3, 1)
-                or content[i : i + 8] == struct.pack("<HHI", tag, 4, 1)
-            )
+            entries = [struct.pack("<HHI", tag, kind, 1) for kind in (3, 4)]
+            start = next(i for i in range(len(content) - 12) if content[i : i + 8] in entries)
             content[start + 2 : start + 12] = struct.pack("<HII", 4, 1, side)
     elif kind == "WEBP":
         vp8x = b"VP8X" + struct.pack("<I", 10) + bytes(4) + (min(side, 2**14) - 1).to_bytes(3, "little") * 2
@@ -85,17 +78,8 @@ def oversized(rng):
 
 
 def wrong_type(rng):
-    kinds = [
-        "text/html",
-        "application/json",
-        "imagepng",
-        "multipart/mixed; boundary=x",
-        "",
-        "image",
-        ";;;",
-        "\xff/\xfe",
-    ]
-    return 415, GOOD["PNG"], rng.choice(kinds)
+    kinds = ["text/html", "application/json", "imagepng", "multipart/mixed; boundary=x", "", "image", ";;;"]
+    return 415, GOOD["PNG"], rng.choice([*kinds, "\xff/\xfe"])
 
 
 def no_numbers(rng):
@@ -145,52 +129,31 @@ KINDS = [truncated, flipped, oversized, wrong_type, no_numbers, wrong_width, hug
 KINDS += [broken_form, noise]
 
 
-def send(service, body, kind):
-    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
-    try:
-        connection.request("POST", "/score", body, {"Content-Type": kind})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
-
-
 def megabytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to see the memory")
-def test_a_thousand_malformed_requests_are_refused_and_change_nothing(limited):
+@pytest.mark.parametrize("count", [240, pytest.param(1000, marks=pytest.mark.slow)])
+def test_malformed_requests_are_refused_and_change_nothing(limited, count):
     rng = random.Random(7)
     wanted = limited.score(GOOD["PNG"]).body
     before = None
-    for i in range(1000):
+    for i in range(count):
         make = KINDS[i % len(KINDS)]
         status, body, kind = make(rng)
-        got, text = send(limited, body, kind)
+        answer = limited.score(body, kind)
         if status is None:  # a flip may leave a valid image
-            assert got in (200, 400, 413, 422), (make.__name__, text)
+            assert answer.status in (200, 400, 413, 422), (i, make.__name__, answer)
         else:
-            assert got == status, (make.__name__, text)
-        if got != 200:
-            assert text.startswith(b'{"error":"')
-            assert not any(word in text for word in (b"Error", b"Traceback", b"0x7", b".py", b"/home", b"/tmp"))
+            assert answer.status == status, (i, make.__name__, answer)
+        if answer.status != 200:
+            assert answer.body.startswith(b'{"error":"'), (i, make.__name__, answer)
+            internal = (b"Error", b"Traceback", b"0x7", b".py", b"/home", b"/tmp")
+            assert not any(word in answer.body for word in internal), (i, make.__name__, answer)
         if i % 100 == 99:
             assert limited.score(GOOD["PNG"]).body == wanted
             before = megabytes() if before is None else before  # after the first hundred all is loaded
     assert megabytes() - before < 100
     assert limited.service.budget.used == 0
     assert limited.service.batcher.waiting == 0
-
-
-def test_the_bombs_are_such():
-    assert len(packed(4_000)) < 20_000
-    assert Image.open(io.BytesIO(packed(300))).getextrema() == (0, 0)
-    for kind in ("PNG", "GIF", "BMP", "TIFF", "PPM"):
-        size = Image.open(io.BytesIO(declared(kind, 5_000))).size
-        assert size == (5_000, 5_000), kind
-
-
-def test_ten_thousand_small_parts_are_refused(guard, start):
-    answer = start(guard).score(*form([("a", b"x")] * 10_000))
-    assert answer.status == 413

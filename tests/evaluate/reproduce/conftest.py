@@ -1,26 +1,11 @@
 """What tests of reproductions share."""
 
-import os
-
 import pytest
 
-from tests.evaluate.reproduce.toys import make_banks, make_suite
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_files():
-    """Do not wait for the disk: what happens when the machine stops is looked at with the files themselves."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
+from tests.evaluate.reproduce.toys import make_banks
 
 
 @pytest.fixture(scope="session")
 def banks():
-    """Only to be looked at."""
+    """Read-only."""
     return make_banks()
-
-
-@pytest.fixture
-def suite():
-    return make_suite()

@@ -1,19 +1,44 @@
-"""`evaluate.reproduce.costs`: the same batch for all, what is timed and what is not, and who is left out."""
+"""What methods cost (Figure 3): the same batch for all, what is timed and what is not, and who is left out."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+import flatfold as ff
 from flatfold.detectors import get_method, hyperparameters
 from flatfold.evaluate.banks import extract_all
+from flatfold.evaluate.reproduce import clock
 from flatfold.evaluate.reproduce import costs as module
+from flatfold.evaluate.reproduce.clock import in_turn, settled
 from flatfold.evaluate.reproduce.costs import SETUPS, costs
 from flatfold.evaluate.reproduce.plan import Plan
 from flatfold.evaluate.rows import MethodRun
-from flatfold.models.at_rest import as_it_was
+from tests.evaluate.reproduce.toys import make_suite
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+
+
+def test_actions_take_turns_after_a_round_to_warm_up_and_slow_ones_are_timed_once(monkeypatch):
+    now, order, steps = [0.0], [], {"a": [0.9, 0.1, 0.2], "slow": [1.5], "b": [0.5, 0.3, 0.4]}
+
+    def act(name):
+        now[0] += steps[name][order.count(name)]
+        order.append(name)
+
+    monkeypatch.setattr(clock, "perf_counter", lambda: now[0])
+    found = in_turn([partial(act, name) for name in steps], 2)
+    assert found == [pytest.approx([0.1, 0.2]), pytest.approx([1.5]), pytest.approx([0.3, 0.4])]
+    assert order == ["a", "slow", "b", "a", "b", "a", "b"]
+
+
+def test_a_gpu_is_waited_for(monkeypatch):
+    done, action = [], object()
+    monkeypatch.setattr(torch.cuda, "synchronize", done.append)
+    assert settled(action, "cpu") is action
+    settled(lambda: done.append("told"), "cuda:1")()
+    assert done == ["told", "cuda:1"]
 
 
 def run_of(name, label=None, **hyper):
@@ -22,20 +47,23 @@ def run_of(name, label=None, **hyper):
 
 
 @pytest.fixture
-def world(suite, tmp_path):
-    return suite, extract_all(suite, tmp_path, tuning=True)
+def world(tmp_path):
+    return (suite := make_suite()), extract_all(suite, tmp_path, tuning=True)
 
 
-def test_every_method_has_a_row_behind_that_of_the_network(world):
+def test_every_method_has_a_row_and_the_network_is_left_as_it_was(world):
+    suite, banks = world
+    suite.model.train()
     runs = [run_of("msp"), run_of("knn", "knn@ood", k=7), run_of("odin"), run_of("mdsens"), run_of("autofold")]
-    found, refused = costs(*world, runs, plan=Plan(batch_size=10, rounds=3))
+    found, refused = costs(suite, banks, runs, plan=Plan(batch_size=10, rounds=3))
     assert refused == {}
     assert [cost.method for cost in found] == ["forward", "msp", "knn@ood", "odin", "mdsens", "autofold"]
     assert [cost.sees for cost in found] == ["images", "features", "features", "images", "images", "features"]
     assert {(cost.batch_size, cost.rounds) for cost in found} == {(10, 3)}
-    assert found[0].setup_ms == 0
-    assert all(cost.setup_ms > 0 for cost in found[1:])
+    assert [cost.setup_ms > 0 for cost in found] == [False, *[True] * 5]
     assert all(0 < cost.inference_low <= cost.inference_ms <= cost.inference_high for cost in found)
+    assert suite.model.training
+    assert all(parameter.requires_grad for parameter in suite.model.parameters())
 
 
 def test_median_and_quartiles_are_in_milliseconds(world, monkeypatch):
@@ -43,42 +71,21 @@ def test_median_and_quartiles_are_in_milliseconds(world, monkeypatch):
     found, _ = costs(*world, [run_of("msp")], plan=Plan(rounds=9))
     (msp,) = found[1:]
     assert (msp.inference_low, msp.inference_ms, msp.inference_high) == pytest.approx((3, 5, 7))
-    assert msp.setup_ms == pytest.approx(1e3 * 0.001 * (1 + SETUPS) / 2)
+    assert msp.setup_ms == pytest.approx((1 + SETUPS) / 2)
 
 
-def test_the_batch_is_the_first_test_inputs_and_no_more_than_there_are(world):
+def test_all_see_the_first_test_inputs_as_often_as_asked_with_the_hyper_parameters_of_the_benchmark(world, monkeypatch):
     suite, banks = world
-    measure = module._Measure(suite, banks, module.Settings(), Plan(batch_size=10))
-    assert torch.equal(measure.features, banks.test.features[:10])
-    with as_it_was(suite.model):
-        assert torch.allclose(suite.model.body(measure.images), measure.features, atol=1e-6)
-    found, _ = costs(suite, banks, [run_of("odin")], plan=Plan(batch_size=1000, rounds=1))
-    assert {cost.batch_size for cost in found} == {24}
-    assert len(module._first(suite, 24, "cpu")) == 24
-
-
-def test_hyper_parameters_are_those_of_the_benchmark(world, monkeypatch):
-    made = []
-    monkeypatch.setattr(module, "create", lambda name, **hyper: made.append(hyper) or real(name, **hyper))
-    real = __import__("flatfold").create
-    costs(*world, [run_of("knn", "knn@ood", k=7)], plan=Plan(rounds=1))
+    seen, made = [], []
+    suite.model.register_forward_hook(lambda model, inputs, output: seen.append(inputs[0]))
+    monkeypatch.setattr(module, "create", lambda name, **hyper: made.append(hyper) or ff.create(name, **hyper))
+    costs(suite, banks, [run_of("knn", k=7)], plan=Plan(batch_size=10, rounds=4))
+    assert len(seen) == 1 + 1 + 4  # for the memory, to warm up, and the rounds
+    with torch.no_grad():
+        assert torch.allclose(suite.model.body(seen[-1]), banks.test.features[:10], atol=1e-6)
     assert {hyper["k"] for hyper in made} == {7}
-
-
-def test_each_method_is_scored_on_its_batch_as_often_as_was_asked(world, monkeypatch):
-    suite, banks = world
-    seen = []
-    monkeypatch.setattr(type(suite.model), "forward", watched(type(suite.model).forward, seen))
-    costs(suite, banks, [], plan=Plan(batch_size=10, rounds=4))
-    assert seen == [10] * (1 + 1 + 4)  # for the memory, to warm up, and the rounds
-
-
-def watched(forward, seen):
-    def wrapper(model, x):
-        seen.append(len(x))
-        return forward(model, x)
-
-    return wrapper
+    found, _ = costs(suite, banks, [], plan=Plan(batch_size=1000, rounds=1))
+    assert {cost.batch_size for cost in found} == {24}
 
 
 def test_a_method_that_cannot_be_measured_is_left_out_with_its_reason(world):
@@ -86,13 +93,5 @@ def test_a_method_that_cannot_be_measured_is_left_out_with_its_reason(world):
     runs = [run_of("knn"), run_of("msp"), run_of("vim", dim=500)]
     found, refused = costs(suite, replace(banks, train=None), runs, plan=Plan(rounds=1))
     assert [cost.method for cost in found] == ["forward", "msp"]
-    assert refused["knn"].startswith("ValueError: it learns from training data, and this suite has none.")
+    assert "training data" in refused["knn"]
     assert "vim" in costs(suite, banks, runs, plan=Plan(rounds=1))[1]
-
-
-def test_the_network_is_left_as_it_was(world):
-    suite, banks = world
-    suite.model.train()
-    costs(suite, banks, [run_of("odin"), run_of("mdsens")], plan=Plan(rounds=1))
-    assert suite.model.training
-    assert all(parameter.requires_grad for parameter in suite.model.parameters())

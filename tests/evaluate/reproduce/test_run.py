@@ -1,8 +1,9 @@
-"""A whole reproduction of small networks: its files, what a second run computes, and what it forgets."""
+"""A whole reproduction of small networks: what it runs, its files, what a second run computes and what it forgets."""
 
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from flatfold.evaluate.paper_tables.benchmarks import TUNED
 from flatfold.evaluate.reproduce import run as module
 from flatfold.evaluate.reproduce.files import load_ablations
+from flatfold.evaluate.reproduce.finished import check_suite, finished
 from flatfold.evaluate.reproduce.normalisation import METHODS
 from flatfold.evaluate.reproduce.plan import Plan, paper_methods
 from flatfold.evaluate.reproduce.run import forget_reproduction, place_of, reproduce
@@ -18,7 +20,10 @@ from flatfold.evaluate.reproduce.separation import Separated
 from flatfold.evaluate.reproduce.verdict import load_material
 from flatfold.evaluate.results import load_results
 from flatfold.evaluate.settings import Settings
+from flatfold.evaluate.spec import Spec
 from tests.evaluate.reproduce.toys import make_suite
+from tests.toy_ablations import make_ablations, make_material, make_results, save
+from tests.toy_study import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat", "ignore:k = ")
 QUICK = Settings(replicates=0, command="flatfold reproduce toy")
@@ -27,184 +32,148 @@ SMALL = Plan(samples=6, batch_size=10, rounds=2, methods=FEW)
 QUICKER = Plan(samples=6, methods=("msp", "react:percentile=80"), alpha=0.3)
 
 
+def test_the_papers_methods_are_tuned_where_the_data_allow_it_and_impossible_plans_are_refused(banks):
+    baselines = ["ash", "ebo", "knn", "mds", "mdsens", "mls", "msp"]
+    baselines += ["odin", "openmax", "react", "rmds", "she", "tempscale", "vim"]
+    assert sorted(paper_methods()[:14]) == baselines
+    assert paper_methods()[14:] == ["fold", "fold-r", "fold-a", "autofold", "autofold-r", "autofold-a"]
+    specs = Plan().specs(banks)
+    assert [spec.name for spec in specs] == paper_methods()
+    assert {spec.name for spec in specs if spec.tune == "ood"} == TUNED - {"vim"}  # which needs more dimensions
+    assert Plan().specs(replace(banks, ood_val=None)) == [Spec(name) for name in paper_methods()]
+    assert Spec("knn", tune="ood") in Plan().specs(replace(banks, train=None))  # the benchmark says why it refuses
+    assert Plan(methods=("knn:k=3", Spec("msp"))).specs(banks) == [Spec("knn", {"k": 3}), Spec("msp")]
+    bad = [("samples", 1), ("samples", 2.5), ("batch_size", 0), ("rounds", True), ("methods", ()), ("alpha", 2)]
+    for name, value in bad:
+        assert name in refusal(Plan, **{name: value}), (name, value)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Everything of one network, only to be looked at."""
+    """Everything of one network; read-only."""
     folder = tmp_path_factory.mktemp("whole")
     reproduce([make_suite()], folder, QUICK, SMALL)
     return load_material(folder, ""), folder
 
 
-class Stages:
-    """Counts what is computed, in place of computing it."""
-
-    def __init__(self, patch):
-        self.calls = []
-        patch.setattr(module, "run_study", self.study)
-        patch.setattr(module, "effects", self.effects)
-        patch.setattr(module, "sensitivities", lambda *asked: ([], {}))
-        patch.setattr(module, "separations", lambda *asked: Separated([], {"none/id": np.zeros(1, np.float32)}, {}))
-        patch.setattr(module, "costs", self.costs)
-
-    def study(self, suite, place, settings, samples, alpha, seed):
-        self.calls.append(("study", samples, alpha, seed))
-        return SimpleNamespace(alphas={"none": 0.0, "partial": alpha, "full": 1.0}, save=lambda folder: None)
-
-    def effects(self, banks, alphas, hyper):
-        self.calls.append(("effects", alphas, hyper))
-        return [], {"ash": "negative"}
-
-    def costs(self, *asked):
-        self.calls.append(("ablations",))
-        return [], {"knn": "no training data"}
-
-    @property
-    def ablations(self):
-        return self.calls.count(("ablations",))
-
-
-@pytest.fixture
-def stages(monkeypatch):
-    return Stages(monkeypatch)
-
-
-def test_the_benchmark_has_the_papers_methods_unless_others_are_asked_for(stages, monkeypatch, tmp_path):
-    asked = []
-    real = module.run
-    monkeypatch.setattr(module, "run", lambda suite, specs, *rest: asked.append(specs) or real(suite, ["msp"], *rest))
-    reproduce([make_suite()], tmp_path, QUICK, replace(QUICKER, methods=None))
-    reproduce([make_suite(ood_val=False)], tmp_path, QUICK, replace(QUICKER, methods=None))
-    reproduce([make_suite()], tmp_path, QUICK, QUICKER)
-    assert [[spec.name for spec in specs] for specs in asked[:2]] == [paper_methods()] * 2
-    assert {spec.name for spec in asked[0] if spec.tune == "ood"} == TUNED - {"vim", "knn"}  # 8 features, 45 images
-    assert {spec.tune for spec in asked[1]} == {None}
-    assert [spec.label for spec in asked[2]] == ["msp", "react:percentile=80"]
-
-
-def test_the_study_has_as_many_images_as_were_asked_for(whole):
-    study = whole[0].study
-    assert study.provenance["samples"] == 6
-    assert {len(values) for values in study.traces.values()} == {6}
-
-
-def test_the_ablations_rest_on_the_exponents_of_the_study(whole):
+def test_benchmark_study_and_ablations_belong_together(whole):
     _, results, study, ablations = whole[0]
+    assert {len(values) for values in study.traces.values()} == {6}
     assert ablations.alphas == study.alphas
-    assert {effect.alpha for effect in ablations.effects if effect.normalisation == "partial"} == {
-        study.alphas["partial"]
-    }
     (autofold,) = [run for run in results.methods if run.method == "autofold"]
-    assert study.alphas["partial"] == autofold.learnt["alpha_"] == ablations.sensitivities[0].chosen
+    partial = [effect.alpha for effect in ablations.effects if effect.normalisation == "partial"]
+    chosen = ablations.sensitivities[0].chosen
+    assert {study.alphas["partial"], autofold.learnt["alpha_"], chosen} == set(partial) == {chosen}
     assert [each.method for each in ablations.sensitivities] == ["fold", "fold-r", "fold-a"]
     assert {each.method for each in ablations.effects} == set(METHODS)
-
-
-def test_the_row_without_normalisation_is_the_benchmarks_own(whole):
-    _, results, _, ablations = whole[0]
     for method in ("msp", "ebo", "react@ood", "ash@ood"):
-        effect = ablations.effect(method.partition("@")[0], "none")
-        assert effect.auroc == pytest.approx(results.cells[method, "all"].auroc)
-        assert effect.fpr95 == pytest.approx(results.cells[method, "all"].fpr95_ood_positive)
-
-
-def test_every_method_of_the_benchmark_has_a_cost(whole):
-    _, results, _, ablations = whole[0]
+        effect, cell = ablations.effect(method.partition("@")[0], "none"), results.cells[method, "all"]
+        assert (effect.auroc, effect.fpr95) == pytest.approx((cell.auroc, cell.fpr95_ood_positive))
     assert [cost.method for cost in ablations.costs] == ["forward", *(run.method for run in results.methods)]
-    assert results.refused.items() <= ablations.refused.items()
-
-
-def test_scores_and_norms_are_those_of_the_benchmarks_features(whole):
-    _, results, _, ablations = whole[0]
-    assert {name: values.tolist() for name, values in ablations.norms.items()} == {
-        name: values.tolist() for name, values in results.norms.items()
-    }
-    assert ablations.separations[-1].dataset == "all"
-
-
-def test_it_says_where_the_numbers_come_from(whole):
-    _, results, _, ablations = whole[0]
-    told = {"samples": 6, "batch_size": 10, "rounds": 2, "alpha": None, "command": "flatfold reproduce toy"}
-    assert told.items() <= ablations.provenance.items()
+    np.testing.assert_equal(ablations.norms, results.norms)
+    assert {"samples": 6, "batch_size": 10, "rounds": 2, "alpha": None}.items() <= ablations.provenance.items()
     assert ablations.provenance["weights, sha256"] == results.provenance["weights, sha256"]
 
 
-def test_several_networks_get_folders_and_a_single_one_does_not(stages, tmp_path):
-    assert place_of(make_suite(), tmp_path) == tmp_path
-    assert place_of(make_suite("a", ("a",)), tmp_path) == tmp_path
-    pair = [make_suite(name, ("a", "b")) for name in "ab"]
+def test_a_restart_forgets_what_was_kept_and_nothing_else(whole, tmp_path):
+    shutil.copytree(whole[1], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "mine.txt").write_text("mine")
+    patterns = ("banks/*", "scores/*", "curvature/*.safetensors", "ablations.*")
+    assert all(list(tmp_path.glob(pattern)) for pattern in patterns)
+    forget_reproduction(make_suite(), tmp_path, SMALL)
+    forget_reproduction(make_suite(), tmp_path, SMALL)  # nothing is left, which is no mistake
+    assert not any(list(tmp_path.glob(pattern)) for pattern in patterns)
+    assert (tmp_path / "mine.txt").exists()
+
+
+class Stages(list):
+    """What is computed after the benchmark is counted instead."""
+
+    def __init__(self, patch):
+        super().__init__()
+        empty = Separated([], {"none/id": np.zeros(1, np.float32)}, {})
+        patch.setattr(module, "run_study", self.study)
+        patch.setattr(module, "effects", lambda banks, *asked: self.append(("effects", *asked)) or ([], {"ash": "no"}))
+        patch.setattr(module, "sensitivities", lambda *asked: ([], {}))
+        patch.setattr(module, "separations", lambda *asked: empty)
+        patch.setattr(module, "costs", lambda *asked: ([], {"knn": "no data"}))
+
+    def study(self, suite, place, settings, samples, alpha, seed):
+        self.append(("study", samples, alpha, seed))
+        return SimpleNamespace(alphas={"none": 0.0, "partial": alpha, "full": 1.0}, save=lambda folder: None)
+
+
+def test_settings_reach_every_stage_and_several_networks_get_folders(monkeypatch, tmp_path):
+    stages = Stages(monkeypatch)
+    assert place_of(make_suite(), tmp_path) == place_of(make_suite("a", ("a",)), tmp_path) == tmp_path
+    pair = [replace(make_suite(name, ("a", "b")), seed=4) for name in "ab"]
     assert [place_of(suite, tmp_path) for suite in pair] == [tmp_path / "a", tmp_path / "b"]
     reproduce(pair, tmp_path, QUICK, QUICKER)
     for name in "ab":
-        assert load_ablations(tmp_path / name).alphas["partial"] == 0.3
-        assert load_results(tmp_path / name).suite["network"] == name
+        ablations, results = load_ablations(tmp_path / name), load_results(tmp_path / name)
+        assert results.suite["network"] == name
+        assert [run.method for run in results.methods] == ["msp", "react:percentile=80"]
+        assert ablations.alphas["partial"] == 0.3
+        assert ablations.refused == {"ash": "no", "knn": "no data"}
     assert not (tmp_path / "results.json").exists()
+    assert stages[0] == ("study", 6, 0.3, 4)
+    _, alphas, hyper = stages[1]
+    assert alphas == {"none": 0.0, "partial": 0.3, "full": 1.0}
+    assert hyper["react"]["percentile"] == 80
 
 
-def test_what_was_asked_for_reaches_the_study_with_the_seed_of_the_suite(stages, tmp_path):
-    reproduce([replace(make_suite(), seed=4)], tmp_path, QUICK, QUICKER)
-    assert stages.calls[0] == ("study", 6, 0.3, 4)
+def test_ablations_are_measured_again_only_when_something_changed(monkeypatch, tmp_path):
+    stages = Stages(monkeypatch)
+    suite, text, arrays = make_suite(), tmp_path / "ablations.json", tmp_path / "ablations.safetensors"
 
+    def measured(suite=suite, settings=QUICK, **changed):
+        stages.clear()
+        reproduce([suite], tmp_path, settings, replace(QUICKER, **changed))
+        load_ablations(tmp_path)
+        return len(stages) - 1  # without the study
 
-def test_normalisation_is_measured_with_the_exponents_of_the_study_and_the_settings_of_the_benchmark(stages, tmp_path):
-    reproduce([make_suite()], tmp_path, QUICK, QUICKER)
-    (told,) = [call for call in stages.calls if call[0] == "effects"]
-    assert told[1] == {"none": 0.0, "partial": 0.3, "full": 1.0}
-    assert told[2]["react"]["percentile"] == 80
-
-
-def test_what_could_not_be_measured_is_told_with_its_reason(stages, tmp_path):
-    reproduce([make_suite()], tmp_path, QUICK, QUICKER)
-    assert load_ablations(tmp_path).refused == {"ash": "negative", "knn": "no training data"}
-
-
-def test_a_second_run_measures_no_ablation_again(stages, tmp_path):
-    for _ in range(2):
-        reproduce([make_suite()], tmp_path, QUICK, QUICKER)
-    assert stages.ablations == 1
-
-
-@pytest.mark.parametrize("change", ["rounds", "alpha", "hyper", "device", "network", "data", "damage", "missing"])
-def test_ablations_are_measured_again_when_something_changed(change, stages, tmp_path):
-    reproduce([make_suite()], tmp_path, QUICK, QUICKER)
-    suite, plan, settings = make_suite(), QUICKER, QUICK
-    if change in ("rounds", "alpha"):
-        plan = replace(QUICKER, **{"rounds": {"rounds": 1}, "alpha": {"alpha": 0.4}}[change])
-    elif change == "hyper":
-        plan = replace(QUICKER, methods=("msp", "react:percentile=70"))
-    elif change == "device":
-        settings = replace(QUICK, device="cpu:0")
-    elif change == "network":
-        with torch.no_grad():
-            suite.model.head.bias += 1
-    elif change == "data":
-        suite = replace(suite, test=suite.train, train=suite.test)
-    elif change == "damage":
-        text = (tmp_path / "ablations.json").read_text()
-        (tmp_path / "ablations.json").write_text(text[: len(text) // 2])
-    else:
-        (tmp_path / "ablations.safetensors").unlink()
-    reproduce([suite], tmp_path, settings, plan)
-    assert stages.ablations == 2
-    load_ablations(tmp_path)
+    assert [measured(), measured()] == [1, 0]
+    for changed in ({"rounds": 1}, {"alpha": 0.4}, {"methods": ("msp", "react:percentile=70")}):
+        assert measured(**changed) == 1, changed
+    assert measured(settings=replace(QUICK, device="cpu:0")) == 1
+    assert measured(replace(suite, test=suite.train, train=suite.test)) == 1
+    other = make_suite()
+    with torch.no_grad():
+        other.model.head.bias += 1
+    assert [measured(other), measured()] == [1, 1]
+    text.write_text(text.read_text()[:500])
+    assert measured() == 1
+    arrays.unlink()
+    assert [measured(), measured()] == [1, 0]
 
 
 def test_an_interrupted_run_has_kept_what_was_done(tmp_path, monkeypatch):
-    def stop(*arguments, **settings):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "run_study", stop)
+    monkeypatch.setattr(module, "run_study", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         reproduce([make_suite()], tmp_path, QUICK, QUICKER)
     assert load_results(tmp_path).methods
     assert not (tmp_path / "curvature.json").exists()
 
 
-def test_what_was_kept_is_forgotten_when_that_is_asked_for(whole, tmp_path):
-    shutil.copytree(whole[1], tmp_path, dirs_exist_ok=True)
-    (tmp_path / "mine.txt").write_text("mine")
-    assert list(tmp_path.glob("curvature/*.safetensors"))
-    for _ in range(2):  # the second time nothing is left, which is no mistake
-        forget_reproduction(make_suite(), tmp_path, SMALL)
-    for pattern in ("banks/*", "scores/*", "curvature/*.safetensors", "ablations.*"):
-        assert not list(tmp_path.glob(pattern))
-    assert (tmp_path / "mine.txt").exists()
+def test_networks_of_earlier_runs_count_if_they_are_whole_and_saw_as_many_images(tmp_path):
+    for name, unknown in (("one", 80), ("two", 80), ("fewer", 70)):
+        results = make_results(network=name, unknown=unknown)
+        save(make_material(name, results=results, ablations=make_ablations(unknown=unknown)), tmp_path / name)
+
+    assert "toy" in refusal(check_suite, tmp_path, ["one"], "mine")  # whose results would be lost
+    check_suite(tmp_path, ["one", "nowhere"], "toy")
+
+    def found(*networks, now):
+        materials, left_out = finished(tmp_path, networks, now=now)
+        return [material.network for material in materials], list(left_out)
+
+    assert found("two", "one", "three", now=["one"]) == (["two", "one"], [])
+    assert found("one", "fewer", now=["one"]) == (["one"], ["fewer"])
+    assert found("one", "fewer", now=["one", "fewer"]) == (["one", "fewer"], [])
+    path = tmp_path / "two" / "ablations.json"
+    path.write_text(path.read_text()[:200])
+    assert found("one", "two", now=["one"]) == (["one"], ["two"])
+    assert "ablations" in refusal(found, "one", "two", now=["two"])
+    (tmp_path / "two" / "curvature.json").unlink()
+    assert found("one", "two", now=["one"]) == (["one"], [])
+    assert "curvature.json" in refusal(found, "one", "two", now=["two"])

@@ -1,12 +1,12 @@
 """Features of known and unknown inputs, and a suite whose network sees images, for tests of reproductions."""
 
+from collections import OrderedDict
+
 import numpy as np
 import torch
 from torch import nn
 
 import flatfold as ff
-from flatfold.core.bank import FeatureBank
-from flatfold.core.head import Head
 from flatfold.evaluate.banks import Banks
 from flatfold.evaluate.suites.suite import OodSet, Suite
 from flatfold.models.images import ArrayImages
@@ -20,13 +20,13 @@ def make_banks(classes=5, width=12, per_class=16, seed=0):
     def known(n):
         labels = torch.arange(classes).repeat(n)
         noise = torch.randn(len(labels), width, generator=g)
-        return FeatureBank((1.5 * weight[labels] + noise).relu() + 0.01, labels)
+        return ff.FeatureBank((1.5 * weight[labels] + noise).relu() + 0.01, labels)
 
     def unknown(n, size):
-        return FeatureBank((size * torch.randn(n, width, generator=g)).relu() + 0.01)
+        return ff.FeatureBank((size * torch.randn(n, width, generator=g)).relu() + 0.01)
 
     return Banks(
-        Head(weight, 0.1 * torch.randn(classes, generator=g)),
+        ff.Head(weight, 0.1 * torch.randn(classes, generator=g)),
         known(40),
         known(per_class),
         known(20),
@@ -35,20 +35,12 @@ def make_banks(classes=5, width=12, per_class=16, seed=0):
     )
 
 
-class Colours(nn.Module):
-    """Tells which of three channels is bright."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.body = nn.Sequential(
-                nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-            )
-            self.head = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.head(self.body(x))
+def make_network():
+    """Return a network that sees which of three channels is bright."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        convolutions = nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+        return nn.Sequential(OrderedDict(body=nn.Sequential(*convolutions, nn.Flatten()), head=nn.Linear(8, 3))).eval()
 
 
 def make_suite(network="", siblings=(), ood_val=True):
@@ -63,6 +55,5 @@ def make_suite(network="", siblings=(), ood_val=True):
 
     ood = (OodSet("near-set", "near", images(20), "Near."), OodSet("far-set", "far", images(15), "Far."))
     known = images(45, labelled=True), images(30, labelled=True), images(24, labelled=True)
-    model = Colours().eval()
     unknown = images(18) if ood_val else None
-    return Suite("toy", "Toys.", model, *known, ood, 0, unknown, network, siblings=siblings)
+    return Suite("toy", "Toys.", make_network(), *known, ood, 0, unknown, network, siblings=siblings)

