@@ -3,6 +3,7 @@
 import os
 import shutil
 from dataclasses import dataclass
+from filecmp import cmp
 from pathlib import Path
 from uuid import uuid4
 
@@ -78,6 +79,7 @@ def digits(shared_folder):
             run("bench", "digits", "--limit", 150, "--bootstrap", 100, "--no-report", cwd=folder.parents[1])
             small = ("--samples", 8, "--probes", 2, "--steps", 4, "--batch-size", 8, "--no-report")
             run("curvature", "digits", *small, cwd=folder.parents[1])
+    assert cmp(GOLDEN / "digits_network.safetensors", folder / "network-seed0.safetensors", shallow=False)
     return folder
 
 

@@ -14,7 +14,7 @@ from tests.docs.shell import Shell
 
 
 @pytest.fixture
-def reader(tmp_path, monkeypatch, request):
+def reader(digits, tmp_path, monkeypatch):
     """Return a function that gives a reader what they have, by words, and returns their namespace of Python."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -27,7 +27,7 @@ def reader(tmp_path, monkeypatch, request):
             if "=" in word:
                 monkeypatch.setenv(*word.split("=", 1))
             elif word == "digits":
-                shutil.copytree(request.getfixturevalue("digits"), Path("out", "digits"))
+                shutil.copytree(digits, Path("out", "digits"))
             else:
                 assert word in BELONGINGS, f"no belonging is called {word!r}. Known: {', '.join(BELONGINGS)}, digits."
                 names |= BELONGINGS[word]()
