@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.inputs import open_images
+from flatfold.models.images import open_images
 from flatfold.scoring.batch import Task, score_images
 
 from .ratio import report

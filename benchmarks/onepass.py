@@ -7,9 +7,8 @@ from time import perf_counter
 
 import flatfold as ff
 from flatfold.detectors import METHODS
-from flatfold.evaluate.banks import extract_all
+from flatfold.evaluate.banks import Settings, extract_all
 from flatfold.evaluate.runner import run as run_suite
-from flatfold.evaluate.settings import Settings
 from flatfold.evaluate.suites.library import load_suites
 
 from .ratio import report

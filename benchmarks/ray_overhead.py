@@ -19,14 +19,11 @@ import torch
 from PIL import Image
 
 import flatfold as ff
-from flatfold.models.factory import make_model
+from flatfold.models.extract import attempts
 from flatfold.models.images import ArrayImages, FolderImages
-from flatfold.models.stream import attempts
-from flatfold.models.weights import load_weights
-from flatfold.scoring.batch import Task
-from flatfold.scoring.batch.engine import Engine, Parts
-from flatfold.scoring.batch.local import score_here
-from flatfold.scoring.batch.on_ray import score_on_ray
+from flatfold.models.model_loading import load_weights, make_model
+from flatfold.scoring.batch import Engine, Parts, Task, score_here
+from flatfold.scoring.ray import score_on_ray
 
 from .ratio import report
 from .share import resnet50

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flatfold.evaluate.results import load_results
-from flatfold.report.histograms import histograms
+from flatfold.report.figures import histograms
 
 SHOWN = ("msp", "ebo", "autofold")
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from flatfold.files import opened_alone, sha256_of, sweep, write_atomically, written
+from flatfold.io.files import opened_alone, sha256_of, sweep, write_atomically, written
 
 
 def test_a_write_replaces_the_file_and_a_failed_one_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
@@ -81,7 +81,7 @@ def test_where_a_process_cannot_be_asked_nothing_of_others_is_swept(tmp_path):
     partial = tmp_path / "x.77.partial"
     partial.write_text("half")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flatfold.files.os.name", "nt")
+        patch.setattr("flatfold.io.files.os.name", "nt")
         patch.setattr("os.kill", lambda *args: pytest.fail("signal 0 is Ctrl+C there"))
         sweep(tmp_path)
     assert partial.exists()

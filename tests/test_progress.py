@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from flatfold.progress import track
+from flatfold.io.progress import track
 
 
 def put_a_terminal(monkeypatch):

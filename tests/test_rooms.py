@@ -8,17 +8,19 @@ import flatfold
 
 SOURCE = Path(flatfold.__file__).parent
 MAY_IMPORT = {
-    "core": set(),
-    "detectors": {"core"},
-    "models": {"core"},
-    "curvature": {"core", "models"},
-    "scoring": {"core", "detectors", "models"},
-    "evaluate": {"core", "detectors", "models", "curvature", "scoring"},
-    "report": {"core", "curvature", "evaluate"},
-    "serve": {"core", "detectors", "models", "scoring"},
-    "cli": {"core", "detectors", "models", "curvature", "scoring", "evaluate", "report", "serve"},
+    "io": set(),
+    "core": {"io"},
+    "detectors": {"io", "core"},
+    "models": {"io", "core"},
+    "curvature": {"io", "core", "models"},
+    "scoring": {"io", "core", "detectors", "models"},
+    "evaluate": {"io", "core", "detectors", "models", "curvature", "scoring"},
+    "report": {"io", "core", "curvature", "evaluate"},
+    "paper": {"io", "core", "detectors", "models", "curvature", "scoring", "evaluate", "report"},
+    "serve": {"io", "core", "detectors", "models", "scoring"},
+    "cli": {"io", "core", "detectors", "models", "curvature", "scoring", "evaluate", "report", "paper", "serve"},
 }
-EVERYWHERE = {"progress", "files", "__version__"}  # two small helpers that belong to no room, and the version
+EVERYWHERE = {"__version__"}
 OUTSIDE_OF_CORE = {"core": {"torch", "numpy"}, "detectors": {"torch", "numpy"}}
 
 

@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from flatfold.evaluate.certainty import certainty
 from flatfold.evaluate.compare import members_of
-from flatfold.evaluate.reproduce.files import Ablations
-from flatfold.evaluate.reproduce.rows import NORMALISATIONS, Cost, Effect, Sensitivity, Separation
-from flatfold.evaluate.reproduce.verdict import Material
-from flatfold.evaluate.results import Results
-from flatfold.evaluate.rows import MethodRun, averages, make_row
+from flatfold.evaluate.intervals import certainty
+from flatfold.evaluate.results import MethodRun, Results, averages, make_row
+from flatfold.paper.ablations import NORMALISATIONS, Ablations, Cost, Effect, Sensitivity, Separation
+from flatfold.paper.claims import Material
 from tests.toy_study import ALPHAS, SETS, make_study
 
 METHODS = ("msp", "knn@ood", "vim", "rmds", "fold", "fold-r", "fold-a", "autofold", "autofold-r", "autofold-a")

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from flatfold.evaluate.study.files import Detection, Statistic, Study
-from flatfold.report.curvature import parts
-from flatfold.report.drawing import Drawing
+from flatfold.evaluate.study_results import Detection, Statistic, Study
+from flatfold.report import curvature as parts
+from flatfold.report.figure import Drawing
 
 SETS = {"near-set": "near", "far-set": "far"}
 ALPHAS = {"none": 0.0, "partial": 0.5, "full": 1.0}

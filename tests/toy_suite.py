@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flatfold.evaluate.suites.file import SuiteFile
+from flatfold.evaluate.suites.toml_file import SuiteFile
 
 NETS = """
 from dataclasses import dataclass

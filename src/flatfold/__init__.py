@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import curvature as curvature
     from .core.bank import FeatureBank as FeatureBank
-    from .core.delong import auroc_interval as auroc_interval
-    from .core.errors import DamagedBank as DamagedBank
-    from .core.errors import NotFittedError as NotFittedError
-    from .core.errors import UnreadableImage as UnreadableImage
-    from .core.errors import UnsupportedHead as UnsupportedHead
-    from .core.head import Head as Head
-    from .core.ranking import aupr as aupr
-    from .core.ranking import auroc as auroc
-    from .core.ranking import fpr_at_tpr as fpr_at_tpr
+    from .core.bank import Head as Head
+    from .core.intervals import auroc_interval as auroc_interval
+    from .core.metrics import aupr as aupr
+    from .core.metrics import auroc as auroc
+    from .core.metrics import fpr_at_tpr as fpr_at_tpr
+    from .core.validation import DamagedBank as DamagedBank
+    from .core.validation import NotFittedError as NotFittedError
+    from .core.validation import UnreadableImage as UnreadableImage
+    from .core.validation import UnsupportedHead as UnsupportedHead
     from .detectors import create as create
     from .detectors import methods as methods
     from .detectors import register as register
     from .detectors.ash import Ash as Ash
     from .detectors.autofold import AutoFold as AutoFold
     from .detectors.base import Detector as Detector
+    from .detectors.base import InputDetector as InputDetector
     from .detectors.dice import Dice as Dice
     from .detectors.ebo import Ebo as Ebo
     from .detectors.fdbd import Fdbd as Fdbd
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from .detectors.fold_t import FoldT as FoldT
     from .detectors.gen import Gen as Gen
     from .detectors.gradnorm import GradNorm as GradNorm
-    from .detectors.inputs import InputDetector as InputDetector
     from .detectors.klm import Klm as Klm
     from .detectors.knn import Knn as Knn
     from .detectors.mds import Mds as Mds
@@ -42,37 +42,39 @@ if TYPE_CHECKING:
     from .detectors.nci import Nci as Nci
     from .detectors.nnguide import NNGuide as NNGuide
     from .detectors.norm_cap import NormCap as NormCap
-    from .detectors.normalise import PartialNorm as PartialNorm
     from .detectors.odin import Odin as Odin
     from .detectors.openmax import OpenMax as OpenMax
     from .detectors.react import ReAct as ReAct
     from .detectors.rmds import Rmds as Rmds
     from .detectors.scale import Scale as Scale
+    from .detectors.shaped import PartialNorm as PartialNorm
     from .detectors.shaped import Shaped as Shaped
     from .detectors.she import She as She
     from .detectors.tempscale import TempScale as TempScale
     from .detectors.vim import Vim as Vim
     from .evaluate.tuning import tune as tune
+    from .models.bank_files import load_bank as load_bank
+    from .models.bank_files import save_bank as save_bank
     from .models.extract import extract as extract
     from .models.images import FolderImages as FolderImages
+    from .models.images import ListImages as ListImages
     from .models.images import NpzImages as NpzImages
     from .models.images import Transform as Transform
     from .models.layers import layers_of as layers_of
     from .models.layers import logits_function as logits_function
-    from .models.lists import ListImages as ListImages
-    from .models.store import load_bank as load_bank
-    from .models.store import save_bank as save_bank
-    from .models.tables import TableImages as TableImages
+    from .models.parquet import TableImages as TableImages
+    from .scoring.calibrated import Judge as Judge
     from .scoring.guard import Guard as Guard
-    from .scoring.judge import Judge as Judge
     from .scoring.monitor import Monitor as Monitor
 
+
 __version__ = "0.1.0"
+
 
 _HOMES = {
     "Ash": "detectors.ash",
     "AutoFold": "detectors.autofold",
-    "DamagedBank": "core.errors",
+    "DamagedBank": "core.validation",
     "Detector": "detectors.base",
     "Dice": "detectors.dice",
     "Ebo": "detectors.ebo",
@@ -84,12 +86,12 @@ _HOMES = {
     "Gen": "detectors.gen",
     "GradNorm": "detectors.gradnorm",
     "Guard": "scoring.guard",
-    "Head": "core.head",
-    "InputDetector": "detectors.inputs",
-    "Judge": "scoring.judge",
+    "Head": "core.bank",
+    "InputDetector": "detectors.base",
+    "Judge": "scoring.calibrated",
     "Klm": "detectors.klm",
     "Knn": "detectors.knn",
-    "ListImages": "models.lists",
+    "ListImages": "models.images",
     "Mds": "detectors.mds",
     "MdsEns": "detectors.mdsens",
     "Mls": "detectors.mls",
@@ -98,38 +100,40 @@ _HOMES = {
     "NNGuide": "detectors.nnguide",
     "Nci": "detectors.nci",
     "NormCap": "detectors.norm_cap",
-    "NotFittedError": "core.errors",
+    "NotFittedError": "core.validation",
     "NpzImages": "models.images",
     "Odin": "detectors.odin",
     "OpenMax": "detectors.openmax",
-    "PartialNorm": "detectors.normalise",
+    "PartialNorm": "detectors.shaped",
     "ReAct": "detectors.react",
     "Rmds": "detectors.rmds",
     "Scale": "detectors.scale",
     "Shaped": "detectors.shaped",
     "She": "detectors.she",
-    "TableImages": "models.tables",
+    "TableImages": "models.parquet",
     "TempScale": "detectors.tempscale",
     "Transform": "models.images",
-    "UnreadableImage": "core.errors",
-    "UnsupportedHead": "core.errors",
+    "UnreadableImage": "core.validation",
+    "UnsupportedHead": "core.validation",
     "Vim": "detectors.vim",
-    "aupr": "core.ranking",
-    "auroc": "core.ranking",
-    "auroc_interval": "core.delong",
+    "aupr": "core.metrics",
+    "auroc": "core.metrics",
+    "auroc_interval": "core.intervals",
     "create": "detectors",
     "extract": "models.extract",
-    "fpr_at_tpr": "core.ranking",
+    "fpr_at_tpr": "core.metrics",
     "layers_of": "models.layers",
-    "load_bank": "models.store",
+    "load_bank": "models.bank_files",
     "logits_function": "models.layers",
     "methods": "detectors",
     "register": "detectors",
-    "save_bank": "models.store",
+    "save_bank": "models.bank_files",
     "tune": "evaluate.tuning",
 }
 
+
 _MODULES = ("curvature",)  # with a page of names of its own
+
 
 __all__ = sorted([*_HOMES, *_MODULES, "__version__"])
 

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flatfold.core.bank import FeatureBank
-from flatfold.core.head import Head
+from flatfold.core.bank import FeatureBank, Head
 from flatfold.evaluate.banks import Banks, accuracy, extract_all
 from flatfold.evaluate.suites.library import load_suites
 from flatfold.evaluate.suites.suite import Suite

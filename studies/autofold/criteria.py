@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatfold.core.criteria import MIN_PER_CLASS
-from flatfold.core.masking import Weights, with_and_without, without_each
+from flatfold.core.autofold import MIN_PER_CLASS, Weights, with_and_without, without_each
 
 from .cases import Validation
 from .families import Fitted

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from flatfold.evaluate.suites.suite import OodSet, Suite
 from flatfold.models.images import NpzImages, Transform
-from flatfold.models.picked import PickedImages
-from flatfold.models.sources import ImageSource
+from flatfold.models.sources import ImageSource, PickedImages
 
 from .networks import NETWORKS, STEPS, trained
 

@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 
-from flatfold.report.drawing import Drawing, Key, Panel
-from flatfold.report.style import ACCENT, GREY, INK, KNOWN, Look
+from flatfold.report.figure import ACCENT, GREY, INK, KNOWN, Drawing, Key, Look, Panel
 
 from .families import ALPHAS
 from .results import ORACLE, REFERENCE, Found, with_interval

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import copyfile
 
-from flatfold.files import write_atomically
+from flatfold.io.files import write_atomically
 
 from .results import Found
 from .sentences import sections

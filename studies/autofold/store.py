@@ -10,8 +10,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from flatfold.evaluate.suites.suite import Suite
-from flatfold.files import write_atomically
-from flatfold.models.identity import weights_hash
+from flatfold.io.files import write_atomically
+from flatfold.models.fingerprint import weights_hash
 
 from .families import ALPHAS
 from .measure import Measured

@@ -11,8 +11,8 @@ import torch
 
 import flatfold
 from flatfold.evaluate.suites.suite import Suite
-from flatfold.files import write_atomically
-from flatfold.progress import track
+from flatfold.io.files import write_atomically
+from flatfold.io.progress import track
 
 from .cases import Role, case_of, suites_of
 from .families import ALPHAS

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from flatfold.core.bank import FeatureBank
-from flatfold.core.head import Head
+from flatfold.core.bank import FeatureBank, Head
+from flatfold.core.class_statistics import best_temperature
 from flatfold.core.hessian import class_distances, feature_hessian_trace
 from flatfold.core.shaping import row_norms
-from flatfold.core.temperature import best_temperature
 
 
 class View(NamedTuple):

@@ -11,7 +11,7 @@ from PIL import Image
 from pyarrow.parquet import write_table
 
 import flatfold as ff
-from flatfold.cli.model import open_model
+from flatfold.cli.options import open_model
 from tests.toy_suite import World
 
 NETS = """

@@ -9,8 +9,7 @@ import pytest
 from flatfold.cli.compare import print_changes
 from flatfold.evaluate.compare import Change
 from flatfold.evaluate.compare import compare as compare_runs
-from flatfold.evaluate.results import Results, load_results
-from flatfold.evaluate.rows import MethodRun, averages, make_row
+from flatfold.evaluate.results import MethodRun, Results, averages, load_results, make_row
 from tests.cli.running import assert_mistakes, succeed, words
 
 SETS = {"digits-6-9": "near", "photos": "far"}

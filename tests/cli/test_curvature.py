@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.cli import curvature_table
-from flatfold.evaluate.study.files import Detection, Statistic, Study, load_study
+from flatfold.cli import tables as curvature_table
+from flatfold.evaluate.study_results import Detection, Statistic, Study, load_study
 from tests.cli.images import write_suite
 from tests.cli.running import assert_mistakes, listing, succeed, words
 from tests.command import flatfold
@@ -102,7 +102,7 @@ def test_mistakes(folder, tmp_path):
 
 
 def test_an_interrupted_study_says_that_it_goes_on(tmp_path, interrupt, folder):
-    interrupt("flatfold.evaluate.study.run.run_study")
+    interrupt("flatfold.evaluate.study.run_study")
     stopped = flatfold("curvature", folder / "toy.toml", "--networks", "tiny", cwd=tmp_path)
     assert (stopped.returncode, "goes on" in stopped.stderr) == (130, True)
 

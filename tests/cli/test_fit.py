@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import flatfold as ff
-from flatfold.cli.fitting import needs_labels
-from flatfold.cli.preparation import prepared_by
+from flatfold.cli.fit import needs_labels
+from flatfold.cli.options import prepared_by
 from flatfold.detectors import METHODS
 from flatfold.models.images import ArrayImages
-from flatfold.scoring.artefact import load_judge
+from flatfold.scoring.guard_file import load_judge
 from tests.cli.images import MODEL, PREPARED, TRANSFORM, network, pixels, write_folder, write_network, write_parquet
 from tests.cli.running import assert_mistakes, succeed
 from tests.command import flatfold
@@ -169,7 +169,7 @@ def test_mistakes(val, monkeypatch):
     ]
     assert_mistakes(("fit",), cases, val)
     monkeypatch.setattr("flatfold.models.images.read_image", None)  # these are found before any image is read
-    monkeypatch.setattr("flatfold.models.folders.read_image", None)
+    monkeypatch.setattr("flatfold.models.decoding.read_image", None)
     cases = [
         (["few", *FIT[2:]], 1, "19 calibration"),
         ([*FIT[1:], "--calibration", "few"], 1, "19 calibration"),

@@ -2,9 +2,8 @@
 
 import pytest
 
-from flatfold.evaluate.paper import TABLES, Contradiction, contradictions
-from flatfold.evaluate.results import Results
-from flatfold.evaluate.rows import Average, Certainty, MethodRun, Row
+from flatfold.evaluate.results import Average, Certainty, MethodRun, Results, Row
+from flatfold.paper.tables import TABLES, Contradiction, contradictions
 from tests.cli.images import read_rows
 from tests.cli.running import assert_mistakes, succeed, words
 from tests.command import flatfold
@@ -52,7 +51,7 @@ def test_a_run_stands_beside_the_paper_in_the_table_and_in_csv(tmp_path, monkeyp
     assert (first | {"remark": "", "table": "cifar10", "family": "net"}).items() <= lines[0].items()
     assert [float(lines[0][name]) for name in ("measured", "low", "high")] == pytest.approx([87.19, 86.19, 88.19])
     wrong = Contradiction("cifar10", "MSP", "Average", "auroc", 89.83, 89.01)
-    monkeypatch.setattr("flatfold.evaluate.paper.contradictions", lambda: [wrong])
+    monkeypatch.setattr("flatfold.paper.tables.contradictions", lambda: [wrong])
     output = succeed("paper", "runs", cwd=tmp_path).stdout
     assert cells(output, "msp")[-1] == "90.00 +0.17†"
     assert "89.01" in output

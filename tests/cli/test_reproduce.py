@@ -25,7 +25,7 @@ def done(tmp_path_factory):
 
 @pytest.fixture
 def stopped(interrupt):
-    return interrupt("flatfold.evaluate.reproduce.run.reproduce")
+    return interrupt("flatfold.paper.run.reproduce")
 
 
 def verdicts(text):

@@ -19,8 +19,8 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.detectors import METHODS
-from flatfold.scoring.batch.local import score_here
-from flatfold.scoring.verdict import Verdict
+from flatfold.scoring.batch import score_here
+from flatfold.scoring.calibrated import Verdict
 from tests.cli.images import GUARD, MODEL, PREPARED, TRANSFORM, network, photos, read_rows, write_parquet
 from tests.cli.running import assert_mistakes, listing, succeed
 from tests.command import flatfold, uncovered_environment
@@ -314,7 +314,7 @@ def test_ray_gets_its_options_and_a_task_that_can_be_sent(here, monkeypatch):
         asked.append((actors, gpus, task.device))
         return score_here(pickle.loads(pickle.dumps(task)), parts)  # noqa: S301
 
-    monkeypatch.setattr("flatfold.scoring.batch.on_ray.score_on_ray", elsewhere)
+    monkeypatch.setattr("flatfold.scoring.ray.score_on_ray", elsewhere)
     succeed("score", "photos", *GUARD, *OUT, "--engine", "ray", "--actors", 2, "--gpus", 0.5)
     assert [call[:2] for call in asked] == [(2, 0.5)]
     assert_rows(here / "scores.csv", verdicts(photos()))

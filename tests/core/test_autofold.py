@@ -8,10 +8,19 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from flatfold import auroc
-from flatfold.core.criteria import group_rows, middle_of_maximum, one_vs_rest, paired, shrunk
+from flatfold.core.autofold import (
+    Side,
+    Weights,
+    group_rows,
+    grouped_auroc,
+    middle_of_maximum,
+    one_vs_rest,
+    paired,
+    shrunk,
+    with_and_without,
+    without_each,
+)
 from flatfold.core.hessian import class_distances
-from flatfold.core.masking import Weights, with_and_without, without_each
-from flatfold.core.placements import Side, grouped_auroc
 
 
 def make_case(n=7, c=5, d=4, seed=0, scale=3.0):

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from flatfold.core.conformal import allowed_ranks, p_values, samples_needed
-from flatfold.core.drift import alarm_p_value, ks_p_value
+from flatfold.core.conformal import alarm_p_value, allowed_ranks, ks_p_value, p_values, samples_needed
 from tests.refusals import assert_refused
 
 numbers = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=20)

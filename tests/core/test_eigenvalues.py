@@ -9,12 +9,12 @@ from torch.testing import assert_close
 
 from flatfold.core import eigenvalues
 from flatfold.core.eigenvalues import (
+    MeanHessian,
     hessian_eigenvalues,
     largest_hessian_eigenvalue,
     logit_hessian_eigenvalues,
 )
 from flatfold.core.hessian import class_distances, feature_hessian_trace, logit_hessian_trace
-from flatfold.core.mean_hessian import MeanHessian
 from tests.refusals import assert_refused
 
 SHAPES = [(1, 2, 1), (4, 2, 9), (5, 3, 4), (6, 100, 7), (3, 10, 64), (4, 8, 8), (4, 9, 8)]

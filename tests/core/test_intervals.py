@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from scipy.stats import t as scipy_t
 
 from flatfold import auroc, auroc_interval
-from flatfold.core.delong import (
+from flatfold.core.intervals import (
     auroc_influence,
     independent_difference,
     interval,
     mean_influence,
     paired_difference,
+    quantile,
+    smallest,
+    two_sided,
 )
-from flatfold.core.student import quantile, smallest, two_sided
 from tests.refusals import assert_refused
 
 # Halves of small integers: plenty of ties.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from flatfold.core.precision import widened
+from flatfold.core.hessian import widened
 from flatfold.core.shaping import (
     ash_b,
     capped,

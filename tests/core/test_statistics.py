@@ -9,10 +9,19 @@ from scipy.stats import weibull_min
 from sklearn.covariance import EmpiricalCovariance
 from torch.testing import assert_close
 
-from flatfold.core import chunks
-from flatfold.core.gaussian import class_means, fit_gaussian, mean_row, squared_distances, whitening_of
-from flatfold.core.temperature import COLDEST, best_temperature
-from flatfold.core.weibull import STEEPEST, Weibull, fit_tails
+from flatfold.core import hessian as chunks
+from flatfold.core.class_statistics import (
+    COLDEST,
+    STEEPEST,
+    Weibull,
+    best_temperature,
+    class_means,
+    fit_gaussian,
+    fit_tails,
+    mean_row,
+    squared_distances,
+    whitening_of,
+)
 from tests.refusals import assert_refused
 
 

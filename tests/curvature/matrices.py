@@ -2,7 +2,7 @@
 
 import torch
 
-from flatfold.curvature.operator import Operator
+from flatfold.curvature.operators import Operator
 from tests.refusals import assert_refused
 
 

@@ -6,7 +6,7 @@ from scipy.stats import norm
 from torch.testing import assert_close
 
 from flatfold.curvature import Estimate, Spectrum
-from flatfold.curvature.quadrature import lanczos_quadrature
+from flatfold.curvature.lanczos import lanczos_quadrature
 from tests.curvature.matrices import check_refused, dense, rotated, seeded
 
 

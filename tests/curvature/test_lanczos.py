@@ -10,9 +10,8 @@ from scipy.sparse.linalg import eigsh
 from scipy.stats import wasserstein_distance
 from torch.testing import assert_close
 
-from flatfold.curvature.lanczos import lanczos, largest, ritz
-from flatfold.curvature.operator import random_directions
-from flatfold.curvature.quadrature import lanczos_quadrature
+from flatfold.curvature.lanczos import lanczos, lanczos_quadrature, largest, ritz
+from flatfold.curvature.operators import random_directions
 from tests.curvature.matrices import check_refused, dense, operator, rotated, seeded
 
 SIZE = 300

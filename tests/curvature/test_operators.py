@@ -6,9 +6,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from flatfold.curvature import param_lambda_max, param_spectrum, param_trace
-from flatfold.curvature.operator import random_directions, random_signs
-from flatfold.curvature.products import batch_operator, mean_operator
-from flatfold.curvature.setup import prepared
+from flatfold.curvature.operators import batch_operator, mean_operator, random_directions, random_signs
+from flatfold.curvature.problem import prepared
 from tests.curvature.matrices import check_refused, dense, operator, rotated, seeded
 from tests.small_networks import NETWORKS, Net, dense_matrix, images, make, row_by_row_hessian
 

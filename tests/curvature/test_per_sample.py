@@ -10,10 +10,9 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from flatfold.curvature import gradients, param_lambda_max, param_trace
-from flatfold.curvature.by_layer import ByLayer, layer_products
-from flatfold.curvature.gradients import kept
-from flatfold.curvature.squares import row_products
+from flatfold.curvature import param_lambda_max, param_trace
+from flatfold.curvature import per_sample as gradients
+from flatfold.curvature.per_sample import ByLayer, kept, layer_products, row_products
 from flatfold.models.batches import split_batch
 from tests.small_networks import Net, dense_matrix, images, make
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from flatfold.curvature import param_lambda_max, param_spectrum, param_trace
-from flatfold.curvature.losses import logit_hessian_product, losses, targets
+from flatfold.curvature.problem import logit_hessian_product, losses, targets
 from tests.curvature.matrices import check_refused
 from tests.small_networks import Net, Residual, images, loss_of, make, relu_cnn
 

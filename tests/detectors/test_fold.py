@@ -123,7 +123,7 @@ def test_given_logits_spare_the_product_with_a_large_head(make_world, monkeypatc
             detector = make().fit(world.bank, world.head)
             h, logits = world.unknown, world.head(world.unknown)
             assert torch.equal(detector(h, 2 * logits), detector(h))  # those of a small head have too few digits
-            monkeypatch.setattr("flatfold.core.precision.WIDE_WEIGHTS", 0)
+            monkeypatch.setattr("flatfold.core.hessian.WIDE_WEIGHTS", 0)
             expected = detector(h)
             assert_close(detector(h, logits), expected, rtol=1e-5, atol=0)
             assert not torch.allclose(detector(h, 2 * logits), expected)  # it is these that are used
@@ -137,7 +137,7 @@ def test_given_logits_go_with_their_rows_where_there_are_many(make_world, monkey
     h = world.bank.features
     together = detector(h, world.head(h))
     monkeypatch.setattr("flatfold.detectors.base.ROWS_AT_ONCE", 7)
-    monkeypatch.setattr("flatfold.core.precision.WIDE_WEIGHTS", 0)
+    monkeypatch.setattr("flatfold.core.hessian.WIDE_WEIGHTS", 0)
     assert_close(detector(h, world.head(h)), together)
     assert_close(detector(h), together)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatfold.detectors import METHODS
-from flatfold.evaluate.suites import train
+from flatfold.evaluate.suites import digit_networks as train
 from tests.docs.belongings import BELONGINGS
 from tests.docs.shell import Shell
 

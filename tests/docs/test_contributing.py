@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flatfold.cli.own import load_own
+from flatfold.cli.options import load_own
 from flatfold.detectors import METHODS
 from tests.command import flatfold, uncovered_environment
 from tests.docs.belongings import photos, suite
@@ -64,7 +64,7 @@ def test_the_method_of_the_contributing_page_passes_the_contract_and_the_linters
 @pytest.mark.docs
 def test_the_contract_holds_for_the_example_and_the_page_shows_it():
     code = (
-        "import sys, pytest; from pathlib import Path; from flatfold.cli.own import load_own; "
+        "import sys, pytest; from pathlib import Path; from flatfold.cli.options import load_own; "
         f"load_own([Path({str(EXAMPLE)!r})]); "
         "sys.exit(pytest.main(['tests/test_contract.py', '-q', '-k', 'aside', '-p', 'no:cacheprovider']))"
     )

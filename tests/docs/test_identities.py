@@ -11,9 +11,10 @@ from torch.func import hessian, jacrev
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.core import eigenvalues, masking
+from flatfold.core import autofold as masking
+from flatfold.core import eigenvalues
+from flatfold.core.autofold import Weights
 from flatfold.core.hessian import class_distances, feature_hessian_trace
-from flatfold.core.masking import Weights
 from flatfold.core.shaping import partially_normalised
 from flatfold.curvature import param_trace, theory
 

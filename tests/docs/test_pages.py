@@ -15,7 +15,7 @@ from pyarrow.parquet import read_table
 from typer.main import get_command
 
 from flatfold.cli import app
-from flatfold.evaluate.suites.file import SuiteFile
+from flatfold.evaluate.suites.toml_file import SuiteFile
 from tests.docs.page import belongings_named, blocks, command_lines, outside_of_blocks, pages, read
 from tests.docs.shell import check_options, click_command, make, options_of
 

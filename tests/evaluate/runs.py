@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from flatfold.evaluate.results import Results
-from flatfold.evaluate.rows import Certainty, MethodRun, Row, averages
+from flatfold.evaluate.results import Certainty, MethodRun, Results, Row, averages
 
 SETS = {"pens": "near", "noise": "far"}
 

@@ -7,10 +7,10 @@ import pytest
 
 from flatfold.core import bootstrap
 from flatfold.core.bootstrap import draws
-from flatfold.core.delong import auroc_influence, interval, paired_difference
-from flatfold.core.ranking import auroc
-from flatfold.evaluate.certainty import certainty, column_influence, resampled
-from flatfold.evaluate.rows import METRICS, averages, make_row
+from flatfold.core.intervals import auroc_influence, interval, paired_difference
+from flatfold.core.metrics import auroc
+from flatfold.evaluate.intervals import certainty, column_influence, resampled
+from flatfold.evaluate.results import METRICS, averages, make_row
 
 SETS = {"pens": "near", "photos": "far", "noise": "far"}
 COLUMNS = {"pens": ("pens",), "photos": ("photos",), "noise": ("noise",), "far": ("photos", "noise"), "all": (*SETS,)}

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from flatfold.core.bootstrap import draws
-from flatfold.core.delong import independent_difference, paired_difference
-from flatfold.core.ranking import fpr_at_tpr
-from flatfold.evaluate.certainty import column_influence
+from flatfold.core.intervals import independent_difference, paired_difference
+from flatfold.core.metrics import fpr_at_tpr
 from flatfold.evaluate.compare import Change, compare, compare_methods, only_one_has
-from flatfold.evaluate.results import Results
-from flatfold.evaluate.rows import MethodRun, averages, make_row
+from flatfold.evaluate.intervals import column_influence
+from flatfold.evaluate.results import MethodRun, Results, averages, make_row
 
 SETS = {"pens": "near", "photos": "far", "noise": "far"}
 SIZES = {"id": 110, "pens": 60, "photos": 90, "noise": 75, "cats": 40}

@@ -2,11 +2,23 @@
 
 import pytest
 
-from flatfold.core.student import quantile
+from flatfold.core.intervals import quantile
 from flatfold.detectors import get_method
-from flatfold.evaluate import paper
-from flatfold.evaluate.paper import BETWEEN, NOTES, TABLES, Contradiction, beside_paper, contradictions, read_table
-from flatfold.evaluate.paper_tables.benchmarks import CHECKPOINTS, COLUMNS, NETWORKS, TUNED, labels
+from flatfold.paper import tables as paper
+from flatfold.paper.tables import (
+    BETWEEN,
+    CHECKPOINTS,
+    COLUMNS,
+    NETWORKS,
+    NOTES,
+    TABLES,
+    TUNED,
+    Contradiction,
+    beside_paper,
+    contradictions,
+    labels,
+    read_table,
+)
 from tests.evaluate import runs
 
 CIFAR10 = {"cifar100": "near", "tin": "near"} | dict.fromkeys(("mnist", "svhn", "texture", "places365"), "far")

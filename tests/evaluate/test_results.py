@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.core.ranking import aupr
-from flatfold.evaluate.results import AlphaCurve, Results, load_results
-from flatfold.evaluate.rows import METRICS, MethodRun, averages, make_row
+from flatfold.core.metrics import aupr
+from flatfold.evaluate.results import METRICS, AlphaCurve, MethodRun, Results, averages, load_results, make_row
 
 LOW, HIGH = np.arange(100.0), np.arange(90.0, 110.0)
 

@@ -12,14 +12,12 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.detectors import METHODS
-from flatfold.evaluate.banks import accuracy, accuracy_fits, extract_all
-from flatfold.evaluate.memory import RESET, peak_memory
-from flatfold.evaluate.results import ID
-from flatfold.evaluate.rows import METRICS
+from flatfold.evaluate.banks import Settings, accuracy, accuracy_fits, extract_all
+from flatfold.evaluate.methods import RESET, peak_memory
+from flatfold.evaluate.results import ID, METRICS
 from flatfold.evaluate.runner import forget, run
-from flatfold.evaluate.settings import Settings
 from flatfold.evaluate.suites.suite import OodSet, Suite
-from flatfold.models.identity import weights_hash
+from flatfold.models.fingerprint import weights_hash
 from flatfold.models.images import ArrayImages
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
@@ -187,7 +185,7 @@ def test_methods_that_see_images_are_judged_beside_the_others(suite, tmp_path):
 
 
 def test_scores_of_images_are_kept_and_an_interrupted_run_goes_on(suite, tmp_path, monkeypatch):
-    monkeypatch.setattr("flatfold.models.rows.SHARD_ROWS", 16)
+    monkeypatch.setattr("flatfold.models.layers.SHARD_ROWS", 16)
     whole = run(suite, ["odin"], tmp_path / "whole")
     original, calls = ff.Odin.score, []
 
@@ -322,7 +320,7 @@ def test_images_that_cannot_be_read_are_counted_named_and_logged_and_the_rest_is
 
 def test_memory_is_measured_where_the_system_tells(monkeypatch, tmp_path):
     for path, measured in ((RESET, RESET.exists()), (tmp_path / "no such" / "file", False)):
-        monkeypatch.setattr("flatfold.evaluate.memory.RESET", path)
+        monkeypatch.setattr("flatfold.evaluate.methods.RESET", path)
         with peak_memory() as peak, mmap.mmap(-1, 50_000_000) as block:  # fresh; numpy may get what was freed before
             block.write(b"x" * len(block))
         assert 45 < peak.megabytes < 200 if measured else peak.megabytes is None

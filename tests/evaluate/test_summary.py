@@ -8,7 +8,7 @@ from math import sqrt
 import pytest
 from scipy import stats
 
-from flatfold.evaluate.rows import METRICS
+from flatfold.evaluate.results import METRICS
 from flatfold.evaluate.summary import SummaryRow, load_runs, save_summary, summarise
 from tests.evaluate.runs import make_run
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from flatfold import DamagedBank, FeatureBank, load_bank, save_bank
-from flatfold.files import sha256_of
+from flatfold.io.files import sha256_of
 from tests.refusals import refused
 
 SHARD = "features-00000.safetensors"

@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 from flatfold import DamagedBank, FolderImages, Transform, extract, load_bank, save_bank
 from flatfold.models.images import ArrayImages
-from flatfold.models.rows import score_rows
+from flatfold.models.layers import score_rows
 from tests.refusals import refused
 
 ROWS, SHARD, BATCH = 50, 12, 4

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flatfold import FolderImages, Transform, UnreadableImage, extract, load_bank
 from flatfold.models.feature_files import open_features
-from flatfold.models.rows import first_inputs, labelled_batches, score_rows
+from flatfold.models.layers import first_inputs, labelled_batches, score_rows
 from tests.refusals import refused
 
 PLAIN = Transform()

@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from flatfold import DamagedBank, FeatureBank, extract, save_bank
-from flatfold.models.feature_files import open_features
-from flatfold.models.features import FeatureRows, linear_head
+from flatfold.models.feature_files import FeatureRows, linear_head, open_features
 from tests.refusals import refused
 
 N, D = 11, 3

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from flatfold.models.identity import weights_hash
-from flatfold.models.samples import evenly_spaced, feed_samples
+from flatfold.models.fingerprint import evenly_spaced, feed_samples, weights_hash
 from tests.architectures import LowRank
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.at_rest import as_it_was
-from flatfold.models.features import FeatureRows
+from flatfold.models.eval_mode import as_it_was
+from flatfold.models.feature_files import FeatureRows
 from flatfold.models.heads import find_head
 from flatfold.models.images import ArrayImages
-from flatfold.models.rows import score_rows
+from flatfold.models.layers import score_rows
 from tests.architectures import Net
 from tests.refusals import refused
 

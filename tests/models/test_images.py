@@ -24,10 +24,9 @@ from PIL import Image
 from torch import nn
 
 from flatfold import FolderImages, ListImages, NpzImages, TableImages, Transform, UnreadableImage, extract
-from flatfold.core.errors import TooManyPixels
-from flatfold.models.images import ArrayImages, read_image
-from flatfold.models.inputs import open_images
-from flatfold.models.picked import PickedImages
+from flatfold.core.validation import TooManyPixels
+from flatfold.models.images import ArrayImages, open_images, read_image
+from flatfold.models.sources import PickedImages
 from tests.refusals import refused
 
 PLAIN = Transform()

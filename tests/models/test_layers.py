@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import flatfold as ff
 from flatfold.models.images import ArrayImages
-from flatfold.models.rows import labelled_batches, score_rows
+from flatfold.models.layers import labelled_batches, score_rows
 from tests.refusals import refused
 
 

@@ -8,10 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from flatfold.models.factory import make_model
-from flatfold.models.named import named_model
+from flatfold.models.model_loading import load_weights, make_model, named_model, read_weights
 from flatfold.models.openood import openood_network
-from flatfold.models.weights import load_weights, read_weights
 from tests.refusals import refused
 
 

@@ -6,8 +6,8 @@ from torch.nn.functional import conv2d, max_pool2d
 from torch.testing import assert_close
 
 from flatfold import extract
+from flatfold.models.model_loading import load_weights
 from flatfold.models.openood import openood_network
-from flatfold.models.weights import load_weights
 from tests.refusals import refused
 
 # block, channels in, channels inside, channels out, stride; a shortcut with weights wherever in and out differ

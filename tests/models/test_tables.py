@@ -20,7 +20,7 @@ from PIL import Image
 from torch import nn
 
 from flatfold import TableImages, Transform, UnreadableImage, extract
-from flatfold.models.picked import PickedImages
+from flatfold.models.sources import PickedImages
 from tests.refusals import refused
 
 PLAIN = Transform()

@@ -18,9 +18,8 @@ from safetensors.torch import load_file
 
 import flatfold as ff
 from flatfold.models.images import ArrayImages, FolderImages
-from flatfold.scoring.batch import Shard, Task, score_images
-from flatfold.scoring.batch.join import join_tables
-from flatfold.scoring.batch.summary import journal_of, summary_of, unreadable_of
+from flatfold.scoring.batch import Shard, Task, journal_of, score_images, summary_of, unreadable_of
+from flatfold.scoring.join import join_tables
 from tests.real.conftest import TRANSFORM, example
 
 KNOWN, UNKNOWN, DAMAGED = 2000, 500, 50

@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from flatfold import curvature
-from flatfold.curvature.products import batch_operator
-from flatfold.curvature.setup import prepared
+from flatfold.curvature.operators import batch_operator
+from flatfold.curvature.problem import prepared
 
 from .conftest import example, images
 

@@ -7,11 +7,12 @@ from safetensors.torch import load_file
 import flatfold as ff
 from flatfold.models.batches import split_batch
 from flatfold.models.images import ArrayImages
-from flatfold.scoring.export import export, onnx, program
-from flatfold.scoring.export.parity import compare
+from flatfold.scoring import export as onnx
+from flatfold.scoring import export as program
+from flatfold.scoring.export import compare, export
 from tests.real.conftest import TRANSFORM, example, images
 
-RUNTIMES = {".onnx": onnx._runtime, ".pt2": program._runtime}
+RUNTIMES = {".onnx": onnx._onnx_runtime, ".pt2": program._program_runtime}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.core.conformal import allowed_ranks
-from flatfold.scoring.calibration import Calibration
+from flatfold.scoring.calibrated import Calibration
 
 SPLITS = 400
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from flatfold.core.delong import auroc_influence, interval, paired_difference
-from flatfold.core.ranking import auroc
+from flatfold.core.intervals import auroc_influence, interval, paired_difference
+from flatfold.core.metrics import auroc
 
 CASES = ("msp", "ebo", "mds", "knn_k50", "klm", "gen", "fold_a0.7_norm0", "fold_react_p90_a0.3_norm0")
 REPLICATES = 2000

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flatfold.evaluate.runner import run
-from flatfold.evaluate.suites.file import read_suites
+from flatfold.evaluate.suites.toml_file import read_suites
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cifar10.toml"
 

@@ -8,8 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from flatfold.evaluate.results import AlphaCurve, Results, Wrong
-from flatfold.evaluate.rows import METRICS, Certainty, MethodRun, averages, make_row
+from flatfold.evaluate.results import METRICS, AlphaCurve, Certainty, MethodRun, Results, Wrong, averages, make_row
 from tests.browser import browser, visit  # noqa: F401 - fixtures
 from tests.toy_study import draw_nothing
 

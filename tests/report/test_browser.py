@@ -2,12 +2,12 @@
 
 import pytest
 
-from flatfold.evaluate.rows import METRICS
-from flatfold.report.curvature.page import render_curvature
-from flatfold.report.drawing import Drawing
+from flatfold.evaluate.results import METRICS
+from flatfold.paper import page as exhibits
+from flatfold.paper.page import write_reproduction
+from flatfold.report.curvature import render_curvature
+from flatfold.report.figure import Drawing
 from flatfold.report.page import render
-from flatfold.report.reproduction import exhibits
-from flatfold.report.reproduction.page import write_reproduction
 from flatfold.report.summary import write_summary
 from tests.browser import needs_browser, scroll_width
 from tests.toy_ablations import make_material, make_results, save

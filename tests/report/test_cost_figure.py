@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from flatfold.report.costs import TALL, WIDE, cost_figure
-from flatfold.report.frontier import Point, frontier, stairs
-from flatfold.report.labels import Box, place
-from flatfold.report.style import RC
+from flatfold.report.cost_figure import TALL, WIDE, Box, cost_figure, frontier, place, stairs
+from flatfold.report.cost_figure import CostPoint as Point
+from flatfold.report.figure import RC
 
 BOUNDS = Box(0, 0, 800, 500)
 

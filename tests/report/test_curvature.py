@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.evaluate.study.files import Detection
-from flatfold.report.curvature import parts as curvature_parts
-from flatfold.report.curvature.numbers import quantity
-from flatfold.report.curvature.page import render_curvature, write_curvature
-from flatfold.report.drawing import Drawing
+from flatfold.evaluate.study_results import Detection
+from flatfold.report import curvature as curvature_parts
+from flatfold.report.curvature import render_curvature, write_curvature
+from flatfold.report.curvature_figures import quantity
+from flatfold.report.figure import Drawing
 from flatfold.report.page import write_report
 from tests.report.conftest import Page
 from tests.toy_study import draw_less, make_study

@@ -8,10 +8,17 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from flatfold.report.curvature.eigenvalues import quartiles, top_eigenvalues
-from flatfold.report.curvature.spectra import curve, share, spectral_densities
-from flatfold.report.curvature.traces import bin_count, trace_axis, trace_densities
-from flatfold.report.style import GREY, look
+from flatfold.report.curvature_figures import (
+    bin_count,
+    curve,
+    quartiles,
+    share,
+    spectral_densities,
+    top_eigenvalues,
+    trace_axis,
+    trace_densities,
+)
+from flatfold.report.figure import GREY, look
 from tests.toy_study import make_study
 
 SETS = {"near-set": "near", "far-set": "far"}

@@ -9,14 +9,17 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from flatfold.evaluate.results import AlphaCurve
-from flatfold.report.alphas import alpha_curves, regret
-from flatfold.report.curves import roc, roc_curves
-from flatfold.report.drawing import Drawing, Key, Panel
-from flatfold.report.figures import all_figures
-from flatfold.report.histograms import histograms
-from flatfold.report.norms import headings, norm_figures
-from flatfold.report.span import Span
-from flatfold.report.style import look
+from flatfold.report.figure import Drawing, Key, Panel, Span, look
+from flatfold.report.figures import (
+    all_figures,
+    alpha_curves,
+    headings,
+    histograms,
+    norm_figures,
+    regret,
+    roc,
+    roc_curves,
+)
 
 MANY_SETS = {f"set{i}": "near" if i % 2 else "far" for i in range(11)}
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flatfold.evaluate.rows import METRICS
+from flatfold.evaluate.results import METRICS
 from flatfold.evaluate.summary import summarise
 from flatfold.report import gallery
-from flatfold.report.drawing import Drawing
+from flatfold.report.figure import Drawing
 from flatfold.report.page import render, write_report
 from flatfold.report.summary import render_summary, write_summary
 from tests.report.conftest import Page

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from flatfold.evaluate.paper_tables.benchmarks import OTHERS
-from flatfold.evaluate.reproduce.claims import verdicts
-from flatfold.report.drawing import Drawing, Panel
-from flatfold.report.markup import Html
-from flatfold.report.reproduction import exhibits
-from flatfold.report.reproduction.page import render_reproduction, write_reproduction
-from flatfold.report.reproduction.paper_numbers import chosen, paper_lines, paper_table, why_not
-from flatfold.report.reproduction.shown import Shown
+from flatfold.paper import page as exhibits
+from flatfold.paper.exhibits import verdicts
+from flatfold.paper.page import Shown, render_reproduction, write_reproduction
+from flatfold.paper.page_tables import chosen, paper_lines, paper_table, why_not
+from flatfold.paper.tables import OTHERS
+from flatfold.report.figure import Drawing, Panel
+from flatfold.report.html import Html
 from tests.report.conftest import Page
 from tests.toy_ablations import make_ablations, make_material, make_results, save
 from tests.toy_study import make_study

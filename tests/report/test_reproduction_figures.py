@@ -10,14 +10,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from flatfold.curvature.theory import Theorem, bayes_weight, compare, expected_trace, monte_carlo_trace
+from flatfold.paper.figures import alpha_sensitivity, cost_bars, norm_scatter, trace_by_regime
+from flatfold.paper.page import SHOWS, price
 from flatfold.report import theorem
-from flatfold.report.reproduction.bars import cost_bars
-from flatfold.report.reproduction.exhibits import SHOWS
-from flatfold.report.reproduction.pieces import price
-from flatfold.report.reproduction.scatter import norm_scatter
-from flatfold.report.reproduction.sensitivity import alpha_sensitivity
-from flatfold.report.reproduction.shift import trace_by_regime
-from flatfold.report.style import ACCENT, RC
+from flatfold.report.figure import ACCENT, RC
 from flatfold.report.theorem import random_settings, theorem_figure
 from tests.toy_ablations import make_ablations, make_costs, make_material
 

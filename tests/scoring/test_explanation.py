@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from flatfold.core.pairs import Pairs
+from flatfold.scoring.calibrated import Verdict
 from flatfold.scoring.explanation import Pair, explain
-from flatfold.scoring.verdict import Verdict
 
 ANIMALS = ("cat", "dog", "deer", "frog")
 

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 import flatfold as ff
 from flatfold.models.batches import split_batch
-from flatfold.models.identity import weights_hash
-from flatfold.scoring.export import FORMATS, Mismatch, Parity, export, onnx
-from flatfold.scoring.export.parity import compare
+from flatfold.models.fingerprint import weights_hash
+from flatfold.scoring import export as onnx
+from flatfold.scoring.export import FORMATS, Mismatch, Parity, compare, export
 from tests import architectures as made
 from tests.architectures import built
 from tests.four_classes import known

@@ -19,8 +19,7 @@ import torch
 from safetensors.torch import load, save
 
 import flatfold as ff
-from flatfold.scoring.artefact.strict_json import canonical
-from flatfold.scoring.artefact.tensor_file import checksum
+from flatfold.scoring.guard_file import canonical, checksum
 from tests.four_classes import known, make_model
 
 LONGEST = 300  # characters of a message, beside the path

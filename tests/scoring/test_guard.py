@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.scoring.fitting import fit_judge
+from flatfold.scoring.guard import fit_judge
 from tests.four_classes import known, make_model
 from tests.refusals import assert_refused
 

@@ -17,14 +17,11 @@ from torch import nn
 import flatfold as ff
 from flatfold.core.conformal import allowed_ranks
 from flatfold.detectors.registry import METHODS
-from flatfold.models.identity import weights_hash
-from flatfold.scoring import artefact
-from flatfold.scoring.artefact import probes
-from flatfold.scoring.artefact.settings import head_hash, head_within
-from flatfold.scoring.artefact.strict_json import canonical
-from flatfold.scoring.artefact.tensor_file import checksum
-from flatfold.scoring.calibration import Calibration
-from flatfold.scoring.judge import Judge
+from flatfold.models.fingerprint import weights_hash
+from flatfold.scoring import guard_file as artefact
+from flatfold.scoring import self_test as probes
+from flatfold.scoring.calibrated import Calibration, Judge
+from flatfold.scoring.guard_file import canonical, checksum, head_hash, head_within
 from tests.four_classes import known, make_model
 from tests.refusals import assert_refused
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.core.errors import UnsupportedHead
-from flatfold.models.at_rest import as_it_was
+from flatfold.core.validation import UnsupportedHead
 from flatfold.models.batches import split_batch
+from flatfold.models.eval_mode import as_it_was
 from flatfold.models.heads import run
 from tests import architectures as made
 from tests.architectures import built

@@ -5,8 +5,8 @@ import torch
 from torch.testing import assert_close
 
 from flatfold.core.conformal import samples_needed
-from flatfold.scoring import calibration as module
-from flatfold.scoring.calibration import Calibration, lifted
+from flatfold.scoring import calibrated as module
+from flatfold.scoring.calibrated import Calibration, lifted
 
 CLASSES = 3
 

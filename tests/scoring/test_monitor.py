@@ -13,13 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from flatfold.core.drift import alarm_p_value, ks_p_value
+from flatfold.core.conformal import alarm_p_value, ks_p_value
 from flatfold.detectors.base import Detector
-from flatfold.scoring.calibration import Calibration
-from flatfold.scoring.judge import Judge
-from flatfold.scoring.monitor import Monitor
-from flatfold.scoring.tally import bin_counts, bin_edges
-from flatfold.scoring.verdict import Verdict
+from flatfold.scoring.calibrated import Calibration, Judge, Verdict
+from flatfold.scoring.monitor import Monitor, bin_counts, bin_edges
 from tests.refusals import assert_refused
 
 CLASSES = 3

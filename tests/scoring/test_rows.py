@@ -17,10 +17,18 @@ from safetensors.torch import save_file
 
 import flatfold as ff
 from flatfold.models.feature_files import open_features
-from flatfold.scoring import writers
-from flatfold.scoring.calibration import lifted
-from flatfold.scoring.rows import calibrate, score_features
-from flatfold.scoring.writers import GROUP, check_out, csv_text, json_text, write_rows, write_tables
+from flatfold.scoring import tables as writers
+from flatfold.scoring.calibrated import lifted
+from flatfold.scoring.tables import (
+    GROUP,
+    calibrate,
+    check_out,
+    csv_text,
+    json_text,
+    score_features,
+    write_rows,
+    write_tables,
+)
 from tests.refusals import assert_refused
 
 # Tables hold what can be encoded, and arrays of numpy lose a zero at the end of a text.

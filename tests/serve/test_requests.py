@@ -10,12 +10,9 @@ import torch
 from PIL import Image
 
 import flatfold as ff
-from flatfold.serve import images
-from flatfold.serve.features import rows_of
-from flatfold.serve.images import prepared
-from flatfold.serve.parts import files_of, plain_name
-from flatfold.serve.refusal import Refusal
-from flatfold.serve.sizes import tile_size, webp_size
+from flatfold.serve import requests as images
+from flatfold.serve.requests import files_of, plain_name, prepared, rows_of, tile_size, webp_size
+from flatfold.serve.settings import Refusal
 from tests.serve.small_service import encoded, form, pixels
 
 TRANSFORM = ff.Transform(mode="L", resize=4, crop=4)

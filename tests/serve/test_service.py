@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from flatfold.serve.budget import Budget
-from flatfold.serve.refusal import Refusal
+from flatfold.serve.batcher import Budget
+from flatfold.serve.settings import Refusal
 from tests.serve.small_service import TRANSFORM, WIDTH, encoded, form, held, make_guard, pixels, until
 
 GOOD = encoded(pixels(1)[0][0])

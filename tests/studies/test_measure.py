@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from flatfold import FeatureBank
-from flatfold.core.ranking import auroc
+from flatfold.core.metrics import auroc
 from flatfold.detectors.ebo import Ebo
 from flatfold.detectors.fold import Fold
 from flatfold.models.images import ArrayImages, Transform

@@ -7,20 +7,16 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .bench import bench
+from .bench import bench, methods, report
 from .compare import compare
 from .curvature import curvature
-from .doctor import doctor
 from .export import export
 from .fit import fit
 from .join import join
-from .methods import methods
-from .paper import paper
-from .report import report
-from .reproduce import reproduce
+from .paper import paper, reproduce
 from .score import score
 from .serve import serve
-from .suite import suite_app
+from .suite import doctor, suite_app
 
 app = typer.Typer(
     name="flatfold",
@@ -31,8 +27,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
 for command in (bench, curvature, reproduce, doctor, compare, paper, report, fit, score, join, serve, export, methods):
     app.command()(command)
+
 app.add_typer(suite_app)
 
 

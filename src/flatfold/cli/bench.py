@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from .own import With, load_own
+from .console import open_console
+from .options import With, load_own
 
 Data = Annotated[
     Path | None,
     typer.Option(help="Folder that holds OpenOOD's `data` and `results`. Default: the environment variable OPENOOD."),
 ]
+
 SuiteName = Annotated[
     str,
     typer.Argument(
@@ -20,6 +22,7 @@ SuiteName = Annotated[
         "Or a suite file of your own, such as mine.toml (`flatfold suite init` writes one)."
     ),
 ]
+
 Networks = Annotated[
     str | None,
     typer.Option(
@@ -27,15 +30,20 @@ Networks = Annotated[
         "residual)."
     ),
 ]
+
 Device = Annotated[str, typer.Option(help="Any torch device string: cpu, cuda, cuda:1, mps.")]
+
 Workers = Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")]
+
 MaxUnreadable = Annotated[
     float,
     typer.Option(min=0, max=1, help="Share of a data set's images that may be left out because they are broken."),
 ]
+
 AnyCounts = Annotated[
     bool, typer.Option("--any-counts", help="Run although a list has not as many images as it should.")
 ]
+
 DrawReport = Annotated[
     bool,
     typer.Option("--report/--no-report", help="Draw the page and its figures; `flatfold report` does it later."),
@@ -93,13 +101,13 @@ def bench(
     import sys
 
     from .. import detectors
+    from ..evaluate.banks import Settings
     from ..evaluate.runner import checked_specs, forget, run
-    from ..evaluate.settings import Settings
     from ..evaluate.spec import parse_specs
     from ..evaluate.suites.library import load_suites
-    from ..models.at_rest import usable_device
+    from ..models.eval_mode import usable_device
     from ..report.page import write_report
-    from .table import print_results
+    from .tables import print_results
 
     logging.basicConfig(format="%(message)s")
     logging.getLogger("flatfold").setLevel(logging.INFO)
@@ -165,7 +173,7 @@ def _summarise(folder: Path, networks: Sequence[str], report: bool) -> None:
     from ..evaluate.results import load_results
     from ..evaluate.summary import save_summary, summarise
     from ..report.summary import write_summary
-    from .table import print_summary
+    from .tables import print_summary
 
     judged = [network for network in networks if (folder / network / "results.json").exists()]
     rows = summarise(load_results(folder / network) for network in judged)
@@ -185,3 +193,81 @@ def parse_seeds(text: str | None) -> list[int] | None:
             f"--seed takes whole numbers from 0 to 2^32 - 1 with commas between them, such as 0,1,2, got {text!r}."
         )
     return list(dict.fromkeys(map(int, seeds)))
+
+
+# ``flatfold report``: draw the pages again from result files.
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder that `flatfold bench` or `flatfold curvature` wrote, such as out/digits.")
+    ],
+) -> None:
+    """Write report.html, curvature.html and figures from result files, without running anything.
+
+    Both pages where a benchmark and a curvature study lie in the folder, or the one of what is there. In a folder with
+    several networks, the pages of each are written, and one with their means.
+    """
+    from ..evaluate.summary import load_runs
+    from ..report.curvature import write_curvature
+    from ..report.page import write_report
+    from ..report.summary import write_summary
+
+    studies = _holding(folder, "curvature.json")
+    runs = list(load_runs(folder)) if _holding(folder, "results.json") or not studies else []
+    for place in dict.fromkeys([*runs, *studies]):
+        if place in studies:
+            typer.echo(f"curvature -> {write_curvature(place)}")  # with the report that it joins
+        else:
+            write_report(place)
+        if place in runs:
+            typer.echo(f"report -> {place / 'report.html'}")
+    if runs and runs != [folder]:
+        typer.echo(f"all runs -> {write_summary(folder)}")
+
+
+def _holding(folder: Path, name: str) -> list[Path]:
+    """Return the folder itself if it holds such a file, else its direct sub-folders that do."""
+    return [folder] if (folder / name).exists() else [path.parent for path in sorted(folder.glob(f"*/{name}"))]
+
+
+# ``flatfold methods``: what can be put after ``--methods``.
+
+
+def methods(own: With = None) -> None:
+    """List every method with its hyper-parameters and what it learns from."""
+    from rich.table import Table
+
+    from .. import detectors
+
+    load_own(own)
+    table = Table(box=None, pad_edge=False)
+    for column in ("method", "what it scores", "learns from", "hyper-parameters"):
+        table.add_column(column)
+    for name in detectors.methods():
+        method = detectors.get_method(name)
+        hyper = ", ".join(f"{key}={_short(value)}" for key, value in detectors.hyperparameters(name).items())
+        table.add_row(name, method.summary, _teachers(method.fits_on, method.sees), hyper)
+    console = open_console()
+    console.print(table)
+    console.print(
+        "\nalpha=... on any other method that sees features puts partial normalisation, h / |h|^alpha, in front of it."
+    )
+    console.print("From Python: flatfold.create(name, alpha=..., preset='authors').")
+    tunable = {name: detectors.get_method(name) for name in detectors.methods() if detectors.get_method(name).grid}
+    features = ", ".join(name for name, method in tunable.items() if method.sees == "features")
+    inputs = " and ".join(name for name, method in tunable.items() if method.sees != "features")
+    console.print(f"In a benchmark name@id tunes a method on known data, name@ood on unknown data: {features}.")
+    console.print(f"{inputs} can be tuned on unknown data only.")
+
+
+def _teachers(fits_on: str, sees: str) -> str:
+    """Return what a method learns from, in words."""
+    if sees != "features":
+        return "ID training images" if fits_on == "train" else "nothing, it runs the network"
+    return {"nothing": "the head alone", "val": "ID validation data", "train": "ID training data"}[fits_on]
+
+
+def _short(value: object) -> str:
+    """Return a default in a few characters; a grid by its ends."""
+    return f"{value[0]}..{value[-1]}" if isinstance(value, tuple) and value else str(value)

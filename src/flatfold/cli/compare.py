@@ -17,21 +17,28 @@ if TYPE_CHECKING:
     from ..evaluate.compare import Change
     from ..evaluate.results import Results
 
+
 UNITS = "In percent; differences B - A in percentage points. FPR95 counts OOD as positive: less is better."
+
 PAIRED = "Paired: both judged the same images. AUROC by DeLong's test, FPR95 on the same redrawn images."
+
 UNPAIRED = (
     "Not paired: the images differ, or it is not known that they are the same, so both sides vary on their own and a "
     "change must be larger to show."
 )
+
 MIXED = "p with ~ is not paired: there the images differ, or it is not known that they are the same."
+
 CAUTION = (
     "* the 95 % interval leaves out 0. Intervals and p are not corrected for many comparisons: "
     "of 20 without any change, one has a star by chance."
 )
+
 HEADS = {
     "auroc": ("AUROC A", "B", "B - A", "95 % interval", "", "p"),
     "fpr95_ood_positive": ("FPR95 A", "B", "B - A", "95 % interval", ""),
 }
+
 ENDLESS = 10_000  # columns of text: no table is wider
 
 
@@ -155,7 +162,7 @@ def _write(changes: Sequence[Change], path: Path) -> None:
     from dataclasses import asdict
 
     from ..evaluate.results import as_csv
-    from ..files import write_atomically
+    from ..io.files import write_atomically
 
     write_atomically(path, as_csv(asdict(change) | {"significant": change.significant} for change in changes))
     typer.echo(f"{len(changes)} lines -> {path}")

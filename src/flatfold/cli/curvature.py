@@ -90,13 +90,13 @@ def curvature(
     import sys
     from dataclasses import asdict
 
-    from ..evaluate.settings import Settings
-    from ..evaluate.study.plan import Plan
-    from ..evaluate.study.run import forget_study, run_study
+    from ..evaluate.banks import Settings
+    from ..evaluate.study import forget_study, run_study
+    from ..evaluate.study_measure import Plan
     from ..evaluate.suites.library import load_suites
-    from ..models.at_rest import usable_device
-    from ..report.curvature.page import write_curvature
-    from .curvature_table import print_study
+    from ..models.eval_mode import usable_device
+    from ..report.curvature import write_curvature
+    from .tables import print_study
 
     logging.basicConfig(format="%(message)s")
     logging.getLogger("flatfold").setLevel(logging.INFO)

@@ -7,13 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .model import Model, Pretrained, Weights, open_model
-from .own import With, load_own
-from .preparation import Crop, Interpolation, Mean, Mode, Resize, Std, prepared_by
+from .options import (
+    Crop,
+    Interpolation,
+    Mean,
+    Mode,
+    Model,
+    Pretrained,
+    Resize,
+    Std,
+    Weights,
+    With,
+    load_own,
+    open_model,
+    prepared_by,
+)
 
 if TYPE_CHECKING:
     from ..models.sources import ImageSource
     from ..models.transform import Transform
+
 
 BATCH_SIZE = 64
 
@@ -73,8 +86,8 @@ def _images(place: Path, transform: Transform, limit: int) -> ImageSource:
     """Return at most ``limit`` images, evenly spread: folders are sorted by class."""
     import numpy as np
 
-    from ..models.inputs import open_images
-    from ..models.picked import PickedImages
+    from ..models.images import open_images
+    from ..models.sources import PickedImages
 
     source = open_images(place, transform, BATCH_SIZE, labels=False)
     count = min(limit, source.rows)

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .bench import Device, MaxUnreadable, Workers
-from .checks import FPR, check_fpr, check_kept, check_writable, parsed_method
-from .image_options import BATCH_SIZE, PLACES, ImageColumn, LabelColumn, Root, is_list, opened
-from .model import Model, Pretrained, Weights, open_model
-from .notes import noted
-from .own import With, load_own
-from .preparation import Crop, Interpolation, Mean, Mode, Resize, Std, prepared_by
+from .console import noted
+from .options import (
+    BATCH_SIZE,
+    FPR,
+    PLACES,
+    Crop,
+    ImageColumn,
+    Interpolation,
+    LabelColumn,
+    Mean,
+    Mode,
+    Model,
+    Pretrained,
+    Resize,
+    Root,
+    Std,
+    Weights,
+    With,
+    check_fpr,
+    check_kept,
+    check_writable,
+    is_list,
+    load_own,
+    open_model,
+    opened,
+    parsed_method,
+    prepared_by,
+)
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from ..core.bank import FeatureBank, Head
     from ..detectors.base import Detector
     from ..evaluate.spec import Spec
+    from ..models.heads import FoundHead
     from ..models.sources import ImageSource
-    from .fitting import Fitted
+    from ..scoring.guard import Guard
 
 
 def fit(
@@ -87,7 +114,6 @@ def fit(
     check_writable(out, "the guard")
     check_kept(out, images, calibration, weights)
     from ..detectors import create
-    from .fitting import Reading, fitted
 
     options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}
     transform = prepared_by(None, options, None)
@@ -118,7 +144,7 @@ def _some(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
     """
     import numpy as np
 
-    from ..models.picked import PickedImages
+    from ..models.sources import PickedImages
 
     if limit is None or source.rows <= limit:
         return source
@@ -128,8 +154,6 @@ def _some(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
 
 def _check_labels(detector: Detector, spec: Spec, source: ImageSource, place: Path) -> None:
     """Raise if a method needs labels that are not there, before all images are read in vain."""
-    from .fitting import needs_labels
-
     if source.labels is None and needs_labels(detector):
         raise ValueError(
             f"{spec.name} learns from labels, but none are read from {place}. Sort the images into a folder for each "
@@ -159,3 +183,109 @@ def _learnt(detector: Detector) -> dict[str, float]:
     """Return the single numbers that a method chose for itself, such as AutoFold's alpha."""
     buffers = ((name.rpartition(".")[2], values) for name, values in detector.named_buffers())
     return {name.removesuffix("_"): values.item() for name, values in buffers if name.endswith("_") and not values.ndim}
+
+
+# Known images and a model to a guard, and what the model makes of them on the way.
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How images are run through a model.
+
+    Args:
+        head: Name of its last layer, None to find it.
+        device: Where it runs.
+        workers: Processes that read images ahead.
+        unreadable: Share of the images that may be left out because they are broken.
+    """
+
+    head: str | None
+    device: str
+    workers: int
+    unreadable: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A guard, and what it was fitted on.
+
+    Args:
+        guard: With its model.
+        images: How many images could be read, without those of a calibration set of their own.
+        accuracy: The share of them that the model is right about, None without labels.
+    """
+
+    guard: Guard
+    images: int
+    accuracy: float | None
+
+
+def fitted(
+    model: nn.Module,
+    known: ImageSource,
+    held_out: ImageSource | None,
+    detector: Detector,
+    reading: Reading,
+    *,
+    fpr: float,
+    per_class: bool,
+    seed: int,
+) -> Fitted:
+    """Return the guard of a model.
+
+    Args:
+        model: A classifier.
+        known: Images that it was not trained on.
+        held_out: Others to calibrate on; without them half of ``known`` is kept for that.
+        detector: From ``create``, so that the guard can be saved.
+        reading: How images are run through the model.
+        fpr: The share of known inputs that may raise an alarm.
+        per_class: Whether each predicted class has a threshold of its own.
+        seed: Of the draw of the halves.
+    """
+    from ..models.extract import one_pass
+    from ..scoring.calibrated import check_enough
+    from ..scoring.guard import Guard, fit_judge
+
+    def run(source: ImageSource, head: str | None) -> tuple[FeatureBank, FoundHead]:
+        return one_pass(model, source, reading.device, head, workers=reading.workers, unreadable=reading.unreadable)
+
+    if held_out is None:  # asked once more of what could be read, but not before all of it is
+        check_enough(fpr, known.rows - known.rows // 2, "half of the data")
+    else:
+        check_enough(fpr, held_out.rows, "the calibration data")
+    bank, found = run(known, reading.head)
+    more = None if held_out is None else run(held_out, found.name)[0]
+    judge = fit_judge(detector, bank, found.head, fpr, held_out=more, per_class=per_class, seed=seed)
+    return Fitted(Guard(model, found, judge, known.transform), len(bank), _accuracy(bank, found.head))
+
+
+def _accuracy(bank: FeatureBank, head: Head) -> float | None:
+    if bank.labels is None:
+        return None
+    return float((head(bank.features).argmax(dim=-1) == bank.labels).double().mean())
+
+
+def needs_labels(detector: Detector) -> bool:
+    """Tell whether a detector can be fitted with labels only, by trying it on a few made-up features."""
+    import warnings
+    from copy import deepcopy
+
+    import torch
+
+    from ..core.bank import FeatureBank, Head
+
+    features, labels = torch.rand(64, 8, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 4
+    head = Head(torch.eye(4, 8))
+    features += 3 * head.weight[labels]  # classes that the head tells apart: some methods learn from nothing else
+
+    def works(labels: torch.Tensor | None) -> bool:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about made-up features there is nothing to warn of
+                deepcopy(detector).fit(FeatureBank(features, labels), head)
+        except ValueError:
+            return False
+        return True
+
+    return not works(None) and works(labels)

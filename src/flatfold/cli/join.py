@@ -26,10 +26,10 @@ def join(
 
     Example: flatfold join scores-1.csv scores-2.csv scores-3.csv --out scores.csv
     """
-    from ..scoring.batch.join import join_tables
-    from ..scoring.batch.summary import unreadable_of
-    from .checks import check_values
-    from .run_summary import print_summary
+    from ..scoring.batch import unreadable_of
+    from ..scoring.join import join_tables
+    from .console import print_summary
+    from .options import check_values
 
     check_values(None, out)
     beside = {unreadable_of(table) for table in tables}  # scores-*.csv takes in scores-1.csv.unreadable.csv

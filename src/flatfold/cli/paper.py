@@ -8,20 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .bench import AnyCounts, Data, Device, DrawReport, MaxUnreadable, SuiteName, Workers, parse_seeds, resumable
 from .console import open_console
+from .curvature import check_study_folder
+from .options import With, load_own
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..evaluate.paper import Line, Number
+    from ..evaluate.suites.suite import Suite
+    from ..paper.tables import Line, Number
+
 
 LEGEND = (
     "Measured, and measured minus reported, in percent. FPR95 counts OOD as positive. "
     "* the reported number lies outside the 95 % interval of the measured one."
 )
+
 DAGGER = "† an average that is not the mean of its parts."
+
 METRICS = {"auroc": "AUROC", "fpr95": "FPR95", "lambda_max": "largest eigenvalue", "trace": "trace"}
+
 CELL = 16  # columns of text that "99.99 +99.99*" takes
 
 
@@ -60,10 +68,10 @@ def paper(
 def _print_comparison(console: Console, folder: Path, table: str | None, anyway: bool, csv: Path | None) -> None:
     from dataclasses import asdict
 
-    from ..evaluate.paper import beside_paper
     from ..evaluate.results import as_csv
     from ..evaluate.summary import load_runs
-    from ..files import write_atomically
+    from ..io.files import write_atomically
+    from ..paper.tables import beside_paper
 
     lines = beside_paper(list(load_runs(folder).values()), table, anyway)
     for place in dict.fromkeys((line.family, line.table) for line in lines):
@@ -98,7 +106,7 @@ def _print_block(console: Console, lines: Sequence[Line]) -> None:
 
 def _remarks(lines: Sequence[Line]) -> dict[str, list[str]]:
     """Return every remark, with the methods that it is about."""
-    from ..evaluate.paper import BETWEEN
+    from ..paper.tables import BETWEEN
 
     about: dict[str, list[str]] = {}
     for line in lines:
@@ -136,7 +144,7 @@ def _print_list(console: Console) -> None:
     """Print which tables there are, and where the paper contradicts itself."""
     from rich.table import Table
 
-    from ..evaluate.paper import NOTES, TABLES, contradictions, read_table
+    from ..paper.tables import NOTES, TABLES, contradictions, read_table
 
     listing = Table(box=None, pad_edge=False)
     for heading in ("table", "what it shows", "numbers"):
@@ -154,7 +162,7 @@ def _print_table(console: Console, name: str) -> None:
     """Print a table of the paper, and what is wrong in it."""
     from rich.table import Table
 
-    from ..evaluate.paper import TABLES, contradictions, read_table
+    from ..paper.tables import TABLES, contradictions, read_table
 
     numbers, layout = read_table(name), TABLES[name]
     wrong = {(c.row, c.column, c.metric): c for c in contradictions() if c.table == name}
@@ -177,7 +185,7 @@ def _print_table(console: Console, name: str) -> None:
 
 def _caption(metrics: Sequence[str]) -> str:
     """Return what the figures of a cell are."""
-    from .table import LEGEND
+    from .tables import LEGEND
 
     shown = dict.fromkeys(metrics)
     if list(shown) == ["auroc", "fpr95"]:
@@ -190,3 +198,157 @@ def _caption(metrics: Sequence[str]) -> str:
 def _number(number: Number, digits: int) -> str:
     spread = "" if number.std is None else f" ± {number.std:.{digits}f}"
     return f"{number.value:.{digits}f}{spread}"
+
+
+# ``flatfold reproduce``: every table and figure of the paper on one suite, and whether each agrees.
+
+
+def reproduce(
+    suite: SuiteName,
+    out: Annotated[Path | None, typer.Option(help="Folder for everything. Default: out/paper/SUITE.")] = None,
+    networks: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated names of the suite's networks; of digits cnn, mlp, residual. Default: all."),
+    ] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(help="Of data splits and training; several, as in 0,1,2. Default: the suite's, or 0."),
+    ] = None,
+    data: Data = None,
+    device: Device = "cpu",
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
+    ] = 64,
+    workers: Workers = 0,
+    samples: Annotated[
+        int, typer.Option(min=2, help="Most images of each data set whose curvature is measured.")
+    ] = 200,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each cost is timed, on a batch of 256.")] = 11,
+    alpha: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's choice."),
+    ] = None,
+    bootstrap: Annotated[
+        int, typer.Option(min=0, help="Redrawn samples behind each interval of the benchmark; 0 leaves some out.")
+    ] = 1000,
+    limit: Annotated[
+        int | None, typer.Option(min=2, help="Take at most so many images of each data set, for a quick look.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="As for bench. Default: the paper's, tuned as in the paper where the suite allows it."),
+    ] = None,
+    max_unreadable: MaxUnreadable = 0.01,
+    any_counts: AnyCounts = False,
+    resume: Annotated[
+        bool, typer.Option("--resume/--restart", help="Go on where an earlier run stopped, or compute all of it again.")
+    ] = True,
+    report: DrawReport = True,
+    own: With = None,
+) -> None:
+    """Measure all that the paper reports on one suite, and say of every table and figure whether it agrees.
+
+    Every network gets a benchmark of the paper's methods, a curvature study, and what neither has: the effect of
+    normalisation on seven methods, the sensitivity to the exponent, the separation of scores, and the cost of each
+    method. All of it from the same features, which are extracted once. One that was stopped goes on.
+
+    Writes, under --out, a folder for each network as bench and curvature do, with ablations.json beside their files;
+    reproduction.html, which has every table and figure under its number in the paper; and full-scale, with the
+    commands and all that is needed to run the paper's own benchmarks.
+
+    Example: flatfold reproduce digits
+
+    Example: flatfold reproduce cifar10 --data ~/OpenOOD --device cuda --workers 8
+    """
+    import logging
+    import sys
+
+    from ..evaluate.banks import Settings
+    from ..evaluate.runner import checked_specs
+    from ..evaluate.spec import parse_specs
+    from ..models.eval_mode import usable_device
+    from ..paper.costs import Plan
+    from ..paper.full_scale import write_full_scale
+    from ..paper.run import check_suite, forget_reproduction, place_of
+    from ..paper.run import reproduce as run
+
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("flatfold").setLevel(logging.INFO)
+    logging.getLogger("flatfold.models").setLevel(logging.ERROR)  # the runs say what is found, with the data set
+    load_own(own)
+    chosen = None if methods is None else tuple(checked_specs(parse_specs(methods)))
+    plan = Plan(samples=samples, rounds=rounds, methods=chosen, alpha=alpha)
+    usable_device(device)
+    settings = Settings(device, workers, max_unreadable, bootstrap, " ".join(["flatfold", *sys.argv[1:]]))
+    folder = out or Path("out") / "paper" / Path(suite).stem
+    with resumable(folder):
+        suites = _suites(suite, folder, parse_seeds(seed), batch_size, data, any_counts, networks, limit)
+        several = len(suites[0].siblings) > 1
+        names = suites[0].siblings if several else [""]
+        check_study_folder(folder, several)
+        check_suite(folder, names, suites[0].name)
+        for each in suites:
+            place = place_of(each, folder)
+            if not resume:
+                forget_reproduction(each, place, plan)
+            run([each], folder, settings, plan)
+            _draw(place, report)
+            typer.echo(f"{each.network or each.name} -> {place}")
+        _conclude(folder, names, [each.network if several else "" for each in suites], report)
+    typer.echo(f"what a full run needs -> {write_full_scale(folder)}")
+
+
+def _suites(
+    name: str,
+    folder: Path,
+    seeds: list[int] | None,
+    batch_size: int,
+    data: Path | None,
+    any_counts: bool,
+    networks: str | None,
+    limit: int | None,
+) -> list[Suite]:
+    """Return a suite for each network; the paper has several, so all of digits' are taken unless some are named."""
+    from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
+    from ..evaluate.suites.library import DIGITS, load_suites
+
+    names = list(DIGIT_NETWORKS) if name == DIGITS else None
+    if networks is not None:
+        names = [network.strip() for network in networks.split(",")]
+    return load_suites(name, folder, seeds, batch_size, data, any_counts, names, limit)
+
+
+def _draw(place: Path, report: bool) -> None:
+    """Draw the pages of one network; that of its curvature draws that of its benchmark too."""
+    from ..report.curvature import write_curvature
+
+    if report:
+        write_curvature(place)
+
+
+def _conclude(folder: Path, names: Sequence[str], now: Sequence[str], report: bool) -> None:
+    """Say of every table and figure whether it agrees, with networks of earlier runs too, and write the page."""
+    from ..evaluate.summary import save_summary, summarise
+    from ..paper.exhibits import verdicts
+    from ..paper.run import finished
+    from .tables import print_verdicts
+
+    materials, left_out = finished(folder, names, now)
+    for network, reason in left_out.items():
+        typer.echo(f"{network} is left out: {reason}", err=True)
+    networks = [material.network for material in materials]
+    if len(networks) > 1:
+        save_summary(summarise(material.results for material in materials), folder, networks)
+    print_verdicts(verdicts(materials))
+    if report:
+        typer.echo(f"every table and figure -> {_draw_all(folder, networks)}")
+
+
+def _draw_all(folder: Path, networks: Sequence[str]) -> Path:
+    """Draw the pages about all networks, and return the one about the paper."""
+    from ..paper.page import write_reproduction
+    from ..report.summary import write_summary
+
+    if len(networks) > 1:
+        write_summary(folder)
+    return write_reproduction(folder, networks)

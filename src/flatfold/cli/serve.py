@@ -9,15 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .model import Pretrained, Weights, open_model
-from .own import With, load_own
-from .preparation import Crop, Interpolation, Mean, Mode, Resize, Std, prepared_by
+from .options import (
+    Crop,
+    Interpolation,
+    Mean,
+    Mode,
+    Pretrained,
+    Resize,
+    Std,
+    Weights,
+    With,
+    load_own,
+    open_model,
+    prepared_by,
+)
 
 if TYPE_CHECKING:
+    from ..scoring.calibrated import Judge
     from ..scoring.guard import Guard
-    from ..scoring.judge import Judge
+
 
 TOKEN = "FLATFOLD_TOKEN"
+
 """Where a token is looked for: on a command line everybody on the machine could read it."""
 
 
@@ -124,7 +137,7 @@ def _run(served: Guard | Judge, settings: dict[str, Any], host: str, port: int, 
 
 
 def _guard(path: Path, network: Any, fpr: float | None, device: str, options: dict[str, int | str | None]) -> Guard:
-    from ..models.at_rest import usable_device
+    from ..models.eval_mode import usable_device
     from ..scoring.guard import Guard
 
     loaded = Guard.load(path, network)
@@ -135,8 +148,8 @@ def _guard(path: Path, network: Any, fpr: float | None, device: str, options: di
 
 
 def _judge(path: Path, fpr: float | None, device: str) -> Judge:
-    from ..models.at_rest import usable_device
-    from ..scoring.judge import Judge
+    from ..models.eval_mode import usable_device
+    from ..scoring.calibrated import Judge
 
     loaded = Judge.load(path)
     return (loaded if fpr is None else loaded.at(fpr)).to(usable_device(device))

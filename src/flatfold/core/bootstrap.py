@@ -1,4 +1,4 @@
-r"""Metrics of resampled images without sorting again, and intervals from them.
+"""Metrics of resampled images without sorting again, and intervals from them.
 
 A bootstrap draws as many images as there are, with replacement, again and again. The order of the scores stays what it
 is; only how often each image counts changes. So both sides are sorted once, and every metric of a replicate comes from
@@ -14,13 +14,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .delong import LEVEL, least_agreement
-from .ranking import Scores, score_vectors
+from .intervals import LEVEL, least_agreement
+from .metrics import Scores, score_vectors
 
 METRICS = ("fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
+
 CHUNK = 1 << 18  # images times replicates that are worked on at once: some 20 MB
 
+
 Counts = NDArray[np.integer]
+
 Vector = NDArray[np.float64]
 
 

@@ -7,12 +7,15 @@ the memory. Its rows stay as they are; what scales them is kept beside them.
 import torch
 from torch import Tensor
 
-from .chunks import row_chunks
+from .hessian import row_chunks
 from .shaping import partially_normalised, row_norms
 
 PRODUCTS = 2**24
+
 """Inner products kept at once, 64 MB in float32."""
+
 BLOCK_ROWS = 512
+
 """Rows of the bank in one matrix product."""
 
 

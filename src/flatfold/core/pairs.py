@@ -20,13 +20,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .check import check_count
-from .hessian import centred_hessian_trace, feature_hessian_diagonal
-from .precision import as_double
+from .hessian import as_double, centred_hessian_trace, feature_hessian_diagonal
+from .validation import check_count
 
 FIRST_CLASSES = 16
+
 """Classes visited before the bound is looked at; then as many again, until they are enough."""
+
 TERMS_AT_ONCE = 2**22
+
 """Terms kept at once, 32 MB: 20,000 classes that are all alike are visited 200 at a time."""
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .precision import widened
+from .hessian import widened
 
 SMALLEST_DIVISOR = 1e-7
+
 """Of scores that are divided by a norm; the authors' AutoFold uses the same."""
 
 

@@ -6,7 +6,7 @@ logits the class weights and logits; :mod:`flatfold.curvature.theory` has the th
 
 from . import theory
 from .eigenvalues import param_lambda_max, param_spectrum
-from .estimate import Estimate
+from .estimate import Density, Estimate, Spectrum
 from .features import (
     feature_eigenvalues,
     feature_lambda_max,
@@ -18,7 +18,6 @@ from .features import (
     logit_trace,
 )
 from .layers import layer_eigenvalues, layer_trace
-from .spectrum import Density, Spectrum
 from .trace import param_trace
 
 __all__ = [

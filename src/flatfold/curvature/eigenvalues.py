@@ -8,15 +8,11 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from .estimate import Estimate, Level, Loss, Matrix, check_choice
+from .estimate import Estimate, Level, Loss, Matrix, Spectrum, check_choice
 from .exact import ggn_eigenvalues
-from .lanczos import Largest, largest
-from .operator import Operator
-from .products import batch_operator, mean_operator
-from .quadrature import lanczos_quadrature
-from .setup import prepared
-from .spectrum import Spectrum
-from .task import Task, single_inputs
+from .lanczos import Largest, lanczos_quadrature, largest
+from .operators import Operator, batch_operator, mean_operator
+from .problem import Task, prepared, single_inputs
 
 LANCZOS = "Lanczos"
 

@@ -2,15 +2,23 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import pi, sqrt
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from ..core.validation import check_above_zero
+
 Matrix = Literal["hessian", "ggn"]
+
 Loss = Literal["energy", "ce_pred", "ce"]
+
 Level = Literal["dataset", "sample"]
 
+
 MATRICES: dict[str, str] = {"hessian": "Hessian", "ggn": "Gauss-Newton matrix"}
+
 LOSSES: dict[str, str] = {
     "energy": "energy logsumexp(z)",
     "ce_pred": "cross-entropy of the predicted class",
@@ -56,3 +64,138 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
     """Raise unless an argument is one of the known words."""
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}.")
+
+
+# The eigenvalues of a curvature matrix, all of them or as an estimated density.
+
+
+# An eigenvalue at most this share of the largest is zero. Products in float32 carry errors up to some 7e-7 of the
+# largest eigenvalue, so zeros come out as large as that; and no kernel could tell such a value from 0.
+ZERO = 1e-6
+
+MARGIN = 5  # kernel widths that the grid goes beyond the ends: all but 6e-7 of the mass there
+
+PER_WIDTH = 4  # points of the grid in a kernel width
+
+
+@dataclass(frozen=True)
+class Density:
+    """A smoothed spectrum.
+
+    Attributes:
+        grid: Where it is evaluated, ``(g,)``.
+        mean: Density of the eigenvalues away from zero, ``(g,)``; together with ``atom`` it integrates to 1.
+        lower, upper: A band of one standard error of the mean over the probes, ``(g,)``, never below 0; equal to
+            ``mean`` where exact. A single probe knows nothing of its error and has no band either.
+        atom: Share of the eigenvalues that are zero.
+        width: Standard deviation of the kernel, 0 where every eigenvalue is zero.
+    """
+
+    grid: Tensor
+    mean: Tensor
+    lower: Tensor
+    upper: Tensor
+    atom: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The spectrum of a curvature matrix, as masses at points.
+
+    Attributes:
+        nodes: Points, ``(probes, m)`` in float64; one row where the spectrum is exact.
+        weights: Share of all eigenvalues at each, ``(probes, m)``; a row sums to 1.
+        size: Number of eigenvalues.
+        lambda_min, lambda_max: The ends.
+        method, matrix, loss, matvecs, seed, rows: As in :class:`~flatfold.curvature.Estimate`.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+    size: int
+    lambda_min: float
+    lambda_max: float
+    method: str
+    matrix: Matrix
+    loss: Loss
+    matvecs: int
+    seed: int | None
+    rows: int
+
+    def __post_init__(self) -> None:
+        if self.nodes.ndim != 2 or self.nodes.shape != self.weights.shape or self.nodes.numel() == 0:
+            raise ValueError(
+                "nodes and weights must have one shape (probes, m), got "
+                f"{tuple(self.nodes.shape)} and {tuple(self.weights.shape)}. A single row needs nodes[None]."
+            )
+        total = self.weights.sum(dim=1)
+        if not torch.allclose(total, torch.ones_like(total), rtol=0, atol=1e-6):
+            worst = float(total[(total - 1).abs().argmax()])
+            raise ValueError(f"each row of weights must sum to 1, got {worst:g}. Divide it by its sum.")
+
+    @property
+    def exact(self) -> bool:
+        """Whether these are all the eigenvalues, and nothing was drawn at random."""
+        return self.seed is None
+
+    def density(self, grid: Tensor | None = None, width: float = 0.01) -> Density:
+        r"""Return the density, smoothed by a Gaussian kernel of ``width`` times the largest absolute eigenvalue.
+
+        .. math:: \rho(x) = \frac1k \sum_{j=1}^k \sum_l w_{jl}\, \varphi_\sigma(x - \theta_{jl}), \qquad
+           \sigma = \text{width} \cdot \max |\lambda|
+
+        Nodes within 1e-6 of the largest absolute eigenvalue around zero are the ``atom`` and not in the density: most
+        eigenvalues of a network are there, and their peak would hide all others.
+
+        Args:
+            grid: Where to evaluate it, ``(g,)``. By default from the smallest to the largest eigenvalue and five kernel
+                widths beyond, four points to a width; the single point 0 where every eigenvalue is zero.
+            width: Standard deviation of the kernel, relative to the spectrum.
+
+        Example:
+            >>> nodes = torch.tensor([[0.0, 2.0]], dtype=torch.float64)
+            >>> half = torch.full_like(nodes, 0.5)
+            >>> density = Spectrum(nodes, half, 2, 0.0, 2.0, "exact", "ggn", "energy", 0, None, 1).density()
+            >>> density.atom, density.width
+            (0.5, 0.02)
+        """
+        check_above_zero("width", width, "0.01")
+        scale = max(abs(self.lambda_min), abs(self.lambda_max), float(self.nodes.abs().max()))
+        grid = self._grid(width * scale) if grid is None else _checked(grid).to(self.nodes)
+        is_zero = self.nodes.abs() <= ZERO * scale
+        atom = float((self.weights * is_zero).sum(dim=1).mean())
+        rows = _smoothed(self.nodes, self.weights * ~is_zero, grid, width * scale)
+        mean, error = rows.mean(dim=0), _standard_error(rows)
+        return Density(grid, mean, (mean - error).clamp(min=0), mean + error, atom, width * scale)
+
+    def _grid(self, sigma: float) -> Tensor:
+        low = min(self.lambda_min, float(self.nodes.min())) - MARGIN * sigma
+        high = max(self.lambda_max, float(self.nodes.max())) + MARGIN * sigma
+        points = 1 if sigma == 0 else int(PER_WIDTH * (high - low) / sigma) + 2
+        return torch.linspace(low, high, points, dtype=self.nodes.dtype, device=self.nodes.device)
+
+
+def _checked(grid: Tensor) -> Tensor:
+    if grid.ndim != 1 or len(grid) == 0 or not grid.isfinite().all():
+        raise ValueError(
+            f"grid must be a vector of finite points, got shape {tuple(grid.shape)}. Leave it out for one that fits."
+        )
+    return grid
+
+
+def _smoothed(nodes: Tensor, weights: Tensor, grid: Tensor, sigma: float) -> Tensor:
+    """Return the density of each row at each point, ``(probes, g)``."""
+    if sigma == 0:  # nothing but zeros
+        return torch.zeros(len(nodes), len(grid), dtype=nodes.dtype, device=nodes.device)
+    rows = []
+    for points, masses in zip(nodes, weights, strict=True):
+        kept = masses > 0
+        distance = (grid[:, None] - points[kept]) / sigma
+        rows.append((-0.5 * distance.square()).exp() @ masses[kept] / (sigma * sqrt(2 * pi)))
+    return torch.stack(rows)
+
+
+def _standard_error(rows: Tensor) -> Tensor:
+    """Return that of the mean over the rows, 0 where there is one only."""
+    return rows.std(dim=0) / sqrt(len(rows)) if len(rows) > 1 else torch.zeros_like(rows[0])

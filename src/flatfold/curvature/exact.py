@@ -18,9 +18,9 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from ..core.precision import as_double
+from ..core.hessian import as_double
 from ..models.batches import Batch
-from .gradients import Kept, Parameters, kept_parts
+from .per_sample import Kept, Parameters, kept_parts
 
 TOGETHER = 16  # cotangents from which a layer's inputs, prepared once for all of them, cost next to nothing
 

@@ -1,4 +1,4 @@
-r"""Curvature of the energy in features and in logits: closed forms, exact, for single inputs and for data sets.
+"""Curvature of the energy in features and in logits: closed forms, exact, for single inputs and for data sets.
 
 For a last layer ``z = W h + b`` with class probabilities ``p = softmax(z)`` the energy ``logsumexp(z)`` bends by
 ``diag p - p p'`` in the logits and by ``W' (diag p - p p') W`` in the features. Neither needs the features or the bias
@@ -13,23 +13,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..core.check import as_tensor, check_count, check_matrix
-from ..core.eigenvalues import (
-    hessian_eigenvalues,
-    largest_hessian_eigenvalue,
-    logit_hessian_eigenvalues,
-)
+from ..core.eigenvalues import MeanHessian, hessian_eigenvalues, largest_hessian_eigenvalue, logit_hessian_eigenvalues
 from ..core.hessian import (
+    as_double,
     centred_hessian_trace,
     class_distances,
     feature_hessian_trace,
     logit_hessian_trace,
     prefers_distances,
 )
-from ..core.mean_hessian import MeanHessian
-from ..core.precision import as_double
-from ..progress import track
-from .spectrum import Spectrum
+from ..core.validation import as_tensor, check_count, check_matrix
+from ..io.progress import track
+from .estimate import Spectrum
 
 
 def feature_trace(weight: Tensor, logits: Tensor) -> Tensor:

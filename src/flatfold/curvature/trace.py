@@ -20,19 +20,24 @@ from torch import Tensor, nn
 
 from ..models.batches import Batch
 from .estimate import Estimate, Level, Loss, Matrix, check_choice
-from .estimators import hutch_pp, hutchinson, widening, xtrace
 from .exact import ggn_traces
-from .piecewise import trace_is_first_order
-from .products import batch_operator
-from .setup import prepared
-from .task import Task, single_inputs
+from .operators import batch_operator
+from .piecewise_linear import trace_is_first_order
+from .problem import Task, prepared, single_inputs
+from .xtrace import hutch_pp, hutchinson, widening, xtrace
 
 ESTIMATORS = {"xtrace": xtrace, "hutch++": hutch_pp, "hutchinson": hutchinson}
+
 Method = Literal["auto", "exact", "xtrace", "hutch++", "hutchinson"]
+
 EXACT_CLASSES = 100  # up to so many every class is done exactly; beyond, the likeliest, and the rest is estimated
+
 TOP_CLASSES = 32
+
 MATVECS = 30  # of an estimate
+
 PROBES = 16  # for the rest of the classes
+
 FIRST_BATCHES = 8  # in all of which some inputs are looked at, and then in ever fewer
 
 

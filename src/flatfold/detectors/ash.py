@@ -7,8 +7,8 @@ on the pooled feature vector, as OpenOOD evaluates it.
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.check import check_not_negative
 from ..core.shaping import ash_b, check_percentile
+from ..core.validation import check_not_negative
 from .ebo import Ebo
 from .registry import register
 from .shaped import Shaping, behind
@@ -38,4 +38,5 @@ class Ash(Shaping):
 
 
 PERCENTILES = (65, 70, 75, 80, 85, 90, 95)
+
 register("ash", grid={"percentile": PERCENTILES})(behind(Ash, Ebo, "Energy of pruned and flattened features."))

@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_features
-from ..core.criteria import (
+from ..core.autofold import (
     Groups,
+    Moments,
+    Weights,
     calibration_classes,
     flatness,
     group_rows,
@@ -25,11 +25,11 @@ from ..core.criteria import (
     paired,
     shrunk,
 )
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
 from ..core.hessian import class_distances
-from ..core.masking import Moments, Weights
 from ..core.pairs import Pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_norms
+from ..core.validation import check_features
 from . import ash, react
 from .base import Detector
 from .fold import Fold, ScoreNorm, check_score_norm
@@ -37,8 +37,11 @@ from .joint import jointly
 from .registry import register
 
 Criterion = Literal["paired", "one_vs_rest", "shrunk"]
+
 PER_CLASS = {"paired": paired, "one_vs_rest": one_vs_rest}
+
 CRITERIA = (*PER_CLASS, "shrunk")
+
 GRID = tuple(i / 100 for i in range(1, 101))
 
 
@@ -201,9 +204,11 @@ def _score(score_norm: ScoreNorm, feature_norms: Tensor) -> Callable[[Moments], 
 
 
 register("autofold", fits_on="val", tuned_on="id")(AutoFold)
+
 register("autofold-r", fits_on="val", tuned_on="id")(
     jointly(react.ReAct, AutoFold, react.PERCENTILES, "AutoFold on features clipped by ReAct, percentile chosen too.")
 )
+
 register("autofold-a", fits_on="val", tuned_on="id")(
     jointly(ash.Ash, AutoFold, ash.PERCENTILES, "AutoFold on features shaped by ASH, percentile chosen too.")
 )

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.gaussian import mean_row
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import mean_row
 from ..core.shaping import check_percentile
 from .base import Detector
 from .registry import register

@@ -5,9 +5,8 @@ Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020.
 
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_above_zero
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
+from ..core.validation import check_above_zero
 from .base import Detector
 from .registry import register
 

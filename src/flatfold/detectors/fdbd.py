@@ -8,15 +8,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.gaussian import mean_row
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import mean_row
 from ..core.hessian import class_distances
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
 from .base import Detector
 from .registry import register
 
 Relative = Literal["centre", "norm"]
+
 RELATIVE = ("centre", "norm")
 
 

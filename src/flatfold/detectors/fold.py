@@ -9,10 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_features, check_flag
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
 from ..core.hessian import (
+    as_double,
     centred_hessian_trace,
     class_distances,
     feature_hessian_diagonal,
@@ -20,14 +19,8 @@ from ..core.hessian import (
     prefers_distances,
 )
 from ..core.pairs import Pairs, largest_pairs
-from ..core.precision import as_double
-from ..core.shaping import (
-    SMALLEST_DIVISOR,
-    check_alpha,
-    partially_normalised,
-    partially_normalised_probs,
-    row_norms,
-)
+from ..core.shaping import SMALLEST_DIVISOR, check_alpha, partially_normalised, partially_normalised_probs, row_norms
+from ..core.validation import check_features, check_flag
 from . import ash, react
 from .base import Detector
 from .registry import register

@@ -9,13 +9,12 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_features, labels_of
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import best_temperature
+from ..core.hessian import as_double
 from ..core.pairs import Pairs
-from ..core.precision import as_double
 from ..core.shaping import check_alpha, partially_normalised
-from ..core.temperature import best_temperature
+from ..core.validation import check_features, labels_of
 from .base import Detector
 from .fold import ALPHAS, Fold
 from .registry import register

@@ -6,10 +6,9 @@ Liu, Lochman and Zach, "GEN: Pushing the Limits of Softmax-Based Out-of-Distribu
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_above_zero, check_count
-from ..core.head import Head
-from ..core.precision import widened
+from ..core.bank import FeatureBank, Head
+from ..core.hessian import widened
+from ..core.validation import check_above_zero, check_count
 from .base import Detector
 from .registry import register
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.criteria import middle_of_maximum
-from ..core.head import Head
+from ..core.autofold import middle_of_maximum
+from ..core.bank import FeatureBank, Head
 from ..core.pairs import Pairs
 from .base import Detector
 from .shaped import Shaped, Shaping, with_percentile

@@ -6,9 +6,8 @@ Hendrycks et al., "Scaling Out-of-Distribution Detection for Real-World Settings
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.head import Head
-from ..core.precision import as_double
+from ..core.bank import FeatureBank, Head
+from ..core.hessian import as_double
 from .base import Detector
 from .registry import register
 

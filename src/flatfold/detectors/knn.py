@@ -7,11 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_count
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
 from ..core.neighbours import in_half_precision, kth_distance, unit_scale
 from ..core.shaping import partially_normalised
+from ..core.validation import check_count
 from .base import Detector
 from .registry import register
 

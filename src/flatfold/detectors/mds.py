@@ -6,10 +6,9 @@ Lee et al., "A Simple Unified Framework for Detecting Out-of-Distribution Sample
 
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import labels_of
-from ..core.gaussian import Gaussian, fit_gaussian, squared_distances
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
+from ..core.validation import labels_of
 from .base import Detector
 from .registry import register
 

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.gaussian import Gaussian, fit_gaussian, squared_distances
-from .inputs import InputDetector, check_epsilon, stepped
+from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
+from .base import InputDetector, check_epsilon, stepped
 from .registry import register
 
 

@@ -7,9 +7,8 @@ ICLR 2017.
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_flag
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
+from ..core.validation import check_flag
 from .base import Detector
 from .registry import register
 

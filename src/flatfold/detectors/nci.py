@@ -7,9 +7,8 @@ from numbers import Real
 
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.gaussian import mean_row
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import mean_row
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
 from .base import Detector
 from .registry import register

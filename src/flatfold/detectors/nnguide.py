@@ -8,11 +8,10 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_count
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
 from ..core.neighbours import largest_products
 from ..core.shaping import partially_normalised
+from ..core.validation import check_count
 from .base import Detector
 from .registry import register
 

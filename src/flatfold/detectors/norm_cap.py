@@ -7,8 +7,8 @@ from all norms; a cap takes only what is above. Ours, from the study in ``docs/s
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.errors import NotFittedError
 from ..core.shaping import SMALLEST_DIVISOR, capped, percentile_threshold, row_norms
+from ..core.validation import NotFittedError
 from .base import Detector
 from .ebo import Ebo
 from .fold import ALPHAS, Fold, ScoreNorm
@@ -45,6 +45,7 @@ class NormCap(Shaping):
 
 
 PERCENTILES = (25, 50, 75, 90)
+
 register("ebo-c", fits_on="val", grid={"percentile": PERCENTILES})(
     behind(NormCap, Ebo, "Energy of features whose norms are capped.", percentile=50)
 )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..core.check import check_above_zero
-from .inputs import InputDetector, check_epsilon, stepped
+from ..core.validation import check_above_zero
+from .base import InputDetector, check_epsilon, stepped
 from .registry import register
 
 

@@ -8,12 +8,10 @@ import warnings
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_count, check_flag, labels_of
-from ..core.head import Head
-from ..core.precision import as_double
-from ..core.templates import class_templates
-from ..core.weibull import Weibull, fit_tails
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import Weibull, class_templates, fit_tails
+from ..core.hessian import as_double
+from ..core.validation import check_count, check_flag, labels_of
 from .base import Detector
 from .registry import register
 

@@ -6,8 +6,8 @@ Sun, Guo and Li, "ReAct: Out-of-distribution Detection With Rectified Activation
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.errors import NotFittedError
 from ..core.shaping import percentile_threshold, react
+from ..core.validation import NotFittedError
 from .ebo import Ebo
 from .registry import register
 from .shaped import Shaping, behind
@@ -55,4 +55,5 @@ class ReAct(Shaping):
 
 
 PERCENTILES = (85, 90, 95, 99)
+
 register("react", fits_on="val", grid={"percentile": PERCENTILES})(behind(ReAct, Ebo, "Energy of clipped features."))

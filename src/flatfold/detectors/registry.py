@@ -5,14 +5,33 @@ from difflib import get_close_matches
 from inspect import getdoc, signature
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
-from .base import Detector
-from .inputs import InputDetector, Sees
-from .normalise import with_partial_normalisation
-from .presets import PRESETS
+from .base import Detector, InputDetector, Sees
+from .shaped import with_partial_normalisation
+
+# Settings collected under one name, so that published numbers can be reproduced on purpose.
+
+
+_ONE_VS_REST = {"criterion": "one_vs_rest", "max_classes": 20, "seed": 42}
+
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "authors": {
+        "fold": {"alpha": 0.1, "score_norm": "weight"},
+        "fold-r": {"alpha": 0.1, "percentile": 90, "masked": True},
+        "fold-a": {"alpha": 0.1, "percentile": 90, "score_norm": "weight"},
+        "autofold": {**_ONE_VS_REST, "score_norm": "weight"},
+        "autofold-r": {**_ONE_VS_REST, "percentile": 90},
+        "autofold-a": {**_ONE_VS_REST, "percentile": 90, "score_norm": "weight"},
+    }
+}
+
 
 FitsOn = Literal["nothing", "val", "train"]
+
 TunedOn = Literal["nothing", "id"]
+
 Grid = Mapping[str, Sequence[Any]]
+
 Factory = TypeVar("Factory", bound=Callable[..., Detector | InputDetector])
 
 
@@ -78,8 +97,12 @@ def get_method(name: str) -> Method:
 
 @overload
 def create(name: Literal["odin", "mdsens"], *, preset: str | None = None, **hyper: Any) -> InputDetector: ...
+
+
 @overload
 def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector: ...
+
+
 def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector | InputDetector:
     """Build an unfitted detector by name: a :class:`Detector`, or an :class:`InputDetector` (odin, mdsens).
 

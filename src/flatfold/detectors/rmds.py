@@ -5,10 +5,9 @@ Ren et al., "A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detecti
 
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import labels_of
-from ..core.gaussian import Gaussian, fit_gaussian, squared_distances
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
+from ..core.validation import labels_of
 from .base import Detector
 from .registry import register
 

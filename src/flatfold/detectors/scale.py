@@ -6,8 +6,8 @@ Xu et al., "Scaling for Training Time and Post-hoc Out-of-distribution Detection
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.check import check_not_negative
 from ..core.shaping import check_percentile, scale
+from ..core.validation import check_not_negative
 from .ash import PERCENTILES
 from .ebo import Ebo
 from .registry import register

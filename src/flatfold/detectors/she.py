@@ -10,15 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import labels_of
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import class_templates
 from ..core.shaping import row_norms
-from ..core.templates import class_templates
+from ..core.validation import labels_of
 from .base import Detector
 from .registry import register
 
 Metric = Literal["inner_product", "euclidean", "cosine"]
+
 METRICS = ("inner_product", "euclidean", "cosine")
 
 

@@ -10,14 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import labels_of
-from ..core.head import Head
-from ..core.temperature import best_temperature, reference_temperature
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import best_temperature, reference_temperature
+from ..core.validation import labels_of
 from .base import Detector
 from .registry import register
 
 Solver = Literal["reference", "exact"]
+
 SOLVERS: dict[str, Callable[[Tensor, Tensor], float]] = {"reference": reference_temperature, "exact": best_temperature}
 
 

@@ -8,10 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.chunks import row_chunks
-from ..core.head import Head
-from ..core.precision import as_double
+from ..core.bank import FeatureBank, Head
+from ..core.hessian import as_double, row_chunks
 from ..core.shaping import row_norms
 from .base import Detector
 from .registry import register

@@ -10,19 +10,39 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_fit
-from ..core.errors import UnreadableImage
-from ..core.head import Head
+from ..core.bank import FeatureBank, Head
+from ..core.validation import UnreadableImage, check_fit
+from ..io.progress import track
+from ..models.bank_files import read_manifest
 from ..models.extract import extract
-from ..models.identity import weights_hash
-from ..models.manifest import read_manifest
-from ..progress import track
+from ..models.fingerprint import weights_hash
 from .results import ID
-from .settings import Settings
 from .suites.suite import Suite
 
+# How a benchmark is run; what it is about stands in its suite.
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run a benchmark. Only what is left out as unreadable can change a figure.
+
+    Args:
+        device: Any torch device string.
+        workers: Processes that read images ahead; 0 reads them where the network runs.
+        unreadable: Share of the images of a data set that may be left out because they cannot be read.
+        replicates: Of the bootstrap behind the intervals; 0 leaves out all but those of AUROC.
+        command: What was typed, for the record.
+    """
+
+    device: str = "cpu"
+    workers: int = 0
+    unreadable: float = 0.01
+    replicates: int = 1000
+    command: str = ""
+
+
 SHOWN = 3  # unreadable images that a message names
+
 
 log = logging.getLogger(__name__)
 

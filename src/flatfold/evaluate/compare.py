@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.bootstrap import percentile_interval, rate_interval
-from ..core.delong import independent_difference, paired_difference
-from ..core.ranking import fpr_at_tpr
-from ..progress import track
-from .certainty import Columns, Scores, column_influence, resampled
+from ..core.intervals import independent_difference, paired_difference
+from ..core.metrics import fpr_at_tpr
+from ..io.progress import track
+from .intervals import Columns, Scores, column_influence, resampled
 from .results import ID, Results
 
 FPR95 = "fpr95_ood_positive"
+
 
 _Judged = tuple[Scores, str]  # the scores of a run, and a method of it
 

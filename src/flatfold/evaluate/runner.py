@@ -1,34 +1,98 @@
 """Run a suite: extract every data set once, then fit and judge each method on the features."""
 
+import os
+import platform
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from ..core.ranking import auroc
+from .. import __version__
+from ..core.metrics import auroc
 from ..core.shaping import row_norms
 from ..detectors.autofold import AutoFold
-from ..detectors.base import Detector
-from ..detectors.inputs import InputDetector
+from ..detectors.base import Detector, InputDetector
 from ..detectors.joint import Joint
 from ..detectors.shaped import Shaped
-from ..models.manifest import read_manifest
-from ..progress import track
-from .banks import Banks, extract_all
-from .certainty import certainty
-from .judge import Judged, judge
-from .record import describe, provenance
-from .results import ID, AlphaCurve, Results
-from .rows import Average, Row, averages, make_row
-from .settings import Settings
+from ..io.progress import track
+from ..models.bank_files import read_manifest
+from ..models.fingerprint import weights_hash
+from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
+from .intervals import certainty
+from .methods import Judged, judge
+from .results import ID, AlphaCurve, Average, Results, Row, averages, make_row
 from .spec import Spec, parse_spec
 from .suites.suite import Suite
-from .wrong import most_wrong
+from .worst_cases import most_wrong
+
+# What a reader must know of a run: what was judged, and where the numbers come from.
+
+
+def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
+    """Return what a reader must know of the suite: data sets, sizes, the network's accuracy."""
+    return {
+        "name": suite.name,
+        "network": suite.network,
+        "about": suite.about,
+        "n_classes": banks.head.n_classes,
+        "n_features": banks.head.width,
+        "family": suite.family,
+        "architecture": suite.architecture,
+        "protocol": suite.protocol,
+        "classes": list(suite.classes),
+        "deviations": [*suite.deviations, *_inaccurate(suite, banks), *_gaps(banks)],
+        "accuracy": accuracy(banks.test, banks.head),
+        "n_train": 0 if banks.train is None else len(banks.train),
+        "n_val": len(banks.val),
+        "n_test": len(banks.test),
+        "n_ood_val": 0 if suite.ood_val is None else suite.ood_val.rows,
+        "ood": [
+            {"name": ood.name, "group": ood.group, "n": len(banks.ood[ood.name]), "about": ood.about}
+            for ood in suite.ood
+        ],
+        "fingerprints": {name: source.fingerprint for name, source in suite.sources.items()},
+    }
+
+
+def _inaccurate(suite: Suite, banks: Banks) -> list[str]:
+    """Return a sentence if the network is not as good as it should be, or better: it may be another one."""
+    if suite.accuracy is None:
+        return []
+    found, n = accuracy(banks.test, banks.head), len(banks.test)
+    if accuracy_fits(found, suite.accuracy, n):
+        return []
+    return [f"the network is right on {100 * found:.2f} % of the test images, {suite.accuracy:g} % were expected"]
+
+
+def _gaps(banks: Banks) -> list[str]:
+    return [f"{len(reasons)} images of {name} could not be read" for name, reasons in banks.unreadable.items()]
+
+
+def provenance(suite: Suite, settings: Settings, seconds: float) -> dict[str, Any]:
+    """Return where the numbers come from."""
+    return {
+        "flatfold": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+        "threads": torch.get_num_threads(),
+        "device": settings.device,
+        "seed": suite.seed,
+        "bootstrap": settings.replicates,
+        "weights, sha256": weights_hash(suite.model),
+        "command": settings.command,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 2),
+    }
 
 
 def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settings | None = None) -> Results:

@@ -8,10 +8,9 @@ from pathlib import Path
 from statistics import fmean, pstdev, variance
 from typing import Any
 
-from ..core.student import quantile
-from ..files import write_atomically
-from .results import Results, as_csv, load_results
-from .rows import METRICS
+from ..core.intervals import quantile
+from ..io.files import write_atomically
+from .results import METRICS, Results, as_csv, load_results
 
 FORMAT, VERSION = "flatfold-summary", 1
 

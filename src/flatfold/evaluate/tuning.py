@@ -18,9 +18,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.check import check_fit
-from ..core.criteria import (
+from ..core.autofold import (
     calibration_classes,
     flatness,
     group_rows,
@@ -28,8 +26,9 @@ from ..core.criteria import (
     one_vs_rest_auroc,
     paired_auroc,
 )
-from ..core.head import Head
-from ..core.ranking import auroc
+from ..core.bank import FeatureBank, Head
+from ..core.metrics import auroc
+from ..core.validation import check_fit
 from ..detectors import create, get_method
 from ..detectors.base import Detector
 

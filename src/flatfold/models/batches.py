@@ -9,11 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.check import check_labels
+from ..core.validation import check_labels
 
 LABEL_KEYS = ("labels", "label", "y", "target", "targets")
+
 INPUT_KEYS = ("x", "image", "images", "input", "inputs")
+
 _PREPARED = "Images, arrays and paths become one tensor first: torch.stack([transform(image) for image in images])."
+
 _KNOWN = "Use a tensor, a pair (x, y), or a dict such as {'pixel_values': x, 'labels': y}."
 
 

@@ -9,19 +9,123 @@ from __future__ import annotations
 import logging
 import warnings
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import UnsupportedHead
-from ..core.head import Head
-from .affine import check_affine, head_of
-from .at_rest import as_it_was
+from ..core.bank import Head
+from ..core.validation import UnsupportedHead, check_finite
 from .batches import Batch, split_batch
-from .forward import Call, is_linear, logits_of, plain_name, recorded
-from .misfit import answer
-from .refusals import no_such_layer, not_a_head, other_logits, quoted
+from .eval_mode import as_it_was
+from .forward import Call, answer, is_linear, logits_of, plain_name, recorded
+
+# Sentences about models without a head that can be used: what was needed, what was seen, what to try.
+
+
+_NEED = "flatfold needs logits that come straight out of one linear layer, z = W h + b."
+
+_SHOWN = 8  # a transformer has hundreds of linear layers
+
+
+def quoted(name: str) -> str:
+    """Return a layer's name for a message."""
+    return repr(name) if name else "the model itself"
+
+
+def no_such_layer(name: str, module: nn.Module | None, layers: list[str]) -> str:
+    """Say that ``head=`` names no linear layer, and which there are."""
+    if module is not None:
+        came = f"{quoted(name)} is a {type(module).__name__}."
+    else:
+        near = get_close_matches(name, layers, n=1, cutoff=0.4)
+        came = f"the model has no module {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+    return f"head= must name a linear layer or a 1x1 convolution; {came} The model has {_listed(layers)}."
+
+
+def not_a_head(calls: list[Call], logits: Tensor, name: str | None) -> str:
+    """Say why none of the linear layers that were called is the head."""
+    if name is not None and not calls:
+        return f"{_NEED} {quoted(name)} was never called. Name a layer that the model uses."
+    likely = [call for call in calls if name is not None or call.outputs in (logits.shape[1:] or logits.shape)]
+    names = list(dict.fromkeys(call.name for call in likely))
+    spread = next((call for call in likely if call.features is None), None)
+    if not likely:
+        return f"{_NEED} {_nothing(calls, logits)}"
+    if spread is not None:
+        return (
+            f"{_NEED} {quoted(spread.name)} runs at every token or pixel of an input: its output is {spread.shape}, "
+            f"the logits are {tuple(logits.shape)}. Wrap the model so that it selects or pools before that layer, or "
+            "name another layer with head='module.name'."
+        )
+    if len(names) > 1:
+        return (
+            f"{_NEED} {_listed(names)} have as many outputs as there are logits, but none gives them alone: are they "
+            f"averaged or added? To use one of them, name it: head={names[-1]!r}."
+        )
+    return (
+        f"{_NEED} {quoted(names[0])} has as many outputs as there are logits, but the model changes them before it "
+        f"returns (a softmax, a scale, a second branch?). To use it as it is, name it: head={names[0]!r}."
+    )
+
+
+def other_logits(name: str) -> str:
+    """Say that a later batch took another way through the model."""
+    return (
+        f"{quoted(name)} gave the logits of the first batch but not those of a later one. Does the model choose its "
+        "way by the input? Wrap it so that all inputs go through one head, or name a layer with head='module.name'."
+    )
+
+
+def _nothing(calls: list[Call], logits: Tensor) -> str:
+    seen = list(dict.fromkeys(call.name for call in calls))
+    came = f"The model called {_listed(seen)}, but none with as many outputs as its logits {tuple(logits.shape)} have."
+    if not seen:
+        came = "The model called no linear layer."
+    return f"{came} Put the last product into an nn.Linear, or name a layer with head='module.name'."
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "no linear layers"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"the linear layer{'s' if len(names) > 1 else ''} " + ", ".join(map(quoted, names[-_SHOWN:])) + more
+
+
+# Copy the weights of a layer into a `Head`, and check that the layer computes what its weights say.
+
+
+# How far |W h + b - z| may be from 0, relative to |z|. float32 leaves room for TF32, which convolutions use on CUDA by
+# default; the half types for logits that were rounded to 11 or 8 bits.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+
+def head_of(layer: nn.Module) -> Head:
+    """Return a copy of a layer's weights on the CPU, in float32 unless they are float64."""
+    weight, bias = layer.weight, layer.bias
+    assert isinstance(weight, Tensor)
+    return Head(_copied(weight.flatten(1)), _copied(bias) if isinstance(bias, Tensor) else None)
+
+
+def check_affine(name: str, layer: nn.Module, head: Head, features: Tensor, logits: Tensor) -> None:
+    """Raise unless ``W h + b`` gives the layer's output: a subclass of ``nn.Linear`` may compute something else."""
+    check_finite(features, "features")
+    expected = head(features.cpu())
+    came = logits.to("cpu", expected.dtype)
+    error, size = float((expected - came).norm()), float(torch.maximum(expected.norm(), came.norm()))
+    if not error <= TOLERANCE[logits.dtype] * size:
+        raise UnsupportedHead(
+            f"the head must compute z = W h + b, but {quoted(name)} ({type(layer).__name__}) gives something else: "
+            f"|W h + b - z| is {error:.3g} for |z| = {size:.3g}. "
+            "Use a plain nn.Linear, or name another layer with head='module.name'."
+        )
+
+
+def _copied(values: Tensor) -> Tensor:
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    return values.detach().to("cpu", dtype, copy=True)
+
 
 logger = logging.getLogger(__name__)
 

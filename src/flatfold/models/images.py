@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -14,9 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ..core.check import check_labels
-from .folders import class_labels, find_images, read_image
-from .samples import feed_files
+from ..core.validation import check_labels
+from .decoding import class_labels, find_images, holds_images, read_image
+from .fingerprint import feed_files, statuses
+from .parquet import TableImages
 from .sources import ImageSource
 from .transform import Transform
 
@@ -157,3 +160,216 @@ def _class_indices(y: NDArray[np.integer], rows: int) -> Tensor:
     labels = torch.from_numpy(y.astype(np.int64))
     check_labels(labels, rows)
     return labels
+
+
+# Images named by a list, one line each: plain paths, or the way OpenOOD says what belongs to a split.
+
+
+SHOWN = 80  # characters of a line in a message
+
+_LABEL = re.compile(r"\s*-?[0-9]{1,18}\s*")  # whatever int64 can hold, and a little less
+
+_SUSPECT = re.compile(r"^[/\\]|\.\.|:")  # only these few are worth taking a path apart
+
+
+class ListImages(ImageSource):
+    """The images that a list names, in its order; the same image may be named again.
+
+    A line is ``<relative path> <whole number>``, split at the first space; blank lines are passed over. The number is
+    the class, and -1 marks an image that belongs to none. Where labels are not wanted a line may also be nothing but a
+    path: all of it is, up to blanks at its end, if what follows the first space is no whole number. No image is looked
+    at before it is read, so a list may name some that are not there: ``missing`` tells which.
+
+    The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, as that of ``FolderImages``
+    does; an image that is not there has neither size nor time.
+
+    Args:
+        path: The list, in UTF-8.
+        root: The folder in which the paths of the list start; none of them may lead out of it. With None they start in
+            the folder of the list, lead wherever they lead, and may be absolute.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        labels: False to pass over the numbers and give no labels. True needs a class, 0 or more, on every line.
+
+    Attributes:
+        root: The folder in which the paths start.
+        paths: The paths as the list has them, one per row.
+
+    Raises:
+        FileNotFoundError: There is no such list.
+        NotADirectoryError: ``root`` is no folder.
+        ValueError: A line is of another form, or there is none; the message names the list and the line.
+    """
+
+    def __init__(
+        self, path: Path | str, root: Path | str | None, transform: Transform, batch_size: int = 64, labels: bool = True
+    ) -> None:
+        super().__init__(transform, batch_size)
+        self.root = Path(path).parent if root is None else Path(root)
+        if root is not None and not self.root.is_dir():
+            came = "is a file" if self.root.exists() else "does not exist"
+            raise NotADirectoryError(f"the paths of a list start in a folder, but {root} {came}. Check the path.")
+        self.paths, classes = _parsed(Path(path), labels, inside=root is not None)
+        self.labels = torch.tensor(classes) if labels else None
+
+    @property
+    def rows(self) -> int:
+        """Number of images."""
+        return len(self.paths)
+
+    def name(self, row: int) -> str:
+        """Return the path of one image, from ``root`` on."""
+        return str(self.root / self.paths[row])
+
+    def picture(self, row: int) -> tuple[str, Image.Image]:
+        """Return the name and the decoded image of one line."""
+        name = self.name(row)
+        return name, read_image(name)
+
+    def identify(self, digest: hashlib._Hash) -> None:
+        """Feed the paths of the list, sizes and times of change, and some bytes."""
+        feed_files(digest, self.root, self.paths)
+
+    def missing(self) -> list[str]:
+        """Return the paths of the list at which there is no file, in its order; each file is asked for once."""
+        return [path for path, status in statuses(self.root, self.paths) if status is None]
+
+
+def _parsed(path: Path, labelled: bool, inside: bool) -> tuple[tuple[str, ...], list[int]]:
+    """Return the path and, where they are wanted, the number of every line."""
+    paths, numbers = [], []
+    for place, line in _lines(path):
+        name, _, rest = line.partition(" ")
+        numbered = _LABEL.fullmatch(rest) is not None
+        if not labelled and not numbered:
+            name = line.rstrip()
+        elif not name or not numbered:
+            raise ValueError(
+                f"{path}:{place}: a line must be '<relative path> <whole number>', split at the first space, got "
+                f"{_shown(line)}. Rename images that have a space in their path."
+            )
+        if inside and _SUSPECT.search(name) and _leads_out(name):
+            raise ValueError(
+                f"{path}:{place}: a path must lead from root downwards, without '..', got {_shown(name)}. "
+                "Write it relative to root, or choose a root further up."
+            )
+        paths.append(name)
+        if labelled:
+            numbers.append(_class_index(int(rest), f"{path}:{place}"))
+    if not paths:
+        raise ValueError(f"{path} must name at least one image, but all of its lines are blank. Check the path.")
+    return tuple(paths), numbers
+
+
+def _class_index(label: int, place: str) -> int:
+    if label < 0:
+        raise ValueError(
+            f"{place}: labels must be class indices from 0, got {label}, which marks an image of no class. "
+            "Pass labels=False to read the images without labels."
+        )
+    return label
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, each with its number, counted from 1."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no list of images {path}. Check the path.")
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for place, line in enumerate(file, 1):
+                if not line.isspace():
+                    yield place, line.rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8, but is not: {error}. Save it in that encoding.") from error
+
+
+def _leads_out(name: str) -> bool:
+    return bool(Path(name).anchor) or ".." in Path(name).parts
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
+
+
+# Images wherever they lie: one function that finds out what it was given.
+
+
+LISTS = (".txt", ".lst", ".list")
+
+FILES = (".parquet", ".npz", *LISTS)
+
+_DATASETS = ("state.json", "dataset_dict.json")  # what `datasets` leaves beside its tables
+
+
+def open_images(
+    place: Path | str,
+    transform: Transform,
+    batch_size: int = 64,
+    *,
+    labels: bool,
+    root: Path | str | None = None,
+    image: str = "image",
+    label: str = "label",
+    x: str = "x",
+    y: str = "y",
+) -> ImageSource:
+    """Return the images of a folder, a table, an ``.npz`` file or a list.
+
+    Args:
+        place: A folder of images; a folder of parquet files, or one that ``datasets`` wrote; or a file that ends in
+            ``.parquet``, ``.npz``, or, for a list of paths, in ``.txt``, ``.lst`` or ``.list``.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        labels: Whether to read labels: by class folders, from a column or an array, or the numbers of a list. A folder
+            without class folders has none. With False nothing that could be a label is looked at.
+        root: The folder in which the paths of a list start. Unless given, they start in that of the list, and may also
+            be absolute.
+        image: Column of the images in a table.
+        label: Column of the labels in a table.
+        x: Name of the images in an ``.npz`` file.
+        y: Name of the labels in an ``.npz`` file.
+
+    Raises:
+        FileNotFoundError: There is nothing at ``place``.
+        ValueError: It is of another kind, or of two; or there is a root for something that is no list.
+    """
+    place = Path(place)
+    kind = _kind(place)
+    if root is not None and kind != "list":
+        raise ValueError(f"root is where the paths of a list start, but {place} is no list. Leave it out.")
+    if kind == "list":
+        return ListImages(place, root, transform, batch_size, labels)
+    if kind == "table":
+        return TableImages(place, transform, batch_size, image, label if labels else None)
+    if kind == "npz":
+        return NpzImages(place, transform, batch_size, x, y if labels else None)
+    return FolderImages(place, transform, batch_size, labels)
+
+
+def _kind(place: Path) -> str:
+    """Return "folder", "table", "npz" or "list"."""
+    if place.is_dir():
+        return _kind_of_folder(place)
+    suffix = place.suffix.lower()
+    if not place.exists():
+        raise FileNotFoundError(f"there are no images at {place}: it does not exist. Check the path.")
+    if suffix not in FILES:
+        raise ValueError(
+            f"images are read from a folder, or from a file that ends in {', '.join(FILES)} (the last three for lists "
+            f"of paths), got {place}. Pass the folder in which images lie, or a list of them."
+        )
+    return {".parquet": "table", ".npz": "npz"}.get(suffix, "list")
+
+
+def _kind_of_folder(place: Path) -> str:
+    if any((place / name).is_file() for name in _DATASETS):
+        return "table"
+    table = next((file for file in place.glob("*.parquet") if file.is_file() and not file.name.startswith(".")), None)
+    if table is None:
+        return "folder"
+    if holds_images(place):
+        raise ValueError(
+            f"{place} must hold either images or parquet files, but has both: {table.name} lies beside images. "
+            "Pass the parquet file itself, or move either to a folder of its own."
+        )
+    return "table"

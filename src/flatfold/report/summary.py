@@ -5,15 +5,11 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
-from ..evaluate.results import Results
-from ..evaluate.rows import METRICS
+from ..evaluate.results import METRICS, Results
 from ..evaluate.summary import SummaryRow, families, family_of, load_runs, summarise
-from ..files import write_atomically
-from .cells import between, head_cell, metric_cell, percent, table
-from .head import title, warning_box
-from .markup import Html, joined, scrolling, tag
-from .page import filled
-from .results_table import column_heads, controls, groups_of
+from ..io.files import write_atomically
+from .html import Html, between, filled, head_cell, joined, metric_cell, percent, scrolling, table, tag, warning_box
+from .page import column_heads, controls, groups_of, title
 
 
 def write_summary(folder: Path) -> Path:

@@ -9,22 +9,25 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ..curvature.averages import average_curvature
 from ..curvature.theory import (
     Theorem,
+    average_curvature,
     bayes_weight,
     compare,
     expected_trace,
     holds,
     monte_carlo_trace,
 )
-from .drawing import Drawing, Key, Panel
-from .style import GREY, INK, KNOWN, PALETTE, Look, logarithmic
+from .figure import GREY, INK, KNOWN, PALETTE, Drawing, Key, Look, Panel, logarithmic
 
 SETTINGS, CHECKED, DRAWS = 200, 24, 40_000  # points of the first panel and of the third; draws for each of the latter
+
 DEVIATIONS = (0.1, 1.0, 2.0, 5.0)
+
 MEANS = np.linspace(-9, 9, 181)
+
 RATIOS, LENGTHS, DISTANCES = (0.02, 1.98), (0.5, 2.5), (0.7, 1.4)  # ranges of the settings
+
 TRUE, FALSE = (
     Key("condition true", Look(PALETTE[0]), filled=True),
     Key("condition false", Look(PALETTE[1]), filled=True),

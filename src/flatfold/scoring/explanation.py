@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..core.pairs import Pairs
-from .verdict import Verdict
+from .calibrated import Verdict
 
 
 class Pair(NamedTuple):

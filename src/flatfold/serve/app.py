@@ -11,15 +11,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from ..scoring.calibrated import Judge
 from ..scoring.guard import Guard
-from ..scoring.judge import Judge
-from .door import Door
-from .page import page
-from .refusal import Refusal
+from .middleware import Door, page
 from .service import Service
-from .settings import Settings
+from .settings import Refusal, Settings
 
 _READ = ["GET", "HEAD"]
+
 _SENTENCES = {
     404: "there is nothing at this address. Try / for the page, /score, /stream, /metrics or /healthz.",
     405: "this address does not know the method of the request. /score takes POST, all others GET.",

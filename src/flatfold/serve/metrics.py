@@ -9,10 +9,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from .. import __version__
-from .stream import Stream
+from .scorer import Stream
 
 ROUTES = frozenset({"/", "/score", "/stream", "/healthz", "/metrics"})
+
 OTHER = "other"  # whatever else is asked for: each path on its own would fill the memory
+
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from .connection import connection_class
+from .deadline import connection_class
 from .service import Service
 
 KEEP_ALIVE = 5  # seconds
+
 PATIENCE = 2.0  # seconds for what is in a thread when all requests were answered or given up
 
 

@@ -12,23 +12,22 @@ from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
 from ..models.transform import Transform
+from ..scoring.calibrated import Judge
 from ..scoring.guard import Guard
-from ..scoring.judge import Judge
-from .batcher import Batcher, Input, Row
-from .body import read_body
-from .budget import MOST, Budget, Share
-from .features import rows_of
-from .images import prepared
+from .batcher import MOST, Batcher, Budget, Input, Row, Share
 from .metrics import Metrics
-from .parts import Part, files_of
-from .refusal import Refusal, unfinished
+from .requests import Part, files_of, prepared, read_body, rows_of
 from .scorer import Scorer
-from .settings import Settings
+from .settings import Refusal, Settings, unfinished
 
 DECODERS = 2
+
 """Threads that decode images; each may need memory for the largest one allowed."""
+
 _T = TypeVar("_T")
+
 _TAKEN = "Send an image (image/png, image/jpeg ...), a form with images (multipart/form-data), or features"
+
 _FEATURES = "as application/octet-stream, little-endian float32"
 
 

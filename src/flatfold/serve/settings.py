@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
+from starlette.responses import JSONResponse
+
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
 """What a service on this machine is called by those who are on it too."""
+
 SHORTEST = 16  # characters of a token: with 16 of 64 kinds, guessing is hopeless
+
 _COUNTS = ("max_batch", "max_waiting", "max_body", "max_images", "max_pixels")
 
 
@@ -80,3 +86,42 @@ def _check_origin(origin: str) -> None:
             "an origin is a scheme and a host in small letters, perhaps with a port, and nothing behind them, got "
             f"{origin!r}. Example: https://example.org."
         )
+
+
+# Requests that are refused: a status and a sentence.
+
+
+AGAIN = {"Retry-After": "1"}
+
+"""Of a refusal for now: in a second it may be otherwise."""
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer, and no error of the service
+    """A request that is not answered as it wishes.
+
+    Args:
+        status: Of the answer.
+        sentence: What was needed, what came, what to try. Whoever sent the request reads it, so it may say nothing of
+            the machine.
+        headers: That belong to the status.
+    """
+
+    def __init__(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+        self.headers = {} if headers is None else dict(headers)
+
+    def response(self) -> JSONResponse:
+        """Return it as an answer."""
+        return JSONResponse({"error": self.sentence}, self.status, self.headers)
+
+
+def unfinished(seconds: float) -> Refusal:
+    """Return the refusal of a request that took too long."""
+    return Refusal(
+        503,
+        f"a request is answered within {seconds:g} seconds, but this one was not: too much is going on. "
+        "Send it again, or fewer inputs at once.",
+        AGAIN,
+    )

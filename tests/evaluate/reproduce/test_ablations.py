@@ -11,13 +11,21 @@ from scipy.stats import spearmanr, t
 
 import flatfold as ff
 from flatfold.core.bootstrap import draws
-from flatfold.evaluate.reproduce import separation
-from flatfold.evaluate.reproduce.files import load_ablations
-from flatfold.evaluate.reproduce.normalisation import METHODS, effects
-from flatfold.evaluate.reproduce.scored import logit_traces, scored
-from flatfold.evaluate.reproduce.sensitivity import GRID, sensitivities
-from flatfold.evaluate.reproduce.separation import bootstrapped_d, cohens_d, separations, spearman
-from flatfold.evaluate.rows import MethodRun
+from flatfold.evaluate.results import MethodRun
+from flatfold.paper import ablations as separation
+from flatfold.paper.ablations import (
+    GRID,
+    bootstrapped_d,
+    cohens_d,
+    effects,
+    load_ablations,
+    logit_traces,
+    scored,
+    sensitivities,
+    separations,
+    spearman,
+)
+from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
 from tests.evaluate.reproduce.toys import make_banks
 from tests.toy_ablations import cohens_d as textbook
 from tests.toy_ablations import make_ablations

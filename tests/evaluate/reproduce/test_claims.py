@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatfold.evaluate.reproduce.claims import exhibits, verdicts
-from flatfold.evaluate.reproduce.claims.costs import ends, set_up
-from flatfold.evaluate.reproduce.claims.detection import FPR95, best, lead
-from flatfold.evaluate.reproduce.claims.separation import difference, effect_size
-from flatfold.evaluate.reproduce.claims.theorem import random_settings
+from flatfold.paper.claims_curvature import random_settings
+from flatfold.paper.claims_detection import FPR95, best, difference, effect_size, ends, lead, set_up
+from flatfold.paper.exhibits import exhibits, verdicts
 from tests.toy_ablations import cohens_d, make_ablations, make_costs, make_material, make_results
 from tests.toy_study import make_study, refusal
 

@@ -5,12 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.evaluate.reproduce.claims import exhibits, verdicts
-from flatfold.evaluate.reproduce.claims.curvature import figure
-from flatfold.evaluate.reproduce.claims.eigenvalues import gaps
-from flatfold.evaluate.reproduce.claims.logits import average
-from flatfold.evaluate.reproduce.claims.singles import quartile_ratio, shift
-from flatfold.evaluate.reproduce.claims.spectra import broad
+from flatfold.paper.claims_curvature import average, broad, figure, gaps, quartile_ratio, shift
+from flatfold.paper.exhibits import exhibits, verdicts
 from tests.toy_ablations import make_ablations, make_material
 from tests.toy_study import auroc, make_study
 

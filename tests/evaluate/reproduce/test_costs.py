@@ -9,12 +9,10 @@ import torch
 import flatfold as ff
 from flatfold.detectors import get_method, hyperparameters
 from flatfold.evaluate.banks import extract_all
-from flatfold.evaluate.reproduce import clock
-from flatfold.evaluate.reproduce import costs as module
-from flatfold.evaluate.reproduce.clock import in_turn, settled
-from flatfold.evaluate.reproduce.costs import SETUPS, costs
-from flatfold.evaluate.reproduce.plan import Plan
-from flatfold.evaluate.rows import MethodRun
+from flatfold.evaluate.results import MethodRun
+from flatfold.paper import costs as clock
+from flatfold.paper import costs as module
+from flatfold.paper.costs import SETUPS, Plan, costs, in_turn, settled
 from tests.evaluate.reproduce.toys import make_suite
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")

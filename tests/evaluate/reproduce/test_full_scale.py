@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from flatfold.cli import app
-from flatfold.evaluate.reproduce.full_scale import BACKBONES, needs, write_full_scale
-from flatfold.evaluate.suites.text import BUILT_IN, built_in_names
+from flatfold.evaluate.suites.schema import BUILT_IN, built_in_names
+from flatfold.paper.full_scale import BACKBONES, needs, write_full_scale
 
 SUITES = [*built_in_names(), BACKBONES.name]
 

@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from flatfold.evaluate.paper_tables.benchmarks import TUNED
-from flatfold.evaluate.reproduce import run as module
-from flatfold.evaluate.reproduce.files import load_ablations
-from flatfold.evaluate.reproduce.finished import check_suite, finished
-from flatfold.evaluate.reproduce.normalisation import METHODS
-from flatfold.evaluate.reproduce.plan import Plan, paper_methods
-from flatfold.evaluate.reproduce.run import forget_reproduction, place_of, reproduce
-from flatfold.evaluate.reproduce.separation import Separated
-from flatfold.evaluate.reproduce.verdict import load_material
+from flatfold.evaluate.banks import Settings
 from flatfold.evaluate.results import load_results
-from flatfold.evaluate.settings import Settings
 from flatfold.evaluate.spec import Spec
+from flatfold.paper import run as module
+from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
+from flatfold.paper.ablations import Separated, load_ablations
+from flatfold.paper.claims import load_material
+from flatfold.paper.costs import Plan, paper_methods
+from flatfold.paper.run import check_suite, finished, forget_reproduction, place_of, reproduce
+from flatfold.paper.tables import TUNED
 from tests.evaluate.reproduce.toys import make_suite
 from tests.toy_ablations import make_ablations, make_material, make_results, save
 from tests.toy_study import refusal

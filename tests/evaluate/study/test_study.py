@@ -13,16 +13,13 @@ from torch import nn
 from torch.func import functional_call, hessian, vmap
 
 import flatfold as ff
-from flatfold.evaluate.banks import extract_all
-from flatfold.evaluate.settings import Settings
-from flatfold.evaluate.study import parameters
-from flatfold.evaluate.study.detection import detections
-from flatfold.evaluate.study.files import STORED, load_study
-from flatfold.evaluate.study.measured import DataSet
-from flatfold.evaluate.study.plan import Plan, studied
-from flatfold.evaluate.study.run import forget_study, run_study
+from flatfold.evaluate import study_measure as parameters
+from flatfold.evaluate.banks import Settings, extract_all
+from flatfold.evaluate.study import detections, forget_study, run_study
+from flatfold.evaluate.study_measure import DataSet, Plan, studied
+from flatfold.evaluate.study_results import STORED, load_study
 from flatfold.evaluate.suites.suite import OodSet, Suite
-from flatfold.models.features import FeatureRows
+from flatfold.models.feature_files import FeatureRows
 from flatfold.models.images import ArrayImages, FolderImages
 from tests.toy_study import refusal
 

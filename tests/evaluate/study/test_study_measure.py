@@ -6,8 +6,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from flatfold.evaluate.study import parts as module
-from flatfold.evaluate.study.parts import Part, Parts, forget_parts
+from flatfold.evaluate import study_measure as module
+from flatfold.evaluate.study_measure import Part, Parts, forget_parts
 
 TITLE = ("noise", "largest eigenvalue")
 

@@ -8,8 +8,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from flatfold.evaluate.study.certainty import above, typical_error
-from flatfold.evaluate.study.files import STORED, Detection, load_study
+from flatfold.evaluate.study_results import STORED, Detection, above, load_study, typical_error
 from tests.toy_study import make_study, refusal
 
 SETS = {"pens": "near", "noise": "far", "photos": "far"}

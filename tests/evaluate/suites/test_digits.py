@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import flatfold as ff
+from flatfold.evaluate.suites import digit_networks as train
 from flatfold.evaluate.suites import digits as digits_suite
-from flatfold.evaluate.suites import train
 from flatfold.evaluate.suites.library import load_suites
 from flatfold.models.images import ArrayImages
 
@@ -73,16 +73,12 @@ def test_the_same_seed_gives_the_same_images_and_a_missing_file_is_made_again(di
 
 
 @pytest.fixture
-def images():
+def images(monkeypatch):
+    monkeypatch.setattr(train, "EPOCHS", 2)
     rng = np.random.default_rng(0)
     labels = np.arange(128) % 2
     x = rng.integers(0, 40, (128, 28, 28)) + 150 * labels[:, None, None]
     return ArrayImages(x.astype(np.uint8), labels, ff.Transform(mode="L"), batch_size=64)
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch):
-    monkeypatch.setattr(train, "EPOCHS", 2)
 
 
 def weights(network):

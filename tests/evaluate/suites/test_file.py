@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from flatfold import FeatureBank, Transform, save_bank
-from flatfold.evaluate.suites.file import read_suites
 from flatfold.evaluate.suites.library import load_suites, open_suite_file
+from flatfold.evaluate.suites.toml_file import read_suites
 from flatfold.models.images import ArrayImages
-from flatfold.models.picked import PickedImages
+from flatfold.models.sources import PickedImages
 from tests.toy_suite import World, pixels, row_numbers
 
 

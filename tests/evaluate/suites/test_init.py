@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from flatfold import Transform
-from flatfold.evaluate.suites.file import SuiteFile
+from flatfold.evaluate.suites.toml_file import SuiteFile
 from tests.command import flatfold
 
 NETS = """

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from flatfold.evaluate.suites.file import SuiteFile
 from flatfold.evaluate.suites.library import open_suite_file
+from flatfold.evaluate.suites.toml_file import SuiteFile
 from tests.openood_tree import BENCHMARKS, FEW, KNOWN, UNKNOWN, list_path, make_openood
 
 QUICK_AND_SLOW = [

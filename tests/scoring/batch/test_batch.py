@@ -20,13 +20,19 @@ from pyarrow.parquet import ParquetFile
 from torch import nn
 
 import flatfold as ff
+from flatfold.models.extract import attempts
 from flatfold.models.images import FolderImages
-from flatfold.models.stream import attempts
-from flatfold.scoring.batch import Shard, score_images
-from flatfold.scoring.batch.local import score_here
-from flatfold.scoring.batch.shard import PART_ROWS
-from flatfold.scoring.batch.summary import journal_of, summary_of, unreadable_of
-from flatfold.scoring.batch.task import NO_SCORE, NOT_FINITE
+from flatfold.scoring.batch import (
+    NO_SCORE,
+    NOT_FINITE,
+    PART_ROWS,
+    Shard,
+    journal_of,
+    score_here,
+    score_images,
+    summary_of,
+    unreadable_of,
+)
 from tests.refusals import assert_refused
 from tests.scoring.batch.small_run import SIDE, TRANSFORM, broken, make_network, make_task, read_csv, write_guard
 from tests.scoring.batch.small_run import write_images as write
@@ -36,7 +42,7 @@ SUFFIXES = (".csv", ".jsonl", ".parquet")
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr("flatfold.scoring.batch.shard.PART_ROWS", 8)
+    monkeypatch.setattr("flatfold.scoring.batch.PART_ROWS", 8)
 
 
 @pytest.fixture
@@ -270,7 +276,8 @@ KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from flatfold.scoring.batch import score_images, shard
+from flatfold.scoring.batch import score_images
+import flatfold.scoring.batch as shard
 from tests.scoring.batch.small_run import make_task
 
 torch.set_num_threads(1)

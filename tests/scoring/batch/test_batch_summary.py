@@ -10,16 +10,15 @@ import pytest
 from pyarrow.parquet import ParquetFile
 
 from flatfold.models.images import FolderImages
-from flatfold.scoring.batch import Shard, score_images
-from flatfold.scoring.batch.join import join_tables
-from flatfold.scoring.batch.summary import Summary, summary_of, unreadable_of
+from flatfold.scoring.batch import Shard, Summary, score_images, summary_of, unreadable_of
+from flatfold.scoring.join import join_tables
 from tests.refusals import assert_refused
 from tests.scoring.batch.small_run import TRANSFORM, broken, make_task
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr("flatfold.scoring.batch.shard.PART_ROWS", 8)
+    monkeypatch.setattr("flatfold.scoring.batch.PART_ROWS", 8)
 
 
 @pytest.fixture

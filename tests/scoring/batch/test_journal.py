@@ -6,7 +6,9 @@ from zlib import crc32
 
 import pytest
 
-from flatfold.scoring.batch.journal import FORMAT, VERSION, Journal
+from flatfold.scoring.batch import JOURNAL_FORMAT as FORMAT
+from flatfold.scoring.batch import JOURNAL_VERSION as VERSION
+from flatfold.scoring.batch import Journal
 from tests.refusals import assert_refused
 
 JOB = {"guard": "ab", "data": "cd", "fpr": 0.05, "shard": "1/2"}
@@ -103,7 +105,7 @@ def test_the_journal_of_another_job_or_version_is_refused_and_kept(path, monkeyp
         assert_refused(ValueError, keyword, partial(Journal, path, JOB | change))
         assert path.read_bytes() == before
         assert contents(path) == TEXTS  # no lock is left
-    monkeypatch.setattr("flatfold.scoring.batch.journal.VERSION", VERSION + 1)
+    monkeypatch.setattr("flatfold.scoring.batch.JOURNAL_VERSION", VERSION + 1)
     assert_refused(ValueError, "another version", partial(Journal, path, JOB))
 
 

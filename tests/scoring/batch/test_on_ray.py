@@ -19,13 +19,15 @@ from uuid import uuid4
 import pytest
 import torch
 
-from flatfold.cli.model import open_model
-from flatfold.core.errors import UnreadableImage
+from flatfold.cli.options import open_model
+from flatfold.core.validation import UnreadableImage
 from flatfold.models.images import FolderImages
-from flatfold.scoring.batch import Shard, Task, on_ray, ray_cluster, score_images, shard
-from flatfold.scoring.batch.join import join_tables
-from flatfold.scoring.batch.local import score_here
-from flatfold.scoring.batch.on_ray import Worker, score_on_ray
+from flatfold.scoring import batch as shard
+from flatfold.scoring import ray as on_ray
+from flatfold.scoring import ray as ray_cluster
+from flatfold.scoring.batch import Shard, Task, score_here, score_images
+from flatfold.scoring.join import join_tables
+from flatfold.scoring.ray import Worker, score_on_ray
 from tests.ray_cluster import PATIENT, marked
 from tests.ray_cluster import ray_cluster as started_cluster
 from tests.scoring.batch.small_run import TRANSFORM, broken, write_guard, write_images

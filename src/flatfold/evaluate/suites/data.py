@@ -8,24 +8,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...models.features import FeatureRows
-from ...models.images import FolderImages, NpzImages, Transform
-from ...models.lists import ListImages
-from ...models.picked import PickedImages
-from ...models.sources import ImageSource, Source
-from ...models.tables import TableImages
-from .keys import KINDS, SPLITS, TRANSFORM, Table
+from ...models.feature_files import FeatureRows
+from ...models.images import FolderImages, ListImages, NpzImages, Transform
+from ...models.parquet import TableImages
+from ...models.sources import ImageSource, PickedImages, Source
+from .schema import KINDS, SPLITS, TRANSFORM, Table, expanded, title, told
 from .suite import OodSet
-from .text import expanded, title, told
 
 Rows = NDArray[np.int64]
+
 LEARNT = "methods would be judged on what they learn from"
+
 KNOWN = "they are known, not unknown"
+
 RIVALS = {  # two that must not share an image, and why
     **{frozenset(pair): LEARNT for pair in (("test", "train"), ("test", "val"), ("ood", "ood_val"))},
     **{frozenset(("ood", split)): KNOWN for split in SPLITS},
     **{frozenset(("ood_val", split)): KNOWN for split in SPLITS},
 }
+
 COLUMNS = {"npz": ("x", "y"), "table": ("image", "label")}  # what images and labels are called if nothing is said
 
 

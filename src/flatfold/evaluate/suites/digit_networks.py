@@ -1,8 +1,20 @@
 """The networks of the ``digits`` suite: three ways to see handwriting, each small enough to be trained on one core."""
 
-from collections.abc import Callable
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
+
+from ...io.files import write_atomically
+from ...io.progress import track
+from ...models.sources import ImageSource
 
 
 class DigitNet(nn.Module):
@@ -97,4 +109,115 @@ class DigitResidual(nn.Module):
 
 
 FIRST = "cnn"  # which is taken where nobody asks for another
+
 DIGIT_NETWORKS: dict[str, Callable[[int], nn.Module]] = {FIRST: DigitNet, "mlp": DigitMlp, "residual": DigitResidual}
+
+
+# Train the small networks of the ``digits`` suite, each once per seed.
+
+
+log = logging.getLogger(__name__)
+
+
+EPOCHS = 20
+
+BATCH = 64
+
+LEARNING_RATE = 2e-3
+
+SHIFT = 2  # pixels of random translation
+
+TIMES = {"mlp": 3}  # as many epochs: without convolutions it must learn from examples that a digit may be moved
+
+
+def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int, network: str = FIRST) -> nn.Module:
+    """Return the network in evaluation mode, read from ``path`` if it was trained on the same data in the same way.
+
+    Args:
+        train: Images and labels to learn from.
+        val: Only its accuracy is logged; nothing is chosen by it.
+        path: Where the weights are kept.
+        seed: Of the initial weights, the order and the augmentation.
+        network: One of ``DIGIT_NETWORKS``.
+    """
+    epochs = EPOCHS * TIMES.get(network, 1)
+    recipe: dict[str, str | int | float] = {
+        "data": train.fingerprint,
+        "seed": seed,
+        "epochs": epochs,
+        "batch": BATCH,
+        "lr": LEARNING_RATE,
+        "shift": SHIFT,
+    }
+    if network != FIRST:  # whose weights are older than the others and stay what they were
+        recipe["network"] = network
+    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+    x, y = _tensors(train)
+    with torch.random.fork_rng(devices=[]), _one_thread():
+        torch.manual_seed(seed)
+        model = DIGIT_NETWORKS[network](int(y.max()) + 1)
+        if not _load(model, path, key):
+            log.info("training the network on %d images, %d epochs", len(x), epochs)
+            _train(model, x, y, epochs)
+            write_atomically(path, save(model.state_dict(), metadata={"recipe": key}))
+    log.info("validation accuracy %.2f %%", 100 * accuracy(model.eval(), *_tensors(val)))
+    return model.eval()
+
+
+@torch.no_grad()
+def accuracy(network: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Return the share of rows whose largest logit is their label's."""
+    return float((network(x).argmax(dim=-1) == y).double().mean())
+
+
+def _tensors(images: ImageSource) -> tuple[Tensor, Tensor]:
+    x, y = zip(*images, strict=True)
+    return torch.cat(x), torch.cat(y)
+
+
+def _load(network: nn.Module, path: Path, key: str) -> bool:
+    """Load the weights if they are those of this recipe, and tell whether they were."""
+    if not path.exists():
+        return False
+    try:
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("recipe") != key:
+                return False
+            network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (SafetensorError, RuntimeError):
+        log.warning("%s is damaged; the network is trained again", path)
+        return False
+    return True
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run torch on one thread: sums then have one order, and a seed gives the same network on any number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train(network: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
+    steps = epochs * (len(x) // BATCH)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=steps)
+    network.train()
+    for step in track(range(steps), "training the network"):
+        if step % (len(x) // BATCH) == 0:
+            batches = torch.split(torch.randperm(len(x)), BATCH)
+        rows = batches[step % (len(x) // BATCH)]
+        loss = nn.functional.cross_entropy(network(_shifted(x[rows])), y[rows])
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        schedule.step()
+
+
+def _shifted(x: Tensor) -> Tensor:
+    """Return the batch moved by a few pixels in a random direction."""
+    down, right = torch.randint(-SHIFT, SHIFT + 1, (2,)).tolist()
+    return x.roll((down, right), dims=(2, 3))

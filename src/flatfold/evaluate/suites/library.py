@@ -11,9 +11,9 @@ from ...models.sources import Source
 from .data import Rows, picked
 from .digit_networks import DIGIT_NETWORKS
 from .digits import digits
-from .file import SuiteFile
+from .schema import BUILT_IN, OPENOOD, built_in_names
 from .suite import Suite
-from .text import BUILT_IN, OPENOOD, built_in_names
+from .toml_file import SuiteFile
 
 DIGITS = "digits"
 

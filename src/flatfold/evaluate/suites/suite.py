@@ -10,7 +10,9 @@ from torch import nn
 from ...models.sources import Source
 
 Group = Literal["near", "far"]
+
 NAME = re.compile(r"[\w+-][\w.+-]*")  # names become folders
+
 FOLDERS = (
     "banks",
     "scores",
@@ -20,6 +22,7 @@ FOLDERS = (
     "exhibits",
     "full-scale",
 )  # beside the results of a network
+
 RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # taken, in folders and tables
 
 

@@ -1,0 +1,262 @@
+"""Gaussians fitted to features, and distances under them.
+
+A covariance is decomposed once, ``pinv(S) = A A'``, and features are whitened by ``A``: every Mahalanobis distance is
+then a plain one, and all classes come out of a single matrix product. The work is done in float64, a chunk of rows at a
+time, because the small eigenvalues of a covariance decide, and float32 has no digits left for them.
+"""
+
+from math import sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .hessian import as_double, row_chunks
+
+
+class Gaussian(NamedTuple):
+    """Means that share one covariance, seen from ``centre`` through a whitening."""
+
+    centre: Tensor
+    """``(d,)``, the mean of everything: distances from here lose fewer digits than from the origin."""
+    whitening: Tensor
+    """``(d, r)``, with ``A A'`` the pseudo-inverse of the covariance, of rank r."""
+    means: Tensor
+    """``(k, r)``, the whitened means."""
+
+
+def class_means(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the classes that occur, ``(k,)``, and their means ``(k, d)`` in float64.
+
+    Example:
+        >>> class_means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([4, 4, 7]))
+        (tensor([4, 7]), tensor([[2.],
+                [5.]], dtype=torch.float64))
+    """
+    classes, rows, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    sums = as_double(features.new_zeros(len(classes), features.shape[1]))
+    for part in row_chunks(len(features)):
+        sums.index_add_(0, rows[part].to(sums.device), as_double(features[part]))
+    return classes, sums / counts.to(sums.device)[:, None]
+
+
+def mean_row(features: Tensor) -> Tensor:
+    """Return the mean of all rows, ``(d,)``, summed in float64 and in the type of the features."""
+    return class_means(features, _one_class(features))[1][0].to(features)
+
+
+def _one_class(features: Tensor) -> Tensor:
+    return torch.zeros(len(features), dtype=torch.int64, device=features.device)
+
+
+def fit_gaussian(features: Tensor, labels: Tensor | None = None) -> Gaussian:
+    """Fit one mean per class, and one covariance around them; without labels all rows are one class.
+
+    The covariance has the divisor n, and eigenvalues below ``d * eps`` times the largest count as 0, as in
+    scikit-learn's ``EmpiricalCovariance`` and scipy's ``pinvh``.
+
+    Args:
+        features: ``(n, d)``.
+        labels: ``(n,)`` or None. Classes that do not occur have no mean.
+    """
+    labels = _one_class(features) if labels is None else labels
+    classes, means = class_means(features, labels)
+    rows = torch.searchsorted(classes, labels.contiguous()).to(means.device)
+    centre = rows.bincount().to(means) @ means / len(features)
+    scatter = means.new_zeros(means.shape[1], means.shape[1])
+    for part in row_chunks(len(features)):
+        centred = as_double(features[part]) - means[rows[part]]
+        scatter.addmm_(centred.mT, centred)
+    whitening = whitening_of(scatter / len(features))
+    return Gaussian(centre, whitening, (means - centre) @ whitening)
+
+
+def whitening_of(covariance: Tensor) -> Tensor:
+    """Return ``A`` of shape ``(d, r)`` with ``A A' = pinv(covariance)``."""
+    values, vectors = torch.linalg.eigh(covariance)
+    kept = values > values.amax() * len(values) * torch.finfo(values.dtype).eps
+    if not bool(kept.any()):
+        raise ValueError(
+            "a covariance needs features that vary within a class, but these are all the same. "
+            "Give more than one sample a class, and check that the bank holds real features."
+        )
+    whitening: Tensor = vectors[:, kept] / values[kept].sqrt()
+    return whitening
+
+
+def squared_distances(h: Tensor, gaussian: Gaussian) -> Tensor:
+    r"""Return the squared Mahalanobis distance of each row to each mean, ``(n, k)``.
+
+    .. math:: d_c(h) = (h - \mu_c)^\top \Sigma^{-1} (h - \mu_c)
+
+    Computed, and returned, in the type of the Gaussian.
+    """
+    white = (h.to(gaussian.centre.dtype) - gaussian.centre) @ gaussian.whitening
+    squares = white.square().sum(dim=-1, keepdim=True) + gaussian.means.square().sum(dim=-1)
+    return (squares - 2 * white @ gaussian.means.mT).clamp_min(0.0)
+
+
+# One mean per class over the samples that the network gets right.
+
+
+class Templates(NamedTuple):
+    """The mean of each class and the samples it was taken over."""
+
+    means: Tensor
+    """``(c, d)``, float64."""
+    used: Tensor
+    """``(n,)`` bool."""
+    note: str
+    """A sentence about classes without a correct sample, empty if there are none."""
+
+
+def class_templates(values: Tensor, labels: Tensor, predicted: Tensor, n_classes: int, who: str) -> Templates:
+    """Return the mean of each class over its correctly classified samples.
+
+    A class that the network never gets right is averaged over all its samples, which the note says. A class without
+    any sample is refused.
+
+    Args:
+        values: What is averaged, ``(n, d)``.
+        labels: ``(n,)``.
+        predicted: ``(n,)``.
+        n_classes: c.
+        who: The method, for the messages.
+    """
+    absent = _classes(labels.bincount(minlength=n_classes) == 0)
+    if absent:
+        raise ValueError(
+            f"{who} needs samples of every class, but the bank has none of {absent}. Give training data of all "
+            "classes, or a head with the rows of those you have: Head(weight[rows], bias[rows])."
+        )
+    correct = labels == predicted
+    never = labels[correct].bincount(minlength=n_classes) == 0
+    used = correct | never[labels]
+    note = f"{who} found no correctly classified sample of {_classes(never)} and takes all its samples instead."
+    return Templates(class_means(values[used], labels[used])[1], used, note if bool(never.any()) else "")
+
+
+def _classes(chosen: Tensor) -> str:
+    """Return the first few classes of a mask as words."""
+    numbers = torch.nonzero(chosen).flatten().tolist()
+    shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
+    return f"class {shown}" if numbers else ""
+
+
+# The temperature that makes probabilities honest: the one with the smallest cross-entropy on labelled logits.
+
+
+COLDEST, HOTTEST = 1e-3, 1e3
+
+_HALVINGS = 60
+
+
+def best_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = None) -> float:
+    r"""Return the temperature T of the smallest mean cross-entropy of ``softmax(z / T + b)``.
+
+    The cross-entropy is convex in ``1 / T``, so the root of its slope is found by halving,
+
+    .. math:: \frac1n \sum_i \Big( \sum_c p_{ic} z_{ic} - z_{i y_i} \Big) = 0.
+
+    Logits whose every label is the largest have no best temperature but 0; the result lies within 0.001 and 1000.
+
+    Args:
+        logits: ``(n, c)``.
+        labels: ``(n,)``.
+        bias: ``(c,)``, which the temperature does not touch; None for none.
+    """
+    z = logits.double()
+    b = z.new_zeros(()) if bias is None else bias.double()
+    own = z.gather(-1, labels[:, None]).squeeze(-1)
+    cold, hot = COLDEST, HOTTEST
+    for _ in range(_HALVINGS):
+        middle = sqrt(cold * hot)
+        slope = ((z / middle + b).softmax(dim=-1) * z).sum(dim=-1).sub(own).mean()
+        cold, hot = (middle, hot) if slope > 0 else (cold, middle)
+    return sqrt(cold * hot)
+
+
+def reference_temperature(logits: Tensor, labels: Tensor, start: float = 1.5) -> float:
+    """Return the temperature that OpenOOD's optimiser stops at: fifty short steps of L-BFGS from 1.5.
+
+    Without a line search it often stops far from the best one.
+    """
+    with torch.inference_mode(False):  # where there would be no gradient
+        return _stepped(logits.clone(), labels.clone(), start)
+
+
+def _stepped(logits: Tensor, labels: Tensor, start: float) -> float:
+    temperature = torch.full((1,), start, dtype=logits.dtype, device=logits.device, requires_grad=True)
+    optimiser = torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(logits / temperature, labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
+    return temperature.item()
+
+
+# The Weibull distribution of the largest distances, by maximum likelihood, for many classes at once.
+
+
+STEEPEST = 1e6
+
+"""Shape of a tail whose distances are all equal: a step."""
+
+
+class Weibull(NamedTuple):
+    """One fitted tail per class, ``(k,)`` each."""
+
+    smallest: Tensor
+    scale: Tensor
+    shape: Tensor
+
+    def cdf(self, distances: Tensor) -> Tensor:
+        """Return the share of the tail that lies below each distance, 0 to 1; ``distances`` broadcast with the fits."""
+        shifted = (distances - self.smallest + 1).clamp_min(0.0)
+        return -torch.expm1(-((shifted / self.scale) ** self.shape))
+
+
+def fit_tails(tails: Tensor, valid: Tensor) -> Weibull:
+    r"""Fit one Weibull per row.
+
+    With ``y = log x`` scaled to ``u = (y - max y) / (max y - min y)`` the likelihood is largest where
+
+    .. math:: s + \operatorname{mean}(u) - \frac{\sum u\, e^{u / s}}{\sum e^{u / s}} = 0, \qquad \text{shape} = 1 / s,
+
+    which rises with s and changes its sign between 0 and 1: it is halved until float64 has no digits left.
+
+    Args:
+        tails: Distances ``(k, t)``, rows padded with any finite value.
+        valid: ``(k, t)`` bool, at least one per row.
+    """
+    tails = tails.double()
+    smallest = tails.masked_fill(~valid, torch.inf).amin(dim=-1)
+    logs = (tails - smallest[:, None] + 1).clamp_min(1.0).log()
+    top = logs.masked_fill(~valid, 0.0).amax(dim=-1)  # the smallest distance lies at log 1 = 0, so this is the range
+    spread = top.clamp_min(torch.finfo(top.dtype).tiny)
+    u = ((logs - top[:, None]) / spread[:, None]).masked_fill(~valid, 0.0)
+    s = _solve(u, valid)
+    mean_power = (_powers(u, s, valid).sum(dim=-1) / valid.sum(dim=-1)).log()
+    scale, shape = (s * mean_power * spread + top).exp(), 1 / (s * spread)
+    degenerate = top * STEEPEST <= 1
+    return Weibull(smallest, scale.where(~degenerate, top.exp()), shape.where(~degenerate, STEEPEST))
+
+
+def _powers(u: Tensor, s: Tensor, valid: Tensor) -> Tensor:
+    return (u / s[:, None]).exp() * valid
+
+
+def _solve(u: Tensor, valid: Tensor) -> Tensor:
+    mean = u.sum(dim=-1) / valid.sum(dim=-1)
+    low, high = torch.zeros_like(mean), torch.ones_like(mean)
+    for _ in range(_HALVINGS):
+        s = (low + high) / 2
+        powers = _powers(u, s, valid)
+        above = s + mean - (u * powers).sum(dim=-1) / powers.sum(dim=-1) > 0
+        low, high = torch.where(above, low, s), torch.where(above, s, high)
+    return (low + high) / 2

@@ -1,0 +1,176 @@
+"""Sentences about inputs: each check stands once, at the door of the library."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .hessian import row_chunks
+
+if TYPE_CHECKING:
+    from .bank import FeatureBank, Head
+
+
+FLOATS = (torch.float32, torch.float64)
+
+
+def as_tensor(values: Tensor | np.ndarray, name: str) -> Tensor:
+    """Return ``values`` as a tensor that shares its memory, or say which type was expected."""
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, np.ndarray):
+        return torch.from_numpy(values)
+    raise TypeError(
+        f"{name} must be a torch tensor or a numpy array, not {type(values).__name__}. Wrap it in torch.tensor(...)."
+    )
+
+
+def check_matrix(values: Tensor, name: str) -> None:
+    """Raise unless ``values`` is a non-empty, finite float32 or float64 matrix."""
+    if values.ndim != 2:
+        raise ValueError(f"{name} must have two dimensions, got {tuple(values.shape)}. Reshape it first.")
+    if values.shape[0] == 0 or values.shape[1] == 0:
+        raise ValueError(f"{name} must not be empty, got shape {tuple(values.shape)}. Was the data loader empty?")
+    if values.dtype not in FLOATS:
+        raise TypeError(f"{name} must be float32 or float64, got {values.dtype}. Convert with .float() or .double().")
+    check_finite(values, name)
+
+
+def check_finite(values: Tensor, name: str, first: int = 0) -> None:
+    """Raise if ``values`` holds a NaN or an infinity, and name the first row that does, counted from ``first``."""
+    for part in row_chunks(len(values)):
+        finite = values[part].isfinite()
+        if not finite.all():
+            row = first + part.start + int((~finite).flatten(1).any(dim=1).nonzero()[0])
+            raise ValueError(
+                f"{name} must be finite, but row {row} has a NaN or infinite entry. "
+                "Look at that input and at the model's weights; no row is dropped for you."
+            )
+
+
+def check_labels(labels: Tensor, n: int) -> None:
+    """Raise unless ``labels`` are ``n`` non-negative class indices in int64."""
+    if labels.dtype != torch.int64:
+        raise TypeError(f"labels must be whole class indices, got {labels.dtype}. Turn one-hot rows with .argmax(1).")
+    if labels.shape != (n,):
+        raise ValueError(f"labels must have shape ({n},), one per feature row, got {tuple(labels.shape)}.")
+    if n and int(labels.min()) < 0:
+        raise ValueError(
+            f"labels must be class indices from 0, got {int(labels.min())}. "
+            "A bank holds in-distribution data only: drop the rows marked as unknown."
+        )
+
+
+def check_width(h: Tensor, weight: Tensor) -> None:
+    """Raise unless the rows of ``h`` are as wide as the head's input."""
+    if h.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"features have d={h.shape[-1]} columns but the head expects d={weight.shape[-1]}. "
+            "Were they taken from the input of this model's last linear layer?"
+        )
+
+
+def check_features(h: Tensor, weight: Tensor) -> None:
+    """Raise unless a batch of features ``h`` can be scored by a head of this ``weight``.
+
+    Shapes and types are always checked. The values are checked too, but not while a graph is
+    being traced (``torch.compile``, ``torch.export``), where looking at them is not possible.
+    """
+    if not isinstance(h, Tensor):
+        raise TypeError(
+            f"features must be a torch tensor, not {type(h).__name__}. "
+            "Of a bank take bank.features, of an array torch.as_tensor(array)."
+        )
+    if h.ndim != 2:
+        raise ValueError(f"features must have shape (n, d), got {tuple(h.shape)}. A single row needs h[None].")
+    check_width(h, weight)
+    if h.dtype != weight.dtype:
+        raise TypeError(
+            f"features are {h.dtype} but the detector was fitted in {weight.dtype}. "
+            "Convert one of them: features.to(dtype) or detector.to(dtype)."
+        )
+    if not torch.compiler.is_compiling():
+        check_finite(h, "features")
+
+
+def check_fit(bank: FeatureBank, head: Head) -> None:
+    """Raise unless ``bank`` and ``head`` belong together."""
+    if not hasattr(bank, "features") or not hasattr(head, "n_classes"):
+        raise TypeError(
+            f"fit takes a FeatureBank and a Head, in this order, got {type(bank).__name__} and {type(head).__name__}."
+        )
+    check_width(bank.features, head.weight)
+    if bank.features.dtype != head.weight.dtype:
+        raise TypeError(
+            f"the bank is {bank.features.dtype} but the head is {head.weight.dtype}. "
+            "Bring both to one type, float32 or float64."
+        )
+    if bank.labels is not None and int(bank.labels.max()) >= head.n_classes:
+        raise ValueError(
+            f"labels go up to {int(bank.labels.max())} but the head has {head.n_classes} classes (0 to "
+            f"{head.n_classes - 1}). Do the labels follow the order of the model's outputs?"
+        )
+
+
+def labels_of(bank: FeatureBank, who: str) -> Tensor:
+    """Return the labels of ``bank``, or say that ``who`` needs them."""
+    if bank.labels is None:
+        raise ValueError(
+            f"{who} needs to know the class of each sample. Give FeatureBank(features, labels), or batches (x, y)."
+        )
+    return bank.labels
+
+
+def check_not_negative(h: Tensor, who: str) -> None:
+    """Raise if a feature is negative; like other values this is not looked at while a graph is being traced."""
+    if not torch.compiler.is_compiling() and h.numel() and float(h.amin()) < 0:
+        raise ValueError(
+            f"{who} is made for activations that are never negative, the smallest here is {float(h.amin()):.3g}. "
+            "Take the features after a ReLU, or use a method without it."
+        )
+
+
+def check_above_zero(name: str, value: float, customary: str) -> None:
+    """Raise unless a hyper-parameter is above 0."""
+    if not isinstance(value, Real) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}. {customary} is customary.")
+
+
+def check_count(name: str, value: int, most: int | None = None, of: str = "") -> None:
+    """Raise unless a hyper-parameter is a whole number from 1 on, and at most ``most``, the number of ``of``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        limit = "1 on" if most is None else f"1 to {most}, the number of {of}"
+        raise ValueError(f"{name} must be a whole number from {limit}, got {value!r}.")
+
+
+def check_flag(name: str, value: bool) -> None:
+    """Raise unless a hyper-parameter is True or False; any word would pass for True."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
+# The exceptions a caller may want to catch by name.
+
+
+class NotFittedError(RuntimeError):
+    """A detector was asked for scores before it was fitted."""
+
+
+class UnsupportedHead(ValueError):  # noqa: N818 - named for what it says, as in `except UnsupportedHead`
+    """The model's logits do not come from one linear layer that flatfold can find."""
+
+
+class DamagedBank(ValueError):  # noqa: N818
+    """A bank on disk is incomplete, or its bytes are not those that were written."""
+
+
+class UnreadableImage(ValueError):  # noqa: N818
+    """A file could not be decoded as an image."""
+
+
+class TooManyPixels(UnreadableImage):
+    """An image declares more pixels than are read; it was not decoded."""

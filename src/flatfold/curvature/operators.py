@@ -1,0 +1,246 @@
+"""A symmetric matrix that is only known by its products, and random vectors to multiply it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from ..core.validation import check_count
+from ..models.batches import Batch
+from .estimate import Matrix
+from .problem import Task, logit_hessian_product
+
+# Second derivatives that torch does not have for a step of a network, or has wrong: a sentence is made of either.
+
+
+ASYMMETRY = 1e-2  # of an entry: far beyond what rounding leaves
+
+ROUNDING = 1e-5  # of the norm of the matrix: a part of any network may compute in float32
+
+
+def check_symmetric(one: float, other: float, usual: float, most: float) -> None:
+    """Raise unless ``u' A v`` and ``v' A u`` are equal up to rounding: a matrix of second derivatives is symmetric.
+
+    In torch 2.13 that of a weight normalisation is not: its second derivative is wrong.
+
+    Args:
+        one: ``u' A v``.
+        other: ``v' A u``.
+        usual: Their size where vectors have no direction in common, ``|u| |A v|`` over the root of their length.
+        most: The most they can be, ``|u| |v|`` times the norm of the matrix, as far as it is known.
+    """
+    if abs(one - other) > ASYMMETRY * (abs(one) + abs(other) + usual) + ROUNDING * most:
+        raise ValueError(
+            f"a curvature matrix must be symmetric, but this one has {one:.4g} and {other:.4g} for the same two "
+            "directions. Either torch has a wrong second derivative for a step of the network, as for weight_norm "
+            "(remove the parametrization first), or there is no curvature but rounding, as in the energy of "
+            "log-probabilities (use loss='ce_pred')."
+        )
+
+
+@contextmanager
+def told_if_missing() -> Iterator[None]:
+    """Turn the error of a step that cannot be differentiated twice into a ``ValueError``."""
+    try:
+        yield
+    except RuntimeError as error:  # NotImplementedError is one of them
+        if not is_about_derivatives(error):
+            raise
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise ValueError(
+            f"a step of the network has no second derivative: {reason}. For single inputs, and for the trace, "
+            "matrix='ggn' needs the first ones only."
+        ) from error
+
+
+def is_about_derivatives(error: RuntimeError) -> bool:
+    """Tell whether torch, in its own words, lacks a derivative."""
+    return "differentia" in str(error) or "derivative" in str(error)
+
+
+@dataclass
+class Operator:
+    """A symmetric matrix, given by what it does to vectors.
+
+    Attributes:
+        apply: Maps ``(size, k)`` to ``(size, k)``: ``k`` vectors at once, one per column. They may lie in memory row by
+            row or column by column.
+        size: Rows and columns of the matrix.
+        dtype: In which vectors are handed over and come back.
+        device: On which they live.
+        products: Vectors multiplied so far.
+
+    Example:
+        >>> operator = Operator(lambda v: 2 * v, size=3, dtype=torch.float64, device=torch.device("cpu"))
+        >>> operator(torch.eye(3, dtype=torch.float64)).trace().item(), operator.products
+        (6.0, 3)
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+    products: int = field(default=0, init=False)
+    _last: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
+    _norm: float = field(default=0.0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Return the products with the columns of ``vectors``, ``(size, k)``, and count them."""
+        vectors = vectors.to(self.dtype)
+        result: Tensor = self.apply(vectors)
+        self.products += vectors.shape[1]
+        if result.shape != vectors.shape:
+            raise ValueError(
+                f"a product with vectors of shape {tuple(vectors.shape)} must have their shape, got "
+                f"{tuple(result.shape)}. One column goes in for each that comes out."
+            )
+        if not result.isfinite().all():
+            raise ValueError(
+                "products with the curvature matrix must be finite, but one has a NaN or an infinite entry. "
+                "Look at the model's weights and inputs, or take them in float64."
+            )
+        self._check_symmetric(vectors, result)
+        return result
+
+    def _check_symmetric(self, vectors: Tensor, images: Tensor) -> None:
+        """Raise if ``u' A v`` and ``v' A u`` differ, for the last vector and one before it: it costs no product."""
+        # Views would keep all columns in memory.
+        v, v_image = vectors[:, -1].double().clone(), images[:, -1].double().clone()
+        u, u_image = self._last or (vectors[:, 0].double(), images[:, 0].double())
+        self._last = v, v_image
+        lengths = [float(vector.norm()) for vector in (u, v, u_image, v_image)]
+        if not lengths[0] or not lengths[1]:
+            return
+        self._norm = max(self._norm, lengths[2] / lengths[0], lengths[3] / lengths[1])
+        usual = max(lengths[0] * lengths[3], lengths[1] * lengths[2]) / sqrt(self.size)
+        most = lengths[0] * lengths[1] * self._norm
+        check_symmetric(float(u @ v_image), float(v @ u_image), usual, most)
+
+
+def random_signs(operator: Operator, columns: int, generator: torch.Generator) -> Tensor:
+    """Return vectors of +1 and -1, each with even odds, ``(size, columns)``.
+
+    They are drawn one after the other where the generator lives, so a seed gives the same ones on every device, and
+    however many are asked for at once.
+    """
+    drawn = torch.empty(columns, operator.size, dtype=operator.dtype, device=generator.device)
+    for row in drawn:
+        row.bernoulli_(0.5, generator=generator)
+    return drawn.mul_(2).sub_(1).T.to(operator.device)
+
+
+def random_directions(operator: Operator, columns: int, generator: torch.Generator) -> Tensor:
+    """Return vectors of length 1 in directions that are all equally likely, ``(size, columns)``.
+
+    Unlike signs, they are orthogonal to no fixed vector: none of a few eigenvectors can be missed. They are drawn in
+    the way of :func:`random_signs`.
+    """
+    drawn = torch.empty(columns, operator.size, dtype=operator.dtype, device=generator.device)
+    for row in drawn:
+        row.normal_(generator=generator)
+    drawn /= torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
+    return drawn.T.to(operator.device)
+
+
+# Products of the Hessian, and of the Gauss-Newton matrix, with vectors of parameters.
+
+
+def batch_operator(task: Task, batch: Batch, matrix: Matrix) -> Operator:
+    """Return the matrix of the mean loss over one batch; its graph lives as long as the operator."""
+    product, _, _ = _product(task, batch, matrix)
+    return Operator(lambda vectors: product(vectors) / batch.rows, task.size, task.dtype, task.device)
+
+
+def mean_operator(task: Task, matrix: Matrix) -> Operator:
+    """Return the matrix of the mean loss over all inputs; every product is a pass over the data.
+
+    Where all inputs are one batch, its graph is built once and kept.
+    """
+    kept: list[Callable[[Tensor], Tensor]] = []
+
+    def apply(vectors: Tensor) -> Tensor:
+        if kept:
+            return kept[0](vectors) / task.rows
+        total, sums, met = torch.zeros_like(vectors), [0.0, 0.0], 0
+        for batch in task.each("product with the matrix"):
+            product, loss, size = _product(task, batch, matrix)
+            total += product(vectors)
+            sums = [sums[0] + loss, sums[1] + size]
+            met += 1
+        task.check_same(sums[0] / task.rows, sums[1] / task.rows)
+        kept.extend([product] if met == 1 else [])
+        return total / task.rows
+
+    return Operator(apply, task.size, task.dtype, task.device)
+
+
+def _product(task: Task, batch: Batch, matrix: Matrix) -> tuple[Callable[[Tensor], Tensor], float, float]:
+    """Return the product with the matrix of a batch's summed loss, that loss, and the sum of its largest logits."""
+    logits, values, _ = task.losses(batch)
+    parameters = list(task.parameters.values())
+    total = values.sum()
+    product = _ggn_product(logits, parameters) if matrix == "ggn" else _hessian_product(total, parameters)
+    size = logits.detach().abs().amax(dim=-1).sum()
+    return _on_columns(product, parameters), float(total.detach()), float(size)
+
+
+def _hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    gradients = _back([loss], parameters, None, create_graph=True)
+    return lambda vectors: _back(gradients, parameters, vectors)
+
+
+def _ggn_product(logits: Tensor, parameters: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    probs = logits.detach().softmax(dim=-1)
+    # J'u is linear in u, so its derivative by u, along v, is Jv: forward mode from two passes back.
+    u = torch.zeros_like(logits, requires_grad=True)
+    pulled = _back([logits], parameters, [u], create_graph=True)
+
+    def product(vectors: Sequence[Tensor]) -> list[Tensor]:
+        (pushed,) = _back(pulled, [u], vectors)
+        return _back([logits], parameters, [logit_hessian_product(probs, pushed)])
+
+    return product
+
+
+def _back(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None, create_graph: bool = False
+) -> list[Tensor]:
+    """Return one pass back from some outputs to some inputs; it is zero for those that take no part."""
+    moving = [number for number, output in enumerate(outputs) if output.requires_grad]
+    if not moving:
+        return [torch.zeros_like(one) for one in inputs]
+    with told_if_missing():
+        found = torch.autograd.grad(
+            [outputs[number] for number in moving],
+            inputs,
+            None if cotangents is None else [cotangents[number] for number in moving],
+            create_graph=create_graph,
+            retain_graph=True,
+            materialize_grads=True,
+        )
+    return list(found)
+
+
+def _on_columns(
+    product: Callable[[Sequence[Tensor]], list[Tensor]], parameters: Sequence[Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """Return a product on flat columns ``(size, k)`` from one on a vector in the shapes of the parameters.
+
+    They go one after the other: several at once, by ``is_grads_batched``, took longer in all networks of some size.
+    """
+    sizes = [parameter.numel() for parameter in parameters]
+
+    def column(vector: Tensor) -> Tensor:
+        parts = torch.split(vector, sizes)
+        shaped = [part.reshape(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
+        return torch.cat([part.detach().flatten() for part in product(shaped)])
+
+    return lambda vectors: torch.stack([column(vector) for vector in vectors.T], dim=1)

@@ -1,0 +1,182 @@
+r"""Whether the trace of the Hessian takes no more than first derivatives.
+
+The Hessian of a loss is the Gauss-Newton matrix plus :math:`\sum_c \frac{\partial L}{\partial z_c} \nabla^2 z_c`. Where
+a network is piecewise linear in its activations and uses each parameter once, every logit is piecewise affine in each
+single parameter: those second derivatives have a zero diagonal, and both traces are equal, whatever the loss and the
+label. That is so for convolutions, ReLU, pooling and batch normalisation with fixed statistics. It is not for tanh,
+GELU, attention or layer normalisation, nor for weights that are used twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.batches import Batch
+from ..models.forward import answer, logits_of
+from .operators import is_about_derivatives
+from .per_sample import Parameters, uses
+
+# Which layers do not bend what they are given, and which others come to see what depends on the parameters.
+
+
+_DIMENSIONS = ("1d", "2d", "3d")
+
+_IN_DIMENSIONS = (
+    *("Conv", "ConvTranspose", "BatchNorm", "Dropout", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool"),
+    *("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"),
+)
+
+_WITHOUT = (
+    *("Linear", "Embedding", "Identity", "Flatten", "Unflatten", "Dropout", "Upsample", "UpsamplingNearest2d"),
+    *("UpsamplingBilinear2d", "PixelShuffle", "PixelUnshuffle", "ChannelShuffle", "ReLU", "LeakyReLU", "PReLU"),
+    *("RReLU", "ReLU6", "Hardtanh", "Threshold", "Hardshrink", "Softshrink"),
+)
+
+PIECEWISE_LINEAR: frozenset[type[nn.Module]] = frozenset(
+    getattr(nn, name) for name in (*(kind + size for kind in _IN_DIMENSIONS for size in _DIMENSIONS), *_WITHOUT)
+)
+
+"""Layers that are piecewise linear in their input in evaluation mode, and affine in each of their parameters."""
+
+
+def is_known(module: nn.Module) -> bool:
+    """Tell whether a module is one of these layers, or only holds others, and does what its class does."""
+    usual = "forward" not in vars(module)  # one that somebody has replaced may do anything
+    return usual and type(module) in PIECEWISE_LINEAR | {nn.Sequential, nn.ModuleList, nn.ModuleDict}
+
+
+@contextmanager
+def others_fixed(model: nn.Module, parameters: Parameters) -> Iterator[None]:
+    """Let a tensor require a gradient only where it depends on these parameters, while the block runs."""
+    chosen = {id(parameter) for parameter in parameters.values()}
+    others = [value for value in model.parameters() if value.requires_grad and id(value) not in chosen]
+    try:
+        for value in others:
+            value.requires_grad_(False)
+        yield
+    finally:
+        for value in others:
+            value.requires_grad_(True)
+
+
+@contextmanager
+def unknown_behind(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield a list that fills with the layers of torch that are not known and are given what requires a gradient."""
+    found: list[nn.Module] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.extend([module] if any(map(_may_depend, (*args, *kwargs.values()))) else [])
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            place = type(module).__module__
+            # From elsewhere in torch come wrappers, such as those of torch.compile.
+            from_torch = place.startswith("torch.nn.") or (place.startswith("torch.") and not any(module.children()))
+            if from_torch and not is_known(module):
+                hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        yield found
+
+
+def _may_depend(value: Any) -> bool:
+    """Tell whether an argument depends on the parameters, or may hold something that does."""
+    return value.requires_grad if isinstance(value, Tensor) else isinstance(value, (tuple, list, dict))
+
+
+INPUTS = 4  # of a batch, on which second derivatives are looked at
+
+ROUNDING = 100  # times the precision of the numbers: what is larger is no rounding error
+
+
+def trace_is_first_order(model: nn.Module, parameters: Parameters, batch: Batch) -> bool:
+    """Tell whether the Hessian and the Gauss-Newton matrix of every loss here have the same trace.
+
+    Each parameter must belong to a layer of torch that is known to be affine in it, and that runs once. Behind these
+    layers all others of torch must be known to be piecewise linear; what runs before them may be anything, for the
+    parameters do not move it. What a forward pass does between its layers, and layers from elsewhere without
+    parameters, are judged on a few inputs: the logits must not bend when the outputs of all layers are moved together.
+    This takes one second derivative. It also says no to a product of two branches, where the traces are equal but
+    nothing shows it.
+
+    Args:
+        model: In evaluation mode, on the device of the batch; gradients must be enabled.
+        parameters: Those to differentiate by, named as in the model.
+        batch: Inputs, of which a few are used, from the first to the last.
+    """
+    owners = _owners(model, parameters)
+    if owners is None:
+        return False
+    layers = list(dict.fromkeys(owners.values()))
+    step = next(iter(parameters.values())).new_zeros((), requires_grad=True)
+    moved: list[tuple[nn.Module, Any]] = []
+    with others_fixed(model, parameters), ExitStack() as hooks:
+        for number, layer in enumerate(layers):
+            # Ahead of the hooks of others, which may bend what they are given.
+            hook = layer.register_forward_hook(_moved_by(step, number, moved), prepend=True)
+            hooks.callback(hook.remove)
+        bending = hooks.enter_context(unknown_behind(model))
+        logits = logits_of(answer(model, _some_of(batch)))
+        counts, steps = uses(logits, parameters)
+        called = Counter(layer for layer, made in moved if made in steps)
+        usual = all(counts[name] <= called[layer] <= 1 for name, layer in owners.items())
+        # A checkpoint runs its layers again on the way back, with the hooks.
+        return usual and not bending and _is_affine_in(step, logits)
+
+
+def _owners(model: nn.Module, parameters: Parameters) -> dict[str, nn.Module] | None:
+    """Return the layer that each parameter belongs to, None if one of them is not known."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found: dict[str, nn.Module] = {}
+    for module in model.modules():
+        own = {names[id(value)]: name for name, value in module.named_parameters(recurse=False) if id(value) in names}
+        if own and not ({"weight", "bias"}.issuperset(own.values()) and is_known(module)):
+            return None
+        found |= dict.fromkeys(own, module)
+    return found
+
+
+def _some_of(batch: Batch) -> Batch:
+    """Return a few inputs, from the first to the last: the order of a data set may be that of its classes."""
+    rows = torch.linspace(0, batch.rows - 1, min(batch.rows, INPUTS)).round().long().tolist()
+
+    def some(value: Any) -> Any:
+        return value[rows] if batch.one_per_input(value) else value
+
+    kwargs = {name: some(value) for name, value in batch.kwargs.items()}
+    return Batch(tuple(map(some, batch.args)), kwargs, None, len(rows))
+
+
+def _moved_by(step: Tensor, number: int, moved: list[tuple[nn.Module, Any]]) -> Callable[..., Any]:
+    """Return a hook that moves the output of a layer by ``step``, in a random direction as long as the output."""
+
+    def hook(module: nn.Module, _: Any, output: Tensor) -> Tensor:
+        direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(number)).to(output)
+        size = output.detach().square().mean().sqrt()
+        there = output + step * direction * torch.where(size > 0, size, torch.ones_like(size))
+        moved.append((module, there.grad_fn))
+        return there
+
+    return hook
+
+
+def _is_affine_in(step: Tensor, logits: Tensor) -> bool:
+    """Tell whether a random sum of logits has no second derivative by a step, beyond rounding."""
+    if not logits.requires_grad:
+        return True
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
+    try:
+        (slope,) = torch.autograd.grad((logits * weights).sum(), step, create_graph=True, materialize_grads=True)
+        if not slope.requires_grad:
+            return True
+        (bend,) = torch.autograd.grad(slope, step, materialize_grads=True)
+    except RuntimeError as error:
+        if is_about_derivatives(error):
+            return False
+        raise
+    limit = ROUNDING * torch.finfo(logits.dtype).eps * (slope.detach().abs() + (logits.detach() * weights).norm())
+    return bool(bend.abs() <= limit)  # not so for NaN

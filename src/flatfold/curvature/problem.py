@@ -1,0 +1,340 @@
+"""What a curvature statistic depends on: a model, some of its parameters, a loss, and batches as often as needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import is_autocast_available
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+from ..io.progress import track
+from ..models.batches import Batch, split_batch
+from ..models.eval_mode import as_it_was
+from ..models.forward import answer, logits_of
+from .estimate import LOSSES, Loss, check_choice
+from .per_sample import Parameters, check_graphs, noted_calls
+
+# What a model must be like for each input to have a curvature of its own; looked at before anything is measured.
+
+
+ALONE = 1e-2  # relative change of logits with the rest of the batch: TensorFloat-32 stays well below
+
+
+def logits_per_input(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the logits of a batch, ``(n, c)`` with two classes or more, or say what came instead."""
+    logits = logits_of(answer(model, batch))
+    if logits.ndim != 2 or len(logits) != batch.rows or logits.shape[1] < 2:
+        raise ValueError(
+            f"the model must return one row of at least two logits per input, ({batch.rows}, c), "
+            f"got {tuple(logits.shape)}."
+        )
+    if not logits.is_floating_point():
+        raise TypeError(f"logits must be floating-point numbers, got {logits.dtype}. Return them before the argmax.")
+    return logits
+
+
+def check_batch_norm(model: nn.Module) -> None:
+    """Raise if a batch normalisation would mix the inputs of a batch: then no input has a curvature of its own."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            what = "is in training mode" if module.running_mean is not None else "keeps no running statistics"
+            raise ValueError(
+                f"{name or 'the model'} is a batch normalisation that {what}, so that the loss of an input depends on "
+                "the others in its batch. Call model.eval(), with track_running_stats=True in that layer."
+            )
+
+
+def check_alone(model: nn.Module, parameters: Parameters, batch: Batch) -> None:
+    """Raise if logits change with the rest of their batch, or by themselves, or do not show the way to the parameters.
+
+    Args:
+        model: In evaluation mode, on the device of the batch; gradients must be enabled.
+        parameters: Those to differentiate by, named as in the model.
+        batch: Inputs, which are run together, and half of them by themselves.
+    """
+    half = max(1, batch.rows // 2)
+    with torch.no_grad():
+        together = logits_per_input(model, batch)[:half]
+    with noted_calls(model, parameters) as calls:
+        apart = logits_per_input(model, batch.part(0, half))
+    check_graphs(model, calls)
+    if not apart.requires_grad:
+        raise ValueError(
+            "none of the chosen parameters reaches the logits, so that nothing bends with them. Choose others, or take "
+            ".detach() and torch.no_grad() out of the forward pass."
+        )
+    change, size = float((together - apart.detach()).abs().max()), float(together.abs().max())
+    if change > ALONE * size:  # not so for NaN, which is told where the loss is taken
+        raise ValueError(
+            f"the logits of an input must depend on it alone, but in a second pass with other inputs they change by "
+            f"{change:.2g}, at a size of {size:.2g}. Look for a normalisation over the batch, for dropout that is "
+            "always on, or for an argument with as many entries as inputs that is none of theirs."
+        )
+
+
+# The losses whose curvature is measured.
+
+
+def targets(loss: Loss, logits: Tensor, labels: Tensor | None) -> Tensor | None:
+    """Return the class that each row is measured against, ``(n,)``; None for the energy, which needs none.
+
+    Args:
+        loss: Which loss.
+        logits: ``(n, c)``.
+        labels: ``(n,)``, where the data has them.
+    """
+    if loss == "energy":
+        return None
+    if loss == "ce_pred":
+        return logits.detach().argmax(dim=-1)
+    if labels is None:
+        raise ValueError(
+            "loss='ce' needs labels, but these batches have none. Give pairs (inputs, labels), or use loss='ce_pred', "
+            "which takes the predicted class, or loss='energy'."
+        )
+    n_classes = logits.shape[-1]
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
+        raise ValueError(
+            f"labels must lie in 0..{n_classes - 1}, for the model has {n_classes} outputs, "
+            f"got {int(labels.min())}..{int(labels.max())}."
+        )
+    return labels.to(logits.device)
+
+
+def losses(logits: Tensor, target: Tensor | None) -> Tensor:
+    r"""Return the loss of each row of logits: the energy, or the cross-entropy of ``target``.
+
+    .. math:: \log\sum_c e^{z_c} = z_t + \log\Big(1 + \sum_{c \ne t} e^{z_c - z_t}\Big), \qquad t = \arg\max_c z_c
+
+    Its first and second derivatives, by autograd, have all digits for every input, however confident.
+
+    Args:
+        logits: ``(n, c)``.
+        target: ``(n,)``, or None for the energy.
+
+    Returns:
+        ``(n,)``.
+    """
+    top = logits.detach().argmax(dim=-1, keepdim=True)
+    largest = logits.gather(-1, top)
+    behind = (logits - largest).scatter(-1, top, 0.0)  # no slope of 1 - 1 where the difference is to itself
+    others = behind.exp().scatter(-1, top, 0.0).sum(dim=-1).log1p()
+    return others + largest.squeeze(-1) if target is None else others - behind.gather(-1, target[:, None]).squeeze(-1)
+
+
+def logit_hessian_product(probs: Tensor, vectors: Tensor) -> Tensor:
+    """Return ``(diag p - p p') v`` for rows of probabilities ``(n, c)`` and vectors ``(..., n, c)``."""
+    top = probs.argmax(dim=-1, keepdim=True).expand(*vectors.shape[:-1], 1)
+    vectors = vectors - vectors.gather(-1, top)  # a common shift changes nothing, and would leave only rounding
+    return probs * (vectors - (vectors * probs).sum(dim=-1, keepdim=True))
+
+
+SAME = 1e-4  # relative change of the mean loss between two passes that rounding may explain
+
+ROUNDING = 100  # times the precision of the logits: what rounding may change of a loss that is nearly 0
+
+
+@dataclass
+class Task:
+    """A model with its parameters, a loss and data: everything that a curvature statistic depends on.
+
+    Attributes:
+        model: In evaluation mode, on ``device``.
+        parameters: Those that the loss is differentiated by.
+        batches: Can be iterated again and again.
+        loss: Which one.
+        device: Where the model is.
+        rows: Inputs in one pass; 0 before the first.
+    """
+
+    model: nn.Module
+    parameters: dict[str, nn.Parameter]
+    batches: Iterable[Any]
+    loss: Loss
+    device: torch.device
+    rows: int = field(default=0, init=False)
+    _mean: float | None = field(default=None, init=False)
+    _seen: int = field(default=0, init=False)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.parameters.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the parameters."""
+        return next(iter(self.parameters.values())).dtype
+
+    def each(self, title: str) -> Iterator[Batch]:
+        """Yield the batches, on the device, one after the other; the first pass counts the inputs.
+
+        Args:
+            title: Of the progress bar.
+        """
+        rows = 0
+        for batch in track(self.batches, title):
+            told = split_batch(batch)
+            if told.rows:
+                rows += told.rows
+                ready = recordable(told.to(self.device))
+                self._look_at(ready)
+                yield ready
+        if not rows:
+            raise ValueError("there are no inputs: batches must yield at least one, as x or (x, labels).")
+        if self.rows and rows != self.rows:
+            raise ValueError(
+                f"batches gave {self.rows} inputs at first and {rows} later. Every pass must give the same ones."
+            )
+        self.rows = rows
+
+    def check_same(self, mean: float, size: float) -> None:
+        """Raise if the mean loss of a pass is not that of the first: the inputs must have been others.
+
+        Args:
+            mean: The mean loss.
+            size: The mean of the largest absolute logit, which the loss owes its rounding to.
+        """
+        if self._mean is None:
+            self._mean = mean
+        if abs(mean - self._mean) > SAME * abs(self._mean) + ROUNDING * torch.finfo(self.dtype).eps * size:
+            raise ValueError(
+                f"the mean loss was {self._mean:.6g} in one pass over the data and {mean:.6g} in another: the batches "
+                "change. Turn random augmentation and sampling off, or give a list of batches."
+            )
+
+    def _look_at(self, batch: Batch) -> None:
+        """Check the model on the first batch, and on the first that has several inputs."""
+        if self._seen < min(batch.rows, 2):
+            check_alone(self.model, self.parameters, batch)
+            self._seen = min(batch.rows, 2)
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the logits ``(n, c)`` of a batch, its losses ``(n,)``, and what they were measured against."""
+        logits = logits_per_input(self.model, batch)
+        target = targets(self.loss, logits, batch.labels)
+        values = losses(logits, target)
+        bad = int((~values.isfinite()).sum())
+        if bad:
+            raise ValueError(
+                f"the loss must be finite, but it is NaN or infinite for {bad} of {batch.rows} inputs of a batch. "
+                "Look for NaN among inputs and weights; half precision overflows."
+            )
+        return logits, values, target
+
+
+def recordable(batch: Batch) -> Batch:
+    """Return a batch without tensors from ``torch.inference_mode``, which no graph may hold."""
+
+    def ready(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+    kwargs = {name: ready(value) for name, value in batch.kwargs.items()}
+    return batch._replace(args=tuple(map(ready, batch.args)), kwargs=kwargs, labels=ready(batch.labels))
+
+
+def single_inputs(batch: Batch) -> Iterator[Batch]:
+    """Yield batches of one input each."""
+    return (batch.part(row, row + 1) for row in range(batch.rows))
+
+
+# What a user gives, made ready to be differentiated: a model at rest, some parameters, batches that come again.
+
+
+@contextmanager
+def prepared(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Loss = "energy",
+    params: Sequence[str] | None = None,
+    device: torch.device | str | None = None,
+) -> Iterator[Task]:
+    """Make a task, and leave the model as it was at the end: its modes, its device, its ``requires_grad``.
+
+    Args:
+        model: Returns logits.
+        batches: Inputs, or pairs of inputs and labels.
+        loss: Which one.
+        params: Names of parameters, or of modules for all parameters inside; by default all that require a gradient.
+        device: Where to run; by default where the model is.
+    """
+    check_choice("loss", loss, LOSSES)
+    check_batch_norm(model)
+    chosen = _chosen(model, params)
+    with recording(model, device) as place, ExitStack() as undo:
+        undo.enter_context(sdpa_kernel(SDPBackend.MATH))  # the fast kernels have no second derivative
+        for parameter in chosen.values():
+            undo.callback(parameter.requires_grad_, parameter.requires_grad)
+            parameter.requires_grad_(True)
+        yield Task(model, chosen, _again_and_again(batches), loss, place)
+
+
+@contextmanager
+def recording(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+    """Record gradients of a model at rest in full precision, whatever surrounds the call; undo all of it at the end.
+
+    Under ``torch.inference_mode`` nothing would be recorded, and every curvature would be 0; under ``torch.autocast``
+    it would have two digits.
+
+    Yields:
+        The device to move inputs to.
+    """
+    with torch.inference_mode(False), as_it_was(model, device) as place, torch.enable_grad(), _full_precision(place):
+        yield place
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, enabled=False) if is_autocast_available(device.type) else nullcontext()
+
+
+def _chosen(model: nn.Module, params: Sequence[str] | None) -> dict[str, nn.Parameter]:
+    every = dict(model.named_parameters())
+    if params is None:
+        chosen = {name: parameter for name, parameter in every.items() if parameter.requires_grad}
+        if not chosen:
+            raise ValueError(
+                "the model has no parameter that requires a gradient. Name those to differentiate by: params=[...]."
+            )
+    else:
+        names = [params] if isinstance(params, str) else list(params)
+        fits = {name: [full for full in every if full == name or full.startswith(f"{name}.")] for name in names}
+        unknown = [name for name, full in fits.items() if not full]
+        if unknown or not names:
+            some = ", ".join(list(every)[:5])
+            raise ValueError(f"params must name parameters or modules that have some, such as {some}, got {params!r}.")
+        wanted = {full for found in fits.values() for full in found}
+        chosen = {name: parameter for name, parameter in every.items() if name in wanted}
+    bad = [name for name, parameter in chosen.items() if is_lazy(parameter) or parameter.is_inference()]
+    if bad:
+        raise ValueError(
+            f"gradients need parameters with values, made where gradients are recorded, but {bad[0]} is not. "
+            "Call a lazy module once; make and load the model outside of torch.inference_mode()."
+        )
+    kinds = {parameter.dtype for parameter in chosen.values()}
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        found = ", ".join(sorted(map(str, kinds)))
+        raise ValueError(
+            f"curvature needs parameters that are all float32 or all float64, got {found}. "
+            "Second derivatives in half precision have no correct digit: call model.float()."
+        )
+    return chosen
+
+
+def _again_and_again(batches: Iterable[Any]) -> Iterable[Any]:
+    """Return batches that can be iterated more than once."""
+    bare = isinstance(batches, (Tensor, Mapping)) or (
+        isinstance(batches, tuple) and len(batches) == 2 and isinstance(batches[1], Tensor) and batches[1].ndim == 1
+    )
+    if bare or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"batches must be an iterable of batches, such as a data loader, got {type(batches).__name__} by itself. "
+            "For a single batch give a list: [x] or [(x, labels)]."
+        )
+    return list(batches) if isinstance(batches, Iterator) else batches

@@ -1,1 +1,0 @@
-"""The whole paper on one suite: every table and figure from one run, and whether each agrees."""

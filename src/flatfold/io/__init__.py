@@ -1,0 +1,1 @@
+"""Files, progress and everything that survives a crash."""

@@ -1,0 +1,54 @@
+"""A progress bar on stderr: shown on a terminal, silent in a pipe, a log file or a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+T = TypeVar("T")
+
+_shown: list[Progress] = []
+
+
+def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+    """Yield ``items`` one by one while a bar with the time left follows on stderr.
+
+    Args:
+        items: Anything that can be iterated once.
+        description: What is going on, in a few words.
+        total: How many items there will be; taken from ``len(items)`` when that exists.
+    """
+    import sys
+
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if total is None:
+        total = len(items) if isinstance(items, Sized) else None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    if _shown:  # work inside of other work: one more line below it
+        yield from _followed(_shown[-1], items, description, total)
+        return
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        _shown.append(bar)
+        try:
+            yield from _followed(bar, items, description, total)
+        finally:
+            _shown.pop()
+
+
+def _followed(bar: Progress, items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    task = bar.add_task(description, total=total)
+    try:
+        for item in items:
+            yield item
+            bar.advance(task)
+    finally:
+        bar.remove_task(task)

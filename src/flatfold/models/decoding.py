@@ -1,0 +1,184 @@
+"""Image files on disk: find them, tell their classes, decode them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from ..core.validation import TooManyPixels, UnreadableImage
+
+EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+# What those names stand for, whatever a file is called: Pillow knows kinds that start another program (EPS) besides.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+# Errors of the system that speak of the file: it is not there, is none, or (EINVAL) leads to a place outside of itself.
+# All others pass - a full table of open files, a disk or a server that did not answer - and would come back otherwise.
+_OF_THE_FILE = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
+
+_NO_FOLDER = {errno.ENOTDIR, errno.EBADF, errno.ELOOP}  # of a link that leads nowhere
+
+_TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+
+
+def read_image(file: Path | str | BinaryIO, name: str | None = None, most_pixels: int | None = None) -> Image.Image:
+    """Return the decoded image in a file: a BMP, GIF, JPEG, PNG, PPM (PGM, PBM), TIFF or WEBP, whatever its name.
+
+    Args:
+        file: A path or an open binary file.
+        name: What to call it in an error message; the path unless given.
+        most_pixels: Width times height up to which an image is decoded; None for the limit of Pillow, which holds in
+            any case.
+
+    Raises:
+        UnreadableImage: It is not there, or no image, or only part of one.
+        TooManyPixels: It declares a larger size than is decoded, and may be meant to fill the memory.
+        OSError: The system could not read it (no permission, too many open files, a failing disk), which says nothing
+            about the image.
+        MemoryError: Likewise.
+    """
+    called = str(name or file)
+    try:
+        return _decoded(file, called, most_pixels)
+    except TooManyPixels:
+        raise
+    except MemoryError as error:
+        raise MemoryError(f"{called} could not be read: there was no memory left. Try fewer workers.") from error
+    except Exception as error:  # decoders raise all kinds on broken bytes: SyntaxError, struct.error, IndexError ...
+        if isinstance(error, OSError) and error.errno not in _OF_THE_FILE:
+            error.filename = error.filename or called  # a read that fails does not know its file
+            raise
+        kind = TooManyPixels if isinstance(error, _TOO_LARGE) else UnreadableImage
+        raise kind(
+            f"{called} could not be read as an image: {_reason(error)}. "
+            "Open it in a viewer; replace or remove the file."
+        ) from error
+
+
+def _decoded(file: Path | str | BinaryIO, called: str, most_pixels: int | None) -> Image.Image:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=FORMATS) as image:
+                _check_size(image.size, called, most_pixels)
+                image.load()
+                return image
+    except _TOO_LARGE:
+        _check_size(_declared_size(file), called, most_pixels)  # whose sentence has width and height
+        raise
+
+
+def _check_size(size: tuple[int, int], called: str, most_pixels: int | None) -> None:
+    if most_pixels is not None and size[0] * size[1] > most_pixels:
+        raise TooManyPixels(
+            f"{called} could not be read as an image: it declares {size[0]} x {size[1]} pixels, and at most "
+            f"{most_pixels} are read. Scale it down."
+        )
+
+
+def _declared_size(file: Path | str | BinaryIO) -> tuple[int, int]:
+    """Return width and height of an image that Pillow finds too large to open, (0, 0) if they cannot be told."""
+    if isinstance(file, Path | str):
+        with open(file, "rb") as opened:
+            return _declared_size(opened)
+    for kind in FORMATS:
+        with suppress(Exception):  # by which a decoder says that it is for others
+            file.seek(0)
+            return Image.OPEN[kind][0](file, "").size
+    return 0, 0
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong with a file, without its name."""
+    if isinstance(error, UnidentifiedImageError):
+        return "it has the form of no known kind of image"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def find_images(root: Path) -> tuple[str, ...]:
+    """Return all image files below ``root`` in a fixed order, without hidden files and folders.
+
+    The order is that of the parts of their paths: ``a/z.png`` comes before ``a.png``, as ``a`` does before ``a.png``.
+
+    Args:
+        root: The folder.
+
+    Returns:
+        Paths relative to ``root``, with ``/`` between their parts: of 100,000 of them a ``Path`` each would take five
+        times the memory.
+    """
+    if not root.is_dir():
+        came = "is a file" if root.exists() else "does not exist"
+        raise NotADirectoryError(f"images are read from a folder, but {root} {came}. Check the path.")
+    found = tuple(_walk(str(root), "", frozenset()))
+    if not found:
+        raise ValueError(f"{root} holds no image: no file ends in {', '.join(sorted(EXTENSIONS))}. Check the path.")
+    return found
+
+
+def holds_images(root: Path) -> bool:
+    """Tell whether ``find_images`` would find one; the search ends with the first."""
+    return any(True for _ in _walk(str(root), "", frozenset()))
+
+
+def class_labels(root: Path, paths: tuple[str, ...]) -> tuple[tuple[str, ...], Tensor | None]:
+    """Return the names of the class folders, sorted, and the class of each path; ``((), None)`` for a flat folder."""
+    loose = next((path for path in paths if "/" not in path), None)
+    if loose is not None and not any("/" in path for path in paths):
+        return (), None
+    if loose is not None:
+        raise ValueError(
+            f"{root} must hold either images or one sub-folder per class, but has both: {loose} lies beside class "
+            "folders. Move it, or pass labels=False to read all images without labels."
+        )
+    with os.scandir(root) as entries:
+        classes = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
+    empty = sorted(set(classes) - {path.partition("/")[0] for path in paths})
+    if empty:
+        raise ValueError(
+            f"every class folder of {root} must hold an image, but {empty[0]!r} has none. Remove it, fill it, or pass "
+            "labels=False to read all images without labels."
+        )
+    index = {name: label for label, name in enumerate(classes)}
+    return tuple(classes), torch.tensor([index[path.partition("/")[0]] for path in paths])
+
+
+def _walk(folder: str, inside: str, above: frozenset[str]) -> Iterator[str]:
+    """Yield the images below a folder, each behind ``inside``; sorted folder by folder, so that nothing is kept."""
+    here = os.path.realpath(folder)
+    if here in above:  # a link that points back up: its images are already there
+        return
+    names, folders = [], set()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if _is_folder(entry):
+                folders.add(entry.name)
+            elif os.path.splitext(entry.name)[1].lower() not in EXTENSIONS:
+                continue
+            names.append(entry.name)
+    for name in sorted(names):
+        if name in folders:
+            yield from _walk(os.path.join(folder, name), f"{inside}{name}/", above | {here})
+        else:
+            yield inside + name
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a folder or leads to one."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
+        return False

@@ -1,0 +1,110 @@
+"""A model in evaluation mode for a while, and everything as it was afterwards."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+
+import torch
+from torch import nn
+
+_LOCK = threading.RLock()
+
+_SHARED: dict[Hashable, tuple[int, Callable[[], None]]] = {}  # how many threads need it, and what undoes it
+
+
+@contextmanager
+def as_it_was(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+    """Put ``model`` into evaluation mode without gradients, on ``device``, and undo all of it at the end.
+
+    Several threads may do so at the same time, as long as none of them moves the model: the last one undoes it.
+
+    Yields:
+        The device to move inputs to; without ``device`` it is where the model's parameters are.
+    """
+    home = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    target = home if device is None else usable_device(device)
+    with ExitStack() as undo:
+        undo.enter_context(_shared(model, lambda: _at_rest(model)))
+        if target != home:
+            _check_on_one_device(model, target)
+            undo.callback(model.to, home)
+            model.to(target)
+        undo.enter_context(torch.no_grad())
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            # a compiled model skips the hooks that were added after its first call
+            undo.enter_context(_shared("torch.compile", _compile_nothing))
+        yield target
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return ``device`` after trying it, or say that this machine has none of that name."""
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:  # torch raises either, depending on what is missing
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {str(device)!r} cannot be used here: {reason}. Try 'cpu'.") from error
+
+
+def _check_on_one_device(model: nn.Module, target: torch.device) -> None:
+    homes = {str(tensor.device) for tensor in chain(model.parameters(), model.buffers())}
+    if len(homes) > 1:
+        raise ValueError(
+            f"device={str(target)!r} needs a model that lies on one device, this one lies on "
+            f"{', '.join(sorted(homes))}. Leave device= out to run the model where it is."
+        )
+
+
+@contextmanager
+def _shared(what: Hashable, begin: Callable[[], Callable[[], None]]) -> Iterator[None]:
+    """Let the first of several threads ``begin`` something that all of them need, and the last one undo it."""
+    with _LOCK:
+        users, undo = _SHARED[what] if what in _SHARED else (0, begin())
+        _SHARED[what] = users + 1, undo
+    try:
+        yield
+    finally:
+        with _LOCK:
+            users, undo = _SHARED.pop(what)
+            if users > 1:
+                _SHARED[what] = users - 1, undo
+            else:
+                undo()
+
+
+def _compile_nothing() -> Callable[[], None]:
+    stance = ExitStack()
+    stance.enter_context(torch.compiler.set_stance("force_eager"))
+    return stance.close
+
+
+def _at_rest(model: nn.Module) -> Callable[[], None]:
+    """Put a model into evaluation mode and return what undoes it; one that is in it already is only looked at."""
+    if not _in_training(model):
+        return lambda: None
+    was = {module: module.training for module in model.modules()}
+    model.eval()
+    return lambda: _restore_modes(was)
+
+
+def _in_training(model: nn.Module) -> bool:
+    """Tell whether a part of a model is in training mode; ``modules()`` would take thrice as long, at every call."""
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if module.training:
+            return True
+        waiting += [part for part in module._modules.values() if part is not None]
+    return False
+
+
+def _restore_modes(was: dict[nn.Module, bool]) -> None:
+    # Parents come first, so that a `train` that was overridden (LoRA merges weights there) is undone by its own code.
+    for module, training in was.items():
+        if module.training != training:
+            module.train(training)
+    for module, training in was.items():  # a module with two parents may have been switched again
+        module.training = training

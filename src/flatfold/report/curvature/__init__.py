@@ -1,1 +1,0 @@
-"""A curvature study as a page of its own, and as a part of the report of a benchmark."""

@@ -1,0 +1,301 @@
+"""A figure of several panels: for the page as one SVG each, for a paper as one file."""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import isclose, log10
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from numpy.typing import NDArray
+
+from ..io.files import write_atomically
+
+# An SVG file as an element of a page.
+
+
+def for_a_page(svg: str, name: str, label: str) -> str:
+    """Return an SVG file as an element that can stand beside others in a page.
+
+    Its size and its rule for all elements go, for both would be the page's; ids stay where something refers to them.
+
+    Args:
+        svg: The file.
+        name: Before all of its ids, which makes them its own.
+        label: What is read out in place of the picture.
+    """
+    svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
+    box = re.search(r'viewBox="[^"]*"', svg)
+    assert box is not None
+    head = f'<svg {box[0]} role="img" aria-label="{escape(label)}" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    return re.sub(r"\n\s*", "\n", head + svg[svg.index(">") + 1 :])
+
+
+# Colours, lines and ticks that all figures share.
+
+
+INK, GREY, KNOWN, ACCENT = "#1f2933", "#9aa5b1", "#c3cad3", "#00704f"
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b8e23")  # colour-blind safe
+
+RC: dict[Any, object] = {
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,  # journals refuse the type 3 fonts that are the default
+    "text.parse_math": False,  # a name with two dollar signs is no formula
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "text.color": INK,
+}
+
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+class Look(NamedTuple):
+    """How a line is drawn: its colour and its dashes, as lengths of ink and gap; none for a solid line."""
+
+    colour: str
+    dashes: tuple[float, ...] = ()
+
+    @property
+    def stroke(self) -> Any:
+        """The dashes as matplotlib wants them."""
+        return (0, self.dashes) if self.dashes else "-"
+
+
+def look(number: int) -> Look:
+    """Return the look of the ``number``-th line: no two numbers share one, however many there are.
+
+    After the colours come dashes: none, one long, one long and one short, one long and two short, ...
+
+    Example:
+        >>> look(0), look(8)
+        (Look(colour='#0072b2', dashes=()), Look(colour='#0072b2', dashes=(4.0, 1.5)))
+    """
+    shorts, colour = divmod(number, len(PALETTE))
+    return Look(PALETTE[colour], (4.0, 1.5, *(1.0, 1.5) * (shorts - 1)) if shorts else ())
+
+
+def power_of_ten(value: float, _position: int | None = None) -> str:
+    """Return the text of a tick at a power of ten, nothing for one between them.
+
+    Example:
+        >>> power_of_ten(0.01), power_of_ten(1e-7), power_of_ten(300.0)
+        ('0.01', '10⁻⁷', '')
+    """
+    exponent = round(log10(value)) if value > 0 else 0
+    if not isclose(value, 10.0**exponent, rel_tol=1e-6):
+        return ""
+    return f"{value:g}" if -3 <= exponent <= 3 else f"10{str(exponent).translate(RAISED)}"
+
+
+def logarithmic(axes: Axes, which: str, subs: tuple[float, ...] = (1.0,)) -> None:
+    """Make the axis ``x`` or ``y`` logarithmic; with ``subs`` of 1, 2 and 5 such ticks are labelled too."""
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=subs, numticks=6))
+    axis.set_major_formatter(FuncFormatter(power_of_ten if len(subs) == 1 else lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+NOTHING_TOLD = {"Date": None, "Creator": None, "Format": None, "Type": None}  # no dates: same results, same bytes
+
+LINE = 32  # letters above a panel
+
+DPI = 144  # of what is rasterised inside a figure
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture of a figure.
+
+    Attributes:
+        title: Above it.
+        draw: Puts it into axes.
+        note: Said softly behind the title on the page.
+    """
+
+    title: str
+    draw: Callable[[Axes], None]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of the legend: a line, or an area where ``filled``."""
+
+    label: str
+    look: Look
+    filled: bool = False
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure.
+
+    Attributes:
+        name: Of its files, and of everything inside its SVGs.
+        panels: In reading order; none where the results have nothing for it.
+        keys: The legend of all panels.
+        columns: How many panels stand side by side in a file, at most.
+        size: Of a panel, in inches.
+    """
+
+    name: str
+    panels: Sequence[Panel]
+    keys: Sequence[Key] = ()
+    columns: int = 3
+    size: tuple[float, float] = (3.4, 2.2)
+
+    def inline(self) -> list[str]:
+        """Return one SVG element per panel, without title, with ids that no other element of a page has."""
+        return [self._inline(number, panel) for number, panel in enumerate(self.panels)]
+
+    def svg(self) -> str:
+        """Return the whole figure, with titles and legend, as an SVG file."""
+        return self._saved("svg")["svg"].decode()
+
+    def save(self, folder: Path) -> None:
+        """Write ``NAME.svg`` and ``NAME.pdf``; without panels, remove those of an earlier run."""
+        paths = {kind: folder / f"{self.name}.{kind}" for kind in ("svg", "pdf")}
+        if self.panels:
+            for kind, content in self._saved(*paths).items():
+                write_atomically(paths[kind], content)
+        else:
+            for path in paths.values():
+                path.unlink(missing_ok=True)
+
+    def _inline(self, number: int, panel: Panel) -> str:
+        name = f"{self.name}-{number}"
+        with matplotlib.rc_context({**RC, "svg.hashsalt": name}):  # without a salt, ids differ from run to run
+            figure = Figure(figsize=self.size, layout="constrained")
+            panel.draw(figure.subplots())
+            return for_a_page(_bytes(figure, "svg").decode(), name, f"{self.name}: {panel.title}")
+
+    def _saved(self, *kinds: str) -> dict[str, bytes]:
+        with matplotlib.rc_context({**RC, "svg.hashsalt": self.name}):
+            across = 2 if len(self.panels) == 4 else min(self.columns, len(self.panels))
+            rows = -(-len(self.panels) // across)
+            width, height = self.size
+            apart = ConstrainedLayoutEngine(wspace=0.06)  # titles reach from side to side
+            figure = Figure(figsize=(width * across, (height + 0.25) * rows + 0.4), layout=apart)
+            places: list[Axes] = figure.subplots(rows, across, squeeze=False).flatten().tolist()
+            self._add_legend(figure)
+            for spare in places[len(self.panels) :]:
+                spare.set_visible(False)
+            for axes, panel in zip(places, self.panels, strict=False):
+                _set_title(axes, panel)
+                panel.draw(axes)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # it is laid out now; a second time would only cost
+            return {kind: _bytes(figure, kind) for kind in kinds}
+
+    def _add_legend(self, figure: Figure) -> None:
+        if not self.keys:
+            return
+        handles = [
+            Patch(color=key.look.colour)
+            if key.filled
+            else Line2D([], [], color=key.look.colour, ls=key.look.stroke, lw=1.4)
+            for key in self.keys
+        ]
+        numbers = [str(number) for number in range(len(handles))]  # a label that begins with _ would be left out
+        across = max(1, int(figure.get_figwidth() * 11 / (4 + max(len(key.label) for key in self.keys))))
+        legend = figure.legend(handles, numbers, loc="outside upper left", ncols=min(across, len(handles)))
+        for text, key in zip(legend.get_texts(), self.keys, strict=True):
+            text.set_text(key.label)
+
+
+def _set_title(axes: Axes, panel: Panel) -> None:
+    """Write title and note on one line where both fit, else the note below."""
+    if len(panel.title) + len(panel.note) > LINE:
+        axes.set_title(f"{panel.title}\n{panel.note}".rstrip())
+    else:
+        axes.set_title(panel.title)
+        axes.set_title(panel.note, loc="right", fontweight="normal")
+
+
+def _bytes(figure: Figure, kind: str) -> bytes:
+    content = io.BytesIO()
+    told = NOTHING_TOLD if kind == "svg" else {"CreationDate": None}
+    figure.savefig(content, format=kind, metadata=told, transparent=True, dpi=DPI)
+    return content.getvalue()
+
+
+# The part of an axis that numbers fill, without the few that lie far out.
+
+
+Numbers = NDArray[np.floating]
+
+ROOM = 0.03  # of the axis
+
+DECADES = 100  # traces of confident samples span many; above this ratio a logarithmic axis is used
+
+
+@dataclass(frozen=True)
+class Span:
+    """The ends of an axis, and whether it is logarithmic."""
+
+    low: float
+    high: float
+    logarithmic: bool
+
+    @classmethod
+    def of(cls, values: Numbers) -> Self:
+        """Return the span of all but 1 % of the finite values, half of them left out at either end."""
+        finite = values[np.isfinite(values)].astype(np.float64)
+        if finite.size == 0:
+            return cls(0.0, 1.0, False)
+        low, high = (float(end) for end in np.quantile(finite, [0.005, 0.995], method="inverted_cdf"))
+        if not high > low:  # constant scores need some room as well
+            room = 0.01 * abs(low) or 0.5
+            low, high = low - room, high + room
+        return cls(low, high, low > 0 and high / low > DECADES)
+
+    def clip(self, values: Numbers) -> Numbers:
+        """Return the values with those beyond the ends moved onto them."""
+        return np.clip(values.astype(np.float64), self.low, self.high)
+
+    def edges(self, count: int) -> list[float]:
+        """Return the edges of ``count`` bins, evenly spaced on this axis."""
+        space = np.geomspace if self.logarithmic else np.linspace
+        edges = space(self.low, self.high, count + 1)
+        edges[[0, -1]] = self.low, self.high  # geomspace may miss them by a rounding
+        return [float(edge) for edge in edges]
+
+    def apply(self, axes: Axes, which: str) -> None:
+        """Make the axis ``x`` or ``y`` of ``axes`` this one, with a little room at its ends."""
+        if self.logarithmic:
+            logarithmic(axes, which)
+            room = (self.high / self.low) ** ROOM
+            ends = self.low / room, self.high * room
+        else:
+            ends = self.low - ROOM * (self.high - self.low), self.high + ROOM * (self.high - self.low)
+            axes.locator_params(axis="x" if which == "x" else "y", nbins=5)  # long numbers would run into each other
+        (axes.set_xlim if which == "x" else axes.set_ylim)(*ends)
