@@ -1,0 +1,268 @@
+"""One store for everything that resumes: a directory of named parts, each of them whole or absent.
+
+Feature banks, curvature studies and scoring runs are computed in parts. Each part is one safetensors file that is
+written in one step and holds its own checksum; ``manifest.json`` says what the parts were computed from. A run that was
+killed at any moment finds the parts that were finished, and computes the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Self
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from .artifacts import DamagedFile, checksum, decode, encode, header_length, read_json, write_json, write_tensors
+from .files import opened_alone, sweep
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+SUFFIX = ".safetensors"
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.@=+-]{0,150}")
+_ELSEWHERE = "Choose another place, or delete this one to start again."
+
+
+class Manifest(msgspec.Struct):
+    """What the parts of a store were computed from.
+
+    Attributes:
+        key: Everything that tells these parts from those of another run; a store of another key is refused.
+        info: Facts that the first run settled and the next ones take over, such as the number of rows.
+    """
+
+    FORMAT: ClassVar[str] = "flatfold-parts"
+    VERSION: ClassVar[int] = 1
+
+    key: dict[str, str]
+    info: dict[str, Any] = {}
+
+
+class Part(NamedTuple):
+    """The content of one part: small facts, and tensors."""
+
+    info: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class _Header(msgspec.Struct):
+    """What the file of a part says about itself."""
+
+    FORMAT: ClassVar[str] = "flatfold-part"
+    VERSION: ClassVar[int] = 1
+
+    name: str
+    key: dict[str, str]
+    info: dict[str, Any]
+    sha256: str = ""
+
+
+class PartStore:
+    """A directory of parts.
+
+    Args:
+        folder: The directory; it is made with the first part that is written.
+        key: What the parts are computed from, as texts by name. Parts of another key are refused, with the names that
+            differ; when no part is there yet, the key is replaced.
+        info: Facts of a new store; those of a store with parts are kept (see :attr:`info`).
+        restart: Forget all parts that are there, of whatever key.
+        lock: Refuse at once when another process writes to the directory, not only when a part is written.
+
+    Raises:
+        ValueError: The directory holds parts of another key.
+        NotADirectoryError: ``folder`` is a file.
+        BlockingIOError: Another process is writing to the directory.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        key: Mapping[str, str],
+        info: Mapping[str, Any] | None = None,
+        *,
+        restart: bool = False,
+        lock: bool = False,
+    ) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"a directory is needed, but {folder} is a file. Choose another path.")
+        self.folder = folder
+        self._lock: BinaryIO | None = None
+        self._intact: dict[str, bool] = {}
+        if lock:
+            self.lock()
+        try:
+            if restart:
+                self.clear()
+            there = read_manifest(folder) if (folder / MANIFEST).exists() else None
+            if there is not None and there.key != dict(key) and any(self._files()):
+                raise ValueError(_other_key(folder, there.key, key))
+            self._manifest = (
+                there if there is not None and there.key == dict(key) else Manifest(dict(key), dict(info or {}))
+            )
+            self._written = self._manifest is there
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def key(self) -> dict[str, str]:
+        """What the parts are computed from."""
+        return self._manifest.key
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Facts about the store; change them with :meth:`update`."""
+        return self._manifest.info
+
+    def update(self, **info: Any) -> None:
+        """Add facts about the store and write them."""
+        self._manifest.info.update(info)
+        self._write_manifest()
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a part is there and intact; a damaged one is reported once and counts as absent."""
+        if name not in self._intact:
+            path = self._path(name)
+            self._intact[name] = path.is_file() and self._check(name)
+        return self._intact[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of all intact parts, in order."""
+        return (name for name in sorted(path.name.removesuffix(SUFFIX) for path in self._files()) if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def write(self, name: str, tensors: Mapping[str, Tensor], info: Mapping[str, Any] | None = None) -> None:
+        """Write a part in one step; one of the same name is replaced."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot be the name of a part.")
+        self.lock()
+        if not self._written:
+            sweep(self.folder)
+            self._write_manifest()
+        header = _Header(name, self.key, dict(info or {}))
+        header.sha256 = checksum(encode(header, indent=0), tensors)
+        write_tensors(self._path(name), encode(header, indent=0), tensors)
+        self._intact[name] = True
+
+    def read(self, name: str, verify: bool = False) -> Part:
+        """Return a part; its tensors are mapped into memory, and writing to them does not change the file.
+
+        Args:
+            name: Of the part.
+            verify: Compare it with its checksum even if that was done before.
+
+        Raises:
+            KeyError: There is no such part.
+            DamagedFile: The part is cut, altered, or that of another store.
+        """
+        if not self._path(name).is_file():
+            raise KeyError(name)
+        return read_part(self.folder, name, self.key, verify=verify or name not in self._intact)
+
+    def clear(self) -> None:
+        """Remove all parts and the manifest."""
+        for path in [*self._files(), self.folder / MANIFEST]:
+            path.unlink(missing_ok=True)
+        self._intact.clear()
+        self._written = False
+
+    def remove(self) -> None:
+        """Remove the directory: its content is somewhere else now."""
+        self.clear()
+        self.close()
+        if self.folder.is_dir():
+            sweep(self.folder)
+            (self.folder / LOCK).unlink(missing_ok=True)
+            if not any(self.folder.iterdir()):
+                self.folder.rmdir()
+
+    def lock(self) -> None:
+        """Refuse other processes until this store is closed."""
+        if self._lock is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = opened_alone(self.folder / LOCK)
+
+    def close(self) -> None:
+        """Let other processes write to the directory."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}{SUFFIX}"
+
+    def _files(self) -> Iterator[Path]:
+        return self.folder.glob(f"*{SUFFIX}")
+
+    def _check(self, name: str) -> bool:
+        try:
+            read_part(self.folder, name, self.key, verify=True)
+        except (DamagedFile, OSError) as error:
+            log.warning("%s is computed again: %s", self._path(name), error)
+            return False
+        return True
+
+    def _write_manifest(self) -> None:
+        self.lock()
+        write_json(self.folder / MANIFEST, self._manifest)
+        self._written = True
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a store.
+
+    Raises:
+        FileNotFoundError: The directory holds no store.
+        DamagedFile: The manifest is cut or altered.
+    """
+    return read_json(folder / MANIFEST, Manifest)
+
+
+def read_part(folder: Path, name: str, key: Mapping[str, str], verify: bool = True) -> Part:
+    """Return a part of the store in ``folder``, its tensors mapped into memory.
+
+    Raises:
+        DamagedFile: It is cut, altered, or belongs to another store.
+    """
+    path = folder / f"{name}{SUFFIX}"
+    try:
+        with path.open("rb") as file:
+            header_length(file.read(8))
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("flatfold", "")
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, FileNotFoundError) as error:
+        raise DamagedFile(f"it cannot be read ({error})") from error
+    header = decode(text, _Header)
+    if header.name != name or header.key != dict(key):
+        raise DamagedFile("it belongs to another store")
+    if verify:
+        said, header.sha256 = header.sha256, ""
+        if checksum(encode(header, indent=0), tensors) != said:
+            raise DamagedFile("its checksum is not that of its content")
+    return Part(header.info, tensors)
+
+
+def _other_key(folder: Path, there: Mapping[str, str], now: Mapping[str, str]) -> str:
+    names = [name for name in sorted({*there, *now}) if there.get(name) != now.get(name)]
+    was, now_is = (_short(values.get(names[0])) for values in (there, now))
+    others = " and ".join(names)
+    return f"{folder} belongs to a run with another {others}: {names[0]} was {was}, now it is {now_is}. {_ELSEWHERE}"
+
+
+def _short(value: str | None) -> str:
+    return repr(value if value is None or len(value) <= 24 else value[:12] + "...")
