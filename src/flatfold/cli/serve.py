@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import (
-    Crop,
-    Interpolation,
-    Mean,
-    Mode,
-    Pretrained,
-    Resize,
-    Std,
-    Weights,
-    With,
-    load_own,
-    open_model,
-    prepared_by,
-)
+from .options import Pretrained, TransformOptions, Weights, With, grouped, load_plugins, open_model
 
 if TYPE_CHECKING:
     from ..scoring.calibrated import Judge
@@ -34,8 +22,10 @@ TOKEN = "FLATFOLD_TOKEN"
 """Where a token is looked for: on a command line everybody on the machine could read it."""
 
 
+@grouped
 def serve(
     guard: Annotated[Path, typer.Argument(help="File that `guard.save` wrote.")],
+    options: TransformOptions,
     model: Annotated[
         str | None,
         typer.Option(
@@ -53,12 +43,6 @@ def serve(
     names: Annotated[
         Path | None, typer.Option(help="File with the name of a class in each line, in the order of the outputs.")
     ] = None,
-    resize: Resize = None,
-    crop: Crop = None,
-    mean: Mean = None,
-    std: Std = None,
-    mode: Mode = None,
-    interpolation: Interpolation = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
     token_file: Annotated[
@@ -89,12 +73,11 @@ def serve(
 
     Example: curl --data-binary @cat.png -H "Content-Type: image/png" "http://127.0.0.1:8000/score?explain=true"
     """
-    options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}
-    _check_model_options(model, {"weights": weights, "pretrained": pretrained, **options})
+    _check_model_options(model, {"weights": weights, "pretrained": pretrained, **asdict(options)})
     _check_installed()
     from ..serve.run import is_loopback
 
-    load_own(own)
+    load_plugins(own)
     token = _token(token_file)
     settings = {
         "token": token,
@@ -136,12 +119,12 @@ def _run(served: Guard | Judge, settings: dict[str, Any], host: str, port: int, 
         os._exit(1)  # any other way out waits for it
 
 
-def _guard(path: Path, network: Any, fpr: float | None, device: str, options: dict[str, int | str | None]) -> Guard:
+def _guard(path: Path, network: Any, fpr: float | None, device: str, options: TransformOptions) -> Guard:
     from ..models.eval_mode import usable_device
     from ..scoring.guard import Guard
 
     loaded = Guard.load(path, network)
-    loaded.transform = prepared_by(loaded.transform, options, path)
+    loaded.transform = options.transform(path, loaded.transform)
     loaded.model.to(usable_device(device))
     loaded.judge.to(usable_device(device))
     return loaded if fpr is None else loaded.at(fpr)
