@@ -13,7 +13,7 @@ import typer
 from .options import Pretrained, TransformOptions, Weights, With, grouped, load_plugins, open_model
 
 if TYPE_CHECKING:
-    from ..scoring.calibrated import Judge
+    from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard
 
 
@@ -100,7 +100,7 @@ def serve(
         _run(_guard(guard, network, fpr, device, options), settings, host, port, access_log)
 
 
-def _run(served: Guard | Judge, settings: dict[str, Any], host: str, port: int, access_log: bool) -> None:
+def _run(served: Guard | CalibratedDetector, settings: dict[str, Any], host: str, port: int, access_log: bool) -> None:
     """Say what is served, and serve it."""
     from ..serve.app import create_app
     from ..serve.run import address_of, bind, run
@@ -126,15 +126,15 @@ def _guard(path: Path, network: Any, fpr: float | None, device: str, options: Tr
     loaded = Guard.load(path, network)
     loaded.transform = options.transform(path, loaded.transform)
     loaded.model.to(usable_device(device))
-    loaded.judge.to(usable_device(device))
+    loaded.calibrated.to(usable_device(device))
     return loaded if fpr is None else loaded.at(fpr)
 
 
-def _judge(path: Path, fpr: float | None, device: str) -> Judge:
+def _judge(path: Path, fpr: float | None, device: str) -> CalibratedDetector:
     from ..models.eval_mode import usable_device
-    from ..scoring.calibrated import Judge
+    from ..scoring.calibrated import CalibratedDetector
 
-    loaded = Judge.load(path)
+    loaded = CalibratedDetector.load(path)
     return (loaded if fpr is None else loaded.at(fpr)).to(usable_device(device))
 
 
