@@ -184,9 +184,13 @@ def _sentences(study: Study) -> Iterator[str]:
         if each.dataset == "all" and each.space in SHOWN
     )
     error = typical_error(study, "parameter")
-    caution = "" if error is None else (
-        f" Over parameters the trace is an estimate, typically ± {100 * error:.2g} %, with errors shared within a "
-        "batch: its AUROC is not that of the exact trace."
+    caution = (
+        ""
+        if error is None
+        else (
+            f" Over parameters the trace is an estimate, typically ± {100 * error:.2g} %, with errors shared within a "
+            "batch: its AUROC is not that of the exact trace."
+        )
     )
     yield f"The trace of a single image as a score, mean AUROC in percent: {aurocs}.{caution}"
     for space in SHOWN:

@@ -54,9 +54,7 @@ def fit(
     device: Device = "cpu",
     workers: Workers = 0,
     max_unreadable: MaxUnreadable = 0.01,
-    limit: Annotated[
-        int | None, typer.Option(min=2, help="Largest number of images, spread over all of them.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(min=2, help="Largest number of images, spread over all of them.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed for the calibration half and for --limit.")] = 0,
     options: ImageOptions,
     label_column: Annotated[
@@ -143,7 +141,9 @@ def _limit(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
 def _describe(guard: Guard, method: str, images: Path, held_out_from: str, out: Path) -> Iterator[str]:
     result, calibration = guard.fit_result, guard.calibration
     assert result is not None
-    right = "no labels" if result.accuracy is None else f"the model is right about {100 * result.accuracy:.1f} % of them"
+    right = (
+        "no labels" if result.accuracy is None else f"the model is right about {100 * result.accuracy:.1f} % of them"
+    )
     buffers = ((name.rpartition(".")[2], values) for name, values in guard.detector.named_buffers())
     chosen = "".join(  # single numbers that a method chose itself, such as AutoFold's alpha
         f", {name.removesuffix('_')} = {values.item():g}"

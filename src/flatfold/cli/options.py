@@ -39,7 +39,8 @@ Model = Annotated[
     ),
 ]
 Weights = Annotated[
-    Path | None, typer.Option(help="File with the network's state dict (safetensors or torch.save).", show_default=False)
+    Path | None,
+    typer.Option(help="File with the network's state dict (safetensors or torch.save).", show_default=False),
 ]
 Pretrained = Annotated[
     str | None,
@@ -79,11 +80,15 @@ With = Annotated[
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take option groups: a parameter whose type is a dataclass stands for the options in its fields."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, type[Any]] = {
+        name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)
+    }
     parameters = []
     for name, parameter in signature(command).parameters.items():
         if name not in groups:
-            parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=parameter.default, annotation=hints[name]))
+            parameters.append(
+                Parameter(name, Parameter.KEYWORD_ONLY, default=parameter.default, annotation=hints[name])
+            )
             continue
         types = get_type_hints(groups[name], include_extras=True)
         for field in fields(groups[name]):
@@ -191,7 +196,9 @@ class ImageOptions:
 
     root: Annotated[
         Path | None,
-        typer.Option(help="Folder that the paths of a list start from. Default: the list's folder.", show_default=False),
+        typer.Option(
+            help="Folder that the paths of a list start from. Default: the list's folder.", show_default=False
+        ),
     ] = None
     image_column: Annotated[
         str | None,
@@ -324,7 +331,9 @@ def _conflict(out: Path, path: Path) -> str:
     """Return why ``out`` must not be written while ``path`` is read, or nothing."""
     if out.exists() and path.exists() and out.samefile(path):
         return "it is an input of this command"
-    among_tables = path.is_dir() and out.suffix.lower() == ".parquet" and out.absolute().parent.resolve() == path.resolve()
+    among_tables = (
+        path.is_dir() and out.suffix.lower() == ".parquet" and out.absolute().parent.resolve() == path.resolve()
+    )
     return f"every .parquet file in {path} is an input of this command" if among_tables else ""
 
 

@@ -136,6 +136,7 @@ class Stopwatch:
         self.start = 0.0
 
     def __call__(self, task: Task, parts: Parts) -> Iterator[tuple[int, str]]:
+        """Yield the parts that the engine computes."""
         self.images, self.start = sum(map(len, parts.values())), perf_counter()
         return self.engine(task, parts)
 

@@ -80,7 +80,9 @@ def score_features(
     if (guard is None) == (head is None):
         raise typer.BadParameter("give either --guard or --head.")
     if guard is not None and (method or fit or calibration or per_class):
-        raise typer.BadParameter("a guard is fitted already: --method, --fit, --calibration and --per-class need --head.")
+        raise typer.BadParameter(
+            "a guard is fitted already: --method, --fit, --calibration and --per-class need --head."
+        )
     if head is not None and calibration is None and (per_class or fpr is not None):
         raise typer.BadParameter("--fpr and --per-class need held-out ID features. Give them as --calibration.")
     load_plugins(own)
@@ -139,9 +141,10 @@ def _fit(
         assert detector.made_by is not None
         typer.echo(f"note: {detector.made_by[0]} learns only from the head: --fit is not used", err=True)
         fit = None
-    files = [None if path is None else open_features(path) for path in (fit, calibration)]
+    fit_file, calibration_file = (None if path is None else open_features(path) for path in (fit, calibration))
     with captured_warnings():
-        return fit_on_files(detector, read_head(head), scored, *files, fpr=fpr, per_class=per_class).calibration
+        result = fit_on_files(detector, read_head(head), scored, fit_file, calibration_file, fpr, per_class)
+    return result.calibration
 
 
 def _write(chunks: Iterator[Columns], rows: int, out: Path | None) -> None:

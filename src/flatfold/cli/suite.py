@@ -38,9 +38,7 @@ def _suite() -> None: ...
 def init(
     file: Annotated[Path, typer.Argument(help="Suite file to write, such as mine.toml.")],
     train: Annotated[Path | None, typer.Option(help=f"ID training images: {LABELLED}")] = None,
-    val: Annotated[
-        Path | None, typer.Option(help="ID validation images. Default: a random part of --test.")
-    ] = None,
+    val: Annotated[Path | None, typer.Option(help="ID validation images. Default: a random part of --test.")] = None,
     test: Annotated[Path | None, typer.Option(help="ID test images.")] = None,
     near: Annotated[
         list[str] | None, typer.Option(metavar="NAME=DIR", help="OOD images similar to the ID ones; repeat for more.")
