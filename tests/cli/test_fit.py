@@ -170,7 +170,7 @@ def test_mistakes(val, monkeypatch):
 
 
 def test_an_interrupted_run_writes_nothing(val, interrupt):
-    interrupt("flatfold.models.extract.one_pass")
+    interrupt("flatfold.scoring.guard.Guard.fit")
     assert_mistakes(FIT, [([], 130, "nothing was written")], val)
 
 
