@@ -193,6 +193,3 @@ def _learnt(detector: Detector) -> dict[str, float]:
     """Return the single numbers that a method chose for itself, such as AutoFold's alpha."""
     buffers = ((name.rpartition(".")[2], values) for name, values in detector.named_buffers())
     return {name.removesuffix("_"): values.item() for name, values in buffers if name.endswith("_") and not values.ndim}
-
-
-<<<<<<< HEAD
