@@ -325,7 +325,7 @@ def test_settings_that_save_would_not_write_are_refused(path, refused):
         ("thresholds", ([0.0],), "thresholds"),
         ("per_class", (True,), "per_class"),
         ("calibration", ({},), "calibration"),
-        ("head_sha256", ("0",), "other weights"),
+        ("head_sha256", ("0",), "head_sha256"),
         ("extra", (1,), "extra"),
     ):
         for value in values:

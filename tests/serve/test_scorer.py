@@ -69,7 +69,7 @@ def test_errors_are_blamed_on_the_input_only_where_it_is_its_fault(guard, monkey
     def fail(*arguments):
         raise MemoryError
 
-    monkeypatch.setattr(guard, "look", fail)
+    monkeypatch.setattr(guard, "run", fail)
     assert [type(row) for row in Scorer(guard)(images(2))] == [MemoryError, MemoryError]
 
 

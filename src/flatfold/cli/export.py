@@ -39,7 +39,7 @@ def export(
     import numpy as np
 
     from ..models.images import open_images
-    from ..models.sources import PickedImages
+    from ..models.sources import ImageSubset
     from ..scoring.export import check_target
     from ..scoring.export import export as export_guard
     from ..scoring.guard import Guard
@@ -51,7 +51,7 @@ def export(
     loaded.transform = transform.transform(guard, loaded.transform)
     source = open_images(images, loaded.transform, labels=False)
     checked = min(limit, source.rows)
-    parity = export_guard(loaded, target, PickedImages(source, np.arange(checked) * source.rows // checked))
+    parity = export_guard(loaded, target, ImageSubset(source, np.arange(checked) * source.rows // checked))
     sizes = ", ".join(map(str, parity.batch_sizes))
     typer.echo(f"{loaded!r} -> {target}, {target.stat().st_size / 1e6:.1f} MB")
     typer.echo(f"compared on {parity.inputs} images of {images} in batches of {sizes}")

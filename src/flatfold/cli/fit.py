@@ -130,12 +130,12 @@ def _limit(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
     """Return at most ``limit`` images: a random one from each of as many equal stretches, so that no class is lost."""
     import numpy as np
 
-    from ..models.sources import PickedImages
+    from ..models.sources import ImageSubset
 
     if limit is None or source.rows <= limit:
         return source
     edges = np.arange(limit + 1) * source.rows // limit
-    return PickedImages(source, np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
+    return ImageSubset(source, np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
 
 
 def _describe(guard: Guard, method: str, images: Path, held_out_from: str, out: Path) -> Iterator[str]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..core.bank import FeatureBank, Head
 from ..core.conformal import allowed_ranks, p_values, samples_needed
 from ..core.hessian import row_chunks
-from ..detectors import create, get_method
+from ..detectors import create, get_method, parse_method
 from ..detectors.base import Detector
 
 log = logging.getLogger(__name__)
@@ -244,7 +244,11 @@ SAME_DATA = (
 
 def make_detector(detector: str | Detector) -> Detector:
     """Return a new detector from a method string, or a copy: the caller may fit the original again."""
-    made = create(detector) if isinstance(detector, str) else deepcopy(detector)
+    if isinstance(detector, str):
+        name, hyper = parse_method(detector)
+        made: object = create(name, **hyper)
+    else:
+        made = deepcopy(detector)
     if isinstance(made, type):
         raise TypeError(
             f"a guard takes a detector or the name of one, got the class {made.__name__}. "
