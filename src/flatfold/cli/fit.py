@@ -150,12 +150,12 @@ def _some(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
     """
     import numpy as np
 
-    from ..models.sources import PickedImages
+    from ..models.sources import ImageSubset
 
     if limit is None or source.rows <= limit:
         return source
     edges = np.arange(limit + 1) * source.rows // limit
-    return PickedImages(source, np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
+    return ImageSubset(source, np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
 
 
 def _check_labels(spec: Spec, source: ImageSource, place: Path) -> None:
