@@ -1,6 +1,6 @@
 """Count the modules of flatfold that common tasks pass through: ``python -m benchmarks.walk [TASK ...]``.
 
-Only functions that run are counted, not what is merely imported. Following a task from end to end should take few files.
+Only functions that run count, not modules that are merely imported.
 """
 
 import sys
@@ -22,7 +22,9 @@ from flatfold.cli import main
 
 PACKAGE = str(Path(ff.__file__).parent) + "/"
 LIMITS = {"guard(x)": 20, "Guard.fit": 30, "request": 20, "score": 30, "bench": 45, "reproduce": 90}
-NETWORK = "from torch import nn\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 3))\n"
+NETWORK = """from torch import nn
+def net(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 3))
+"""
 SMALL = "--limit 60 --bootstrap 0 --no-report --methods msp,fold"
 
 

@@ -301,7 +301,7 @@ def _conclude(folder: Path, names: Sequence[str], now: Sequence[str], report: bo
     networks = [material.network for material in materials]
     if len(networks) > 1:
         save_summary(summarise(material.results for material in materials), folder, networks)
-    print_verdicts(verdicts(materials))
+    _print_verdicts(verdicts(materials))
     if report:
         typer.echo(f"every table and figure -> {_draw_all(folder, networks)}")
 
@@ -319,21 +319,21 @@ def _draw_all(folder: Path, networks: Sequence[str]) -> Path:
 COLOURS = {"agrees": "green", "partly": "yellow", "disagrees": "red"}
 
 
-def print_verdicts(found: Sequence[Verdict]) -> None:
+def _print_verdicts(found: Sequence[Verdict]) -> None:
     """Print a line for every table and figure: its number, whether it agrees, and what this run shows."""
     from collections import Counter
 
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="The paper compared with this run", title_justify="left", show_lines=True)
+    table = Table(title="The paper beside this run", title_justify="left", show_lines=True)
     table.add_column("in the paper", no_wrap=True)
     table.add_column("agreement", no_wrap=True)
     table.add_column("this run shows", overflow="fold")
-    for each in found:
-        colour = COLOURS.get(each.agreement, "default")
-        table.add_row(escape(each.number), f"[{colour}]{each.agreement}[/]", escape(each.shows))
+    for verdict in found:
+        colour = COLOURS.get(verdict.agreement, "default")
+        table.add_row(escape(verdict.number), f"[{colour}]{verdict.agreement}[/]", escape(verdict.shows))
     console = open_console()
     console.print(table)
-    counts = Counter(str(each.agreement) for each in found)
+    counts = Counter(str(verdict.agreement) for verdict in found)
     console.print(f"{len(found)} claims: {', '.join(f'{count} {word}' for word, count in counts.items())}.")

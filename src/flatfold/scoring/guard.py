@@ -11,7 +11,7 @@ from torch import nn
 
 from ..detectors.base import Detector
 from ..models.batches import split_batch
-from ..models.eval_mode import as_it_was
+from ..models.eval_mode import evaluating
 from ..models.extract import one_pass
 from ..models.fingerprint import weights_hash
 from ..models.heads import FoundHead, Pass, run
@@ -163,7 +163,7 @@ class Guard:
     @torch.no_grad()
     def run(self, batch: Any) -> Pass:
         """Run a batch through the model and return its features and logits, which :meth:`decide` takes."""
-        with as_it_was(self.model) as device:
+        with evaluating(self.model) as device:
             return run(self.model, self.found, split_batch(batch).to(device))
 
     @torch.no_grad()

@@ -33,7 +33,7 @@ from ..detectors import create
 from ..detectors.base import Detector
 from ..detectors.registry import METHODS
 from ..io.files import sha256_of, written
-from ..models.eval_mode import as_it_was
+from ..models.eval_mode import evaluating
 from ..models.fingerprint import weights_hash
 from ..models.forward import is_linear
 from ..models.heads import FoundHead, head_of, module_named
@@ -432,7 +432,7 @@ def save_guard(
     if any(buffer.device.type != "cpu" for buffer in calibrated.buffers()):
         calibrated = deepcopy(calibrated).cpu()  # the original stays where it is
     _check_calibration(calibrated)
-    with as_it_was(found.module):  # while it is trained, a look at a weight may change it (spectral norm)
+    with evaluating(found.module):  # while it is trained, a look at a weight may change it (spectral norm)
         dtype = type_name(found.module)
     settings = made(
         calibrated,
@@ -473,7 +473,7 @@ class GuardFile:
 
     def match(self, model: nn.Module) -> FoundHead:
         """Return the head of ``model``; raise if the file was made for another model."""
-        with as_it_was(model):
+        with evaluating(model):
             return matching_head(self.path, self.settings, model)
 
 
