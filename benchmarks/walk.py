@@ -3,6 +3,7 @@
 Only functions that run count, not modules that are merely imported.
 """
 
+import logging
 import sys
 import tempfile
 import threading
@@ -28,7 +29,10 @@ def net(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Li
 SMALL = "--limit 60 --bootstrap 0 --no-report --methods msp,fold"
 
 
-def walk(task: Callable[[], object]) -> list[str]:
+Task = Callable[[Callable[[], None]], object]  # takes a function that forgets the modules so far
+
+
+def walk(task: Task) -> list[str]:
     """Return the modules whose functions a task calls, in the order of their first call."""
     modules: dict[str, None] = {}
 
@@ -40,7 +44,7 @@ def walk(task: Callable[[], object]) -> list[str]:
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        task()
+        task(modules.clear)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
@@ -58,18 +62,19 @@ def command(line: str) -> None:
                 raise RuntimeError(f"{line}\n{errors.getvalue()}") from None
 
 
-def request(guard: ff.Guard, image: bytes) -> None:
+def request(guard: ff.Guard, image: bytes, forget: Callable[[], None]) -> None:
     """Ask a service for the score of one image."""
     from fastapi.testclient import TestClient
 
     from flatfold.serve.app import create_app
 
     with TestClient(create_app(guard), base_url="http://127.0.0.1") as client:
+        forget()  # the start of the service
         answer = client.post("/score?explain=true", content=image, headers={"Content-Type": "image/png"})
         answer.raise_for_status()
 
 
-def tasks() -> dict[str, Callable[[], object]]:
+def tasks() -> dict[str, Task]:
     """Write a network, its guard and some images into the current folder, and return what is measured with them."""
     Path("nets.py").write_text(NETWORK, encoding="utf-8")
     scope: dict[str, Callable[[], torch.nn.Module]] = {}
@@ -87,17 +92,18 @@ def tasks() -> dict[str, Callable[[], object]]:
     batch = next(iter(images))[0]
     network = "--model nets:net --weights weights.pt"
     return {
-        "guard(x)": lambda: guard(batch),
-        "Guard.fit": lambda: ff.Guard.fit(model, images),
-        "request": lambda: request(guard, Path("images/0/0.png").read_bytes()),
-        "score": lambda: command(f"score images --guard guard.safetensors {network} --out scores.csv"),
-        "bench": lambda: command(f"bench digits {SMALL.replace('--no-report ', '')}"),
-        "reproduce": lambda: command(f"reproduce digits --networks mlp --samples 4 --rounds 1 {SMALL},ebo,autofold"),
+        "guard(x)": lambda _: guard(batch),
+        "Guard.fit": lambda _: ff.Guard.fit(model, images),
+        "request": lambda forget: request(guard, Path("images/0/0.png").read_bytes(), forget),
+        "score": lambda _: command(f"score images --guard guard.safetensors {network} --out scores.csv"),
+        "bench": lambda _: command(f"bench digits {SMALL.replace('--no-report ', '')}"),
+        "reproduce": lambda _: command(f"reproduce digits --networks mlp --samples 4 --rounds 1 {SMALL},ebo,autofold"),
     }
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    logging.disable()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         every = tasks()
