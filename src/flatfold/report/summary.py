@@ -19,7 +19,7 @@ def write_summary(folder: Path) -> Path:
     """Write ``report.html`` into the folder above those of several runs and return its path."""
     if (folder / "results.json").exists():
         raise ValueError(
-            f"{folder} holds a single run, but a summary needs several runs. Use write_report, or name the parent folder."
+            f"{folder} holds a single run; a summary needs several runs. Use write_report, or name the parent folder."
         )
     path = folder / "report.html"
     write_atomically(path, render_summary(load_runs(folder), folder))
