@@ -260,3 +260,13 @@ def test_takes_an_exponent_for_partial_normalisation(name, make_world):
         assert scores.isfinite().all(), alpha
         if alpha == 0 and not own:
             assert_close(scores, ff.create(name).fit(world.bank, world.head)(world.unknown))
+
+
+@every_method
+def test_fitting_without_labels_is_refused_exactly_by_methods_that_are_registered_as_needing_them(name, make_world):
+    world = make_world()
+    detector, unlabelled = ff.create(name), ff.FeatureBank(world.bank.features)
+    if METHODS[name].needs_labels:
+        assert_refused(ValueError, "labels", detector.fit, unlabelled, world.head)
+    else:
+        assert detector.fit(unlabelled, world.head).is_fitted

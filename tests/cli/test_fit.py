@@ -1,7 +1,6 @@
 """``flatfold fit``: the file is the guard that the library fits on the same images."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +8,7 @@ import pytest
 import torch
 
 import flatfold as ff
-from flatfold.cli.fit import needs_labels
 from flatfold.cli.options import prepared_by
-from flatfold.detectors import METHODS
 from flatfold.models.images import ArrayImages
 from flatfold.scoring.guard_file import load_judge
 from tests.cli.images import MODEL, PREPARED, TRANSFORM, network, pixels, write_folder, write_network, write_parquet
@@ -98,20 +95,6 @@ def test_every_kind_of_place_gives_the_same_guard(val):
     write_folder(val / "flat", x)
     for place in (["flat"], ["val", "--no-labels"]):
         assert "no labels" in succeed("fit", *place, *FIT[2:], "--method", "fold").stdout
-
-
-def test_which_methods_need_labels_is_found_out_right(make_world):
-    """By fitting each of them on enough data without labels."""
-    world = make_world()
-    small = {"knn": {"k": 5}, "vim": {"dim": 6}, "nnguide": {"k": 5}}
-    for name in (name for name, entry in METHODS.items() if entry.sees == "features"):
-        hyper = small.get(name, {})
-        with suppress(ValueError):
-            ff.create(name, **hyper).fit(ff.FeatureBank(world.bank.features), world.head)
-            assert not needs_labels(ff.create(name, **hyper)), name
-            continue
-        assert needs_labels(ff.create(name, **hyper)), name
-    assert not needs_labels(ff.create("knn", k=1000)), "another need is left to the data"
 
 
 def test_remarks_are_notes_on_stderr(val):

@@ -124,7 +124,7 @@ def fit(
         start = root if is_list(calibration) else None
         held_out = _some(opened(calibration, transform, batch_size, start, image_column), limit, seed)
     detector: Detector = create(spec.name, **spec.hyper)
-    _check_labels(detector, spec, known, images)
+    _check_labels(spec, known, images)
     reading = Reading(head, device, workers, max_unreadable)
     try:
         with noted():
@@ -144,17 +144,19 @@ def _some(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
     """
     import numpy as np
 
-    from ..models.sources import PickedImages
+    from ..models.sources import ImageSubset
 
     if limit is None or source.rows <= limit:
         return source
     edges = np.arange(limit + 1) * source.rows // limit
-    return PickedImages(source, np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
+    return ImageSubset(source, np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
 
 
-def _check_labels(detector: Detector, spec: Spec, source: ImageSource, place: Path) -> None:
+def _check_labels(spec: Spec, source: ImageSource, place: Path) -> None:
     """Raise if a method needs labels that are not there, before all images are read in vain."""
-    if source.labels is None and needs_labels(detector):
+    from ..detectors import get_method
+
+    if source.labels is None and get_method(spec.name).needs_labels:
         raise ValueError(
             f"{spec.name} learns from labels, but none are read from {place}. Sort the images into a folder for each "
             "class, in the order of the model's outputs, or choose a --method that needs no labels, such as fold."
@@ -264,28 +266,3 @@ def _accuracy(bank: FeatureBank, head: Head) -> float | None:
     if bank.labels is None:
         return None
     return float((head(bank.features).argmax(dim=-1) == bank.labels).double().mean())
-
-
-def needs_labels(detector: Detector) -> bool:
-    """Tell whether a detector can be fitted with labels only, by trying it on a few made-up features."""
-    import warnings
-    from copy import deepcopy
-
-    import torch
-
-    from ..core.bank import FeatureBank, Head
-
-    features, labels = torch.rand(64, 8, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 4
-    head = Head(torch.eye(4, 8))
-    features += 3 * head.weight[labels]  # classes that the head tells apart: some methods learn from nothing else
-
-    def works(labels: torch.Tensor | None) -> bool:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about made-up features there is nothing to warn of
-                deepcopy(detector).fit(FeatureBank(features, labels), head)
-        except ValueError:
-            return False
-        return True
-
-    return not works(None) and works(labels)

@@ -14,7 +14,7 @@ from .base import Detector
 from .registry import register
 
 
-@register("dice", fits_on="train")
+@register("dice", fits_on="train", needs_labels=False)
 class Dice(Detector):
     r"""Energy under the weights with the largest mean contribution.
 

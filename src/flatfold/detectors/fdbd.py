@@ -20,7 +20,7 @@ Relative = Literal["centre", "norm"]
 RELATIVE = ("centre", "norm")
 
 
-@register("fdbd", fits_on="train", grid={"relative_to": RELATIVE})
+@register("fdbd", fits_on="train", needs_labels=False, grid={"relative_to": RELATIVE})
 class Fdbd(Detector):
     r"""Minus the distances from the decision boundaries, over the distance from the mean of the training features.
 

@@ -139,7 +139,7 @@ def make_fold(alpha: float = 0.5, score_norm: ScoreNorm = None) -> Detector:
     return Fold(alpha, score_norm)
 
 
-@register("fold-r", fits_on="val", grid={"percentile": react.PERCENTILES, "alpha": ALPHAS})
+@register("fold-r", fits_on="val", needs_labels=False, grid={"percentile": react.PERCENTILES, "alpha": ALPHAS})
 def make_fold_r(
     alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None, masked: bool = False
 ) -> Detector:

@@ -12,7 +12,7 @@ from .base import Detector
 from .registry import register
 
 
-@register("klm", fits_on="val")
+@register("klm", fits_on="val", needs_labels=False)
 class Klm(Detector):
     r"""Smallest divergence of the probabilities from the mean probabilities of a predicted class.
 

@@ -15,7 +15,7 @@ from .base import Detector
 from .registry import register
 
 
-@register("knn", fits_on="train", grid={"k": (50, 100, 200, 500, 1000)})
+@register("knn", fits_on="train", needs_labels=False, grid={"k": (50, 100, 200, 500, 1000)})
 class Knn(Detector):
     r"""Squared distance to the k-th nearest training feature, all of unit length.
 

@@ -14,7 +14,7 @@ from .base import Detector
 from .registry import register
 
 
-@register("nci", fits_on="train", grid={"strength": (1e-4, 1e-3, 1e-2, 1e-1)})
+@register("nci", fits_on="train", needs_labels=False, grid={"strength": (1e-4, 1e-3, 1e-2, 1e-1)})
 class Nci(Detector):
     r"""Minus the proximity to the class weight and a share of the feature's size.
 

@@ -16,7 +16,7 @@ from .base import Detector
 from .registry import register
 
 
-@register("nnguide", fits_on="train")
+@register("nnguide", fits_on="train", needs_labels=False)
 class NNGuide(Detector):
     r"""Minus the log-sum-exp of the logits times a guidance by neighbours.
 

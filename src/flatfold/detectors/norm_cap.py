@@ -46,12 +46,12 @@ class NormCap(Shaping):
 
 PERCENTILES = (25, 50, 75, 90)
 
-register("ebo-c", fits_on="val", grid={"percentile": PERCENTILES})(
+register("ebo-c", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES})(
     behind(NormCap, Ebo, "Energy of features whose norms are capped.", percentile=50)
 )
 
 
-@register("fold-c", fits_on="val", grid={"percentile": PERCENTILES, "alpha": ALPHAS})
+@register("fold-c", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES, "alpha": ALPHAS})
 def make_fold_c(alpha: float = 0.25, percentile: float = 50, score_norm: ScoreNorm = None) -> Detector:
     """FOLD on features whose norms are capped."""
     return Shaped(NormCap(percentile), Fold(alpha, score_norm))

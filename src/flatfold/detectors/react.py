@@ -56,4 +56,6 @@ class ReAct(Shaping):
 
 PERCENTILES = (85, 90, 95, 99)
 
-register("react", fits_on="val", grid={"percentile": PERCENTILES})(behind(ReAct, Ebo, "Energy of clipped features."))
+register("react", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES})(
+    behind(ReAct, Ebo, "Energy of clipped features.")
+)

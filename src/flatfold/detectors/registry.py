@@ -1,5 +1,6 @@
 """Detectors by name: ``create("fold-r", alpha=0.3, percentile=90)``."""
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import getdoc, signature
@@ -43,6 +44,7 @@ class Method(NamedTuple):
     tuned_on: TunedOn
     grid: Grid
     sees: Sees
+    needs_labels: bool
 
     @property
     def summary(self) -> str:
@@ -59,6 +61,7 @@ def register(
     tuned_on: TunedOn = "nothing",
     grid: Grid | None = None,
     sees: Sees = "features",
+    needs_labels: bool | None = None,
 ) -> Callable[[Factory], Factory]:
     """Make a detector available under a name in :func:`create`, the benchmark and the contract test.
 
@@ -70,12 +73,15 @@ def register(
             the first of which varies fastest.
         sees: ``"features"`` for a :class:`Detector`; ``"logits"`` or ``"layers"`` for an :class:`InputDetector`,
             which runs the network itself.
+        needs_labels: False if ``fit`` works on features without labels. Default: False if it learns from
+            nothing, True otherwise.
     """
 
     def add(factory: Factory) -> Factory:
         if name in METHODS:
             raise ValueError(f"a method called {name!r} is registered already. Choose another name.")
-        METHODS[name] = Method(factory, fits_on, tuned_on, grid or {}, sees)
+        labelled = fits_on != "nothing" if needs_labels is None else needs_labels
+        METHODS[name] = Method(factory, fits_on, tuned_on, grid or {}, sees, labelled)
         return factory
 
     return add
@@ -93,6 +99,35 @@ def get_method(name: str) -> Method:
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(methods())}."
         raise ValueError(f"no method is called {name!r}. {hint}")
     return METHODS[name]
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the hyper-parameters of a method that is written as on the command line.
+
+    Example:
+        >>> parse_method("knn:k=10")
+        ('knn', {'k': 10})
+    """
+    name, *settings = text.strip().split(":")
+    hyper: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = (part.strip() for part in setting.partition("="))
+        if not equals or key in hyper:
+            raise ValueError(
+                f"{text!r} is not a method. Write name=value after a colon, as in knn:k=10, each name once."
+            )
+        hyper[key] = _parse_value(value)
+    hyperparameters(name, **hyper)  # raises for names that do not exist
+    return name, hyper
+
+
+def _parse_value(text: str) -> Any:
+    if text.lower() in ("true", "false", "none"):
+        return ast.literal_eval(text.capitalize())
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 @overload

@@ -17,7 +17,7 @@ from .registry import register
 REFERENCE_DIM = 256
 
 
-@register("vim", fits_on="train", grid={"dim": (256, 1000)})
+@register("vim", fits_on="train", needs_labels=False, grid={"dim": (256, 1000)})
 class Vim(Detector):
     r"""Residual of the features, on the scale of the logits, minus the log-sum-exp of the logits.
 

@@ -1,10 +1,9 @@
 """What ``--methods`` understands: ``knn``, ``knn:k=10``, ``react:percentile=95:alpha=0.5``, ``knn@id``, ``vim@ood``."""
 
-import ast
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..detectors import get_method, hyperparameters
+from ..detectors import get_method, hyperparameters, parse_method
 
 TuneOn = Literal["id", "ood"]
 
@@ -59,16 +58,7 @@ def parse_spec(text: str) -> Spec:
         Spec(name='gen', hyper={'top': 10}, tune='ood')
     """
     body, at, tune = text.strip().partition("@")
-    name, *settings = body.split(":")
-    hyper: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = (part.strip() for part in setting.partition("="))
-        if not equals or key in hyper:
-            raise ValueError(
-                f"{text!r} is not a method: after a colon comes name=value, as in knn:k=10, each name once."
-            )
-        hyper[key] = _value(value)
-    return Spec(name, hyper, tune if at else None)  # type: ignore[arg-type]  # other words are refused there
+    return Spec(*parse_method(body), tune if at else None)  # type: ignore[arg-type]  # other words are refused there
 
 
 def parse_specs(text: str) -> list[Spec]:
@@ -81,12 +71,3 @@ def parse_specs(text: str) -> list[Spec]:
         else:
             words[-1] += letter
     return [parse_spec(word) for word in words if word.strip()]
-
-
-def _value(text: str) -> Any:
-    if text.lower() in ("true", "false", "none"):
-        return ast.literal_eval(text.capitalize())
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text

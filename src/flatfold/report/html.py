@@ -281,19 +281,6 @@ SECTIONS = (
         "normalised, and 0 leaves them as they are. Green marks the best of a column and every other whose interval "
         "reaches that of the best: no more than that is claimed. Amber marks what is certainly worse than guessing.",
     ),
-    Section(
-        "theorem",
-        "A theorem on unknown inputs",
-        "Of random settings, the same on every page, not of this suite. Two Gaussian classes at ±μ with covariance S, "
-        "a logistic head that has learnt them, w = 2S⁻¹μ, and unknown inputs of the same covariance at ±cRμ, with a "
-        "rotation R: their expected trace of the Hessian of the energy is the larger one if and only if c |μ′S⁻¹Rμ| "
-        "< μ′S⁻¹μ. The FOLD paper states the “if”, with w = S⁻¹μ, and the order is the same for every positive "
-        "multiple; but it needs the equal covariance, and unless S is a multiple of the identity, c < 1 alone is not "
-        "enough. First panel: every dot is a setting, and none may lie where the theorem says never. Second: this "
-        "trace is |w|² φ with φ = p (1 − p), and the proof needs that the average of φ over a Gaussian falls as its "
-        "mean m leaves zero, not only φ itself. Third: expected traces of some settings against random draws, with two "
-        "standard errors.",
-    ),
     Section("datasets", "Unknown data sets"),
     Section(
         "methods",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..io.files import opened_alone, sha256_of, sweep, write_atomically
 from ..models.eval_mode import usable_device
-from ..models.extract import Piece, attempts
+from ..models.extract import BatchResult, read_batches
 from ..models.fingerprint import evenly_spaced
 from ..models.heads import Pass
 from ..models.sources import ImageSource
@@ -112,11 +112,11 @@ class Scorer:
         self.guard = guard
         self.source = source
 
-    def __call__(self, pieces: Iterable[Piece]) -> Record:
+    def __call__(self, pieces: Iterable[BatchResult]) -> Record:
         """Return what the guard says about the images of some batches, at least one."""
         return Record.joined([self._record(piece) for piece in pieces])
 
-    def _record(self, piece: Piece) -> Record:
+    def _record(self, piece: BatchResult) -> Record:
         seen = self._seen(piece)
         sound = seen.features.isfinite().all(dim=-1)
         verdict = self.guard.judged(Pass(*(part[sound] for part in seen)))
@@ -131,7 +131,7 @@ class Scorer:
             {"path": self._names(others), "reason": _texts(reasons[row] for row in others)},
         )
 
-    def _seen(self, piece: Piece) -> Pass:
+    def _seen(self, piece: BatchResult) -> Pass:
         """Return features and logits of what could be read, perhaps of nothing."""
         if piece.batch is not None:
             try:
@@ -323,9 +323,9 @@ def score_here(task: Task, parts: Parts, workers: int = 0) -> Iterator[tuple[int
         workers: Processes that read images ahead; 0 reads in this one.
     """
     scorer, source = task.scorer(), task.source
-    pieces = attempts(source, source.touched(parts.values()), "scoring", workers)
+    pieces = read_batches(source, source.batch_ranges(parts.values()), "scoring", workers)
     for number, rows in parts.items():
-        yield number, scorer(islice(pieces, len(source.touched([rows])))).to_json()
+        yield number, scorer(islice(pieces, len(source.batch_ranges([rows])))).to_json()
 
 
 # Which rows a process scores: its share of all batches, cut into parts.

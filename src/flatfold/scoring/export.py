@@ -24,7 +24,7 @@ from .. import __version__
 from ..io.files import written
 from ..io.progress import track
 from ..models.batches import Batch, split_batch
-from ..models.eval_mode import as_it_was
+from ..models.eval_mode import evaluating
 from ..models.extract import check_loader
 from .calibrated import Verdict
 from .guard_module import Guarded
@@ -138,7 +138,7 @@ def gathered(guard: Guard, inputs: Iterable[Any]) -> Batch:
         raise ValueError(f"an export is checked on real inputs, at least 2, got {rows}. Give some hundred of them.")
     args = tuple(_joined("x", batches, [each.args[i] for each in batches]) for i in range(len(batches[0].args)))
     kwargs = {name: _joined(name, batches, [each.kwargs[name] for each in batches]) for name in batches[0].kwargs}
-    with as_it_was(guard.model) as device:
+    with evaluating(guard.model) as device:
         return Batch(args, kwargs, None, rows).part(0, MOST).to(device)
 
 

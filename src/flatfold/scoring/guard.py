@@ -16,7 +16,7 @@ from ..core.bank import FeatureBank, Head
 from ..detectors import create, get_method
 from ..detectors.base import Detector
 from ..models.batches import split_batch
-from ..models.eval_mode import as_it_was
+from ..models.eval_mode import evaluating
 from ..models.extract import one_pass
 from ..models.fingerprint import weights_hash
 from ..models.heads import FoundHead, Pass, run
@@ -258,7 +258,7 @@ class Guard:
     @torch.no_grad()
     def look(self, batch: Any) -> Pass:
         """Run a batch through the model and return its features and logits, which :meth:`judged` takes."""
-        with as_it_was(self.model) as device:
+        with evaluating(self.model) as device:
             return run(self.model, self.found, split_batch(batch).to(device))
 
     @torch.no_grad()

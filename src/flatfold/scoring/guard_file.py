@@ -32,7 +32,7 @@ from ..detectors import create
 from ..detectors.base import Detector
 from ..detectors.registry import METHODS
 from ..io.files import written
-from ..models.eval_mode import as_it_was
+from ..models.eval_mode import evaluating
 from ..models.fingerprint import weights_hash
 from ..models.forward import is_linear
 from ..models.heads import FoundHead, head_of, module_named
@@ -429,7 +429,7 @@ def save(path: Path, found: FoundHead, judge: Judge, transform: Transform | None
     if any(buffer.device.type != "cpu" for buffer in judge.buffers()):
         judge = deepcopy(judge).cpu()  # the original stays where it is
     _check_calibration(judge)
-    with as_it_was(found.module):  # while it is trained, a look at a weight may change it (spectral norm)
+    with evaluating(found.module):  # while it is trained, a look at a weight may change it (spectral norm)
         dtype = type_name(found.module)
     settings = made(
         judge,
@@ -447,7 +447,7 @@ def save(path: Path, found: FoundHead, judge: Judge, transform: Transform | None
 def load(path: Path, model: nn.Module) -> tuple[FoundHead, Judge, Transform | None, str]:
     """Return the head, the judge, the transform and the sha256 of the weights that ``path`` holds for ``model``."""
     settings, tensors = _read(path)
-    with as_it_was(model):
+    with evaluating(model):
         found = matching_head(path, settings, model)
     with _about(path):
         return found, *rebuilt(settings, tensors), settings["weights_sha256"]

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 from torch import Tensor, nn
 
 from ..core.validation import UnsupportedHead
-from ..models.eval_mode import as_it_was
+from ..models.eval_mode import evaluating
 from ..models.forward import COMPILED, logits_of, one_row_each
 from ..models.heads import FoundHead, module_named
 from .calibrated import Judge, Verdict
@@ -100,7 +100,7 @@ def _twin(module: M) -> M:
 
     A module with a ``train`` of its own may change its weights there (LoRA merges them), so its memory is copied too.
     """
-    with as_it_was(module):
+    with evaluating(module):
         own_modes = any(type(part).train not in (nn.Module.train, Guarded.train) for part in module.modules())
         tensors = (*module.parameters(), *module.buffers())
         shared: dict[int, Any] = {} if own_modes else {id(tensor): _around(tensor) for tensor in tensors}
