@@ -28,7 +28,7 @@ from .options import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..scoring.calibrated import Judge
+    from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard
     from ..serve.settings import Settings
 
@@ -128,24 +128,24 @@ def serve(
 
 def _load(
     path: Path, network: nn.Module | None, fpr: float | None, device: str, options: dict[str, int | str | None]
-) -> Guard | Judge:
-    """Return the guard, or without a network its judge, on a device and at a false-alarm rate."""
+) -> Guard | CalibratedDetector:
+    """Return the guard, or without a network its calibrated detector, on a device and at a false-alarm rate."""
     from ..models.eval_mode import usable_device
-    from ..scoring.calibrated import Judge
+    from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard
 
     place = usable_device(device)
     if network is None:
-        judge = Judge.load(path).to(place)
-        return judge if fpr is None else judge.at(fpr)
+        calibrated = CalibratedDetector.load(path).to(place)
+        return calibrated if fpr is None else calibrated.at(fpr)
     guard = Guard.load(path, network)
     guard.transform = prepared_by(guard.transform, options, path)
     guard.model.to(place)
-    guard.judge.to(place)
+    guard.calibrated.to(place)
     return guard if fpr is None else guard.at(fpr)
 
 
-def _run(guard: Guard | Judge, settings: Settings, host: str, port: int, access_log: bool) -> None:
+def _run(guard: Guard | CalibratedDetector, settings: Settings, host: str, port: int, access_log: bool) -> None:
     from ..serve.app import create_app
     from ..serve.run import address_of, bind, run
 
@@ -154,7 +154,7 @@ def _run(guard: Guard | Judge, settings: Settings, host: str, port: int, access_
     with bind(host, port) as bound:
         inputs = "features" if scorer.transform is None else "images and features"
         access = "without a token" if settings.token is None else "with a token"
-        rate = scorer.judge.calibration.fpr
+        rate = scorer.calibrated.calibration.fpr
         typer.echo(f"{scorer.method} at a false-alarm rate of {rate:g}, for {inputs}, at {address_of(bound)}, {access}")
         ended = run(app, bound, access_log)
     if not ended:

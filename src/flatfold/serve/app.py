@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.authentication import AuthenticationMiddleware
 
-from ..scoring.calibrated import Judge
+from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from .middleware import PAGE, AccessMiddleware, BearerToken
 from .service import Service
@@ -26,11 +26,11 @@ _ROUTING_ERRORS = {
 }
 
 
-def create_app(guard: Guard | Judge, settings: Settings | None = None) -> FastAPI:
+def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = None) -> FastAPI:
     """Return an ASGI application that scores images and features over HTTP.
 
     Args:
-        guard: A guard with a transform, for images and features; or its judge, for features only.
+        guard: A guard with a transform, for images and features; or its calibrated detector, for features only.
         settings: Limits and access; by default those of :class:`Settings`, for this machine only.
 
     Returns:

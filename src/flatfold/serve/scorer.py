@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from ..models.heads import Pass
-from ..scoring.calibrated import Judge, Verdict
+from ..scoring.calibrated import CalibratedDetector, Verdict
 from ..scoring.explanation import explain
 from ..scoring.guard import Guard
 from ..scoring.monitor import Monitor
@@ -44,8 +44,8 @@ class Input(NamedTuple):
 class LiveMonitor:
     """A monitor that one thread may read while another one counts."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._monitor, self._empty = Monitor.of(judge), Monitor.of(judge)
+    def __init__(self, calibrated: CalibratedDetector) -> None:
+        self._monitor, self._empty = Monitor.of(calibrated), Monitor.of(calibrated)
         self._lock = threading.Lock()
 
     def add(self, verdict: Verdict) -> None:
@@ -67,16 +67,16 @@ class Scorer:
         transform: How images are prepared; None without a model, which leaves features only.
     """
 
-    def __init__(self, guard: Guard | Judge, names: tuple[str, ...] | None = None) -> None:
+    def __init__(self, guard: Guard | CalibratedDetector, names: tuple[str, ...] | None = None) -> None:
         self._guard = guard if isinstance(guard, Guard) else None
-        self.judge = guard.judge if isinstance(guard, Guard) else guard
+        self.calibrated = guard.calibrated if isinstance(guard, Guard) else guard
         self.transform = None if self._guard is None else self._guard.transform
         if self._guard is not None and self.transform is None:
             raise ValueError(
                 "the guard has no transform, so the service cannot prepare images. "
-                "Set guard.transform, or serve guard.judge, which takes features only."
+                "Set guard.transform, or serve guard.calibrated, which takes features only."
             )
-        self._weight = self.judge.detector.fitted_weight
+        self._weight = self.calibrated.detector.fitted_weight
         self.classes, self.width = self._weight.shape
         if names is not None and len(names) != self.classes:
             raise ValueError(
@@ -84,14 +84,14 @@ class Scorer:
                 "Give them in the order of the model's outputs, or leave them out."
             )
         self.names = names
-        made_by = self.judge.detector.made_by
-        self.method = made_by[0] if made_by else type(self.judge.detector).__name__
-        self.monitor = LiveMonitor(self.judge)
+        made_by = self.calibrated.detector.made_by
+        self.method = made_by[0] if made_by else type(self.calibrated.detector).__name__
+        self.monitor = LiveMonitor(self.calibrated)
         self.explains = self._can_explain()
 
     def facts(self) -> dict[str, Any]:
         """Return the guard's settings and the counts so far as JSON values; None for missing or infinite numbers."""
-        calibration, monitor = self.judge.calibration, self.monitor.snapshot()
+        calibration, monitor = self.calibrated.calibration, self.monitor.snapshot()
         bins = monitor.histogram()
         return {
             "method": self.method,
@@ -126,14 +126,14 @@ class Scorer:
     def _rows(self, inputs: Sequence[Input]) -> list[Row]:
         values = torch.stack([entry.values for entry in inputs])
         if self._guard is not None and inputs[0].kind == "image":
-            result = self._guard.look(values)
+            result = self._guard.run(values)
         else:
             features = values.to(self._weight)
-            result = Pass(features, self.judge.detector.innermost.logits(features))
+            result = Pass(features, self.calibrated.detector.innermost.logits(features))
         if self._guard is not None:
-            verdict = self._guard.judged(result)
+            verdict = self._guard.decide(result)
         else:
-            verdict = Verdict(result.logits, *self.judge(result.features, result.logits))
+            verdict = Verdict(result.logits, *self.calibrated(result.features, result.logits))
         explanations = self._explanations(inputs, result.features, verdict)
         self.monitor.add(verdict)
         columns = (verdict.logits.argmax(dim=-1), verdict.score, verdict.p_value, verdict.is_ood)
@@ -149,13 +149,13 @@ class Scorer:
         asked = [i for i, entry in enumerate(inputs) if entry.explain]
         if not asked or not self.explains:
             return {}
-        pairs = self.judge.detector.pairs(features[asked], EXPLAINED_PAIRS)
+        pairs = self.calibrated.detector.pairs(features[asked], EXPLAINED_PAIRS)
         texts = explain(Verdict(*(column[asked] for column in verdict)), pairs, self.names)
         return {i: str(text) for i, text in zip(asked, texts, strict=True)}
 
     def _can_explain(self) -> bool:
         try:
-            self.judge.detector.pairs(torch.ones_like(self._weight[:1]), 1)
+            self.calibrated.detector.pairs(torch.ones_like(self._weight[:1]), 1)
         except ValueError:  # its score is not a sum over pairs of classes
             return False
         return True

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from ..scoring.calibrated import Judge
+from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from .metrics import Metrics
 from .requests import FEATURES, FORM, File, decode_features, decode_image, limit_body, read_body, read_form
@@ -36,7 +36,7 @@ class Service:
         closing: Whether the service is about to end.
     """
 
-    def __init__(self, guard: Guard | Judge, settings: Settings) -> None:
+    def __init__(self, guard: Guard | CalibratedDetector, settings: Settings) -> None:
         self.settings = settings
         self.scorer = Scorer(guard, settings.names)
         self.metrics = Metrics(self.scorer.monitor, self.scorer.method, lambda: self.batcher.waiting)
