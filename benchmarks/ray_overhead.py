@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 import flatfold as ff
-from flatfold.models.extract import attempts
+from flatfold.models.extract import read_batches
 from flatfold.models.images import ArrayImages, FolderImages
 from flatfold.models.model_loading import load_weights, make_model
 from flatfold.scoring.batch import Engine, Parts, Task, score_here
@@ -104,7 +104,7 @@ def _print_large(folder: Path) -> None:
     ff.Guard.fit(_resnet50(), torch.rand(40, 3, 224, 224).split(8), detector="fold", transform=transform).save(guard)
     task = Task(guard, _resnet50, FolderImages(folder / "photos", transform, 16, labels=False))
     scorer, begin = task.scorer(), time()
-    scorer(attempts(task.source, task.source.touched([range(LARGE)])))
+    scorer(read_batches(task.source, task.source.batch_ranges([range(LARGE)])))
     rate = LARGE / (time() - begin)
     print(
         f"      a network of ResNet-50's size, {LARGE} JPEG files of 500 x 375 pixels: {rate:.1f} images/s on one core"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flatfold.evaluate.suites.suite import OodSet, Suite
 from flatfold.models.images import NpzImages, Transform
-from flatfold.models.sources import ImageSource, PickedImages
+from flatfold.models.sources import ImageSource, ImageSubset
 
 from .networks import NETWORKS, STEPS, trained
 
@@ -91,13 +91,13 @@ def _suite(name: str, plan: Plan, network: str, elsewhere: dict[str, Path], data
 
     known = images(plan.known, labels=True)
     rows, val, test = split(_labels(known), plan.classes, plan.shares)
-    train = _first_classes(images(plan.train, labels=True), plan.classes) if plan.train else PickedImages(known, rows)
+    train = _first_classes(images(plan.train, labels=True), plan.classes) if plan.train else ImageSubset(known, rows)
     return Suite(
         name=name,
         about=f"The first {plan.classes} classes of {plan.known} are known.",
         model=trained(network, train, out / f"{name}-{network}.safetensors", steps),
         train=None,
-        val=PickedImages(known, val),
+        val=ImageSubset(known, val),
         test=_some(known, test),
         ood=tuple(_unknown(plan, known, images)),
         seed=0,
@@ -133,13 +133,13 @@ def split(labels: Rows, classes: int, shares: Sequence[float]) -> list[Rows]:
 
 
 def _first_classes(source: ImageSource, classes: int) -> ImageSource:
-    return PickedImages(source, np.flatnonzero(_labels(source) < classes))
+    return ImageSubset(source, np.flatnonzero(_labels(source) < classes))
 
 
 def _some(source: ImageSource, rows: Rows | None = None) -> ImageSource:
     """Return at most ``MOST`` random images of those rows."""
     rows = np.arange(source.rows) if rows is None else rows
-    return PickedImages(source, np.sort(np.random.default_rng(1).permutation(rows)[:MOST]))
+    return ImageSubset(source, np.sort(np.random.default_rng(1).permutation(rows)[:MOST]))
 
 
 def _labels(source: ImageSource) -> Rows:

@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 from flatfold import DamagedBank, FolderImages, Transform, extract, load_bank, save_bank
 from flatfold.models.images import ArrayImages
-from flatfold.models.layers import score_rows
+from flatfold.models.layers import score_inputs
 from tests.refusals import refused
 
 ROWS, SHARD, BATCH = 50, 12, 4
@@ -332,7 +332,7 @@ def energies(model, out, source=None, shift=0.0, factor=1e-3):
     def score(x):
         return 0.1 + (shift - model(x).logsumexp(1)) * factor
 
-    return score_rows(score, model, source or image_source(), out, {"method": "energy"})
+    return score_inputs(score, model, source or image_source(), out, {"method": "energy"})
 
 
 def test_scores_are_read_for_the_same_network_only_compared_by_how_far_they_lie_apart(tmp_path):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flatfold import FolderImages, Transform, UnreadableImage, extract, load_bank
 from flatfold.models.feature_files import open_features
-from flatfold.models.layers import first_inputs, labelled_batches, score_rows
+from flatfold.models.layers import labelled_batches, read_first_batch, score_inputs
 from tests.refusals import refused
 
 PLAIN = Transform()
@@ -170,10 +170,10 @@ def test_more_unreadable_images_than_the_share_end_the_pass(tmp_path, caplog):
 def test_scores_and_methods_that_learn_from_images_leave_the_same_ones_out(tmp_path):
     broken = (0, 1, 2, 3, 9)
     source = FolderImages(make_folder(tmp_path / "images", broken=broken), PLAIN, batch_size=4)
-    scores = score_rows(lambda x: x.sum((1, 2, 3)), Net(), source, tmp_path / "scores", {})
+    scores = score_inputs(lambda x: x.sum((1, 2, 3)), Net(), source, tmp_path / "scores", {})
     whole = FolderImages(make_folder(tmp_path / "whole"), PLAIN)
     sums = whole.read(range(20))[0].sum((1, 2, 3))
     assert_close(scores, sums[[row for row in range(20) if row not in broken]])
     batches = list(labelled_batches(source, "cpu", "fitting"))
     assert torch.cat([y for _, y in batches]).tolist() == [0] * 5 + [1] * 10
-    assert len(first_inputs(source)) == 4
+    assert len(read_first_batch(source)) == 4

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from flatfold.models.fingerprint import evenly_spaced, feed_samples, weights_hash
+from flatfold.models.fingerprint import evenly_spaced, hash_samples, weights_hash
 from tests.architectures import LowRank
 
 
@@ -78,7 +78,7 @@ def write(path, content):
 
 def fed(files):
     digest = hashlib.sha256()
-    feed_samples(digest, files)
+    hash_samples(digest, files)
     return digest.hexdigest()
 
 

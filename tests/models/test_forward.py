@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.eval_mode import as_it_was
+from flatfold.models.eval_mode import evaluating
 from flatfold.models.feature_files import FeatureRows
 from flatfold.models.heads import find_head
 from flatfold.models.images import ArrayImages
-from flatfold.models.layers import score_rows
+from flatfold.models.layers import score_inputs
 from tests.architectures import Net
 from tests.refusals import refused
 
@@ -81,7 +81,7 @@ def test_a_model_is_moved_to_a_device_and_back_only_if_needed():
     assert model.sent == ("meta", "cpu")
     two = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3, device="meta"))
     for case, device in [(two, "meta"), (model, "abacus"), (model, "cuda:99")]:
-        with refused(device, device), as_it_was(case, device):
+        with refused(device, device), evaluating(case, device):
             pass
 
 
@@ -99,7 +99,9 @@ def test_images_that_do_not_fit_are_told_with_their_shape(tmp_path):
     uses = {
         "extract": lambda source, x: ff.extract(model, source),
         "find_head": lambda source, x: find_head(model, x),
-        "scores": lambda source, x: score_rows(lambda x: model(x).sum(1), model, source, tmp_path / str(len(x[0])), {}),
+        "scores": lambda source, x: score_inputs(
+            lambda x: model(x).sum(1), model, source, tmp_path / str(len(x[0])), {}
+        ),
         "logits": lambda source, x: ff.logits_function(model)(x),
         "layers": lambda source, x: ff.layers_of(model, x, ["4"])(x),
     }
@@ -149,7 +151,7 @@ def test_errors_that_are_not_about_the_inputs_stay_what_they_are(tmp_path):
 
         model = nn.Linear(12, 2)
         with pytest.raises(type(error)) as caught:
-            score_rows(fail, model, images((2, 2, 3)), tmp_path / "scores", {})
+            score_inputs(fail, model, images((2, 2, 3)), tmp_path / "scores", {})
         assert caught.value is error
         model.register_forward_pre_hook(fail)
         with pytest.raises(type(error)) as caught:

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from flatfold import UnsupportedHead, extract
 from flatfold.models.batches import split_batch
-from flatfold.models.eval_mode import as_it_was
+from flatfold.models.eval_mode import evaluating
 from flatfold.models.heads import find_head, probe, run
 from tests.architectures import Net
 from tests.refusals import refused
@@ -118,7 +118,7 @@ FOUND = [
 
 
 def assert_head_found(model, x, name, oracle):
-    with as_it_was(model):
+    with evaluating(model):
         found, (features, logits) = probe(model, split_batch(x))
         again = run(model, found, split_batch(x))
         expected = oracle(model, x)
@@ -205,7 +205,7 @@ def test_a_named_layer_is_taken_and_a_warning_says_that_the_logits_are_others():
         found = find_head(model, x, "head")
     assert seen[0].filename == __file__
     assert (found.name, found.gives_logits) == ("head", False)
-    with as_it_was(model):
+    with evaluating(model):
         assert_close(run(model, found, split_batch(x)).features, model.body(x))
     model, x, name, _ = a_module_under_two_names()  # and nothing warns
     assert find_head(model, x, name).gives_logits

@@ -26,7 +26,7 @@ from torch import nn
 from flatfold import FolderImages, ListImages, NpzImages, TableImages, Transform, UnreadableImage, extract
 from flatfold.core.validation import TooManyPixels
 from flatfold.models.images import ArrayImages, open_images, read_image
-from flatfold.models.sources import PickedImages
+from flatfold.models.sources import ImageSubset
 from tests.refusals import refused
 
 PLAIN = Transform()
@@ -435,7 +435,7 @@ def test_images_and_labels_come_in_the_order_of_the_list(tmp_path, root):
         assert torch.cat([y for _, y in source]).tolist() == labels
         assert (source.rows, len(source), source.paths) == (6, 2, tuple(names))
         assert source.picture(1)[0] == source.name(-1) == str(root / "cat/b.png")
-        assert colours(PickedImages(source, np.array([0, 2]))) == [4, 1]
+        assert colours(ImageSubset(source, np.array([0, 2]))) == [4, 1]
     unlabelled = make_list(tmp_path / "u.txt", labels=[-1, 5, -1, -1, 0])
     assert colours(ListImages(str(unlabelled), str(root), PLAIN, labels=False)) == list(range(5))
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import flatfold as ff
 from flatfold.models.images import ArrayImages
-from flatfold.models.layers import labelled_batches, score_rows
+from flatfold.models.layers import labelled_batches, score_inputs
 from tests.refusals import refused
 
 
@@ -133,14 +133,14 @@ def sums(x):
 
 def test_every_image_gets_its_score_in_evaluation_mode_and_other_images_are_refused(tmp_path):
     net, modes = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 2)).train(), []
-    scores = score_rows(lambda x: modes.append(net.training) or sums(x), net, source(), tmp_path / "s", {})
+    scores = score_inputs(lambda x: modes.append(net.training) or sums(x), net, source(), tmp_path / "s", {})
     assert_close(scores, torch.cat([sums(x) for x in source()]))
     assert modes == [False, False, False]
     assert net.training
     with pytest.raises(ValueError, match="labels are needed"):
         list(labelled_batches(source(), "cpu", "fitting"))
     with pytest.raises(ValueError, match="other"):
-        score_rows(sums, net, source(1), tmp_path / "s", {})
+        score_inputs(sums, net, source(1), tmp_path / "s", {})
     bad = source().read(range(20, 21))[0]
     with pytest.raises(ValueError, match="finite, but row 20"):
-        score_rows(lambda x: sums(x) / (x != bad).any((1, 2, 3)), net, source(), tmp_path / "t", {})
+        score_inputs(lambda x: sums(x) / (x != bad).any((1, 2, 3)), net, source(), tmp_path / "t", {})

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import nn
 
 from flatfold import TableImages, Transform, UnreadableImage, extract
-from flatfold.models.sources import PickedImages
+from flatfold.models.sources import ImageSubset
 from tests.refusals import refused
 
 PLAIN = Transform()
@@ -95,7 +95,7 @@ def test_rows_come_in_their_order_and_at_any_time_with_labels_and_names(tmp_path
         for row in (11, -12):
             with refused(row, error=IndexError):
                 use(row)
-    picked = PickedImages(source, np.array([9, 0, 5]))
+    picked = ImageSubset(source, np.array([9, 0, 5]))
     ((x, y),) = picked
     assert (x[:, 0, 0, 0] * 255).round().tolist() == [9, 0, 5]
     assert (y.tolist(), picked.name(2)) == ([1, 2, 2], f"{path}:5")

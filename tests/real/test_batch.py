@@ -110,7 +110,7 @@ def test_scores_are_those_of_the_guard_and_unknown_images_raise_more_alarms(whol
     out, _ = whole
     guard = ff.Guard.load(task.guard, task.model())
     scores = dict(zip(column(out, "path"), map(float, column(out, "score")), strict=True))
-    for rows in task.source.touched([range(100), range(task.source.rows - 100, task.source.rows)]):
+    for rows in task.source.batch_ranges([range(100), range(task.source.rows - 100, task.source.rows)]):
         batch, unreadable = task.source.attempt(rows)
         names = [task.source.name(row) for row in rows if row not in unreadable]
         assert np.array_equal(np.float32([scores[name] for name in names]), guard(batch).score.numpy())

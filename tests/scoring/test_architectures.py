@@ -10,7 +10,7 @@ from torch.testing import assert_close
 import flatfold as ff
 from flatfold.core.validation import UnsupportedHead
 from flatfold.models.batches import split_batch
-from flatfold.models.eval_mode import as_it_was
+from flatfold.models.eval_mode import evaluating
 from flatfold.models.forward import logits_of
 from flatfold.models.heads import run
 from tests import architectures as made
@@ -122,7 +122,7 @@ def test_a_guard_finds_the_head_and_answers_as_the_model_does(kind, tmp_path):
     logits = logits_of(call(model.eval(), some))
     assert logits.std(dim=0).min() > 0, "the case shows nothing: every input has the same logits"
     assert_close(verdict.logits, logits, rtol=CLOSE[logits.dtype], atol=CLOSE[logits.dtype])
-    with as_it_was(model) as device:
+    with evaluating(model) as device:
         seen = run(model, guard.found, split_batch(some).to(device))
     head = guard.found.head
     assert_close(linear(seen.features, head.weight, head.bias).to(logits.dtype), logits, rtol=1e-5, atol=1e-5)

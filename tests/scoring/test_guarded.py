@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import flatfold as ff
 from flatfold.core.validation import UnsupportedHead
 from flatfold.models.batches import split_batch
-from flatfold.models.eval_mode import as_it_was
+from flatfold.models.eval_mode import evaluating
 from flatfold.models.heads import run
 from tests import architectures as made
 from tests.architectures import built
@@ -157,7 +157,7 @@ def fit(model, **options):
 
 
 def features_of(guard, x):
-    with as_it_was(guard.model) as device:
+    with evaluating(guard.model) as device:
         return run(guard.model, guard.found, split_batch(x).to(device)).features
 
 

@@ -87,11 +87,11 @@ def _images(place: Path, transform: Transform, limit: int) -> ImageSource:
     import numpy as np
 
     from ..models.images import open_images
-    from ..models.sources import PickedImages
+    from ..models.sources import ImageSubset
 
     source = open_images(place, transform, BATCH_SIZE, labels=False)
     count = min(limit, source.rows)
-    return PickedImages(source, np.arange(count) * source.rows // count)
+    return ImageSubset(source, np.arange(count) * source.rows // count)
 
 
 def _listed(sizes: tuple[int, ...]) -> str:

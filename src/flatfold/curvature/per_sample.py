@@ -21,7 +21,7 @@ from torch.nn.functional import batch_norm, group_norm, layer_norm, pad
 
 from ..core.hessian import as_double
 from ..models.batches import Batch
-from ..models.forward import answer, logits_of
+from ..models.forward import forward, logits_of
 
 Parameters = dict[str, nn.Parameter]
 
@@ -132,7 +132,7 @@ class ByInput:
         parameters = list(self._parameters.values())
         found = []
         for row in range(self._batch.rows):
-            logits = logits_of(answer(self._model, self._batch.part(row, row + 1)))
+            logits = logits_of(forward(self._model, self._batch.part(row, row + 1)))
             each = [
                 torch.autograd.grad(logits, parameters, one[row : row + 1], retain_graph=True, materialize_grads=True)
                 for one in cotangents
@@ -462,7 +462,7 @@ def kept_parts(model: nn.Module, parameters: Parameters, batch: Batch, cotangent
 def kept(model: nn.Module, parameters: Parameters, batch: Batch) -> Kept:
     """Return a forward pass of a batch, kept in the fastest way that is right for these parameters."""
     with noted_calls(model, parameters) as calls:
-        logits = logits_of(answer(model, batch))
+        logits = logits_of(forward(model, batch))
     check_graphs(model, calls)
     if goes_by_layer(logits, parameters, calls):
         return Kept(ByLayer(logits, calls))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.batches import Batch
-from ..models.forward import answer, logits_of
+from ..models.forward import forward, logits_of
 from .operators import is_about_derivatives
 from .per_sample import Parameters, uses
 
@@ -118,7 +118,7 @@ def trace_is_first_order(model: nn.Module, parameters: Parameters, batch: Batch)
             hook = layer.register_forward_hook(_moved_by(step, number, moved), prepend=True)
             hooks.callback(hook.remove)
         bending = hooks.enter_context(unknown_behind(model))
-        logits = logits_of(answer(model, _some_of(batch)))
+        logits = logits_of(forward(model, _some_of(batch)))
         counts, steps = uses(logits, parameters)
         called = Counter(layer for layer, made in moved if made in steps)
         usual = all(counts[name] <= called[layer] <= 1 for name, layer in owners.items())

@@ -16,8 +16,8 @@ from torch.nn.parameter import is_lazy
 
 from ..io.progress import track
 from ..models.batches import Batch, split_batch
-from ..models.eval_mode import as_it_was
-from ..models.forward import answer, logits_of
+from ..models.eval_mode import evaluating
+from ..models.forward import forward, logits_of
 from .estimate import LOSSES, Loss, check_choice
 from .per_sample import Parameters, check_graphs, noted_calls
 
@@ -26,7 +26,7 @@ ALONE = 1e-2  # relative change of logits with the rest of the batch: TensorFloa
 
 def logits_per_input(model: nn.Module, batch: Batch) -> Tensor:
     """Return the logits of a batch, ``(n, c)`` with two classes or more, or say what came instead."""
-    logits = logits_of(answer(model, batch))
+    logits = logits_of(forward(model, batch))
     if logits.ndim != 2 or len(logits) != batch.rows or logits.shape[1] < 2:
         raise ValueError(
             f"the model must return one row of at least two logits per input, ({batch.rows}, c), "
@@ -276,7 +276,7 @@ def recording(model: nn.Module, device: torch.device | str | None = None) -> Ite
     Yields:
         The device to move inputs to.
     """
-    with torch.inference_mode(False), as_it_was(model, device) as place, torch.enable_grad(), _full_precision(place):
+    with torch.inference_mode(False), evaluating(model, device) as place, torch.enable_grad(), _full_precision(place):
         yield place
 
 

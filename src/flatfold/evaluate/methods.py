@@ -20,9 +20,9 @@ from ..core.metrics import auroc
 from ..core.validation import check_finite
 from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector, InputDetector
-from ..models.eval_mode import as_it_was
+from ..models.eval_mode import evaluating
 from ..models.fingerprint import weights_hash
-from ..models.layers import first_inputs, labelled_batches, layers_of, logits_function, score_rows
+from ..models.layers import labelled_batches, layers_of, logits_function, read_first_batch, score_inputs
 from ..models.sources import ImageSource, Source
 from .banks import Banks, Settings, short_key
 from .results import ID, MethodRun
@@ -196,11 +196,11 @@ class InputJudge:
         learns = get_method(name).fits_on == "train"
         if learns and train is None:
             raise ValueError(NO_TRAIN)
-        with as_it_was(model, self.settings.device) as place:
+        with evaluating(model, self.settings.device) as place:
             if detector.sees == "logits":
                 network: Any = logits_function(model)
             else:
-                network = layers_of(model, first_inputs(self.suite.test)[:2].to(place), detector.layers)  # type: ignore[arg-type]
+                network = layers_of(model, read_first_batch(self.suite.test)[:2].to(place), detector.layers)  # type: ignore[arg-type]
             title, workers = f"fitting {name}", self.settings.workers
             detector.fit(network, labelled_batches(train, place, title, workers) if learns and train else ())
         return detector.to(place)
@@ -220,12 +220,12 @@ class InputJudge:
         out = self.folder / f"{name}-{dataset}-{short_key(*key.values(), source.fingerprint)}"
         title = f"{label} on {dataset}"
         device, workers = self.settings.device, self.settings.workers
-        return score_rows(detector, self.suite.model, source, out, key, device, title, workers)
+        return score_inputs(detector, self.suite.model, source, out, key, device, title, workers)
 
     def _microseconds(self, detector: InputDetector) -> float:
         """Return what one sample costs in a batch of the test data, the network's passes included."""
-        with as_it_was(self.suite.model, self.settings.device) as place:
-            x = first_inputs(self.suite.test).to(place)
+        with evaluating(self.suite.model, self.settings.device) as place:
+            x = read_first_batch(self.suite.test).to(place)
             _, seconds = _timed(lambda: detector(x))
         return 1e6 * seconds / len(x)
 

@@ -26,8 +26,8 @@ from ..curvature.features import feature_eigenvalues, feature_spectrum, feature_
 from ..curvature.trace import param_trace
 from ..io.files import sweep, write_atomically
 from ..io.progress import track
-from ..models.eval_mode import as_it_was
-from ..models.extract import attempts
+from ..models.eval_mode import evaluating
+from ..models.extract import read_batches
 from ..models.sources import ImageSource, Source
 from .banks import Settings, short_key
 from .study_results import Name, Space, Statistic
@@ -294,7 +294,7 @@ class ParameterCurvature:
         plan = {"matrix": self.plan.matrix, "loss": self.plan.loss, "seed": str(self.plan.seed)}
 
         def at_rest() -> Part:
-            with as_it_was(self.model, self.settings.device):  # whatever mode it came in
+            with evaluating(self.model, self.settings.device):  # whatever mode it came in
                 return compute()
 
         return self.parts.get((self.data.name, what), {**self.data.key, **plan, **key}, at_rest)
@@ -355,7 +355,7 @@ def readable_inputs(data: DataSet, workers: int = 0) -> list[Tensor]:
         ValueError: Not the same images can be read as when the features were extracted.
     """
     source = data.source
-    pieces = attempts(source, source.touched([range(source.rows)]), f"{data.name}: reading", workers)
+    pieces = read_batches(source, source.batch_ranges([range(source.rows)]), f"{data.name}: reading", workers)
     unreadable: set[int] = set()
     batches = []
     for piece in pieces:

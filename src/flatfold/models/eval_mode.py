@@ -17,7 +17,7 @@ _SHARED: dict[Hashable, tuple[int, Callable[[], None]]] = {}  # how many threads
 
 
 @contextmanager
-def as_it_was(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+def evaluating(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
     """Put ``model`` into evaluation mode without gradients, on ``device``, and undo all of it at the end.
 
     Several threads may do so at the same time, as long as none of them moves the model: the last one undoes it.

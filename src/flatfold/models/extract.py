@@ -18,7 +18,7 @@ from ..io.progress import track
 from .bank_files import Manifest
 from .bank_writer import BankWriter, MemoryBank, Sink, check_features
 from .batches import Batch, split_batch
-from .eval_mode import as_it_was
+from .eval_mode import evaluating
 from .fingerprint import data_key, weights_hash
 from .heads import FoundHead, Pass, probe, run, warn_of_other_logits
 from .sources import Source
@@ -64,7 +64,7 @@ class Opening(NamedTuple):
     rows: Sequence[int]
 
 
-class Piece(NamedTuple):
+class BatchResult(NamedTuple):
     """Some rows of the data: those that could be read as a batch, and why not the others."""
 
     rows: range
@@ -114,7 +114,7 @@ def first_batch(batches: Iterator[Batch]) -> Opening:
     raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
 
 
-def a_few(source: Source, start: int = 0) -> Opening:
+def first_inputs(source: Source, start: int = 0) -> Opening:
     """Return the first inputs from row ``start`` on that can be read, fewer than a batch: enough to look at a model."""
     first = ""
     for row in range(start, source.rows, FEW):
@@ -126,7 +126,9 @@ def a_few(source: Source, start: int = 0) -> Opening:
     raise UnreadableImage(f"not a single image could be read. The first: {first}")
 
 
-def attempts(source: Source, ranges: list[range], title: str | None = None, workers: int = 0) -> Iterator[Piece]:
+def read_batches(
+    source: Source, ranges: list[range], title: str | None = None, workers: int = 0
+) -> Iterator[BatchResult]:
     """Yield what can be read of some batches of a source, in order.
 
     Args:
@@ -146,7 +148,7 @@ def attempts(source: Source, ranges: list[range], title: str | None = None, work
         if isinstance(answer, Exception):
             raise answer
         raw, unreadable = answer
-        yield Piece(rows, None if raw is None else split_batch(raw), unreadable)
+        yield BatchResult(rows, None if raw is None else split_batch(raw), unreadable)
 
 
 class _Attempts(Dataset[Any]):
@@ -171,7 +173,7 @@ def _as_it_is(answer: Any) -> Any:
 
 def remaining(
     loader: Iterable[Any], batches: Iterator[Batch], first: Batch, sink: Sink, title: str, workers: int = 0
-) -> Iterator[Piece]:
+) -> Iterator[BatchResult]:
     """Yield the pieces that hold a row ``sink`` misses, and tell it where the data ends.
 
     A source reads only these. Of any other loader all batches are drawn, up to the last that is needed.
@@ -182,7 +184,7 @@ def remaining(
         first: The first batch; of no use for a source.
         sink: Where the rows go.
         title: Of the progress bar.
-        workers: As in ``attempts``.
+        workers: As in ``read_batches``.
     """
     if isinstance(loader, Source):
         yield from needed(loader, sink, title, workers)
@@ -191,16 +193,16 @@ def remaining(
     for batch in chain([first], batches):
         rows = range(start, start + batch.rows)
         if sink.missing(rows.start, rows.stop):
-            yield Piece(rows, batch, {})
+            yield BatchResult(rows, batch, {})
         start = rows.stop
         if sink.rows is not None and not sink.missing(start, sink.rows):
             return  # an earlier pass has seen the end of the data, and nothing behind here is missing
     sink.end(start)
 
 
-def needed(source: Source, sink: Sink, title: str, workers: int = 0) -> Iterator[Piece]:
+def needed(source: Source, sink: Sink, title: str, workers: int = 0) -> Iterator[BatchResult]:
     """Yield the pieces of a source that hold a row ``sink`` misses, and tell it where the data ends."""
-    yield from attempts(source, source.touched(sink.missing(0, source.rows)), title, workers)
+    yield from read_batches(source, source.batch_ranges(sink.missing(0, source.rows)), title, workers)
     sink.end(source.rows)
 
 
@@ -303,9 +305,9 @@ def one_pass(
         )
     check_loader(loader, workers)
     rows = loader.rows if isinstance(loader, Source) else 0
-    with as_it_was(model, device) as place:
+    with evaluating(model, device) as place:
         drawn = split(loader, TITLE)
-        opening = a_few(loader) if isinstance(loader, Source) else first_batch(drawn)
+        opening = first_inputs(loader) if isinstance(loader, Source) else first_batch(drawn)
         first = opening.batch
         found, result = probe(model, first.to(place), head)
         warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
@@ -337,13 +339,13 @@ def _check_stored(
     """Raise if the model does not give what an earlier pass stored for the same inputs."""
     stored = sink.stored()
     if stored.rows and isinstance(loader, Source) and stored.rows[0] not in opening.rows:  # an earlier shard is damaged
-        opening = a_few(loader, stored.rows[0])
+        opening = first_inputs(loader, stored.rows[0])
         result = again(opening.batch)
     places, there = stored.among(opening.rows)
     check_features(sink.folder, there, result.features.cpu()[places], result.logits.dtype)
 
 
-def _features(model: nn.Module, found: FoundHead, piece: Piece, first: Batch, place: torch.device) -> Tensor:
+def _features(model: nn.Module, found: FoundHead, piece: BatchResult, first: Batch, place: torch.device) -> Tensor:
     """Return the features of what could be read of a piece, ``(0, d)`` if nothing could."""
     if piece.batch is None:
         return found.head.weight.new_empty(0, found.head.width)
@@ -351,7 +353,7 @@ def _features(model: nn.Module, found: FoundHead, piece: Piece, first: Batch, pl
     return run(model, found, piece.batch.to(place)).features
 
 
-def _keep(sink: Sink, piece: Piece, features: Tensor) -> None:
+def _keep(sink: Sink, piece: BatchResult, features: Tensor) -> None:
     features = features.cpu()
     check_finite(features, "features", first=piece.rows.start)
     sink.add(piece.rows, (features, None if piece.batch is None else piece.batch.labels), piece.unreadable)

@@ -28,7 +28,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import row_chunks
 from ..core.validation import DamagedBank, check_finite
 from .bank_files import DTYPES, Manifest, load_bank, read_manifest, read_shard
-from .sources import Source, check_picked
+from .sources import Source, check_rows
 
 # Arrays in files of other programs, known without reading them, and read a few rows at a time.
 
@@ -338,7 +338,7 @@ class FeatureRows(Source):
 
     def picked(self, rows: NDArray[np.integer]) -> FeatureRows:
         """Return some rows, in the order asked for, as a source of their own; the features are not copied."""
-        check_picked(rows, self.rows)
+        check_rows(rows, self.rows)
         chosen = torch.from_numpy(rows.astype(np.int64))
         some = copy(self)
         some.labels = None if self.labels is None else self.labels[chosen]

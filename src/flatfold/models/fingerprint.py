@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from .eval_mode import as_it_was
+from .eval_mode import evaluating
 from .forward import plain_name
 from .sources import Source
 
@@ -29,7 +29,7 @@ def weights_hash(model: nn.Module) -> str:
         False
     """
     digest = hashlib.sha256()
-    with as_it_was(model):
+    with evaluating(model):
         state = {plain_name(key): value for key, value in model.state_dict().items()}
         for name in sorted(state):
             for value in _tensors(state[name]):
@@ -83,7 +83,7 @@ BLOCK = 2**16
 Item = TypeVar("Item")
 
 
-def feed_files(digest: hashlib._Hash, root: Path, paths: Sequence[str]) -> None:
+def hash_files(digest: hashlib._Hash, root: Path, paths: Sequence[str]) -> None:
     """Feed relative paths, sizes and times of change of files below ``root``, and some bytes.
 
     Args:
@@ -92,15 +92,15 @@ def feed_files(digest: hashlib._Hash, root: Path, paths: Sequence[str]) -> None:
         paths: In a fixed order. One at which there is no file has neither size nor time.
     """
     there = []
-    for path, status in statuses(root, paths):
+    for path, status in file_statuses(root, paths):
         entry = [path, None, None] if status is None else [path, status.st_size, status.st_mtime_ns]
         digest.update(json.dumps(entry).encode())
         if status is not None:
             there.append(path)
-    feed_samples(digest, [root / path for path in evenly_spaced(there)])
+    hash_samples(digest, [root / path for path in evenly_spaced(there)])
 
 
-def feed_samples(digest: hashlib._Hash, files: Sequence[Path]) -> None:
+def hash_samples(digest: hashlib._Hash, files: Sequence[Path]) -> None:
     """Feed the first and the last 64 kB of up to 20 evenly spaced files.
 
     Archives and copies may have one time of change for all files, and images that are not compressed one size. So few
@@ -129,7 +129,7 @@ def evenly_spaced(items: Sequence[Item]) -> list[Item]:
     return [items[step * (len(items) - 1) // (MOST_FILES - 1)] for step in range(MOST_FILES)]
 
 
-def statuses(root: Path, paths: Sequence[str]) -> Iterator[tuple[str, os.stat_result | None]]:
+def file_statuses(root: Path, paths: Sequence[str]) -> Iterator[tuple[str, os.stat_result | None]]:
     """Yield each path with what the system knows of the file there, None if there is none; each is asked for once."""
     for path in paths:
         try:

@@ -145,14 +145,14 @@ _OF_THE_TYPE = ("scalar type", "dtype", "Input type")
 _CHANNELS = (1, 3, 4)
 
 
-def answer(model: nn.Module, batch: Batch) -> Any:
+def forward(model: nn.Module, batch: Batch) -> Any:
     """Return what a model returns for a batch."""
-    with explained(batch.first_tensor):
+    with input_errors(batch.first_tensor):
         return model(*batch.args, **batch.kwargs)
 
 
 @contextmanager
-def explained(inputs: Tensor) -> Iterator[None]:
+def input_errors(inputs: Tensor) -> Iterator[None]:
     """Turn the error of a network that cannot take ``inputs``, ``(n, ...)``, into a ``ValueError`` with their shape."""
     try:
         yield

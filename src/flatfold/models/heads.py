@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ..core.bank import Head
 from ..core.validation import UnsupportedHead, check_finite
 from .batches import Batch, split_batch
-from .eval_mode import as_it_was
-from .forward import Call, answer, is_linear, logits_of, plain_name, recorded
+from .eval_mode import evaluating
+from .forward import Call, forward, is_linear, logits_of, plain_name, recorded
 
 # Sentences about models without a head that can be used: what was needed, what was seen, what to try.
 
@@ -172,7 +172,7 @@ def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHea
         >>> find_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)).name
         '2'
     """
-    with as_it_was(model) as device:
+    with evaluating(model) as device:
         found, _ = probe(model, split_batch(batch).to(device), name)
     warn_of_other_logits(found, stacklevel=3)
     return found
@@ -194,7 +194,7 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
         raise ValueError("a batch with at least one input is needed to find the head, got an empty one. Take another.")
     layers = _linear_layers(model) if name is None else {plain_name(name): _named_layer(model, name)}
     with recorded(layers, batch.rows) as calls:
-        logits = logits_of(answer(model, batch))
+        logits = logits_of(forward(model, batch))
     call = _last_that_gives(calls, logits)
     gives_logits = call is not None
     if call is None:
@@ -210,7 +210,7 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
 def run(model: nn.Module, found: FoundHead, batch: Batch) -> Pass:
     """Run one batch through a model whose head is known."""
     with recorded({found.name: found.module}, batch.rows) as calls:
-        logits = logits_of(answer(model, batch))
+        logits = logits_of(forward(model, batch))
     call = _last_that_gives(calls, logits) if found.gives_logits else _last_flat(calls)
     if call is None:
         raise UnsupportedHead(other_logits(found.name))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..core.validation import check_labels
 from .decoding import class_labels, find_images, holds_images, read_image
-from .fingerprint import feed_files, statuses
+from .fingerprint import file_statuses, hash_files
 from .parquet import TableImages
 from .sources import ImageSource
 from .transform import Transform
@@ -65,7 +65,7 @@ class FolderImages(ImageSource):
 
     def identify(self, digest: hashlib._Hash) -> None:
         """Feed relative paths, sizes and times of change, and some bytes."""
-        feed_files(digest, self.root, self.paths)
+        hash_files(digest, self.root, self.paths)
 
 
 class _Pixels(ImageSource):
@@ -228,11 +228,11 @@ class ListImages(ImageSource):
 
     def identify(self, digest: hashlib._Hash) -> None:
         """Feed the paths of the list, sizes and times of change, and some bytes."""
-        feed_files(digest, self.root, self.paths)
+        hash_files(digest, self.root, self.paths)
 
     def missing(self) -> list[str]:
         """Return the paths of the list at which there is no file, in its order; each file is asked for once."""
-        return [path for path, status in statuses(self.root, self.paths) if status is None]
+        return [path for path, status in file_statuses(self.root, self.paths) if status is None]
 
 
 def _parsed(path: Path, labelled: bool, inside: bool) -> tuple[tuple[str, ...], list[int]]:

@@ -19,9 +19,9 @@ from ..core.validation import check_finite
 from .bank_files import Manifest
 from .bank_writer import BankWriter, check_scores
 from .batches import Batch, split_batch
-from .eval_mode import as_it_was
-from .extract import a_few, attempts, needed
-from .forward import explained, logits_of
+from .eval_mode import evaluating
+from .extract import first_inputs, needed, read_batches
+from .forward import input_errors, logits_of
 from .heads import find_head
 from .sources import Source
 
@@ -47,7 +47,7 @@ def logits_function(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
     def logits(x: Tensor) -> Tensor:
         _check_mode(model)
-        with explained(x):
+        with input_errors(x):
             return logits_of(model(x))
 
     return logits
@@ -77,7 +77,7 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
 
     def layers(x: Tensor) -> list[Tensor]:
         _check_mode(model)
-        with _watched(model, places) as seen, suppress(_Seen), explained(x):
+        with _watched(model, places) as seen, suppress(_Seen), input_errors(x):
             model(x)
         unseen = [place.name for place in places if place not in seen]
         if unseen:
@@ -112,7 +112,7 @@ def _stages(model: nn.Module, x: Tensor) -> list[Place]:
 def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.Size]]:
     """Return place and shape of what goes into every convolution, in the order of the calls."""
     met: list[tuple[Place, torch.Size]] = []
-    with ExitStack() as hooks, torch.no_grad(), explained(x):
+    with ExitStack() as hooks, torch.no_grad(), input_errors(x):
         for name, module in model.named_modules():
             if isinstance(module, _CONVOLUTIONS):
                 hooks.enter_context(_hook(model, name, "input", lambda place, value: met.append((place, value.shape))))
@@ -173,7 +173,7 @@ def _hook(
 SHARD_ROWS = 1024
 
 
-def score_rows(
+def score_inputs(
     function: Callable[[Tensor], Tensor],
     model: nn.Module,
     source: Source,
@@ -200,11 +200,11 @@ def score_rows(
         ValueError: The model cannot take the inputs, a score is not finite, or ``out`` holds scores of something else.
     """
     sink = BankWriter(out, Manifest({**key, "data": source.fingerprint}, 1, "float32", False, SHARD_ROWS))
-    with as_it_was(model, device) as place:
+    with evaluating(model, device) as place:
 
         def scored(batch: Batch) -> Tensor:
             inputs = batch.to(place).args[0]
-            with explained(inputs):
+            with input_errors(inputs):
                 return function(inputs).detach().float().cpu()[:, None]
 
         _check_stored(sink, source, scored)
@@ -219,7 +219,7 @@ def _check_stored(sink: BankWriter, source: Source, scored: Callable[[Batch], Te
     """Raise if the first scores are not those that an earlier pass stored."""
     stored = sink.stored()
     if stored.rows:
-        few = a_few(source, stored.rows[0])
+        few = first_inputs(source, stored.rows[0])
         places, there = stored.among(few.rows)
         spread = float(stored.features.std(correction=0))
         check_scores(sink.folder, there, scored(few.batch)[places], spread)
@@ -229,7 +229,7 @@ def labelled_batches(
     source: Source, device: torch.device | str, title: str, workers: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of a labelled source as pairs, the inputs on ``device``, without what cannot be read."""
-    for piece in attempts(source, source.touched([range(source.rows)]), title, workers):
+    for piece in read_batches(source, source.batch_ranges([range(source.rows)]), title, workers):
         if piece.batch is None:
             continue
         if piece.batch.labels is None:
@@ -237,8 +237,8 @@ def labelled_batches(
         yield piece.batch.to(device).args[0], piece.batch.labels
 
 
-def first_inputs(source: Source) -> Tensor:
+def read_first_batch(source: Source) -> Tensor:
     """Return the inputs of the first batch of a source that holds one."""
-    pieces = attempts(source, source.touched([range(source.rows)]))
+    pieces = read_batches(source, source.batch_ranges([range(source.rows)]))
     inputs: Tensor = next(piece.batch.args[0] for piece in pieces if piece.batch is not None)
     return inputs

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core.validation import UnreadableImage
 from .decoding import read_image
-from .fingerprint import feed_files, feed_samples
+from .fingerprint import hash_files, hash_samples
 from .sources import ImageSource
 from .transform import Transform
 
@@ -328,9 +328,9 @@ class TableImages(ImageSource):
         for file in self.files:
             status = file.stat()
             digest.update(json.dumps([file.name, status.st_size, status.st_mtime_ns]).encode())
-        feed_samples(digest, self.files)
+        hash_samples(digest, self.files)
         outside = [place for place in outside_paths(self._pieces, self.image) if not leads_out(place)]
-        feed_files(digest, self._folder, outside)
+        hash_files(digest, self._folder, outside)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_columns": {}}  # to pickle mapped memory is to copy all of it

@@ -55,7 +55,7 @@ class Source(ABC):
         """Return the batch of those rows that can be read, None if there are none, and why not the others."""
         return self.read(rows), {}
 
-    def touched(self, ranges: Iterable[range]) -> list[range]:
+    def batch_ranges(self, ranges: Iterable[range]) -> list[range]:
         """Return the rows of each batch that holds a row of ``ranges``, in order."""
         size = self.batch_size
         numbers = {i for rows in ranges if rows for i in range(rows[0] // size, rows[-1] // size + 1)}
@@ -65,7 +65,7 @@ class Source(ABC):
         return -(-self.rows // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self.read(rows) for rows in self.touched([range(self.rows)]))
+        return (self.read(rows) for rows in self.batch_ranges([range(self.rows)]))
 
 
 class ImageSource(Source):
@@ -149,7 +149,7 @@ def _odd_sizes(prepared: dict[int, tuple[str, Tensor]]) -> dict[int, str]:
 # Some images of a data set as a data set of their own.
 
 
-class PickedImages(ImageSource):
+class ImageSubset(ImageSource):
     """Some rows of another source, with its transform, its batch size and, if it has any, its labels.
 
     The fingerprint holds that of the whole source and the rows: when only an image that was left out changes, the
@@ -162,7 +162,7 @@ class PickedImages(ImageSource):
 
     def __init__(self, source: ImageSource, rows: NDArray[np.integer]) -> None:
         super().__init__(source.transform, source.batch_size)
-        check_picked(rows, source.rows)
+        check_rows(rows, source.rows)
         self.source = source
         self.picked = rows.astype(np.int64)
         self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.picked)]
@@ -186,7 +186,7 @@ class PickedImages(ImageSource):
         digest.update(self.picked.astype("<i8").tobytes())
 
 
-def check_picked(picked: NDArray[np.integer], available: int) -> None:
+def check_rows(picked: NDArray[np.integer], available: int) -> None:
     """Raise unless these are rows of a source that has ``available`` of them."""
     if not np.issubdtype(picked.dtype, np.integer) or picked.ndim != 1 or len(picked) == 0:
         raise ValueError(

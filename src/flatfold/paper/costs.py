@@ -21,7 +21,7 @@ from ..evaluate.spec import Spec, parse_spec
 from ..evaluate.suites.suite import Suite
 from ..evaluate.tuning import grid_points
 from ..io.progress import track
-from ..models.eval_mode import as_it_was
+from ..models.eval_mode import evaluating
 from ..models.layers import labelled_batches, logits_function
 from .ablations import Cost
 from .tables import read_table
@@ -183,7 +183,7 @@ def costs(
     """
     settings, plan = settings or Settings(), plan or Plan()
     measure = _Measure(suite, banks, settings, plan)
-    with as_it_was(suite.model, settings.device):
+    with evaluating(suite.model, settings.device):
         ready, refused = [measure.forward()], dict[str, str]()
         for run in track(runs, "setting methods up"):
             try:

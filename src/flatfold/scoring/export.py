@@ -24,10 +24,10 @@ from .. import __version__
 from ..io.files import written
 from ..io.progress import track
 from ..models.batches import Batch, split_batch
-from ..models.eval_mode import as_it_was
+from ..models.eval_mode import evaluating
 from ..models.extract import check_loader
 from .calibrated import Verdict
-from .guard_module import Guarded
+from .guard_module import GuardModule
 
 if TYPE_CHECKING:
     from .calibrated import Calibration
@@ -112,7 +112,7 @@ class _Plain(nn.Module):
     Its arguments have the names that they have in a batch: ``torch.export`` knows them by these.
     """
 
-    def __init__(self, guarded: Guarded, batch: Batch) -> None:
+    def __init__(self, guarded: GuardModule, batch: Batch) -> None:
         super().__init__()
         self.guarded = guarded
 
@@ -138,7 +138,7 @@ def gathered(guard: Guard, inputs: Iterable[Any]) -> Batch:
         raise ValueError(f"an export is checked on real inputs, at least 2, got {rows}. Give some hundred of them.")
     args = tuple(_joined("x", batches, [each.args[i] for each in batches]) for i in range(len(batches[0].args)))
     kwargs = {name: _joined(name, batches, [each.kwargs[name] for each in batches]) for name in batches[0].kwargs}
-    with as_it_was(guard.model) as device:
+    with evaluating(guard.model) as device:
         return Batch(args, kwargs, None, rows).part(0, MOST).to(device)
 
 
@@ -181,7 +181,7 @@ def _blank(batch: Batch) -> Batch:
 
 
 def traced(guard: Guard, batch: Batch) -> ExportedProgram:
-    """Return model and judge as one graph for batches of any size."""
+    """Return model and calibrated as one graph for batches of any size."""
     some = _blank(batch.part(0, TRACED))
     module = _Plain(guard.as_module(), some)  # whose refusals are sentences already
     with quiet(), torch.no_grad(), explained("the model"):

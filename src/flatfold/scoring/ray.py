@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..io.progress import track
-from ..models.extract import attempts
+from ..models.extract import read_batches
 from .batch import Parts, Scorer, Task
 
 # A Ray cluster: the one that is there, or one for the time being; how many workers fit into it.
@@ -220,7 +220,7 @@ class Worker:
             )
         self.scorer = self.scorer or self.load()
         source = self.scorer.source
-        return self.scorer(attempts(source, source.touched([range(start, stop)]))).to_json()
+        return self.scorer(read_batches(source, source.batch_ranges([range(start, stop)]))).to_json()
 
 
 def _folder(ray: Any) -> str | None:

@@ -13,7 +13,7 @@ from flatfold import FeatureBank, Transform, save_bank
 from flatfold.evaluate.suites.library import load_suites, open_suite_file
 from flatfold.evaluate.suites.toml_file import read_suites
 from flatfold.models.images import ArrayImages
-from flatfold.models.sources import PickedImages
+from flatfold.models.sources import ImageSubset
 from tests.toy_suite import World, pixels, row_numbers
 
 
@@ -463,18 +463,18 @@ def source(seed=0, labels=True, transform=None, batch_size=4):
 
 def test_picked_images_are_rows_of_their_source_with_a_fingerprint_of_their_own():
     base = source()
-    picked = PickedImages(base, np.array([7, 2, 9, 4, 0]))
+    picked = ImageSubset(base, np.array([7, 2, 9, 4, 0]))
     assert (picked.rows, len(picked), picked.batch_size, picked.transform) == (5, 2, 4, base.transform)
     assert row_numbers(picked) == [7, 2, 9, 4, 0]
     assert torch.cat([y for _, y in picked]).tolist() == picked.labels.tolist() == [1, 2, 0, 1, 0]
     assert picked.picture(1)[0] == "image 2"
     for rows in ([], [[1]], [0.0], [True] * 10, [-1], [10]):
         with pytest.raises(ValueError, match="picked rows"):
-            pytest.fail(f"{rows}: {PickedImages(base, np.array(rows))}")
+            pytest.fail(f"{rows}: {ImageSubset(base, np.array(rows))}")
     rows = np.array([1, 2])
-    fingerprint = PickedImages(base, rows).fingerprint
-    assert fingerprint == PickedImages(source(batch_size=1), rows.astype(np.uint8)).fingerprint
-    others = [base, *(PickedImages(base, np.array(other)) for other in ([1, 5], [2, 1], [1, 2, 1]))]
+    fingerprint = ImageSubset(base, rows).fingerprint
+    assert fingerprint == ImageSubset(source(batch_size=1), rows.astype(np.uint8)).fingerprint
+    others = [base, *(ImageSubset(base, np.array(other)) for other in ([1, 5], [2, 1], [1, 2, 1]))]
     sources = (source(seed=1), source(labels=False), source(transform=Transform()))
-    others += [PickedImages(other, rows) for other in sources]
+    others += [ImageSubset(other, rows) for other in sources]
     assert len({fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)

@@ -20,7 +20,7 @@ from pyarrow.parquet import ParquetFile
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.extract import attempts
+from flatfold.models.extract import read_batches
 from flatfold.models.images import FolderImages
 from flatfold.scoring.batch import (
     NO_SCORE,
@@ -333,7 +333,7 @@ def test_a_run_that_is_killed_often_ends_with_the_same_bytes(tmp_path, suffix):
 
 def record_of(task, rows=None):
     source = task.source
-    return task.scorer()(attempts(source, source.touched([range(source.rows) if rows is None else rows])))
+    return task.scorer()(read_batches(source, source.batch_ranges([range(source.rows) if rows is None else rows])))
 
 
 def test_a_task_can_be_given_another_rate_or_device_and_sent_to_another_process(tmp_path):
@@ -342,7 +342,7 @@ def test_a_task_can_be_given_another_rate_or_device_and_sent_to_another_process(
     assert np.array_equal(usual["score"], strict["score"])
     assert np.array_equal(strict["is_ood"], usual["p_value"] <= 0.02)
     assert not np.array_equal(strict["is_ood"], usual["is_ood"])
-    assert (task.judge().calibration.fpr, replace(task, fpr=0.02).judge().calibration.fpr) == (0.2, 0.02)
+    assert (task.calibrated().calibration.fpr, replace(task, fpr=0.02).calibrated().calibration.fpr) == (0.2, 0.02)
     there = pickle.loads(pickle.dumps(task))  # noqa: S301
     assert record_of(there).to_json() == record_of(task).to_json()
     with pytest.raises(ValueError, match="nowhere"):

@@ -280,7 +280,7 @@ def light(tmp_path, monkeypatch):
     def use(load=lambda task: None, score=lambda start: None):
         class LightScorer:
             source = SimpleNamespace(
-                touched=lambda ranges: ranges, attempt=lambda rows: (torch.tensor([rows.start, rows.stop]), {})
+                batch_ranges=lambda ranges: ranges, attempt=lambda rows: (torch.tensor([rows.start, rows.stop]), {})
             )
 
             def __call__(self, pieces):

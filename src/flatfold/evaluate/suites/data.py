@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...models.feature_files import FeatureRows
 from ...models.images import FolderImages, ListImages, NpzImages, Transform
 from ...models.parquet import TableImages
-from ...models.sources import ImageSource, PickedImages, Source
+from ...models.sources import ImageSource, ImageSubset, Source
 from .schema import KINDS, SPLITS, TRANSFORM, Table, expanded, title, told
 from .suite import OodSet
 
@@ -217,7 +217,7 @@ def _identities(source: Source, place: tuple[Any, ...], rows: Rows) -> tuple[tup
 
 def picked(source: Source, rows: Rows) -> Source:
     """Return some rows of a source as a source."""
-    return source.picked(rows) if isinstance(source, FeatureRows) else PickedImages(_images(source), rows)
+    return source.picked(rows) if isinstance(source, FeatureRows) else ImageSubset(_images(source), rows)
 
 
 def _images(source: Source) -> ImageSource:

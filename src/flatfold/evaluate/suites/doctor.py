@@ -16,7 +16,7 @@ from ...io.progress import track
 from ...models.bank_writer import MemoryBank
 from ...models.extract import one_pass
 from ...models.images import FolderImages, ListImages, Transform
-from ...models.sources import ImageSource, PickedImages, Source
+from ...models.sources import ImageSource, ImageSubset, Source
 from ..banks import Settings, accuracy, accuracy_fits
 from .data import SuiteData, picked
 from .library import even_rows
@@ -134,7 +134,7 @@ class Pictures:
 
 def origin(source: ImageSource, row: int) -> tuple[int, str]:
     """Return the number that an image has in its file or folder, and its path in there if it is a file."""
-    while isinstance(source, PickedImages):
+    while isinstance(source, ImageSubset):
         row = int(source.picked[row])
         source = source.source
     return row, source.paths[row] if isinstance(source, FolderImages | ListImages) else f"row {row}"
