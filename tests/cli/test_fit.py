@@ -170,7 +170,7 @@ def test_mistakes(val, monkeypatch):
 
 
 def test_an_interrupted_run_writes_nothing(val, interrupt):
-    interrupt("flatfold.models.extract.one_pass")
+    interrupt("flatfold.models.extract.extract_features")
     assert_mistakes(FIT, [([], 130, "nothing was written")], val)
 
 

@@ -245,12 +245,12 @@ def fitted(
         per_class: Whether each predicted class has a threshold of its own.
         seed: Of the draw of the halves.
     """
-    from ..models.extract import one_pass
+    from ..models.extract import extract_features
     from ..scoring.calibrated import check_enough
     from ..scoring.guard import Guard, fit_judge
 
     def run(source: ImageSource, head: str | None) -> tuple[FeatureBank, FoundHead]:
-        return one_pass(model, source, reading.device, head, workers=reading.workers, unreadable=reading.unreadable)
+        return extract_features(model, source, reading.device, head, reading.workers, reading.unreadable)[:2]
 
     if held_out is None:  # asked once more of what could be read, but not before all of it is
         check_enough(fpr, known.rows - known.rows // 2, "half of the data")

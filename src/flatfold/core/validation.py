@@ -164,10 +164,6 @@ class UnsupportedHead(ValueError):  # noqa: N818 - named for what it says, as in
     """The model's logits do not come from one linear layer that flatfold can find."""
 
 
-class DamagedBank(ValueError):  # noqa: N818
-    """A bank on disk is incomplete, or its bytes are not those that were written."""
-
-
 class UnreadableImage(ValueError):  # noqa: N818
     """A file could not be decoded as an image."""
 

@@ -32,6 +32,7 @@ class Document(Protocol):
 D = TypeVar("D", bound=Document)
 
 LARGEST_HEADER = 10 * 10**6  # bytes; safetensors headers are read into memory at once
+LARGEST_DOCUMENT = 2**29  # bytes; a larger file is not read into memory
 _HEADER = "flatfold"
 _LENGTH = 8  # bytes in front of a safetensors header
 
@@ -65,7 +66,8 @@ def decode(text: str | bytes, kind: type[D]) -> D:
         DamagedFile: It is not JSON, or of another format or version, or a field is missing or has another type.
     """
     try:
-        there = msgspec.json.decode(text, type=_Kind)
+        content = msgspec.json.decode(text, type=dict[str, Any])
+        there = msgspec.convert(content, _Kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedFile(f"it is not a document of flatfold ({error})") from error
     if there.format != kind.FORMAT:
@@ -74,7 +76,6 @@ def decode(text: str | bytes, kind: type[D]) -> D:
         advice = "upgrade flatfold" if there.version > kind.VERSION else "older versions are not read"
         raise DamagedFile(f"it has version {there.version}, this flatfold reads version {kind.VERSION}: {advice}")
     try:
-        content = msgspec.json.decode(text, type=dict[str, Any])
         del content["format"], content["version"]
         return msgspec.convert(content, type=kind, str_keys=True)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -94,6 +95,8 @@ def read_json(path: Path, kind: type[D]) -> D:
         DamagedFile: The file is not a whole document of this kind; the message names the file.
     """
     try:
+        if path.stat().st_size > LARGEST_DOCUMENT:
+            raise DamagedFile("it is larger than any document of flatfold")
         return decode(path.read_bytes(), kind)
     except DamagedFile as error:
         raise DamagedFile(f"{path} cannot be read: {error}.") from error

@@ -17,7 +17,7 @@ from ..detectors import create, get_method
 from ..detectors.base import Detector
 from ..models.batches import split_batch
 from ..models.eval_mode import evaluating
-from ..models.extract import one_pass
+from ..models.extract import extract_features
 from ..models.fingerprint import weights_hash
 from ..models.heads import FoundHead, Pass, run
 from ..models.sources import ImageSource
@@ -216,11 +216,11 @@ class Guard:
         check_rate(fpr)
         _check_model(model)
         made = fresh_detector(detector)
-        bank, found = one_pass(model, loader, device, head, workers=workers, unreadable=unreadable)
+        bank, found, _ = extract_features(model, loader, device, head, workers, unreadable)
         held_out = None
         if calibration is not None:
             check_apart(made, calibration is loader)
-            held_out, _ = one_pass(model, calibration, device, found.name, workers=workers, unreadable=unreadable)
+            held_out = extract_features(model, calibration, device, found.name, workers, unreadable).bank
         judge = fit_judge(made, bank, found.head, fpr, held_out=held_out, per_class=per_class, seed=seed)
         if transform is None and isinstance(loader, ImageSource):
             transform = loader.transform
