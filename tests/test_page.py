@@ -12,11 +12,11 @@ NAMES = """
     create methods register Detector Shaped Fold AutoFold Msp Ebo Mls ReAct Ash PartialNorm Scale OpenMax TempScale
     Mds Rmds Vim Knn She Gen GradNorm Klm NNGuide NormCap FoldT Fdbd Nci Dice InputDetector Odin MdsEns tune
     logits_function layers_of extract FolderImages NpzImages ListImages TableImages Transform
-    curvature Guard Judge Monitor auroc auroc_interval aupr fpr_at_tpr
+    curvature Guard CalibratedDetector Monitor auroc auroc_interval aupr fpr_at_tpr
     NotFittedError UnsupportedHead DamagedBank UnreadableImage __version__
 """
 CURVATURE = """
-    Density Estimate Spectrum theory feature_eigenvalues feature_lambda_max feature_spectrum feature_trace
+    Density Estimate Spectrum feature_eigenvalues feature_lambda_max feature_spectrum feature_trace
     layer_eigenvalues layer_trace logit_eigenvalues logit_lambda_max logit_spectrum logit_trace
     param_lambda_max param_spectrum param_trace
 """

@@ -3,7 +3,6 @@
 import numpy as np
 
 from flatfold.evaluate.study_results import Detection, Statistic, Study
-from flatfold.report import curvature as parts
 from flatfold.report.figure import Drawing
 
 SETS = {"near-set": "near", "far-set": "far"}
@@ -51,9 +50,8 @@ def make_study(sets=None, classes=5, width=8, known=60, unknown=40, weights="abc
 
 
 def draw_less(monkeypatch):
-    """Leave out of pages what takes long and is looked at elsewhere: files for papers, and the theorem."""
+    """Leave out of pages what takes long and is looked at elsewhere: files for papers."""
     monkeypatch.setattr(Drawing, "save", lambda drawing, folder: None)
-    monkeypatch.setattr(parts, "theorem_figure", lambda: Drawing("theorem", []))
 
 
 def draw_nothing(monkeypatch):

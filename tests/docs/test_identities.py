@@ -16,7 +16,8 @@ from flatfold.core import eigenvalues
 from flatfold.core.autofold import Weights
 from flatfold.core.hessian import class_distances, feature_hessian_trace
 from flatfold.core.shaping import partially_normalised
-from flatfold.curvature import param_trace, theory
+from flatfold.curvature import param_trace
+from flatfold.paper import theory
 
 
 def normal(*shape, seed=0):

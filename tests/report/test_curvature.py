@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from flatfold.evaluate.study_results import Detection
-from flatfold.report import curvature as curvature_parts
-from flatfold.report.curvature import render_curvature, write_curvature
+from flatfold.report.curvature import beside, render_curvature, write_curvature
 from flatfold.report.curvature_figures import quantity
 from flatfold.report.figure import Drawing
 from flatfold.report.page import write_report
@@ -17,7 +16,7 @@ from tests.toy_study import draw_less, make_study
 
 HOSTILE = "<img src=x onerror=alert(1)> $title"
 SECTIONS = ["curvature", "curvature-traces", "curvature-spectra", "curvature-eigenvalues"]
-SECTIONS += ["curvature-detection", "theorem"]
+SECTIONS += ["curvature-detection"]
 FIGURES = ["curvature-traces", "curvature-spectrum-parameter", "curvature-spectrum-feature", "curvature-eigenvalues"]
 FIVE = {"a": "near", "b": "near", "c": "far", "d": "far", "e": "far"}
 ONE = {"far-set": "far"}
@@ -44,7 +43,6 @@ def shown(study):
 
 
 def test_the_page_is_sound_complete_and_written_with_its_figures(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(curvature_parts, "theorem_figure", lambda: Drawing("theorem", []))  # looked at elsewhere
     saved = Drawing._saved  # one panel of each figure is enough for the files; all are in the page
     monkeypatch.setattr(Drawing, "_saved", lambda self, *kinds: saved(replace(self, panels=self.panels[:1]), *kinds))
     study.save(tmp_path)
@@ -118,7 +116,7 @@ def test_a_study_of_the_same_network_joins_the_report(run, tmp_path, undrawn):
     page = Page((tmp_path / "report.html").read_text(encoding="utf8")).check()
     names = page.values("id", "section")
     place = names.index("curvature")
-    assert names[place : place + 7] == [*SECTIONS, "datasets"]
+    assert names[place : place + 6] == [*SECTIONS, "datasets"]
     text = page.text("curvature")
     assert "Both the largest eigenvalue λmax" in text
     assert "alone: at most 60 images were taken." in text
@@ -138,7 +136,7 @@ def test_a_study_of_another_network_or_suite_or_a_damaged_one_is_not_shown(run, 
         assert [name for name in page.values("id", "section") if "curv" in name] == ["curvature-elsewhere"], word
         assert word in page.text("curvature-elsewhere")
         assert "λmax" not in page.text()
-    content = curvature_parts.beside(replace(run, suite={**run.suite, **another}), tmp_path).content
+    content = beside(replace(run, suite={**run.suite, **another}), tmp_path).content
     assert list(content) == ["curvature-elsewhere"]
     run.save(tmp_path)
     (tmp_path / "curvature.json").write_text("{")

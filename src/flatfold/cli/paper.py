@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..evaluate.suites.suite import Suite
+    from ..paper.claims import Verdict
     from ..paper.tables import Line, Number
 
 
@@ -331,7 +332,6 @@ def _conclude(folder: Path, names: Sequence[str], now: Sequence[str], report: bo
     from ..evaluate.summary import save_summary, summarise
     from ..paper.exhibits import verdicts
     from ..paper.run import finished
-    from .tables import print_verdicts
 
     materials, left_out = finished(folder, names, now)
     for network, reason in left_out.items():
@@ -339,7 +339,7 @@ def _conclude(folder: Path, names: Sequence[str], now: Sequence[str], report: bo
     networks = [material.network for material in materials]
     if len(networks) > 1:
         save_summary(summarise(material.results for material in materials), folder, networks)
-    print_verdicts(verdicts(materials))
+    _print_verdicts(verdicts(materials))
     if report:
         typer.echo(f"every table and figure -> {_draw_all(folder, networks)}")
 
@@ -352,3 +352,26 @@ def _draw_all(folder: Path, networks: Sequence[str]) -> Path:
     if len(networks) > 1:
         write_summary(folder)
     return write_reproduction(folder, networks)
+
+
+COLOURS = {"agrees": "green", "partly": "yellow", "disagrees": "red"}
+
+
+def _print_verdicts(found: Sequence[Verdict]) -> None:
+    """Print a line for every table and figure: its number, whether it agrees, and what this run shows."""
+    from collections import Counter
+
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="The paper beside this run", title_justify="left", show_lines=True)
+    table.add_column("in the paper", no_wrap=True)
+    table.add_column("agreement", no_wrap=True)
+    table.add_column("this run shows", overflow="fold")
+    for verdict in found:
+        colour = COLOURS.get(verdict.agreement, "default")
+        table.add_row(escape(verdict.number), f"[{colour}]{verdict.agreement}[/]", escape(verdict.shows))
+    console = open_console()
+    console.print(table)
+    counts = Counter(str(verdict.agreement) for verdict in found)
+    console.print(f"{len(found)} claims: {', '.join(f'{count} {word}' for word, count in counts.items())}.")

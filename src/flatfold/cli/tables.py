@@ -1,6 +1,5 @@
 """Results as a table in the terminal."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
@@ -11,7 +10,6 @@ from ..curvature.estimate import LOSSES, MATRICES
 from ..evaluate.results import ID, Average, Results, Row
 from ..evaluate.study_results import Name, Space, Statistic, Study, above, typical_error
 from ..evaluate.summary import SummaryRow
-from ..paper.claims import Verdict
 from .console import open_console
 
 LEGEND = (
@@ -203,24 +201,3 @@ def _claim(study: Study, space: Space, name: Name) -> Iterator[str]:
         yield f"The paper's claim does not hold here for the {space} {name} of {', '.join(lower)}: below id."
     if unsure:
         yield f"The {space} {name} of {', '.join(unsure)} cannot be told apart from that of id."
-
-
-# The verdicts of a reproduction as a table in the terminal.
-
-
-COLOURS = {"agrees": "green", "partly": "yellow", "disagrees": "red"}
-
-
-def print_verdicts(found: Sequence[Verdict]) -> None:
-    """Print a line for every table and figure: its number, whether it agrees, and what this run shows."""
-    table = Table(title="The paper beside this run", title_justify="left", show_lines=True)
-    table.add_column("in the paper", no_wrap=True)
-    table.add_column("agreement", no_wrap=True)
-    table.add_column("this run shows", overflow="fold")
-    for each in found:
-        colour = COLOURS.get(each.agreement, "default")
-        table.add_row(escape(each.number), f"[{colour}]{each.agreement}[/]", escape(each.shows))
-    console = open_console()
-    console.print(table)
-    counts = Counter(str(each.agreement) for each in found)
-    console.print(f"{len(found)} claims: {', '.join(f'{count} {word}' for word, count in counts.items())}.")

@@ -1,10 +1,9 @@
 """How sharply a network's loss bends: over its parameters, its features, its logits and any layer between.
 
 The public names of ``flatfold.curvature``. Over parameters the functions take a model and batches, over features and
-logits the class weights and logits; :mod:`flatfold.curvature.theory` has the theorem.
+logits the class weights and logits.
 """
 
-from . import theory
 from .eigenvalues import param_lambda_max, param_spectrum
 from .estimate import Density, Estimate, Spectrum
 from .features import (
@@ -37,5 +36,4 @@ __all__ = [
     "param_lambda_max",
     "param_spectrum",
     "param_trace",
-    "theory",
 ]

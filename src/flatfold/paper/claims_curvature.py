@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from ..core.intervals import Influence, auroc_influence, interval, mean_influence, paired_difference
-from ..curvature.theory import Theorem, compare
 from ..evaluate.results import ID, Results, in_family
 from ..evaluate.study_results import Name, Space, Statistic, Study, above, mean_statistic, typical_error
 from .ablations import Cost
@@ -33,6 +32,7 @@ from .claims import (
     slips,
 )
 from .claims_detection import ends
+from .theory import Theorem, compare
 
 REGIMES = {ID: "known", "near": "near", "far": "far"}
 

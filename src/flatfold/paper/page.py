@@ -17,7 +17,6 @@ from ..report.curvature_figures import SPACES, compare, spectral_densities, top_
 from ..report.figure import Drawing
 from ..report.figures import side_by_side
 from ..report.html import Html, definition_list, filled, head_cell, joined, percent, scrolling, table, tag, warning_box
-from ..report.theorem import theorem_figure
 from . import page_tables as csvs
 from .claims import Agreement, Check, Material, Verdict, load_material
 from .exhibits import verdicts
@@ -34,6 +33,7 @@ from .page_tables import (
     why_not,
 )
 from .tables import Line
+from .theorem import theorem_figure
 
 # What the figures of the paper take from figures that exist: some panels, some data sets, another name.
 

@@ -38,7 +38,6 @@ from .html import (
     tag,
     warning_box,
 )
-from .theorem import theorem_figure
 
 # What a curvature study found, as sentences from its numbers.
 
@@ -236,7 +235,7 @@ NOTHING = Parts({}, {})
 def curvature_figures(study: Study) -> dict[str, Drawing]:
     """Return every figure of a study by its name."""
     spectra = (spectral_densities(study, space) for space in SPECTRA)
-    drawings = (trace_densities(study), *spectra, top_eigenvalues(study), theorem_figure())
+    drawings = (trace_densities(study), *spectra, top_eigenvalues(study))
     return {drawing.name: drawing for drawing in drawings}
 
 
@@ -254,7 +253,6 @@ def curvature_parts(study: Study, figures: dict[str, Drawing] | None = None) -> 
         "curvature-spectra": joined(_spectrum(study, space, drawn) for space in SPECTRA),
         "curvature-eigenvalues": side_by_side(drawn["curvature-eigenvalues"]),
         "curvature-detection": detection_table(study),
-        "theorem": side_by_side(drawn["theorem"]),
     }
     shared = "" if typical_error(study, "parameter") is None else f" {SHARED}"
     more = {

@@ -7,15 +7,14 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
+from markupsafe import Markup
+
 from ..evaluate.results import METRICS
 
 VOID = {"img", "input"}
 
 
-class Html(str):
-    """Text that is markup. Everything else that goes into a page becomes text."""
-
-    __slots__ = ()
+Html = Markup
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
@@ -23,7 +22,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
     Args:
         name: Of the element.
-        *children: What it contains: :class:`Html` as it is, anything else as text.
+        *children: What it contains: :class:`~markupsafe.Markup` as it is, anything else as text.
         **attributes: ``class_`` is ``class`` and ``data_key`` is ``data-key``; True gives an attribute without a value,
             None and False give none.
 
@@ -73,7 +72,9 @@ HERE = Path(__file__).parent
 def filled(template: str, **parts: object) -> str:
     """Return a template of this folder with style, script and these parts in place; what is not markup is escaped."""
     told = {name: joined([part]) for name, part in parts.items()}
-    return Template(_read(template)).substitute(told, css=_read("page.css"), script=_read("page.js"))
+    return Template(_read(template)).substitute(
+        told, css=_read("templates/page.css"), script=_read("templates/page.js")
+    )
 
 
 def _read(name: str) -> str:
@@ -280,19 +281,6 @@ SECTIONS = (
         "AUROC, in percent, of a trace as a score, with its 95 % interval; α is the exponent by which features were "
         "normalised, and 0 leaves them as they are. Green marks the best of a column and every other whose interval "
         "reaches that of the best: no more than that is claimed. Amber marks what is certainly worse than guessing.",
-    ),
-    Section(
-        "theorem",
-        "A theorem on unknown inputs",
-        "Of random settings, the same on every page, not of this suite. Two Gaussian classes at ±μ with covariance S, "
-        "a logistic head that has learnt them, w = 2S⁻¹μ, and unknown inputs of the same covariance at ±cRμ, with a "
-        "rotation R: their expected trace of the Hessian of the energy is the larger one if and only if c |μ′S⁻¹Rμ| "
-        "< μ′S⁻¹μ. The FOLD paper states the “if”, with w = S⁻¹μ, and the order is the same for every positive "
-        "multiple; but it needs the equal covariance, and unless S is a multiple of the identity, c < 1 alone is not "
-        "enough. First panel: every dot is a setting, and none may lie where the theorem says never. Second: this "
-        "trace is |w|² φ with φ = p (1 − p), and the proof needs that the average of φ over a Gaussian falls as its "
-        "mean m leaves zero, not only φ itself. Third: expected traces of some settings against random draws, with two "
-        "standard errors.",
     ),
     Section("datasets", "Unknown data sets"),
     Section(

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from ..core.hessian import class_distances, feature_hessian_trace, row_chunks
 from ..core.validation import as_tensor, check_above_zero
-from .estimate import Estimate
+from ..curvature.estimate import Estimate
 
 # Averages of the curvature of two classes over a Gaussian.
 

@@ -9,12 +9,12 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from flatfold.curvature.theory import Theorem, bayes_weight, compare, expected_trace, monte_carlo_trace
+from flatfold.paper import theorem
 from flatfold.paper.figures import alpha_sensitivity, cost_bars, norm_scatter, trace_by_regime
 from flatfold.paper.page import SHOWS, price
-from flatfold.report import theorem
+from flatfold.paper.theorem import random_settings, theorem_figure
+from flatfold.paper.theory import Theorem, bayes_weight, compare, expected_trace, monte_carlo_trace
 from flatfold.report.figure import ACCENT, RC
-from flatfold.report.theorem import random_settings, theorem_figure
 from tests.toy_ablations import make_ablations, make_costs, make_material
 
 

@@ -13,7 +13,7 @@ from flatfold.evaluate.results import MethodRun
 from flatfold.paper import costs as clock
 from flatfold.paper import costs as module
 from flatfold.paper.costs import SETUPS, Plan, costs, in_turn, settled
-from tests.evaluate.reproduce.toys import make_suite
+from tests.paper.toys import make_suite
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
 

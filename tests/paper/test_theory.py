@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.optimize import minimize
 from torch.func import hessian
 
-from flatfold.curvature.theory import (
+from flatfold.paper.theory import (
     Theorem,
     average_curvature,
     bayes_weight,

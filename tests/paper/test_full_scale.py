@@ -28,7 +28,7 @@ def test_every_benchmark_has_a_script_and_a_part_of_the_tables(place):
     assert re.findall(r"^## (.*)$", page, re.M) == SUITES
     with (place / "needs.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(needs()) == page.count("\n| ") - len(SUITES)
-    example = Path(__file__).parents[3] / "examples" / "imagenet_backbones.toml"
+    example = Path(__file__).parents[2] / "examples" / "imagenet_backbones.toml"
     assert (place / BACKBONES.name).read_text() == example.read_text()
     assert "214,660 images" in page.split("\n## ")[1]
 

@@ -26,7 +26,7 @@ from flatfold.paper.ablations import (
     spearman,
 )
 from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
-from tests.evaluate.reproduce.toys import make_banks
+from tests.paper.toys import make_banks
 from tests.toy_ablations import cohens_d as textbook
 from tests.toy_ablations import make_ablations
 from tests.toy_study import refusal

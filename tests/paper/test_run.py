@@ -19,7 +19,7 @@ from flatfold.paper.claims import load_material
 from flatfold.paper.costs import Plan, paper_methods
 from flatfold.paper.run import check_suite, finished, forget_reproduction, place_of, reproduce
 from flatfold.paper.tables import TUNED
-from tests.evaluate.reproduce.toys import make_suite
+from tests.paper.toys import make_suite
 from tests.toy_ablations import make_ablations, make_material, make_results, save
 from tests.toy_study import refusal
 

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from ..curvature.theory import (
+from ..report.figure import GREY, INK, KNOWN, PALETTE, Drawing, Key, Look, Panel, logarithmic
+from .theory import (
     Theorem,
     average_curvature,
     bayes_weight,
@@ -18,7 +19,6 @@ from ..curvature.theory import (
     holds,
     monte_carlo_trace,
 )
-from .figure import GREY, INK, KNOWN, PALETTE, Drawing, Key, Look, Panel, logarithmic
 
 SETTINGS, CHECKED, DRAWS = 200, 24, 40_000  # points of the first panel and of the third; draws for each of the latter
 
