@@ -76,6 +76,7 @@ def bench(
     suites = options.suites(suite, folder, batch_size, limit)
     several = len(suites[0].siblings) > 1
     check_single(folder, several)
+    failed: dict[str, str] = {}
     for each in suites:
         place = folder / each.network if several else folder
         with resumable(place):
@@ -84,12 +85,17 @@ def bench(
             results = run(each, specs, place, settings)
             results.save(place)
             page = write_report(place) if report else None
+        failed |= results.failed
         print_results(results)
         typer.echo(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}")
         if page is not None:
             typer.echo(f"report -> {page}")
     if several:
         _summarise(folder, suites[0].siblings, report)
+    for method, error in failed.items():
+        typer.echo(f"flatfold: {method} failed unexpectedly: {error}", err=True)
+    if failed:
+        raise typer.Exit(1)
 
 
 def check_folder(folder: Path) -> None:
