@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from .console import count
 from .options import (
@@ -37,27 +38,18 @@ INCOMPLETE = 3  # exit code when some images have no score
 
 @grouped
 def score(
-    images: Annotated[Path, typer.Argument(help=f"Images to score: {IMAGES}.")],
-    guard: Annotated[Path, typer.Option(help="Guard file, from `flatfold fit` or Guard.save.")],
+    images: Annotated[Path, Argument(help=f"Images to score: {IMAGES}.")],
+    guard: Annotated[Path, Option(help="Guard file, from `flatfold fit` or Guard.save.")],
     model: ModelOptions,
-    out: Annotated[Path, typer.Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
-    fpr: Annotated[
-        float | None,
-        typer.Option(help="False-alarm rate: share of ID inputs that may raise an alarm. Default: the guard's."),
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(help="Part i/n of the images to score, i from 1; `flatfold join` merges the tables.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume/--restart", help="Resume an interrupted run, or score all images again.")
-    ] = True,
+    out: Annotated[Path, Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
+    fpr: Annotated[float | None, Option(help="Share of ID inputs that may raise alarms. Default: the guard's.")] = None,
+    shard: Annotated[str | None, Option(help="Part to score, as i/n; `flatfold join` merges the tables.")] = None,
+    resume: Annotated[bool, Option("--resume/--restart", help="Resume an earlier run, or start again.")] = True,
     workers: Workers = 0,
     device: Device = "cpu",
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where to compute: in this process, or on a Ray cluster.")
-    ] = "local",
-    actors: Annotated[int | None, typer.Option(min=1, help="Ray actors. Default: as many as fit.")] = None,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs per Ray actor; use with --device cuda.")] = 0.0,
+    engine: Annotated[Literal["local", "ray"], Option(help="Run in this process or on a Ray cluster.")] = "local",
+    actors: Annotated[int | None, Option(min=1, help="Ray actors. Default: as many as fit.")] = None,
+    gpus: Annotated[float, Option(min=0, help="GPUs per Ray actor; use with --device cuda.")] = 0.0,
     *,
     options: ImageOptions,
     transform: TransformOptions,
@@ -179,10 +171,8 @@ def _list_unreadable(number: int, out: Path) -> Iterator[str]:
 
 
 def join(
-    tables: Annotated[
-        list[Path], typer.Argument(help="Tables of all shards, in any order; their .unreadable.csv are skipped.")
-    ],
-    out: Annotated[Path, typer.Option(help="Table to write, with the suffix of the others.")],
+    tables: Annotated[list[Path], Argument(help="Tables of all shards, in any order.")],
+    out: Annotated[Path, Option(help="Table to write, with the suffix of the others.")],
 ) -> None:
     """Merge the tables of `flatfold score --shard` into the table of one run.
 
