@@ -45,11 +45,12 @@ def bench(
     report: DrawReport = True,
     own: With = None,
 ) -> None:
-    """Evaluate methods on a suite: AUROC and FPR95 on every OOD data set.
+    """Evaluate methods on the data sets of a suite.
 
-    Features are extracted once and kept in the output folder; an interrupted run resumes from there. Writes
-    results.json, results.csv, averages.csv, scores.safetensors, thumbnails.safetensors, report.html and figures. With
-    several networks or seeds, each gets a folder, and summary.csv, summary.json and report.html hold the means.
+    Prints AUROC and FPR95 for every OOD data set. Features are extracted once and kept in the output folder; an
+    interrupted run resumes from there. Writes results.json, results.csv, averages.csv, scores.safetensors,
+    thumbnails.safetensors, report.html and figures. With several networks or seeds, each gets a folder, and
+    summary.csv, summary.json and report.html hold the means.
 
     Exit codes: 0 done; 1 invalid input, or a method failed unexpectedly; 2 invalid usage; 130 interrupted.
 
@@ -200,9 +201,10 @@ def _summary_table(family: str, rows: Sequence[SummaryRow]) -> Table:
 def report(
     folder: Annotated[Path, Argument(help="Output folder of `flatfold bench` or `flatfold curvature`.")],
 ) -> None:
-    """Write report.html, curvature.html and figures from result files, without running anything.
+    """Write the HTML pages again from result files.
 
-    Writes the pages for which the folder holds results; for several networks, those of each and one with their means.
+    Writes report.html, curvature.html and their figures, as far as the folder holds results; for several networks,
+    those of each and one with their means.
 
     Example: flatfold report out/digits
     """
@@ -230,7 +232,7 @@ def _holding(folder: Path, name: str) -> list[Path]:
 
 
 def methods(own: With = None) -> None:
-    """List every method with its hyper-parameters and the data it learns from.
+    """List all methods with their hyper-parameters.
 
     Example: flatfold methods
     """

@@ -45,9 +45,10 @@ def compare(
     methods: Annotated[str | None, Option(help="Methods, separated by commas. Default: all in both runs.")] = None,
     csv: Annotated[Path | None, Option(help="File for every difference, with interval and p-value.")] = None,
 ) -> None:
-    """Compare two runs, or two methods of one run, with intervals and tests for the differences.
+    """Compare two runs, or two methods of one run.
 
-    Runs that scored the same images are compared image by image, which detects smaller differences.
+    Differences have intervals and p-values. Runs that scored the same images are compared image by image, which detects
+    smaller differences.
 
     Example: flatfold compare out/before out/after --csv changes.csv
 

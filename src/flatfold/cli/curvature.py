@@ -51,7 +51,7 @@ def curvature(
     resume: Annotated[bool, Option("--resume/--restart", help="Reuse parts of an earlier study, or not.")] = True,
     report: DrawReport = True,
 ) -> None:
-    """Measure the curvature of the loss on ID images and on every OOD data set.
+    """Measure the curvature of the loss on ID and OOD images.
 
     The paper finds a larger curvature on OOD images, over the parameters and over the features. This command measures
     both on the same images: largest eigenvalue (lambda_max), trace and spectrum of the Hessian, and the trace for each

@@ -22,11 +22,12 @@ def export(
     transform: TransformOptions,
     own: With = None,
 ) -> None:
-    """Write a guard and its model as one graph: x -> logits, score, p_value, is_ood, for any batch size.
+    """Export a guard and its model as one graph.
 
-    The file needs neither flatfold nor, as .onnx, torch. It is written only if it reproduces the guard's results on
-    real images, in batches of 1, 7 and 64. Images are prepared with the transform stored in the guard file; a guard
-    fitted on tensors stores none and needs --resize, --crop, --mean, --std, --mode or --interpolation.
+    The graph maps x to logits, score, p_value and is_ood, for any batch size. The file needs neither flatfold nor, as
+    .onnx, torch. It is written only if it reproduces the guard's results on real images, in batches of 1, 7 and 64.
+    Images are prepared with the transform stored in the guard file; a guard fitted on tensors stores none and needs
+    --resize, --crop, --mean, --std, --mode or --interpolation.
 
     Exit codes: 0 done; 1 invalid input, or different results; 2 invalid usage.
 

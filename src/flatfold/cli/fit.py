@@ -58,7 +58,9 @@ def fit(
     labels: Annotated[bool, Option("--labels/--no-labels", help="Read labels, or fit without.")] = True,
     own: With = None,
 ) -> None:
-    """Fit a guard: a detector for a model, with a threshold that at most a share --fpr of ID inputs exceeds.
+    """Fit a guard for a model on ID images.
+
+    A guard is a detector with a threshold that at most a share --fpr of ID inputs exceeds.
 
     IMAGES must look like the inputs to come, show classes that the model knows, and must not be its training images, on
     which it is overconfident. Labels come from class folders, the numbers of a list (path, space, class), a column or
@@ -67,11 +69,11 @@ def fit(
 
     Exit codes: 0 done; 1 invalid input; 2 invalid usage; 130 interrupted.
 
-    Example: flatfold fit val/ --model nets:resnet20 --weights resnet20.pt --mean 0.485,0.456,0.406
-    --std 0.229,0.224,0.225 --out guard.safetensors
+    Example: flatfold fit val/ --model nets:resnet20 --weights resnet20.pt --mean 0.485,0.456,0.406 --std
+    0.229,0.224,0.225 --out guard.safetensors
 
-    Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --resize 256 --crop 224
-    --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --method knn:k=10 --fpr 0.01 --out guard.safetensors
+    Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --resize 256 --crop 224 --mean
+    0.485,0.456,0.406 --std 0.229,0.224,0.225 --method knn:k=10 --fpr 0.01 --out guard.safetensors
     """
     load_plugins(own)
     detector = make_detector(method, images, calibration, "IMAGES")

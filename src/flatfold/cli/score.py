@@ -55,10 +55,10 @@ def score(
     transform: TransformOptions,
     own: With = None,
 ) -> None:
-    """Score images with a guard and its model; the table has one row per image.
+    """Score images with a guard and its model.
 
-    Columns: path, predicted (the most likely class), score (higher = more out-of-distribution), p_value and is_ood. At
-    most a share --fpr of ID inputs raises an alarm.
+    Writes a table with one row per image. Columns: path, predicted (the most likely class), score (higher = more
+    out-of-distribution), p_value and is_ood. At most a share --fpr of ID inputs raises an alarm.
 
     Images are prepared with the transform stored in the guard file, else with --resize, --crop, --mean, --std, --mode
     and --interpolation. Memory use does not grow with the number of images. An interrupted run resumes when the same
@@ -68,8 +68,8 @@ def score(
     Exit codes: 0 all images are scored; 1 invalid input; 2 invalid usage; 3 done, but some images have no score; 130
     interrupted.
 
-    Example: flatfold score photos/ --guard guard.safetensors --model nets:resnet20 --weights resnet20.pt
-    --out scores.csv
+    Example: flatfold score photos/ --guard guard.safetensors --model nets:resnet20 --weights resnet20.pt --out
+    scores.csv
 
     Example: flatfold score photos.parquet --guard guard.safetensors --model torchvision/resnet50 --pretrained DEFAULT
     --device cuda --workers 8 --shard 1/4 --out scores-1.parquet
@@ -174,7 +174,7 @@ def join(
     tables: Annotated[list[Path], Argument(help="Tables of all shards, in any order.")],
     out: Annotated[Path, Option(help="Table to write, with the suffix of the others.")],
 ) -> None:
-    """Merge the tables of `flatfold score --shard` into the table of one run.
+    """Merge the tables of `flatfold score --shard`.
 
     Every table needs its .summary.json next to it. All shards must be there once, from the same images, guard, --fpr
     and --batch-size. Writes OUT.summary.json, and OUT.unreadable.csv if some images have no score.

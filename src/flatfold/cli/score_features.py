@@ -48,10 +48,11 @@ def score_features(
     out: Annotated[Path | None, Option(help="Table (*.csv, *.jsonl, *.parquet). Default: CSV to stdout.")] = None,
     own: With = None,
 ) -> None:
-    """Score features with a guard, or with a method fitted to the model's last layer; one row per row of features.
+    """Score features with a guard, or with a fitted method.
 
-    Columns: row, predicted (the most likely class), score (higher = more out-of-distribution), p_value and is_ood, and
-    label if the file has labels. With --head, p_value and is_ood need --calibration.
+    Writes a table with one row per row of features. Columns: row, predicted (the most likely class), score (higher =
+    more out-of-distribution), p_value and is_ood, and label if the file has labels. With --head, p_value and is_ood
+    need --calibration.
 
     Exit codes: 0 done; 1 invalid input; 2 invalid usage; 130 interrupted.
 
@@ -59,8 +60,8 @@ def score_features(
 
     Example: flatfold score-features f.safetensors --head head.safetensors --method fold:alpha=0.5 > scores.csv
 
-    Example: flatfold score-features f.npy --head head.safetensors --method autofold --fit val.safetensors
-    --calibration more_val.safetensors --fpr 0.01 --out scores.parquet
+    Example: flatfold score-features f.npy --head head.safetensors --method autofold --fit val.safetensors --calibration
+    more_val.safetensors --fpr 0.01 --out scores.parquet
     """
     if (guard is None) == (head is None):
         raise typer.BadParameter("give either --guard or --head.")

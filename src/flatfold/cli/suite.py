@@ -54,10 +54,10 @@ def init(
     std: Annotated[str | None, Option(metavar="NUMBERS", help="Channel deviations, such as 0.229,0.224,0.225.")] = None,
     force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a suite file for your own network and images, with comments for all other keys.
+    """Write a suite file for your own network and images.
 
-    Parts that are not given appear in the file as commented examples. Images are inspected, and the result is noted
-    in a comment next to them.
+    Parts that are not given appear in the file as commented examples. Images are inspected, and the result is noted in
+    a comment next to them.
 
     Example: flatfold suite init mine.toml --test photos/test --near birds=photos/birds --model nets:make
     """
@@ -113,11 +113,11 @@ def doctor(
     read: Annotated[bool, Option("--read/--no-read", help="Decode every image, or 20 per data set.")] = False,
     seed: Annotated[int | None, Option(min=0, help="Check only the networks of this seed.")] = None,
 ) -> None:
-    """Check a suite before a long run: what it needs, where, and what is missing or wrong.
+    """Check a suite before a long run.
 
-    Checks every list, folder and checkpoint, counts images and runs each network on some test images: an unexpected
-    accuracy points to another transform, class order or checkpoint. With --read every image is decoded, which finds
-    broken ones and different sizes.
+    Lists what it needs, where, and what is missing or wrong. Checks every list, folder and checkpoint, counts images
+    and runs each network on some test images: an unexpected accuracy points to another transform, class order or
+    checkpoint. With --read every image is decoded, which finds broken ones and different sizes.
 
     Exit codes: 0 everything is there; 1 something is missing or wrong; 2 invalid usage.
 
