@@ -209,8 +209,7 @@ def report(
     several networks, the pages of each are written, and one with their means.
     """
     from ..evaluate.summary import load_runs
-    from ..report.curvature import write_curvature
-    from ..report.page import write_report
+    from ..report.page import write_curvature, write_report
     from ..report.summary import write_summary
 
     studies = _holding(folder, "curvature.json")

@@ -95,7 +95,7 @@ def curvature(
     from ..evaluate.study_measure import Plan
     from ..evaluate.suites.library import load_suites
     from ..models.eval_mode import usable_device
-    from ..report.curvature import write_curvature
+    from ..report.page import write_curvature
     from .tables import print_study
 
     logging.basicConfig(format="%(message)s")
