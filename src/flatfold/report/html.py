@@ -23,18 +23,7 @@ Html = Markup
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
-    """Return an element.
-
-    Args:
-        name: Of the element.
-        *children: What it contains: :class:`~markupsafe.Markup` as it is, anything else as text.
-        **attributes: ``class_`` is ``class`` and ``data_key`` is ``data-key``; True gives an attribute without a value,
-            None and False give none.
-
-    Example:
-        >>> tag("td", "a < b", class_="best", title=None)
-        '<td class="best">a &lt; b</td>'
-    """
+    """Return an element; ``class_`` is ``class`` and ``data_key`` is ``data-key``."""
     told = ""
     for key, value in attributes.items():
         if value is not None and value is not False:
