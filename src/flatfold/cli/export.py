@@ -84,14 +84,10 @@ def export(
 
 def _images(place: Path, transform: Transform, limit: int) -> ImageSource:
     """Return at most ``limit`` images, evenly spread: folders are sorted by class."""
-    import numpy as np
-
     from ..models.images import open_images
-    from ..models.sources import ImageSubset
+    from ..models.sources import take_subset
 
-    source = open_images(place, transform, BATCH_SIZE, labels=False)
-    count = min(limit, source.rows)
-    return ImageSubset(source, np.arange(count) * source.rows // count)
+    return take_subset(open_images(place, transform, BATCH_SIZE, labels=False), limit)
 
 
 def _listed(sizes: tuple[int, ...]) -> str:

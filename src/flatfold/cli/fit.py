@@ -109,16 +109,17 @@ def fit(
     check_writable(out, "the guard")
     check_kept(out, images, calibration, weights)
     from ..detectors import create
+    from ..models.sources import take_subset
     from ..scoring.guard import Guard
 
     options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}
     transform = prepared_by(None, options, None)
     wanted = label_column if labels else False
-    known = _some(opened(images, transform, batch_size, root, image_column, wanted), limit, seed)
+    known = take_subset(opened(images, transform, batch_size, root, image_column, wanted), limit, seed)
     held_out = None
     if calibration is not None:
         start = root if is_list(calibration) else None
-        held_out = _some(opened(calibration, transform, batch_size, start, image_column), limit, seed)
+        held_out = take_subset(opened(calibration, transform, batch_size, start, image_column), limit, seed)
     detector: Detector = create(spec.name, **spec.hyper)
     _check_labels(spec, known, images)
     try:
@@ -141,21 +142,6 @@ def fit(
         typer.echo(f"flatfold: stopped: nothing was written to {out}", err=True)
         raise typer.Exit(130) from None
     typer.echo("\n".join(described(guard, spec, images, calibration, out)))
-
-
-def _some(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
-    """Return at most ``limit`` images: of that many stretches, which spreads them over all classes, one each.
-
-    Which one of a stretch is drawn: every third image could be of one class, where classes take turns.
-    """
-    import numpy as np
-
-    from ..models.sources import ImageSubset
-
-    if limit is None or source.rows <= limit:
-        return source
-    edges = np.arange(limit + 1) * source.rows // limit
-    return ImageSubset(source, np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
 
 
 def _check_labels(spec: Spec, source: ImageSource, place: Path) -> None:

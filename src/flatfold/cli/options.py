@@ -74,10 +74,10 @@ def opened(
     """
     from ..models.images import open_images
 
-    names = {} if images is None else {"image": images, "x": images}
-    names |= {"label": labels, "y": labels} if isinstance(labels, str) else {}
     try:
-        return open_images(place, transform, batch_size, labels=labels is not False, root=root, **names)
+        return open_images(
+            place, transform, batch_size, labels=True if labels is None else labels, root=root, images=images
+        )
     except ValueError as error:
         raise ValueError(_in_options(str(error))) from error
 

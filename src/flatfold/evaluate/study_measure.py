@@ -28,11 +28,9 @@ from ..io.files import sweep, write_atomically
 from ..io.progress import track
 from ..models.eval_mode import evaluating
 from ..models.extract import read_batches
-from ..models.sources import ImageSource, Source
+from ..models.sources import ImageSource, Source, take_subset
 from .banks import Settings, short_key
 from .study_results import Name, Space, Statistic
-from .suites.data import picked
-from .suites.library import even_rows
 from .suites.suite import Suite
 
 Array = NDArray[np.float64]
@@ -143,7 +141,7 @@ def studied(suite: Suite, samples: int) -> Suite:
         deviations.append("the suite holds features only, so the parameters are those of the last layer alone")
 
     def some(source: Source) -> Source:
-        return source if source.rows <= samples else picked(source, even_rows(source, samples, seed=0))
+        return take_subset(source, samples, seed=0, balanced=True)
 
     return replace(
         suite,

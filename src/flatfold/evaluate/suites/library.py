@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from ...models.sources import Source
-from .data import Rows, picked
+from ...models.sources import Source, take_subset
 from .digit_networks import DIGIT_NETWORKS
 from .digits import digits
 from .schema import BUILT_IN, OPENOOD, built_in_names
@@ -135,7 +132,7 @@ def limited(suite: Suite, limit: int) -> Suite:
         return suite
 
     def some(source: Source) -> Source:  # the same images for every network, hence one seed
-        return source if source.rows <= limit else picked(source, even_rows(source, limit, seed=0))
+        return take_subset(source, limit, seed=0, balanced=True)
 
     return replace(
         suite,
@@ -146,20 +143,3 @@ def limited(suite: Suite, limit: int) -> Suite:
         ood_val=None if suite.ood_val is None else some(suite.ood_val),
         deviations=(*suite.deviations, f"at most {limit} images of each data set were taken"),
     )
-
-
-def even_rows(source: Source, count: int, seed: int) -> Rows:
-    """Return random rows, in ascending order, as many of each class as can be.
-
-    Args:
-        source: Where they are from.
-        count: How many, at most.
-        seed: Of the choice.
-    """
-    order = np.random.default_rng(seed).permutation(source.rows)
-    labels = np.zeros(source.rows, np.int64) if source.labels is None else source.labels.numpy()
-    turn = np.empty(source.rows, np.int64)  # the how-manieth of its class each row is
-    for label in np.unique(labels):
-        own = order[labels[order] == label]
-        turn[own] = np.arange(len(own))
-    return np.sort(order[np.argsort(turn[order], kind="stable")[:count]])
