@@ -160,10 +160,6 @@ class UnsupportedHead(ValueError):  # noqa: N818
     """The model's logits do not come from one linear layer that flatfold can find."""
 
 
-class DamagedBank(ValueError):  # noqa: N818
-    """A bank on disk is incomplete or corrupted."""
-
-
 class UnreadableImage(ValueError):  # noqa: N818
     """A file could not be decoded as an image."""
 

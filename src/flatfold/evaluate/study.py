@@ -13,8 +13,7 @@ from ..core.intervals import auroc_influence, interval, mean_influence
 from ..curvature.estimate import Loss, Matrix
 from ..detectors.autofold import AutoFold
 from ..io.progress import track
-from ..io.store import Part, PartStore
-from ..models.bank_files import read_manifest
+from ..io.store import Part, PartStore, read_manifest
 from ..models.fingerprint import weights_hash
 from ..models.sources import ImageSource
 from .banks import Banks, Settings, extract_all
@@ -131,8 +130,7 @@ def forget_study(suite: Suite, out: Path, samples: int) -> None:
     PartStore(out / PARTS, {}, restart=True).remove()
     wanted = {source.fingerprint for source in studied_suite(suite, samples).sources.values()}
     for manifest in out.glob("banks/*/manifest.json"):
-        key = read_manifest(manifest.parent).key
-        if key is not None and key.get("data") in wanted:  # a bank of one's own has none
+        if read_manifest(manifest.parent).key.get("data") in wanted:
             shutil.rmtree(manifest.parent)
 
 
