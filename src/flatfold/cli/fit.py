@@ -84,7 +84,7 @@ def fit(
     from ..scoring.guard import Guard
 
     prepared = transform.transform()
-    source = take_subset(options.open(images, prepared, label_column if labels else False), limit, seed)
+    source = take_subset(options.open(images, prepared, labels and (label_column or True)), limit, seed)
     held_out = None
     if calibration is not None:
         places = options if calibration.suffix.lower() in LISTS else replace(options, root=None)

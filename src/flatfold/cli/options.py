@@ -182,15 +182,13 @@ class ImageOptions:
     ] = None
     batch_size: BatchSize = 64
 
-    def open(self, place: Path, transform: Transform, labels: str | bool | None = False) -> ImageSource:
-        """Return the images of a place; ``labels`` names their column, is None for the default, False for no labels."""
+    def open(self, place: Path, transform: Transform, labels: str | bool = False) -> ImageSource:
+        """Return the images of a place, with labels if asked for; a text names their column or array."""
         from ..models.images import open_images
 
-        wanted = True if labels is None else labels
+        size, column = self.batch_size, self.image_column
         try:
-            return open_images(
-                place, transform, self.batch_size, labels=wanted, root=self.root, images=self.image_column
-            )
+            return open_images(place, transform, size, labels=labels, root=self.root, images=column)
         except ValueError as error:
             hint = "--root, --image-column" + ("" if labels is False else ", --label-column, --no-labels")
             raise ValueError(f"{error} See also the options {hint}.") from error
