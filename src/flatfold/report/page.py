@@ -90,7 +90,7 @@ def warnings(results: Results) -> Html:
     counted = {f"{len(reasons)} images of {dataset} could not be read" for dataset, reasons in gaps.items()}
     told: list[object] = [text for text in results.suite.get("deviations", []) if text not in counted]
     told += [_unreadable(dataset, reasons) for dataset, reasons in gaps.items()]
-    told += [f"{method} was left out: {reason}" for method, reason in results.refused.items()]
+    told += [f"{method} was left out: {reason}" for method, reason in results.left_out.items()]
     return warning_box(told, [f"{run.method}: {note}" for run in results.methods for note in run.warnings])
 
 
