@@ -283,7 +283,7 @@ def reproduce(
 
 def _draw(place: Path, report: bool) -> None:
     """Draw the pages of one network; that of its curvature draws that of its benchmark too."""
-    from ..report.curvature import write_curvature
+    from ..report.page import write_curvature
 
     if report:
         write_curvature(place)

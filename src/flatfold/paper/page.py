@@ -13,10 +13,22 @@ from ..evaluate.summary import family_of
 from ..io.files import write_atomically
 from ..report.cost_figure import TALL, WIDE, cost_figure
 from ..report.curvature import detection_table, statistics_table
-from ..report.curvature_figures import SPACES, compare, spectral_densities, top_eigenvalues, trace_densities
+from ..report.curvature_figures import SPACES, spectral_densities, top_eigenvalues, trace_densities
 from ..report.figure import Drawing
-from ..report.figures import side_by_side
-from ..report.html import Html, definition_list, filled, head_cell, joined, percent, scrolling, table, tag, warning_box
+from ..report.html import (
+    Html,
+    compare,
+    definition_list,
+    filled,
+    head_cell,
+    joined,
+    scrolling,
+    side_by_side,
+    table,
+    tag,
+    warning_box,
+)
+from ..report.templates import percent
 from . import page_tables as csvs
 from .claims import Agreement, Check, Material, Verdict, load_material
 from .exhibits import verdicts
