@@ -13,13 +13,11 @@ from torch import nn
 from ...core.bank import FeatureBank, Head
 from ...core.validation import UnreadableImage
 from ...io.progress import track
-from ...models.bank_writer import MemoryBank
-from ...models.extract import one_pass
+from ...models.extract import extract_features
 from ...models.images import FolderImages, ListImages, Transform
-from ...models.sources import ImageSource, ImageSubset, Source
+from ...models.sources import ImageSource, ImageSubset, Source, take_subset
 from ..banks import Settings, accuracy, accuracy_fits
-from .data import SuiteData, picked
-from .library import even_rows
+from .data import SuiteData
 from .schema import KINDS, OPENOOD, SPLITS, TRANSFORM, Table, expanded, title, unset_variables
 from .suite import OodSet, Suite
 from .toml_file import MAKERS, Network, SuiteFile, load_network
@@ -135,7 +133,7 @@ class Pictures:
 def origin(source: ImageSource, row: int) -> tuple[int, str]:
     """Return the number that an image has in its file or folder, and its path in there if it is a file."""
     while isinstance(source, ImageSubset):
-        row = int(source.picked[row])
+        row = int(source.chosen[row])
         source = source.source
     return row, source.paths[row] if isinstance(source, FolderImages | ListImages) else f"row {row}"
 
@@ -340,17 +338,16 @@ def with_accuracy(
         limit: Most test images to run it on, evenly of all classes.
         pictures: What is known of the test images; those that cannot be read are added.
     """
-    rows = MemoryBank()
     try:
         test = suite_file.data(network).split("test")
-        some = test if test.rows <= limit else picked(test, even_rows(test, limit, network.draws))
-        bank, layer = one_pass(model, some, None, network.table.get("head"), lambda *_: rows, unreadable=1.0)
+        some = take_subset(test, limit, network.draws, balanced=True)
+        bank, layer, unreadable = extract_features(model, some, head=network.table.get("head"), unreadable=1.0)
         share = accuracy(bank, layer.head)
     except FAILURES as error:
         return replace(found, state="wrong", sentence=f"It cannot be run on the test images: {error}")
     if pictures is not None and isinstance(some, ImageSource):
         pictures.tried = max(pictures.tried, some.rows)
-        pictures.broken |= dict(origin(some, row) for row in rows.unreadable)
+        pictures.broken |= dict(origin(some, row) for row in unreadable)
     hint = f" {UNNORMALISED}" if _unnormalised(some) else ""
     state, sentence = _judged(share, network.table.get("accuracy"), bank, layer.head, hint)
     return replace(found, state=state, found=f"{100 * share:.2f} %", sentence=sentence)
