@@ -57,13 +57,13 @@ def bench(
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
     """
     from .. import detectors
-    from ..evaluate.runner import checked_specs, forget, run
+    from ..evaluate.runner import check_specs, forget, run
     from ..evaluate.spec import parse_specs
     from ..report.page import write_report
 
     log_progress()
     load_plugins(own)
-    specs = checked_specs(detectors.methods() if methods is None else parse_specs(methods))
+    specs = check_specs(detectors.methods() if methods is None else parse_specs(methods))
     settings = options.settings(bootstrap)
     folder = out or Path("out") / Path(suite).stem
     check_folder(folder)
@@ -86,9 +86,8 @@ def bench(
             typer.echo(f"report -> {page}")
     if several:
         _summarise(folder, suites[0].siblings, report)
-    for method, error in failed.items():
-        typer.echo(f"flatfold: {method} failed unexpectedly: {error}", err=True)
     if failed:
+        typer.echo(f"flatfold: {', '.join(failed)} failed unexpectedly; the log has the traceback.", err=True)
         raise typer.Exit(1)
 
 
@@ -137,8 +136,8 @@ def print_results(results: Results) -> None:
         console.print("* chosen by AutoFold on ID validation data")
     if any(run.tuned_on != "nothing" for run in results.methods):
         console.print("tuned: the data that hyper-parameters were chosen on, ID or OOD.")
-    for reason in dict.fromkeys(results.refused.values()):
-        methods = [method for method, other in results.refused.items() if other == reason]
+    for reason in dict.fromkeys(results.left_out.values()):
+        methods = [method for method, other in results.left_out.items() if other == reason]
         console.print(f"{', '.join(methods)} {'was' if len(methods) == 1 else 'were'} left out: {reason}", markup=False)
     for deviation in results.suite.get("deviations", ()):
         console.print(f"Before you compare: {deviation}.", markup=False, style="yellow")
