@@ -45,7 +45,7 @@ class Shard(NamedTuple):
 
 
 class _Form(msgspec.Struct):
-    """The entries of a bank's key that say which tensors a shard has."""
+    """The entries of a bank's key that describe the tensors of a shard."""
 
     width: _Count
     dtype: Literal["float32", "float64"]
@@ -85,12 +85,13 @@ def load_bank(path: Path | str, verify: bool = True) -> FeatureBank:
         FileNotFoundError: There is no such directory.
         DamagedBank: Something is missing, unfinished, or not as it was written.
     """
-    folder = StoredBank.open(path)
-    shards = list(folder.shards(verify))
-    features = [shard.features for shard in shards]
-    labels = [shard.labels for shard in shards if shard.labels is not None]
+    shards = list(StoredBank.open(path).shards(verify))
+    features, labels, _ = shards[0]
+    if len(shards) > 1:
+        features = torch.cat([shard.features for shard in shards])
+        labels = None if labels is None else torch.cat([shard.labels for shard in shards if shard.labels is not None])
     try:
-        return FeatureBank(_join(features), _join(labels) if labels else None)
+        return FeatureBank(features, labels)
     except (TypeError, ValueError) as error:
         raise DamagedBank(f"the bank in {path} holds values that a bank may not have: {error}") from error
 
@@ -143,7 +144,7 @@ class MemoryBank:
         self._labels: list[Tensor] = []
 
     def missing(self, start: int, stop: int) -> list[range]:
-        """Return all of it: no earlier run has left anything."""
+        """Return all of the rows."""
         return [range(start, stop)] if start < stop else []
 
     def add(self, rows: range, features: Tensor, labels: Tensor | None, unreadable: Mapping[int, str]) -> None:
@@ -161,7 +162,7 @@ class MemoryBank:
         return FeatureBank(torch.cat(self._features), torch.cat(self._labels) if self._labels else None)
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Do nothing."""
 
 
 @dataclass
@@ -177,23 +178,12 @@ class _Pending:
 class BankWriter:
     """Rows written to a directory in shards of fixed size, in any number of runs.
 
-    Shard i always covers the rows from ``i * shard_rows`` on, whatever the batch size. When an earlier run has left
-    shards, nothing is written before the network has given, for rows of one of them, what is stored there.
+    Shard i always covers the rows from ``i * shard_rows`` on, whatever the batch size. Intact shards of an earlier run
+    with the same key are kept, and so is its ``shard_rows``; then nothing is written before the network, which computes
+    in ``computed_in``, has given for rows of one of them what is stored there. ``scores`` are compared by how far they
+    vary and not by their size.
 
-    Args:
-        path: The directory; intact shards of a bank of the same key are kept, and so is its ``shard_rows``.
-        key: Everything that the rows depend on.
-        width: Number of columns.
-        dtype: Of the rows, float32 or float64.
-        labels: Whether the rows have labels.
-        shard_rows: Rows in a shard of a new bank.
-        computed_in: The dtype in which the network computes.
-        scores: Whether the rows are scores, which are compared by how far they vary and not by their size.
-
-    Attributes:
-        rows: Number of rows, None until the end of the data was met.
-        first_stored: The first row that an earlier run has stored, or None.
-        confirmed: Whether the network gives what an earlier run has stored.
+    ``rows`` is None until the end of the data was met, ``first_stored`` the first row that an earlier run has left.
     """
 
     def __init__(
@@ -202,9 +192,9 @@ class BankWriter:
         key: Mapping[str, str],
         *,
         width: int,
-        dtype: torch.dtype,
         labels: bool,
         shard_rows: int,
+        dtype: torch.dtype = torch.float32,
         computed_in: torch.dtype = torch.float32,
         scores: bool = False,
     ) -> None:
@@ -345,7 +335,7 @@ def shard_name(index: int) -> str:
 
 
 def _form(width: int, dtype: torch.dtype, labels: bool) -> dict[str, str]:
-    """Return the entries of a key that say which tensors a shard has."""
+    """Return the entries of a key that describe the tensors of a shard."""
     return {"width": str(width), "dtype": str(dtype).removeprefix("torch."), "labels": "yes" if labels else "no"}
 
 
@@ -386,7 +376,3 @@ def _bank_errors(folder: Path, name: str = "") -> Iterator[None]:
             f"{folder / name}.safetensors is not as it was written: " if name else f"the bank in {folder} is damaged: "
         )
         raise DamagedBank(f"{place}{str(error).rstrip('.')}. {_AGAIN}") from error
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
