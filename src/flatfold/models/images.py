@@ -42,24 +42,12 @@ def open_images(
     root: Path | str | None = None,
     images: str | None = None,
 ) -> ImageSource:
-    """Return the images of a folder, a table, an ``.npz`` file or a list.
+    """Return the images of a folder, a table, an ``.npz`` file or a list, by what is at ``place`` or by its ``kind``.
 
-    Args:
-        place: A folder of images; a folder of parquet files; or a file that ends in ``.parquet``, ``.npz``, or, for a
-            list of paths, in ``.txt``, ``.lst`` or ``.list``.
-        transform: Applied to every image.
-        batch_size: Images in a batch.
-        labels: Whether to read labels: by class folders, from a column or an array (of this name, if it is a name), or
-            the numbers of a list. A folder without class folders has none. With False nothing that could be a label is
-            looked at.
-        kind: "folder", "table", "npz" or "list", where the path does not decide.
-        root: The folder in which the paths of a list start. Unless given, they start in that of the list, and may also
-            be absolute.
-        images: Name of the column, or of the array, that holds the images; by default ``image``, or ``x``.
-
-    Raises:
-        FileNotFoundError: There is nothing at ``place``.
-        ValueError: It is of another kind, or of two; or there is a root for something that is not a list.
+    A table is a ``.parquet`` file or a folder of them; a list ends in ``.txt``, ``.lst`` or ``.list``, and its paths
+    start in ``root`` or else in its own folder. ``labels`` are read by class folders, from a column or an array (of
+    this name, if it is a name), or from a list; with False nothing that could be a label is looked at. ``images`` is
+    the column or the array of the images, by default ``image`` or ``x``.
     """
     place = Path(place)
     kind = image_kind(place) if kind is None else kind
@@ -236,15 +224,8 @@ def _shorten(text: str) -> str:
     return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
 
 
-class ArrayImages(ImageSource):
-    """Images in an array.
-
-    Args:
-        x: uint8, ``(n, h, w, 3)`` or ``(n, h, w)``.
-        y: Integer labels ``(n,)``, or None.
-        transform: Applied to every image.
-        batch_size: Images in a batch.
-    """
+class _Pixels(ImageSource):
+    """Images that are already decoded."""
 
     def __init__(
         self, x: NDArray[np.uint8], y: NDArray[np.integer] | None, transform: Transform, batch_size: int = 64
@@ -281,7 +262,11 @@ class ArrayImages(ImageSource):
         digest.update(np.ascontiguousarray(self.x).data)
 
 
-class NpzImages(ArrayImages):
+class ArrayImages(_Pixels):
+    """Images in a uint8 array ``(n, h, w, 3)`` or ``(n, h, w)``, with integer labels ``(n,)`` or none."""
+
+
+class NpzImages(_Pixels):
     """Images in a ``.npz`` file, read without pickle.
 
     Args:

@@ -178,19 +178,9 @@ def score_inputs(
 ) -> Tensor:
     """Return the score of every input that can be read, ``(n,)`` in float32, and keep them in a directory as a bank.
 
-    Args:
-        function: Scores a batch of inputs, ``(n,)``; it may take gradients.
-        model: What it runs; put into evaluation mode, on ``device``, during the run.
-        source: The data.
-        out: A directory for the scores. An interrupted run continues. Of a finished one only a few inputs run, to check
-            that the model still gives the scores that are stored.
-        key: What the scores depend on; the data is added.
-        device: As in ``extract``.
-        title: Of the progress bar.
-        workers: As in ``extract``.
-
-    Raises:
-        ValueError: The model cannot take the inputs, a score is not finite, or ``out`` holds scores of something else.
+    ``function`` scores a batch of inputs, and may take gradients of ``model``, which is in evaluation mode during the
+    run. An interrupted run continues in ``out``; of a finished one only a few inputs run, to check that the
+    model still gives the scores that are stored. ``key`` is what the scores depend on apart from the data.
     """
     identity = {**key, "data": source.fingerprint}
     with evaluating(model, device) as place:

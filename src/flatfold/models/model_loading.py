@@ -188,23 +188,16 @@ def named_model(name: str, weights: Path | None = None, pretrained: str | None =
 
     Nothing is downloaded unless ``pretrained`` is given. Random numbers of torch are left as they were.
 
-    Args:
-        name: ``library/name``, where the library is one of
+    * ``openood/...``: a network of ``openood_network``. Needs ``weights``, whose ``fc.weight`` gives the classes.
+    * ``torchvision/...``: a classifier of ``torchvision.models.list_models()``.
+    * ``timm/...``: a model of ``timm.list_models()``, with or without a tag.
+    * ``transformers/...``: a model for image classification on the hub, or a folder that ``save_pretrained`` wrote,
+      which needs neither ``weights`` nor ``pretrained``. With ``weights``, the state dict of the model (not the file in
+      such a folder, which has other names), only the configuration is taken from the folder or the hub's local cache.
 
-            * ``openood``: a network of ``openood_network``. Needs ``weights``, whose ``fc.weight`` gives the classes.
-            * ``torchvision``: a classifier of ``torchvision.models.list_models()``.
-            * ``timm``: a model of ``timm.list_models()``, with or without a tag.
-            * ``transformers``: a model for image classification on the hub, or a folder that ``save_pretrained``
-              wrote, which needs neither ``weights`` nor ``pretrained``. With ``weights``, the state dict of the model
-              (not the file in such a folder, which has other names), only the configuration is taken from the folder
-              or from the local cache of the hub.
-        weights: A file that ``read_weights`` reads. Networks of torchvision and timm get as many classes as it has.
-        pretrained: Which published weights: an entry of torchvision's list, a tag of timm, a revision on the hub.
-            ``"DEFAULT"`` means those that the library recommends.
-
-    Raises:
-        ValueError: There is no such library, network or weights, or they cannot be had; the message says what to try.
-        FileNotFoundError: There is no file ``weights``.
+    ``weights`` is a file that ``read_weights`` reads; networks of torchvision and timm get as many classes as it has.
+    ``pretrained`` is an entry of torchvision's list, a tag of timm, or a revision on the hub; ``"DEFAULT"`` means the
+    weights that the library recommends.
     """
     library, _, network = name.partition("/")
     if library not in MAKERS or not network:
