@@ -12,7 +12,7 @@ NAMES = """
     create methods register Detector Shaped Fold AutoFold Msp Ebo Mls ReAct Ash PartialNorm Scale OpenMax TempScale
     Mds Rmds Vim Knn She Gen GradNorm Klm NNGuide NormCap FoldT Fdbd Nci Dice InputDetector Odin MdsEns tune
     logits_function layers_of extract FolderImages NpzImages ListImages TableImages Transform
-    curvature Guard Judge Monitor auroc auroc_interval aupr fpr_at_tpr
+    curvature Guard CalibratedDetector Monitor auroc auroc_interval aupr fpr_at_tpr
     NotFittedError UnsupportedHead DamagedBank UnreadableImage __version__
 """
 CURVATURE = """

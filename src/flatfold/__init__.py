@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from .models.layers import layers_of as layers_of
     from .models.layers import logits_function as logits_function
     from .models.parquet import TableImages as TableImages
-    from .scoring.calibrated import Judge as Judge
+    from .scoring.calibrated import CalibratedDetector as CalibratedDetector
     from .scoring.guard import Guard as Guard
     from .scoring.monitor import Monitor as Monitor
 
@@ -88,7 +88,7 @@ _HOMES = {
     "Guard": "scoring.guard",
     "Head": "core.bank",
     "InputDetector": "detectors.base",
-    "Judge": "scoring.calibrated",
+    "CalibratedDetector": "scoring.calibrated",
     "Klm": "detectors.klm",
     "Knn": "detectors.knn",
     "ListImages": "models.images",

@@ -10,7 +10,7 @@ import torch
 import flatfold as ff
 from flatfold.cli.options import prepared_by
 from flatfold.models.images import ArrayImages
-from flatfold.scoring.guard_file import load_judge
+from flatfold.scoring.calibrated import CalibratedDetector
 from tests.cli.images import MODEL, PREPARED, TRANSFORM, network, pixels, write_folder, write_network, write_parquet
 from tests.cli.running import assert_mistakes, succeed
 from tests.command import flatfold
@@ -67,7 +67,7 @@ def test_options_reach_the_guard(val):
     succeed(*FIT, "--workers", 2, "--batch-size", 16, "--head", "3")
     assert_file(batch_size=16)
     done = succeed(*FIT, "--method", "autofold-r")
-    learnt = dict(load_judge(val / "new.safetensors")[0].detector.named_buffers())
+    learnt = dict(CalibratedDetector.load(val / "new.safetensors").detector.named_buffers())
     alpha = next(value for name, value in learnt.items() if name.endswith("alpha_"))
     assert f"alpha = {float(alpha):g}" in done.stdout
 
@@ -114,7 +114,7 @@ def test_a_limit_draws_from_all_images_and_classes(val, seed):
     x, y = pixels(360)  # classes 0, 1, 2, 0, 1, 2, ...: every third image is of one
     np.savez("turns.npz", x=x, y=y)
     succeed("fit", "turns.npz", *FIT[2:], "--limit", 120, "--method", "fold", "--per-class", "--fpr", 0.2)
-    assert load_judge(val / "new.safetensors")[0].calibration.counts.min() > 10
+    assert CalibratedDetector.load(val / "new.safetensors").calibration.counts.min() > 10
 
 
 def test_mistakes(val, monkeypatch):
@@ -170,7 +170,7 @@ def test_mistakes(val, monkeypatch):
 
 
 def test_an_interrupted_run_writes_nothing(val, interrupt):
-    interrupt("flatfold.models.extract.one_pass")
+    interrupt("flatfold.scoring.guard.one_pass")
     assert_mistakes(FIT, [([], 130, "nothing was written")], val)
 
 

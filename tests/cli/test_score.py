@@ -109,7 +109,9 @@ def test_decisions_are_those_of_a_guard_on_the_same_features(files, world, per_c
     rate = 0.05 if fpr is None else fpr
     known = [(world.bank.features, world.bank.labels)]
     guard = ff.Guard.fit(model, known, "autofold", rate, calibration=[held_out(world)], per_class=per_class)
-    verdict = Verdict(guard(world.unknown).logits, *guard.judge(world.unknown))  # a model's logits may round otherwise
+    verdict = Verdict(
+        guard(world.unknown).logits, *guard.calibrated(world.unknown)
+    )  # a model's logits may round otherwise
     options = ["--method", "autofold", "--fit", "known.safetensors", *CALIBRATED]
     options += ["--per-class"] * per_class + ([] if fpr is None else ["--fpr", fpr])
     done = score(*options)
@@ -118,7 +120,7 @@ def test_decisions_are_those_of_a_guard_on_the_same_features(files, world, per_c
     assert alarms > 0
     assert f"100 rows, {alarms} alarms" in done.stderr
     guard.save("guard.safetensors")
-    half = Verdict(verdict.logits, *guard.at(0.5).judge(world.unknown))
+    half = Verdict(verdict.logits, *guard.at(0.5).calibrated(world.unknown))
     for other, options in ((verdict, ()), (half, ("--fpr", 0.5))):
         check(columns_of(score("--guard", "guard.safetensors", *options, head=()), world), other)
 

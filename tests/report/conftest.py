@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from flatfold.evaluate.results import METRICS, AlphaCurve, Certainty, MethodRun, Results, Wrong, averages, make_row
+from flatfold.evaluate.results import METRICS, AlphaCurve, Certainty, MethodRun, Results, WorstCase, averages, make_row
 from tests.browser import browser, visit  # noqa: F401 - fixtures
 from tests.toy_study import draw_nothing
 
@@ -126,7 +126,9 @@ def make_wrong(methods, sets, scores, count):
             for row in order.tolist():
                 share = float((known < values[row]).mean())
                 label = 2 if name == "id" else None
-                wrong.append(Wrong(method, name, row, f"images/{name}/{row}.png", float(values[row]), share, 1, label))
+                wrong.append(
+                    WorstCase(method, name, row, f"images/{name}/{row}.png", float(values[row]), share, 1, label)
+                )
                 thumbnails[f"{name}/{row}"] = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
     return wrong, thumbnails
 

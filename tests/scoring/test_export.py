@@ -214,7 +214,7 @@ def test_what_differs_by_more_than_rounding_is_named(guard):
 
 def with_scores(guard, scores):
     """The guard with other calibration scores."""
-    guard.judge.calibration = type(guard.calibration).of(scores, guard.fpr)
+    guard.calibrated.calibration = type(guard.calibration).of(scores, guard.fpr)
     return guard
 
 
@@ -234,7 +234,7 @@ def test_an_input_on_the_threshold_may_be_decided_either_way_and_is_counted(guar
     own = float(guard(x[row : row + 1]).score)
     scores = torch.cat([torch.full((181,), own), torch.linspace(own + 1, own + 2, 19)])
     exact = with_scores(guard, scores.sort().values)
-    exact.judge.calibration.threshold.fill_(own)
+    exact.calibrated.calibration.threshold.fill_(own)
     result = check_moved(exact, x, "is_ood", row, lambda o: ~o)
     assert result.undecidable == 1
     assert "1 too near" in str(result)

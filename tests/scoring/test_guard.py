@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.scoring.guard import fit_judge
+from flatfold.scoring.calibrated import fit_detector
 from tests.four_classes import known, make_model
 from tests.refusals import assert_refused
 
@@ -73,13 +73,13 @@ def test_features_are_judged_without_the_model(model, per_class):
     x, _ = known(300, seed=1)
     features = model[:3].eval()(x).detach()
     verdict, threshold = guard(x), guard.calibration.threshold
-    for got, expected in zip(guard.judge(features), verdict[1:], strict=True):
+    for got, expected in zip(guard.calibrated(features), verdict[1:], strict=True):
         assert torch.equal(got, expected)
     assert len(threshold) == (4 if per_class else 1)
     own = threshold[verdict.logits.argmax(1)] if per_class else threshold
     assert torch.equal(verdict.is_ood, verdict.score > own)
     with pytest.raises(TypeError, match="ndarray"):
-        guard.judge(features.numpy())
+        guard.calibrated(features.numpy())
 
 
 def test_an_explanation_names_the_classes_between_which_an_input_lies(guard):
@@ -181,7 +181,7 @@ def notes(labels, caplog, signal=0.5, classes=TRUE):
     caplog.clear()
     generator = torch.Generator().manual_seed(0)
     features = torch.rand(1200, CLASSES, generator=generator) + signal * torch.eye(CLASSES)[classes]
-    fit_judge(ff.create("fold"), ff.FeatureBank(features, labels), ff.Head(torch.eye(CLASSES)), 0.05)
+    fit_detector(ff.create("fold"), ff.FeatureBank(features, labels), ff.Head(torch.eye(CLASSES)), 0.05)
     return caplog.messages
 
 

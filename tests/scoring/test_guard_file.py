@@ -20,7 +20,7 @@ from flatfold.detectors.registry import METHODS
 from flatfold.models.fingerprint import weights_hash
 from flatfold.scoring import guard_file as artefact
 from flatfold.scoring import self_test as probes
-from flatfold.scoring.calibrated import Calibration, Judge
+from flatfold.scoring.calibrated import CalibratedDetector, Calibration
 from flatfold.scoring.guard_file import canonical, checksum, head_hash, head_within
 from tests.four_classes import known, make_model
 from tests.refusals import assert_refused
@@ -128,12 +128,12 @@ def test_the_same_guard_gives_the_same_bytes(model, tmp_path):
 
 
 def test_features_are_judged_without_the_model(guard, path):
-    judge, transform, settings = artefact.load_judge(path)
-    assert transform is None
-    assert settings == {key: value for key, value in settings_in(path).items() if key != "sha256"}
+    file = artefact.read_guard(path)
+    assert file.transform is None
+    assert file.settings == {key: value for key, value in settings_in(path).items() if key != "sha256"}
     features = torch.rand(20, 16)
-    for read in (judge, ff.Judge.load(str(path))):
-        for one, other in zip(read(features), guard.judge(features), strict=True):
+    for read in (file.calibrated, ff.CalibratedDetector.load(str(path))):
+        for one, other in zip(read(features), guard.calibrated(features), strict=True):
             assert torch.equal(one, other)
 
 
@@ -173,7 +173,7 @@ UNSEEN = ("grid_", "curve_", "curve_stderr_", "percentiles_", "maxima_", "dim_")
 
 def judge_of(name, world):
     detector = ff.create(name, **SMALL.get(name, {})).fit(world.bank, world.head)
-    return Judge(detector, Calibration.of(detector(world.bank.features), 0.1))
+    return CalibratedDetector(detector, Calibration.of(detector(world.bank.features), 0.1))
 
 
 def test_a_change_of_any_tensor_is_seen_and_rounding_is_not(make_world):
@@ -279,7 +279,7 @@ def test_what_is_not_a_regular_file_is_refused_without_waiting_for_it(tmp_path, 
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    for load in (ff.Guard.load, lambda path, model: artefact.load_judge(path)):
+    for load in (ff.Guard.load, lambda path, model: artefact.read_guard(path)):
         for path in (*(tmp_path / name for name in ("folder", "pipe", "link")), Path("/dev/zero")):
             assert_refused(ValueError, "regular file", partial(load, path, model), case=path)
         assert_refused(ValueError, "[Ss]ymbolic links", partial(load, tmp_path / "circle", model))
@@ -325,7 +325,7 @@ def test_settings_that_save_would_not_write_are_refused(path, refused):
         ("thresholds", ([0.0],), "thresholds"),
         ("per_class", (True,), "per_class"),
         ("calibration", ({},), "calibration"),
-        ("head_sha256", ("0",), "other weights"),
+        ("head_sha256", ("0",), "head_sha256"),
         ("extra", (1,), "extra"),
     ):
         for value in values:

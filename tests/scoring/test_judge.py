@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from flatfold.core.conformal import samples_needed
 from flatfold.scoring import calibrated as module
-from flatfold.scoring.calibrated import Calibration, lifted
+from flatfold.scoring.calibrated import Calibration, with_rounding_margin
 
 CLASSES = 3
 
@@ -101,7 +101,7 @@ def test_impossible_rates_and_scores_that_are_not_numbers_are_refused():
         Calibration.of(scores, 0.05)
 
 
-def test_lifted_scores_keep_their_order_and_are_higher_by_what_rounding_may_add():
+def test_with_rounding_margin_scores_keep_their_order_and_are_higher_by_what_rounding_may_add():
     scores = torch.tensor([-100.0, -1.0, 0.0, 1e-30, 2.0], dtype=torch.float64)
     expected = torch.tensor([-99.999, -0.99999, 0.0, 1.00001e-30, 2.00002], dtype=torch.float64)
-    assert_close(lifted(scores), expected, rtol=1e-12, atol=0)
+    assert_close(with_rounding_margin(scores), expected, rtol=1e-12, atol=0)

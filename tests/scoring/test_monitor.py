@@ -15,7 +15,7 @@ from scipy import stats
 
 from flatfold.core.conformal import alarm_p_value, ks_p_value
 from flatfold.detectors.base import Detector
-from flatfold.scoring.calibrated import Calibration, Judge, Verdict
+from flatfold.scoring.calibrated import CalibratedDetector, Calibration, Verdict
 from flatfold.scoring.monitor import Monitor, bin_counts, bin_edges
 from tests.refusals import assert_refused
 
@@ -44,7 +44,7 @@ def draw(n, rng, shift=0.0):
 def make_judge(rng, samples=400, fpr=0.1, per_class=False, low=-inf, high=inf):
     score, logits = draw(samples, rng)
     predicted = logits.argmax(dim=-1) if per_class else None
-    return Judge(Bounded(low, high), Calibration.of(score, fpr, predicted, CLASSES))
+    return CalibratedDetector(Bounded(low, high), Calibration.of(score, fpr, predicted, CLASSES))
 
 
 def verdict_of(judge, score, logits):
@@ -241,9 +241,9 @@ def test_monitors_of_different_guards_are_not_merged(plain):
     changed[0, 5] = (scores[0, 4] + scores[0, 5]) / 2
     others = {
         "another rate": plain.at(0.2),
-        "another score": Judge(plain.detector, Calibration(changed, counts, fpr)),
-        "another range": Judge(Bounded(-9.0, 10.0), plain.calibration),
-        "as many thresholds": Judge(plain.detector, plain.calibration.at(fpr + 1e-6)),
+        "another score": CalibratedDetector(plain.detector, Calibration(changed, counts, fpr)),
+        "another range": CalibratedDetector(Bounded(-9.0, 10.0), plain.calibration),
+        "as many thresholds": CalibratedDetector(plain.detector, plain.calibration.at(fpr + 1e-6)),
     }
     for what, other in others.items():
         one, two = Monitor.of(plain), Monitor.of(other)
@@ -253,7 +253,9 @@ def test_monitors_of_different_guards_are_not_merged(plain):
     same.calibration.fpr = np.float64(same.calibration.fpr)
     assert Monitor.of(same).yardstick == Monitor.of(plain).yardstick
     first = [torch.arange(40) < size for size in (19, 20)]  # all scores are equal, so the thresholds are too
-    guards = [Judge(Bounded(0, 50), Calibration.of(torch.ones(40), 0.1, label.long(), 2)) for label in first]
+    guards = [
+        CalibratedDetector(Bounded(0, 50), Calibration.of(torch.ones(40), 0.1, label.long(), 2)) for label in first
+    ]
     assert Monitor.of(guards[0]).yardstick.guard != Monitor.of(guards[1]).yardstick.guard
 
 

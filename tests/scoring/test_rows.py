@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 import flatfold as ff
 from flatfold.models.feature_files import open_features
 from flatfold.scoring import tables as writers
-from flatfold.scoring.calibrated import lifted
+from flatfold.scoring.calibrated import with_rounding_margin
 from flatfold.scoring.tables import (
     GROUP,
-    calibrate,
     check_out,
     csv_text,
+    fit_on_files,
     json_text,
     score_features,
     write_rows,
@@ -72,6 +72,10 @@ def test_scores_and_classes_are_those_of_the_detector_and_the_head(tmp_path, wor
     assert np.array_equal(got["label"], labels.numpy())
 
 
+def calibrate(source, world, fpr, per_class=False):
+    return fit_on_files(ff.create("fold"), world.head, source, None, source, fpr, per_class).calibration
+
+
 def slow_p(score, calibration):
     return (1 + sum(c >= score for c in calibration)) / (len(calibration) + 1)
 
@@ -79,10 +83,10 @@ def slow_p(score, calibration):
 @pytest.mark.parametrize("per_class", [False, True])
 def test_p_values_are_ranks_among_the_calibration_scores(tmp_path, world, detector, per_class):
     known, features = many(world, 600, seed=1), many(world, 300, seed=2)
-    calibration = calibrate(saved(tmp_path / "known", known), detector, 0.1, per_class)
+    calibration = calibrate(saved(tmp_path / "known", known), world, 0.1, per_class)
     got = table(score_features(saved(tmp_path / "f", features), detector, calibration))
     assert list(got) == ["row", "predicted", "score", "p_value", "is_ood"]
-    scores, groups = lifted(detector(known)).tolist(), world.head(known).argmax(1).tolist()
+    scores, groups = with_rounding_margin(detector(known)).tolist(), world.head(known).argmax(1).tolist()
     assert (calibration.samples, calibration.fpr, calibration.per_class) == (600, 0.1, per_class)
     expected = [
         slow_p(score, [s for s, g in zip(scores, groups, strict=True) if not per_class or g == predicted])
@@ -111,10 +115,10 @@ def test_features_that_cannot_be_scored_or_calibrated_on_are_refused(tmp_path, w
     endless, mls = saved(tmp_path / "endless", features), ff.create("mls").fit(world.bank, world.head)
     for use, keyword in (
         (lambda: next(score_features(narrow, detector)), "narrow.*d=23"),
-        (lambda: calibrate(narrow, detector, 0.1), "narrow.*d=23"),
+        (lambda: calibrate(narrow, world, 0.1), "narrow.*d=23"),
         (lambda: list(score_features(endless, mls)), "endless.*row 4500"),
-        (lambda: calibrate(few, detector, 0.05), "few.*takes 19"),
-        (lambda: calibrate(few, detector, 0.1, per_class=True), "few.*each class takes 9"),
+        (lambda: calibrate(few, world, 0.05), "few.*takes 19"),
+        (lambda: calibrate(few, world, 0.1, per_class=True), "few.*each class takes 9"),
     ):
         assert_refused(ValueError, keyword, use)
 

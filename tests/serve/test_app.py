@@ -62,14 +62,14 @@ def test_a_form_is_answered_in_its_order_with_the_names_that_were_sent(shared, g
 def test_features_are_judged_row_by_row(shared, guard):
     x = torch.rand(100, WIDTH, generator=torch.Generator().manual_seed(2))
     rows = shared.features(x.numpy()).json["rows"]
-    score, p_value, is_ood = guard.judge(x)
+    score, p_value, is_ood = guard.calibrated(x)
     assert [row["score"] for row in rows] == pytest.approx(score.tolist(), rel=1e-5)
     assert [row["p_value"] for row in rows] == pytest.approx(p_value.tolist())
     assert [row["is_ood"] for row in rows] == is_ood.tolist()
 
 
 def test_without_a_model_only_features_are_served(start, guard):
-    service = start(guard.judge)
+    service = start(guard.calibrated)
     assert service.features([[1.0] * WIDTH]).status == 200
     for body, kind in ((GOOD, "image/png"), form([("a", GOOD)])):
         answer = service.score(body, kind)
@@ -84,7 +84,7 @@ def test_the_stream_counts_verdicts_and_explains_the_guard(start, guard):
     service.features(x.numpy())
     after = service.get("/stream").json
     assert after["seen"] == sum(after["live"]) == 50
-    assert after["alarms"] == int(guard.judge(x)[2].sum())
+    assert after["alarms"] == int(guard.calibrated(x)[2].sum())
     assert after["alarm_rate"] == after["alarms"] / 50
     assert len(after["edges"]) == len(after["live"]) + 1 == len(after["calibration"]) + 1
     assert (after["names"], after["method"], after["fpr"]) == ([*NAMES], "fold", 0.1)
@@ -228,7 +228,7 @@ def test_an_internal_error_reveals_nothing_but_is_logged(start, guard, monkeypat
     def fail(*arguments):
         raise MemoryError("/secret/place")
 
-    monkeypatch.setattr(guard, "look", fail)
+    monkeypatch.setattr(guard, "run", fail)
     answer = service.score(GOOD)
     assert (answer.status, "secret" in answer.error) == (500, False)
     assert HEADERS.items() <= answer.headers.items()

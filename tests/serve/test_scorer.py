@@ -42,8 +42,8 @@ def test_rows_are_the_verdicts_of_the_guard_on_each_input_alone():
 def test_features_are_judged_with_and_without_the_model(method):
     guard = make_guard(method)
     x = torch.rand(20, WIDTH, generator=torch.Generator().manual_seed(1))
-    score, p_value, is_ood = guard.judge(x)
-    for served in (guard, guard.judge):
+    score, p_value, is_ood = guard.calibrated(x)
+    for served in (guard, guard.calibrated):
         rows = Scorer(served)(features(x))
         assert [row["predicted"] for row in rows] == guard.found.head(x).argmax(-1).tolist()
         assert [row["score"] for row in rows] == pytest.approx(score.tolist(), rel=1e-5)
@@ -69,7 +69,7 @@ def test_errors_are_blamed_on_the_input_only_where_it_is_its_fault(guard, monkey
     def fail(*arguments):
         raise MemoryError
 
-    monkeypatch.setattr(guard, "look", fail)
+    monkeypatch.setattr(guard, "run", fail)
     assert [type(row) for row in Scorer(guard)(images(2))] == [MemoryError, MemoryError]
 
 
@@ -113,4 +113,4 @@ def test_names_must_be_one_per_class_and_a_guard_must_know_its_transform(guard):
     with pytest.raises(ValueError, match="names"):
         Scorer(guard, ("a", "b"))
     with pytest.raises(ValueError, match="transform"):
-        Scorer(ff.Guard(guard.model, guard.found, guard.judge))
+        Scorer(ff.Guard(guard.model, guard.found, guard.calibrated))

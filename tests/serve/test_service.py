@@ -28,7 +28,7 @@ def test_every_answer_belongs_to_its_own_request(start):
     def ask(i):
         if i % 4 == 0:  # some send several inputs, some send features
             x = np.full((3, WIDTH), i / 100, np.float32)
-            return service.features(x).json["rows"], guard.judge(torch.from_numpy(x))[0].tolist()
+            return service.features(x).json["rows"], guard.calibrated(torch.from_numpy(x))[0].tolist()
         if i % 4 == 1:
             rows = service.score(*form([("a", encoded(arrays[i])), ("b", encoded(arrays[i - 1]))])).json["rows"]
             return rows, [wanted[i], wanted[i - 1]]

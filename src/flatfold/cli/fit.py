@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,12 +38,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from ..core.bank import FeatureBank, Head
     from ..detectors.base import Detector
     from ..evaluate.spec import Spec
-    from ..models.heads import FoundHead
     from ..models.sources import ImageSource
     from ..scoring.guard import Guard
 
@@ -114,6 +109,7 @@ def fit(
     check_writable(out, "the guard")
     check_kept(out, images, calibration, weights)
     from ..detectors import create
+    from ..scoring.guard import Guard
 
     options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}
     transform = prepared_by(None, options, None)
@@ -125,16 +121,26 @@ def fit(
         held_out = _some(opened(calibration, transform, batch_size, start, image_column), limit, seed)
     detector: Detector = create(spec.name, **spec.hyper)
     _check_labels(spec, known, images)
-    reading = Reading(head, device, workers, max_unreadable)
     try:
         with noted():
-            network = open_model(model, weights, pretrained)
-            made = fitted(network, known, held_out, detector, reading, fpr=fpr, per_class=per_class, seed=seed)
-        made.guard.save(out)
+            guard = Guard.fit(
+                open_model(model, weights, pretrained),
+                known,
+                detector,
+                fpr,
+                calibration=held_out,
+                per_class=per_class,
+                head=head,
+                device=device,
+                seed=seed,
+                workers=workers,
+                unreadable=max_unreadable,
+            )
+        guard.save(out)
     except KeyboardInterrupt:
         typer.echo(f"flatfold: stopped: nothing was written to {out}", err=True)
         raise typer.Exit(130) from None
-    typer.echo("\n".join(described(made, spec, images, calibration, out)))
+    typer.echo("\n".join(described(guard, spec, images, calibration, out)))
 
 
 def _some(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
@@ -163,16 +169,18 @@ def _check_labels(spec: Spec, source: ImageSource, place: Path) -> None:
         )
 
 
-def described(made: Fitted, spec: Spec, images: Path, calibration: Path | None, out: Path) -> list[str]:
+def described(guard: Guard, spec: Spec, images: Path, calibration: Path | None, out: Path) -> list[str]:
     """Return what was made, a line for each thing that matters."""
-    guard = made.guard
-    right = "no labels" if made.accuracy is None else f"the model is right about {100 * made.accuracy:.1f} % of them"
+    result = guard.fit_result
+    assert result is not None
+    accuracy = result.accuracy
+    right = "no labels" if accuracy is None else f"the model is right about {100 * accuracy:.1f} % of them"
     learnt = "".join(f", {name} = {value:g}" for name, value in _learnt(guard.detector).items())
     held_out = "half of them" if calibration is None else str(calibration)
     least, most = (float(edge) for edge in guard.calibration.threshold.aminmax())
     above = f"{least:.4g}" if not guard.calibration.per_class else f"{least:.4g} to {most:.4g}, by predicted class"
     return [
-        f"images       {made.images:,} of {images}; {right}",
+        f"images       {result.samples:,} of {images}; {right}",
         f"method       {spec.label}{learnt}",
         f"calibration  {guard.calibration.samples:,} images, {held_out}",
         f"rate         of known images at most {100 * guard.fpr:g} % raise an alarm",
@@ -185,84 +193,3 @@ def _learnt(detector: Detector) -> dict[str, float]:
     """Return the single numbers that a method chose for itself, such as AutoFold's alpha."""
     buffers = ((name.rpartition(".")[2], values) for name, values in detector.named_buffers())
     return {name.removesuffix("_"): values.item() for name, values in buffers if name.endswith("_") and not values.ndim}
-
-
-# Known images and a model to a guard, and what the model makes of them on the way.
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How images are run through a model.
-
-    Args:
-        head: Name of its last layer, None to find it.
-        device: Where it runs.
-        workers: Processes that read images ahead.
-        unreadable: Share of the images that may be left out because they are broken.
-    """
-
-    head: str | None
-    device: str
-    workers: int
-    unreadable: float
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A guard, and what it was fitted on.
-
-    Args:
-        guard: With its model.
-        images: How many images could be read, without those of a calibration set of their own.
-        accuracy: The share of them that the model is right about, None without labels.
-    """
-
-    guard: Guard
-    images: int
-    accuracy: float | None
-
-
-def fitted(
-    model: nn.Module,
-    known: ImageSource,
-    held_out: ImageSource | None,
-    detector: Detector,
-    reading: Reading,
-    *,
-    fpr: float,
-    per_class: bool,
-    seed: int,
-) -> Fitted:
-    """Return the guard of a model.
-
-    Args:
-        model: A classifier.
-        known: Images that it was not trained on.
-        held_out: Others to calibrate on; without them half of ``known`` is kept for that.
-        detector: From ``create``, so that the guard can be saved.
-        reading: How images are run through the model.
-        fpr: The share of known inputs that may raise an alarm.
-        per_class: Whether each predicted class has a threshold of its own.
-        seed: Of the draw of the halves.
-    """
-    from ..models.extract import one_pass
-    from ..scoring.calibrated import check_enough
-    from ..scoring.guard import Guard, fit_judge
-
-    def run(source: ImageSource, head: str | None) -> tuple[FeatureBank, FoundHead]:
-        return one_pass(model, source, reading.device, head, workers=reading.workers, unreadable=reading.unreadable)
-
-    if held_out is None:  # asked once more of what could be read, but not before all of it is
-        check_enough(fpr, known.rows - known.rows // 2, "half of the data")
-    else:
-        check_enough(fpr, held_out.rows, "the calibration data")
-    bank, found = run(known, reading.head)
-    more = None if held_out is None else run(held_out, found.name)[0]
-    judge = fit_judge(detector, bank, found.head, fpr, held_out=more, per_class=per_class, seed=seed)
-    return Fitted(Guard(model, found, judge, known.transform), len(bank), _accuracy(bank, found.head))
-
-
-def _accuracy(bank: FeatureBank, head: Head) -> float | None:
-    if bank.labels is None:
-        return None
-    return float((head(bank.features).argmax(dim=-1) == bank.labels).double().mean())

@@ -42,7 +42,6 @@ from .options import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..core.bank import Head
     from ..detectors.base import Detector
     from ..evaluate.spec import Spec
     from ..models.feature_files import FeatureFile
@@ -363,49 +362,25 @@ def _used(spec: Spec, fit: Path | None) -> Path | None:
 
 
 def _from_guard(path: Path, fpr: float | None) -> tuple[Detector, Calibration | None]:
-    from ..scoring.guard_file import load_judge
+    from ..scoring.calibrated import CalibratedDetector
 
-    judge = load_judge(path)[0]
-    judge = judge if fpr is None else judge.at(fpr)
-    return judge.detector, judge.calibration
+    calibrated = CalibratedDetector.load(path)
+    calibrated = calibrated if fpr is None else calibrated.at(fpr)
+    return calibrated.detector, calibrated.calibration
 
 
 def _from_head(
     path: Path, spec: Spec, features: FeatureFile, known: Known, fpr: float, per_class: bool
 ) -> tuple[Detector, Calibration | None]:
     """Return a fitted detector, and its calibration if there is data for one, in the widest type of all files."""
-    import torch
-
-    from ..models.feature_files import read_head
-    from ..scoring.tables import calibrate
-
-    head = read_head(path)
-    dtype = head.weight.dtype
-    for source in (features, *known):  # widening is exact, rounding the others would not be
-        dtype = dtype if source is None else torch.promote_types(dtype, source.dtype)
-    detector = _fitted(spec, head.to(dtype), known.fit)
-    if known.calibration is None:
-        return detector, None
-    return detector, calibrate(known.calibration, detector, fpr, per_class)
-
-
-def _fitted(spec: Spec, head: Head, known: FeatureFile | None) -> Detector:
-    """Return a detector that has learnt what there is to learn, and pass on what it remarks."""
-    import torch
-
-    from ..core.bank import FeatureBank
     from ..detectors import create
+    from ..models.feature_files import read_head
+    from ..scoring.tables import fit_on_files
 
-    detector = create(spec.name, **spec.hyper)
-    if known is None:  # only the head matters, but every fit looks at a bank
-        return detector.fit(FeatureBank(torch.ones(1, head.width, dtype=head.weight.dtype)), head)
-    bank = known.bank()
+    detector: Detector = create(spec.name, **spec.hyper)
     with noted():
-        try:
-            detector.fit(FeatureBank(bank.features.to(head.weight.dtype), bank.labels), head)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{known.path}: {error}") from error
-    return detector
+        result = fit_on_files(detector, read_head(path), features, *known, fpr=fpr, per_class=per_class)
+    return result.detector, result.calibration
 
 
 # Rows of features to a table: which of them a classifier does not know.
@@ -505,9 +480,9 @@ class Images(NamedTuple):
 
     def source(self, guard: Path) -> ImageSource:
         """Return the images, prepared as the file of a guard says, or else as the options do."""
-        from ..scoring.guard_file import load_judge
+        from ..scoring.guard_file import read_guard
 
-        transform = prepared_by(load_judge(guard)[1], self.preparation, guard)
+        transform = prepared_by(read_guard(guard).transform, self.preparation, guard)
         return opened(self.place, transform, self.batch_size, self.root, self.column)
 
 

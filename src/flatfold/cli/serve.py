@@ -25,7 +25,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..scoring.calibrated import Judge
+    from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard
 
 
@@ -117,7 +117,7 @@ def serve(
         _run(_guard(guard, network, fpr, device, options), settings, host, port, access_log)
 
 
-def _run(served: Guard | Judge, settings: dict[str, Any], host: str, port: int, access_log: bool) -> None:
+def _run(served: Guard | CalibratedDetector, settings: dict[str, Any], host: str, port: int, access_log: bool) -> None:
     """Say what is served, and serve it."""
     from ..serve.app import create_app
     from ..serve.run import address_of, bind, run
@@ -143,15 +143,15 @@ def _guard(path: Path, network: Any, fpr: float | None, device: str, options: di
     loaded = Guard.load(path, network)
     loaded.transform = prepared_by(loaded.transform, options, path)
     loaded.model.to(usable_device(device))
-    loaded.judge.to(usable_device(device))
+    loaded.calibrated.to(usable_device(device))
     return loaded if fpr is None else loaded.at(fpr)
 
 
-def _judge(path: Path, fpr: float | None, device: str) -> Judge:
+def _judge(path: Path, fpr: float | None, device: str) -> CalibratedDetector:
     from ..models.eval_mode import usable_device
-    from ..scoring.calibrated import Judge
+    from ..scoring.calibrated import CalibratedDetector
 
-    loaded = Judge.load(path)
+    loaded = CalibratedDetector.load(path)
     return (loaded if fpr is None else loaded.at(fpr)).to(usable_device(device))
 
 

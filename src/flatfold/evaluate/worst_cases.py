@@ -11,7 +11,7 @@ from ..models.sources import ImageSource
 from ..models.transform import in_mode
 from .banks import Banks
 from .methods import Judged
-from .results import ID, Wrong
+from .results import ID, WorstCase
 from .suites.suite import Suite
 
 SHOWN = 8  # images of each data set
@@ -30,7 +30,7 @@ class _Place(NamedTuple):
     position: int
 
 
-def most_wrong(judged: Iterable[Judged], suite: Suite, banks: Banks) -> tuple[list[Wrong], Thumbnails]:
+def most_wrong(judged: Iterable[Judged], suite: Suite, banks: Banks) -> tuple[list[WorstCase], Thumbnails]:
     """Return the worst images of each method and data set, worst first, and a small copy of every one of them.
 
     Args:
@@ -57,10 +57,10 @@ def _worst(judged: Judged, banks: Banks) -> Iterator[_Place]:
             yield _Place(dataset, banks.row_of(dataset, position), position)
 
 
-def _described(judged: Judged, place: _Place, name: str, label: int | None, banks: Banks) -> Wrong:
+def _described(judged: Judged, place: _Place, name: str, label: int | None, banks: Banks) -> WorstCase:
     score = judged.scores[place.dataset][place.position]
     features = banks.judged[place.dataset].features[place.position : place.position + 1]
-    return Wrong(
+    return WorstCase(
         method=judged.run.method,
         dataset=place.dataset,
         row=place.row,

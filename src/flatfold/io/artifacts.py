@@ -1,7 +1,8 @@
-"""One codec for our files: typed JSON documents, and tensors with a typed header. No pickle.
+"""One codec for our files: typed JSON documents, with arrays next to them, and tensors with a typed header. No pickle.
 
 A document is a ``msgspec.Struct`` or a dataclass with class attributes ``FORMAT`` and ``VERSION``; both are written in
-front of its fields and checked when it is read, as are the types of all fields.
+front of its fields and checked when it is read, as are the types of all fields. A dataclass with ``ARRAYS`` keeps some
+fields in safetensors files, which its JSON knows by their checksum.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import hashlib
 import json
 import stat
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 from safetensors import SafetensorError
+from safetensors import numpy as numpy_files
 from safetensors.torch import load, save_file
 from torch import Tensor
 
@@ -29,7 +33,20 @@ class Document(Protocol):
     VERSION: ClassVar[int]
 
 
+class ArrayDocument(Document, Protocol):
+    """A dataclass that keeps some of its fields, dicts of numpy arrays, in safetensors files next to its JSON.
+
+    ``ARRAYS`` has the file of each such field, and what is put in front of the names of its arrays there.
+    """
+
+    ARRAYS: ClassVar[Mapping[str, tuple[str, str]]]
+
+    def check(self) -> None:
+        """Raise a KeyError, IndexError, TypeError or ValueError if the content is not complete."""
+
+
 D = TypeVar("D", bound=Document)
+A = TypeVar("A", bound=ArrayDocument)
 
 LARGEST_HEADER = 10 * 10**6  # bytes; safetensors headers are read into memory at once
 _HEADER = "flatfold"
@@ -64,21 +81,30 @@ def decode(text: str | bytes, kind: type[D]) -> D:
     Raises:
         DamagedFile: It is not JSON, or of another format or version, or a field is missing or has another type.
     """
+    return _convert(_read_content(text, kind), kind)
+
+
+def _convert(content: dict[str, Any], kind: type[D]) -> D:
+    try:
+        return msgspec.convert(content, type=kind, str_keys=True)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise DamagedFile(str(error)) from error
+
+
+def _read_content(text: str | bytes, kind: type[Document]) -> dict[str, Any]:
+    """Return the fields in a JSON text, of a document of the right format and version."""
     try:
         there = msgspec.json.decode(text, type=_Kind)
+        content = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedFile(f"it is not a document of flatfold ({error})") from error
+        raise DamagedFile(f"it is not a document of flatfold in JSON ({error})") from error
     if there.format != kind.FORMAT:
         raise DamagedFile(f"its format must be {kind.FORMAT!r}, got {there.format[:60]!r}")
     if there.version != kind.VERSION:
         advice = "upgrade flatfold" if there.version > kind.VERSION else "older versions are not read"
         raise DamagedFile(f"it has version {there.version}, this flatfold reads version {kind.VERSION}: {advice}")
-    try:
-        content = msgspec.json.decode(text, type=dict[str, Any])
-        del content["format"], content["version"]
-        return msgspec.convert(content, type=kind, str_keys=True)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise DamagedFile(str(error)) from error
+    del content["format"], content["version"]
+    return content
 
 
 def write_json(path: Path, document: Document) -> None:
@@ -97,6 +123,93 @@ def read_json(path: Path, kind: type[D]) -> D:
         return decode(path.read_bytes(), kind)
     except DamagedFile as error:
         raise DamagedFile(f"{path} cannot be read: {error}.") from error
+
+
+def write_document(path: Path, document: ArrayDocument, tables: Mapping[str, str] | None = None) -> None:
+    """Write a document and its arrays; the JSON comes last and holds the sha256 of the other files.
+
+    Args:
+        path: Of the JSON file.
+        document: A dataclass with arrays.
+        tables: Texts to write next to it, by file name.
+
+    Raises:
+        ValueError: A number in the JSON is not finite; nothing is written then.
+    """
+    names = [field.name for field in fields(document) if field.name not in document.ARRAYS]  # type: ignore[arg-type]
+    values = {name: getattr(document, name) for name in names}
+    content: dict[str, Any] = msgspec.to_builtins(values, str_keys=True, enc_hook=_to_plain)
+    _check_finite(content)
+    arrays: dict[str, dict[str, Any]] = {file: {} for file, _ in document.ARRAYS.values()}
+    for name, (file, prefix) in document.ARRAYS.items():
+        arrays[file] |= {f"{prefix}{key}": np.ascontiguousarray(a) for key, a in getattr(document, name).items()}
+    saved = {file: numpy_files.save(entries) for file, entries in arrays.items()}
+    content["sha256"] = {file: hashlib.sha256(data).hexdigest() for file, data in saved.items()}
+    text = msgspec.json.encode({"format": document.FORMAT, "version": document.VERSION, **content})
+    for file, data in saved.items():
+        write_atomically(path.with_name(file), data)
+    for file, table in (tables or {}).items():
+        write_atomically(path.with_name(file), table)
+    write_atomically(path, msgspec.json.format(text, indent=1) + b"\n")
+
+
+def _to_plain(value: Any) -> str | float:
+    """Return the text or number in an object of a subclass, such as numpy's floats and torch's version."""
+    if not isinstance(value, (str, float)):
+        raise TypeError(f"{type(value).__name__} cannot be written to a JSON file")
+    return str(value) if isinstance(value, str) else float(value)
+
+
+def read_document(path: Path, kind: type[A], command: str) -> A:
+    """Return the document that :func:`write_document` wrote.
+
+    Args:
+        path: Of the JSON file.
+        kind: The dataclass.
+        command: Which makes such files; messages advise to run it.
+
+    Raises:
+        ValueError: There is no such JSON file.
+        DamagedFile: A file is missing, cut, altered, of another kind, or not that of the same document.
+    """
+    if not path.exists():
+        inside = ", ".join(str(place.parent) for place in sorted(path.parent.glob(f"*/{path.name}")))
+        advice = f"It holds several runs: name one of {inside}" if inside else f"Run `{command}`, or name its --out"
+        raise ValueError(f"there is no {path.name} in {path.parent}. {advice}.")
+    try:
+        document = _convert(_read_fields(path, kind), kind)
+        document.check()
+    except (DamagedFile, KeyError, IndexError, TypeError, ValueError) as error:
+        raise DamagedFile(
+            f"{path} is damaged or of another version: {error or 'it is incomplete'}. Run `{command}` again."
+        ) from error
+    return document
+
+
+def _read_fields(path: Path, kind: type[ArrayDocument]) -> dict[str, Any]:
+    """Return the fields of a document, from its JSON and from its arrays."""
+    content = _read_content(path.read_bytes(), kind)
+    sums = content.pop("sha256", None)
+    known = {field.name for field in fields(kind)} - kind.ARRAYS.keys()  # type: ignore[arg-type]
+    if not isinstance(sums, dict) or not content.keys() <= known:
+        raise DamagedFile("it has no checksums, or a field that is not known")
+    content |= {name: {} for name in kind.ARRAYS}
+    for file in dict.fromkeys(file for file, _ in kind.ARRAYS.values()):
+        prefixes = {name: prefix for name, (its_file, prefix) in kind.ARRAYS.items() if its_file == file}
+        for key, array in _read_arrays(path.with_name(file), sums.get(file)).items():
+            name = max((n for n in prefixes if key.startswith(prefixes[n])), key=lambda n: len(prefixes[n]))
+            content[name][key.removeprefix(prefixes[name])] = array
+    return content
+
+
+def _read_arrays(path: Path, sha256: object) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DamagedFile(f"{path.name} cannot be read ({error})") from error
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise DamagedFile(f"{path.name} is not the one that was written with it")
+    return numpy_files.load(data)
 
 
 def write_tensors(path: Path, header: str, tensors: Mapping[str, Tensor], name: str = _HEADER) -> None:

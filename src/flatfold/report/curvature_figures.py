@@ -3,14 +3,14 @@
 from dataclasses import replace
 from functools import partial
 from math import isfinite, pi, sqrt
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ..curvature.estimate import ZERO, Density, Loss, Matrix, Spectrum
+from ..curvature.estimate import ZERO, Density, Spectrum
 from ..evaluate.results import ID
 from ..evaluate.study_results import Name, Space, Statistic, Study, typical_error
 from .figure import GREY, INK, KNOWN, RAISED, Drawing, Key, Look, Numbers, Panel, Span, logarithmic, look
@@ -307,8 +307,8 @@ def _spectrum(study: Study, space: Space, name: str) -> Spectrum:
         lambda_min=float(nodes.min()),
         lambda_max=told.value,
         method=told.method,
-        matrix=cast(Matrix, told.matrix),
-        loss=cast(Loss, told.loss),
+        matrix=told.matrix,
+        loss=told.loss,
         matvecs=told.matvecs,
         seed=None,
         rows=told.n,

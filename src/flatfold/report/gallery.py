@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..evaluate.results import ID, Results, Wrong
+from ..evaluate.results import ID, Results, WorstCase
 from .html import Html, data_block, joined, tag
 
 # What is said of an image on which a method was wrong.
@@ -20,7 +20,7 @@ DIGITS = range(3, 10)  # of a score: three where they tell all apart, at most ni
 KNOWN = "the known test images"
 
 
-def words_of(wrongs: Sequence[Wrong], classes: Sequence[str] = ()) -> list[dict[str, str]]:
+def words_of(wrongs: Sequence[WorstCase], classes: Sequence[str] = ()) -> list[dict[str, str]]:
     """Return the words below each picture of a row.
 
     Args:
@@ -57,7 +57,7 @@ def told_apart(scores: Sequence[float]) -> list[str]:
     return texts
 
 
-def _seen(wrong: Wrong, classes: Sequence[str]) -> str:
+def _seen(wrong: WorstCase, classes: Sequence[str]) -> str:
     is_what = "" if wrong.label is None else f", is {_name(wrong.label, classes)}"
     return f"seen as {_name(wrong.predicted, classes)}{is_what}"
 
@@ -112,7 +112,7 @@ def gallery(results: Results) -> Html:
     )
 
 
-def key_of(wrong: Wrong) -> str:
+def key_of(wrong: WorstCase) -> str:
     """Return the name of an image's thumbnail."""
     return f"{wrong.dataset}/{wrong.row}"
 
@@ -124,7 +124,7 @@ def data_uri(pixels: NDArray[np.uint8]) -> str:
     return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
-def _chosen(results: Results, pictures: Pictures) -> dict[str, dict[str, list[Wrong]]]:
+def _chosen(results: Results, pictures: Pictures) -> dict[str, dict[str, list[WorstCase]]]:
     """Return what is shown, by method, best first, and data set; as many of each as the budget allows."""
     for count in range(SHOWN, 0, -1):
         chosen = {run.method: _worst(results, run.method, count) for run in results.ranked}
@@ -135,13 +135,13 @@ def _chosen(results: Results, pictures: Pictures) -> dict[str, dict[str, list[Wr
     return chosen
 
 
-def _entries(wrongs: list[Wrong], classes: Sequence[str]) -> list[Entry]:
+def _entries(wrongs: list[WorstCase], classes: Sequence[str]) -> list[Entry]:
     told = zip(wrongs, words_of(wrongs, classes), strict=True)
     return [{"key": key_of(wrong), "name": wrong.name, **words} for wrong, words in told]
 
 
-def _worst(results: Results, method: str, count: int) -> dict[str, list[Wrong]]:
-    groups: dict[str, list[Wrong]] = {}
+def _worst(results: Results, method: str, count: int) -> dict[str, list[WorstCase]]:
+    groups: dict[str, list[WorstCase]] = {}
     for wrong in results.wrong:
         if wrong.method == method and len(groups.setdefault(wrong.dataset, [])) < count:
             groups[wrong.dataset].append(wrong)

@@ -7,15 +7,14 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
+from markupsafe import Markup
+
 from ..evaluate.results import METRICS
 
 VOID = {"img", "input"}
 
 
-class Html(str):
-    """Text that is markup. Everything else that goes into a page becomes text."""
-
-    __slots__ = ()
+Html = Markup
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
@@ -23,7 +22,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
     Args:
         name: Of the element.
-        *children: What it contains: :class:`Html` as it is, anything else as text.
+        *children: What it contains: :class:`~markupsafe.Markup` as it is, anything else as text.
         **attributes: ``class_`` is ``class`` and ``data_key`` is ``data-key``; True gives an attribute without a value,
             None and False give none.
 
@@ -73,7 +72,9 @@ HERE = Path(__file__).parent
 def filled(template: str, **parts: object) -> str:
     """Return a template of this folder with style, script and these parts in place; what is not markup is escaped."""
     told = {name: joined([part]) for name, part in parts.items()}
-    return Template(_read(template)).substitute(told, css=_read("page.css"), script=_read("page.js"))
+    return Template(_read(template)).substitute(
+        told, css=_read("templates/page.css"), script=_read("templates/page.js")
+    )
 
 
 def _read(name: str) -> str:

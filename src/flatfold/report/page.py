@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ..evaluate.results import OPENOOD, PAPER, Average, MethodRun, Results, Row, in_family, load_results
 from ..io.files import write_atomically
@@ -34,7 +35,7 @@ from .html import (
 NAMED = 20  # unreadable images that are named
 
 
-def title(results: Results) -> str:
+def title_of(results: Results) -> str:
     """Return the suite and, where it has a name, the network."""
     suite = results.suite
     return f"{suite['name']}, {suite['network']}" if suite["network"] else str(suite["name"])
@@ -200,6 +201,20 @@ def legend(results: Results) -> Html:
     return Html("No interval was computed for these results, so no method is marked as the best.")
 
 
+class Column(NamedTuple):
+    """The head of a column: its name, the small text below, and what a pointer over it shows."""
+
+    name: str
+    below: str
+    title: str
+
+
+def columns_of(results: Results, columns: Sequence[str]) -> list[Column]:
+    """Return the heads of data sets and averages."""
+    ood = {ood["name"]: Column(ood["name"], ood["group"], ood["about"]) for ood in results.suite["ood"]}
+    return [ood[name] if name in ood else Column(*AVERAGES[name]) for name in columns]
+
+
 def column_heads(results: Results, columns: Sequence[str]) -> list[Html]:
     """Return the heads of data sets and averages, by the last of which the table is sorted."""
     groups = {ood["name"]: ood["group"] for ood in results.suite["ood"]}
@@ -305,7 +320,7 @@ def render(results: Results, figures: dict[str, Drawing] | None = None, curvatur
     }
     return filled(
         "page.html",
-        title=title(results),
+        title=title_of(results),
         about=results.suite["about"],
         finding=finding(results),
         facts=facts(results),

@@ -23,7 +23,7 @@ from ..models.extract import BatchResult, read_batches
 from ..models.fingerprint import evenly_spaced
 from ..models.heads import Pass
 from ..models.sources import ImageSource
-from .calibrated import Judge, Verdict
+from .calibrated import CalibratedDetector, Verdict
 from .guard import Guard
 from .monitor import Monitor
 from .tables import Columns, check_out, write_rows
@@ -88,10 +88,10 @@ class Task:
     fpr: float | None = None
     device: str | None = None
 
-    def judge(self) -> Judge:
-        """Return the judge of the guard, which needs no model."""
-        judge = Judge.load(self.guard)
-        return judge if self.fpr is None else judge.at(self.fpr)
+    def calibrated(self) -> CalibratedDetector:
+        """Return the calibrated of the guard, which needs no model."""
+        calibrated = CalibratedDetector.load(self.guard)
+        return calibrated if self.fpr is None else calibrated.at(self.fpr)
 
     def scorer(self) -> Scorer:
         """Load the model and its guard."""
@@ -119,7 +119,7 @@ class Scorer:
     def _record(self, piece: BatchResult) -> Record:
         seen = self._seen(piece)
         sound = seen.features.isfinite().all(dim=-1)
-        verdict = self.guard.judged(Pass(*(part[sound] for part in seen)))
+        verdict = self.guard.decide(Pass(*(part[sound] for part in seen)))
         counts = verdict.score.isfinite()
         readable = [row for row in piece.rows if row not in piece.unreadable]
         judged, unsound = _split(readable, sound)
@@ -135,7 +135,7 @@ class Scorer:
         """Return features and logits of what could be read, perhaps of nothing."""
         if piece.batch is not None:
             try:
-                return self.guard.look(piece.batch.first_tensor)
+                return self.guard.run(piece.batch.first_tensor)
             except ValueError as error:
                 first, last = (self.source.name(row) for row in (piece.rows[0], piece.rows[-1]))
                 raise ValueError(f"{first} to {last}: {error}") from error
@@ -515,8 +515,8 @@ def score_images(
     check_out(out)
     check_name(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    judge = task.judge()
-    job = _job(task, judge)
+    calibrated = task.calibrated()
+    job = _job(task, calibrated)
     if not restart and (done := _finished(out, job, shard)) is not None:
         return done
     parts = dict(enumerate(shard.parts(task.source.rows, task.source.batch_size)))
@@ -526,16 +526,18 @@ def score_images(
             journal.add(number, text)
         if lost := [number for number in parts if number not in journal]:
             raise RuntimeError(f"{len(lost)} of {len(parts)} parts did not come back; the others are kept.")
-        summary = _written(out, job, shard, judge, lambda: (Record.from_json(journal.read(part)) for part in parts))
+        summary = _written(
+            out, job, shard, calibrated, lambda: (Record.from_json(journal.read(part)) for part in parts)
+        )
         journal.discard()
     return summary
 
 
-def _job(task: Task, judge: Judge) -> dict[str, Any]:
+def _job(task: Task, calibrated: CalibratedDetector) -> dict[str, Any]:
     """Return what tells a run from others, whatever its shard."""
     return {
         "guard": sha256_of(task.guard),
-        "fpr": judge.calibration.fpr,
+        "fpr": calibrated.calibration.fpr,
         "data": task.source.fingerprint,
         "place": _place(task.source),
         "batch_size": task.source.batch_size,
@@ -563,11 +565,15 @@ def _finished(out: Path, job: dict[str, Any], shard: Shard) -> Summary | None:
 
 
 def _written(
-    out: Path, job: dict[str, Any], shard: Shard, judge: Judge, records: Callable[[], Iterator[Record]]
+    out: Path,
+    job: dict[str, Any],
+    shard: Shard,
+    calibrated: CalibratedDetector,
+    records: Callable[[], Iterator[Record]],
 ) -> Summary:
     """Write the table, the list of images that are not in it, and the summary, which says that both are complete."""
     sweep(out.parent, out.name)
-    monitor, unreadable = Monitor.of(judge), 0
+    monitor, unreadable = Monitor.of(calibrated), 0
 
     def counted() -> Iterator[Columns]:
         nonlocal unreadable
@@ -576,7 +582,7 @@ def _written(
             unreadable += len(record.unreadable["path"])
             yield record.columns
 
-    write_rows(chain([_no_rows(judge)], counted()), out)
+    write_rows(chain([_no_rows(calibrated)], counted()), out)
     if unreadable:
         write_rows((record.unreadable for record in records()), unreadable_of(out))
     else:
@@ -586,9 +592,9 @@ def _written(
     return summary
 
 
-def _no_rows(judge: Judge) -> Columns:
+def _no_rows(calibrated: CalibratedDetector) -> Columns:
     """Return a table of the right form that is empty: even if nothing could be read, its columns have names."""
-    digits = judge.calibration.scores.numpy().dtype
+    digits = calibrated.calibration.scores.numpy().dtype
     kinds: dict[str, DTypeLike] = {"predicted": np.int64, "score": digits, "p_value": digits, "is_ood": np.bool_}
     return {name: np.zeros(0, kind) for name, kind in ({"path": np.str_} | kinds).items()}
 

@@ -1,8 +1,12 @@
-"""Features in, decision out: a guard without its model."""
+"""Calibrated detectors: features in, decisions at a guaranteed false-alarm rate out. No model is needed."""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
 from math import ceil
 from numbers import Real
 from pathlib import Path
@@ -11,18 +15,30 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from ..core.bank import FeatureBank, Head
 from ..core.conformal import allowed_ranks, p_values, samples_needed
 from ..core.hessian import row_chunks
+from ..detectors import create, get_method, parse_method
 from ..detectors.base import Detector
 
-# Scores of held-out known inputs, and the thresholds and p-values that follow from them.
-
+log = logging.getLogger(__name__)
 
 SHOWN = 3  # classes in a message
+GATHERED = 2**24  # calibration scores that are gathered at once, 64 MB: every input takes those of its class
+ROUNDING = 1e-5  # relative: how far scores of one input may differ, alone and in a batch, here and in another runtime
 
-GATHERED = 2**24  # calibration scores that are laid out at once, 64 MB: every input takes those of its class
 
-ROUNDING = 1e-5  # relative: how far the scores of one input may be apart, alone and in a batch, here and elsewhere
+class Verdict(NamedTuple):
+    """What a guard says about a batch."""
+
+    logits: Tensor
+    """``(n, c)``, as the model's last linear layer gives them."""
+    score: Tensor
+    """``(n,)``, higher = more out-of-distribution."""
+    p_value: Tensor
+    """``(n,)``, how unusual the score is among ID inputs: small = unusual."""
+    is_ood: Tensor
+    """``(n,)`` bool, True where the p-value is at most the false-alarm rate asked for."""
 
 
 class Calibration(nn.Module):
@@ -33,12 +49,12 @@ class Calibration(nn.Module):
     .. math:: t = s_{(n + 1 - k)}, \qquad k = \lfloor \text{fpr}\,(n + 1) \rfloor
 
     the k-th largest of them, which is the same as a p-value of at most ``fpr`` (:mod:`flatfold.core.conformal`). Then
-    at most a share ``fpr`` of the known inputs *of every group* raises an alarm.
+    at most a share ``fpr`` of the ID inputs *of every group* raises an alarm.
 
     Args:
-        scores: ``(g, m)``, a row for each group in ascending order, which may end in infinities that do not count.
-        counts: ``(g,)`` int64, how many of a row count.
-        fpr: The share of known inputs that may raise an alarm.
+        scores: ``(g, m)``, a row for each group in ascending order, padded with infinities that do not count.
+        counts: ``(g,)`` int64, how many scores of a row count.
+        fpr: The share of ID inputs that may raise an alarm.
 
     Attributes:
         threshold: ``(g,)``, t of each group.
@@ -52,7 +68,7 @@ class Calibration(nn.Module):
         super().__init__()
         check_rate(fpr)
         _check_counts(counts, fpr)
-        self.fpr = float(fpr)  # numpy's float32 would give ranks of its own
+        self.fpr = float(fpr)  # a float32 of numpy would give other ranks
         ranks = [int(n) - allowed_ranks(self.fpr, int(n)) for n in counts]
         self.register_buffer("scores", scores)
         self.register_buffer("counts", counts.to(scores.device))
@@ -61,10 +77,10 @@ class Calibration(nn.Module):
     @classmethod
     def of(cls, scores: Tensor, fpr: float, predicted: Tensor | None = None, n_classes: int = 1) -> Self:
         """Calibrate on scores ``(n,)``, with a threshold for each class when ``predicted`` classes are given."""
-        if unknown := int(scores.isnan().sum()):
+        if undefined := int(scores.isnan().sum()):
             raise ValueError(
-                f"calibration scores must be numbers, but {unknown} are NaN, and no score is above or below these. "
-                "Look for enormous features among the inputs that were calibrated on."
+                f"calibration scores must be numbers, but {undefined} are NaN. "
+                "Look for enormous features among the calibration inputs."
             )
         if predicted is None:
             return cls(scores.sort().values[None], torch.tensor([len(scores)]), fpr)
@@ -76,12 +92,12 @@ class Calibration(nn.Module):
 
     @property
     def per_class(self) -> bool:
-        """Whether each predicted class has a threshold of its own."""
+        """Whether each predicted class has its own threshold."""
         return len(self.counts) > 1
 
     @property
     def samples(self) -> int:
-        """How many inputs were calibrated on."""
+        """Number of calibration inputs."""
         return int(self.counts.sum())
 
     def at(self, fpr: float) -> Calibration:
@@ -93,36 +109,187 @@ class Calibration(nn.Module):
 
         Args:
             score: ``(n,)``.
-            predicted: The likeliest class of each input, ``(n,)``; without thresholds per class it is not looked at.
+            predicted: The likeliest class of each input, ``(n,)``; ignored without thresholds per class.
         """
         if not self.per_class:
             return p_values(score, self.scores[0]), ~(score <= self.threshold[0])  # a NaN is an alarm
         size = max(1, GATHERED // self.scores.shape[1])
         if torch.compiler.is_compiling() or len(score) <= size:
-            return self._of_each_class(score, predicted)
-        parts = [self._of_each_class(score[part], predicted[part]) for part in row_chunks(len(score), size)]
+            return self._by_class(score, predicted)
+        parts = [self._by_class(score[part], predicted[part]) for part in row_chunks(len(score), size)]
         p, alarm = (torch.cat(column) for column in zip(*parts, strict=True))
         return p, alarm
 
-    def _of_each_class(self, score: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
+    def _by_class(self, score: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
         p = p_values(score, self.scores[predicted], self.counts[predicted])
         return p, ~(score <= self.threshold[predicted])
 
 
-def lifted(scores: Tensor) -> Tensor:
-    r"""Return scores to calibrate on, each higher by what rounding may add to it: :math:`s + 10^{-5} |s|`.
+class CalibratedDetector(nn.Module):
+    """A fitted detector and its calibration.
 
-    The same input has other last digits alone than in a batch, or in another runtime. Without this, one that comes
-    again and again, such as a black frame, could lie on the threshold when it was calibrated on and above it from then
-    on, and all of them would raise an alarm.
+    All of its state is in buffers, so ``.to()``, ``torch.compile`` and ``torch.export`` work. Under autocast it keeps
+    the type of the features: a confident score has no digit left in bfloat16.
+
+    Args:
+        detector: Fitted.
+        calibration: Scores of that detector.
+    """
+
+    def __init__(self, detector: Detector, calibration: Calibration) -> None:
+        super().__init__()
+        self.detector = detector.eval()
+        self.calibration = calibration
+
+    def forward(self, features: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return score, p-value and decision of each row of features, ``(n,)`` each.
+
+        Features that are not finite are refused; once compiled or exported, they have a score of NaN, and raise an
+        alarm.
+
+        Args:
+            features: ``(n, d)``.
+            logits: ``(n, c)``, what the head gave for them, if it has been run already.
+        """
+        with without_autocast(features):
+            score = self.detector(features, logits)
+            logits = self.detector.innermost.logits(features) if logits is None else logits
+            if torch.compiler.is_compiling():
+                # A graph does not refuse such features, and a method may score an infinity as the surest ID input.
+                score = score.where(features.isfinite().all(dim=-1), torch.nan)
+            return score, *self.calibration(score, logits.argmax(dim=-1))
+
+    @classmethod
+    def load(cls, path: Path | str) -> CalibratedDetector:
+        """Read the calibrated detector of a guard's file, to score features where the model is not available."""
+        from .guard_file import read_guard  # late: that module makes calibrated detectors
+
+        return read_guard(Path(path)).calibrated
+
+    def at(self, fpr: float) -> CalibratedDetector:
+        """Return the same detector at another false-alarm rate."""
+        return CalibratedDetector(self.detector, self.calibration.at(fpr))
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """A fitted detector, and what it was fitted on.
+
+    Attributes:
+        detector: Fitted.
+        calibration: Its calibration; None if no false-alarm rate was asked for.
+        samples: Number of ID inputs given to fit on, including the half that is held out if none were given for that.
+        accuracy: The share of them that the head classifies correctly; None without labels.
+    """
+
+    detector: Detector
+    calibration: Calibration | None
+    samples: int
+    accuracy: float | None
+
+
+def fit_detector(
+    detector: Detector,
+    bank: FeatureBank | None,
+    head: Head,
+    fpr: float | None,
+    *,
+    held_out: FeatureBank | None = None,
+    per_class: bool = False,
+    seed: int = 0,
+) -> FitResult:
+    """Fit a detector and calibrate it on features of inputs that the model was not trained on.
+
+    Args:
+        detector: It is fitted in place.
+        bank: ID features, with labels if the detector needs them; None for a detector that only needs the head.
+        head: The model's last layer.
+        fpr: The share of ID inputs that may raise an alarm; None to fit only.
+        held_out: Other ID features to calibrate on. Without them, a random half of ``bank`` is held out for that.
+        per_class: Give each predicted class its own threshold.
+        seed: Seed of the random half.
+    """
+    accuracy = None if bank is None else _check_labels(bank, head)
+    samples = 0 if bank is None else len(bank)
+    if fpr is not None and bank is not None:
+        if held_out is None:
+            bank, held_out = _split_in_half(bank, seed)
+        elif learns(detector) and torch.equal(bank.features, held_out.features):
+            raise ValueError(SAME_DATA)
+        check_enough(fpr, len(held_out), "the calibration data" if samples == len(bank) else "half of the data")
+    if bank is None:
+        bank = FeatureBank(torch.ones_like(head.weight[:1]))
+    with without_autocast(bank.features), torch.no_grad():
+        detector.fit(bank, head)
+    calibration = None
+    if fpr is not None and held_out is not None:
+        calibration = calibrate(detector, held_out.features, fpr, per_class)
+    return FitResult(detector, calibration, samples, accuracy)
+
+
+@torch.no_grad()
+def calibrate(detector: Detector, features: Tensor, fpr: float, per_class: bool = False) -> Calibration:
+    """Return the calibration of a fitted detector on features ``(n, d)`` of held-out ID inputs."""
+    with without_autocast(features):
+        predicted = detector.innermost.logits(features).argmax(dim=-1) if per_class else None
+        scores = with_rounding_margin(detector.eval()(features))
+        return Calibration.of(scores, fpr, predicted, len(detector.fitted_weight))
+
+
+SAME_DATA = (
+    "the detector was fitted on this data, so calibration= must be other data, or the false-alarm rate would mean "
+    "nothing. Leave it out, and half of the data is held out for that."
+)
+
+
+def make_detector(detector: str | Detector) -> Detector:
+    """Return a new detector from a method string, or a copy: the caller may fit the original again."""
+    if isinstance(detector, str):
+        name, hyper = parse_method(detector)
+        made: object = create(name, **hyper)
+    else:
+        made = deepcopy(detector)
+    if isinstance(made, type):
+        raise TypeError(
+            f"a guard takes a detector or the name of one, got the class {made.__name__}. "
+            f"Make one: {made.__name__}(...)."
+        )
+    if not isinstance(made, Detector):
+        raise TypeError(
+            f"a guard scores features, which costs next to nothing, but {type(made).__name__} runs the network "
+            "and its gradient again for every input. Use a method that sees features."
+        )
+    return made
+
+
+def learns(detector: Detector) -> bool:
+    """Return whether a detector learns from data, not only from the head."""
+    return detector.made_by is None or get_method(detector.made_by[0]).fits_on != "nothing"
+
+
+def with_rounding_margin(scores: Tensor) -> Tensor:
+    r"""Return scores to calibrate on, each raised by what rounding may add to it: :math:`s + 10^{-5} |s|`.
+
+    The last digits of a score differ between an input alone and in a batch, and between runtimes. Without this margin,
+    an input that comes again and again, such as a black frame, could have a score at the threshold when it was
+    calibrated on and above it from then on, and all of them would raise an alarm.
     """
     return scores + ROUNDING * scores.abs()
 
 
+def without_autocast(features: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which features are computed with in their own type."""
+    if not isinstance(features, Tensor):
+        return nullcontext()  # the detector raises the error
+    kind = features.device.type
+    # Only under autocast: in an exported graph the context would become a node that other runtimes do not have.
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
 def check_rate(fpr: float) -> None:
-    """Raise unless ``fpr`` is a share between 0 and 1, and one that any data could show."""
+    """Raise unless ``fpr`` is a share between 0 and 1 that some amount of data could show."""
     if not isinstance(fpr, Real) or not 1e-12 < fpr < 1:
-        raise ValueError(f"fpr must lie between 0 and 1, got {fpr!r}. 0.05 allows 5 false alarms in 100 known inputs.")
+        raise ValueError(f"fpr must lie between 0 and 1, got {fpr!r}. 0.05 allows 5 false alarms in 100 ID inputs.")
 
 
 def check_enough(fpr: float, samples: int, where: str) -> None:
@@ -153,72 +320,35 @@ def _check_counts(counts: Tensor, fpr: float) -> None:
     )
 
 
-class Judge(nn.Module):
-    """A fitted detector and its calibration.
-
-    All that it knows are buffers, so ``.to()``, ``torch.compile`` and ``torch.export`` work. Under autocast it keeps
-    the type of the features: a confident score has no digit left in bfloat16.
-
-    Args:
-        detector: Fitted.
-        calibration: Scores of that detector.
-    """
-
-    def __init__(self, detector: Detector, calibration: Calibration) -> None:
-        super().__init__()
-        self.detector = detector.eval()
-        self.calibration = calibration
-
-    def forward(self, features: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return score, p-value and decision of each row of features, ``(n,)`` each.
-
-        Features that are not finite are refused; once compiled or exported, they have a score of NaN, and raise an
-        alarm.
-
-        Args:
-            features: ``(n, d)``.
-            logits: ``(n, c)``, what the head gave for them, if that is known.
-        """
-        with without_autocast(features):
-            score = self.detector(features, logits)
-            logits = self.detector.innermost.logits(features) if logits is None else logits
-            if torch.compiler.is_compiling():
-                # A graph does not refuse such features, and a method may see in an infinity the surest of all inputs.
-                score = score.where(features.isfinite().all(dim=-1), torch.nan)
-            return score, *self.calibration(score, logits.argmax(dim=-1))
-
-    @classmethod
-    def load(cls, path: Path | str) -> Judge:
-        """Read the judge of a guard from its file: features can be judged where the model is not."""
-        from .guard_file import load_judge  # late: a file is read into a judge
-
-        return load_judge(Path(path))[0]
-
-    def at(self, fpr: float) -> Judge:
-        """Return a judge that allows another false-alarm rate, with the same detector."""
-        return Judge(self.detector, self.calibration.at(fpr))
+def _split_in_half(bank: FeatureBank, seed: int) -> tuple[FeatureBank, FeatureBank]:
+    if len(bank) < 2:
+        raise ValueError("one sample cannot both fit and calibrate. Give more data, or other data as calibration=.")
+    order = torch.randperm(len(bank), generator=torch.Generator().manual_seed(seed))
+    return bank[order[: len(bank) // 2]], bank[order[len(bank) // 2 :]]
 
 
-def without_autocast(features: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which features are computed with in their own type."""
-    if not isinstance(features, Tensor):
-        return nullcontext()  # the detector says what it takes
-    kind = features.device.type
-    # Only where there is one: in an exported graph the context would become a node that no other runtime knows.
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-# What a guard says.
-
-
-class Verdict(NamedTuple):
-    """What a guard says about a batch."""
-
-    logits: Tensor
-    """``(n, c)``, as the model's last linear layer gives them."""
-    score: Tensor
-    """``(n,)``, higher = more out-of-distribution."""
-    p_value: Tensor
-    """``(n,)``, how unusual the score is among known inputs: small = unusual."""
-    is_ood: Tensor
-    """``(n,)`` bool, True where the p-value is at most the false-alarm rate asked for."""
+def _check_labels(bank: FeatureBank, head: Head) -> float | None:
+    """Return the accuracy of the head, and log a warning if it is no better than a guess or classes are permuted."""
+    if bank.labels is None or bank.features.shape[1:] != head.weight.shape[1:]:  # which the detector refuses
+        return None
+    predicted = head(bank.features).argmax(dim=-1)
+    pairs = Counter(zip(bank.labels.tolist(), predicted.tolist(), strict=True)).most_common()
+    usual = dict(sorted(dict(pair for pair, _ in reversed(pairs)).items()))  # the most frequent prediction of a label
+    accuracy = float((predicted == bank.labels).double().mean())
+    renamed = sum(count for (label, prediction), count in pairs if usual[label] == prediction) / len(bank)
+    most = int(bank.labels.bincount().max()) / len(bank)
+    if len(set(usual.values())) == len(usual) > 1 and renamed > max(0.5, 2 * accuracy):
+        label = next(label for label, prediction in usual.items() if label != prediction)
+        log.warning(
+            "the model is right about %.1f %% of the labelled inputs, but about %.1f %% if its classes had another "
+            "order: what is labelled %d is mostly predicted as %d. Labels must be in the order of its outputs; class "
+            "folders are numbered in the order of their names, 10 before 2.",
+            *(100 * accuracy, 100 * renamed, label, usual[label]),
+        )
+    elif accuracy <= most < 1:
+        log.warning(
+            "the model is right about %.1f %% of the labelled inputs, where the most frequent class alone makes up "
+            "%.1f %%. Are its weights loaded, inputs prepared as in training, labels in the order of its outputs?",
+            *(100 * accuracy, 100 * most),
+        )
+    return accuracy

@@ -27,7 +27,7 @@ from ..models.batches import Batch, split_batch
 from ..models.eval_mode import evaluating
 from ..models.extract import check_loader
 from .calibrated import Verdict
-from .guard_module import Guarded
+from .guard_module import GuardModule
 
 if TYPE_CHECKING:
     from .calibrated import Calibration
@@ -112,7 +112,7 @@ class _Plain(nn.Module):
     Its arguments have the names that they have in a batch: ``torch.export`` knows them by these.
     """
 
-    def __init__(self, guarded: Guarded, batch: Batch) -> None:
+    def __init__(self, guarded: GuardModule, batch: Batch) -> None:
         super().__init__()
         self.guarded = guarded
 
@@ -181,7 +181,7 @@ def _blank(batch: Batch) -> Batch:
 
 
 def traced(guard: Guard, batch: Batch) -> ExportedProgram:
-    """Return model and judge as one graph for batches of any size."""
+    """Return model and calibrated as one graph for batches of any size."""
     some = _blank(batch.part(0, TRACED))
     module = _Plain(guard.as_module(), some)  # whose refusals are sentences already
     with quiet(), torch.no_grad(), explained("the model"):

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,13 @@ from ..core.validation import FLOATS
 from ..detectors import create
 from ..detectors.base import Detector
 from ..detectors.registry import METHODS
-from ..io.files import written
+from ..io.files import sha256_of, written
 from ..models.eval_mode import evaluating
 from ..models.fingerprint import weights_hash
 from ..models.forward import is_linear
 from ..models.heads import FoundHead, head_of, module_named
 from ..models.transform import Transform
-from .calibrated import Calibration, Judge
+from .calibrated import CalibratedDetector, Calibration
 from .self_test import COUNT, check_probes, make_probes
 
 # JSON as flatfold writes it and nothing beyond: what a text from elsewhere may cost is bounded.
@@ -132,9 +133,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def made(judge: Judge, **of_the_model: Any) -> dict[str, Any]:
+def made(calibrated: CalibratedDetector, **of_the_model: Any) -> dict[str, Any]:
     """Return all settings of a guard but the checksum, in the form that JSON gives them."""
-    detector = judge.detector
+    detector = calibrated.detector
     if detector.made_by is None:
         raise ValueError(
             f"a file can only name a detector that has a name, but this {type(detector).__name__} was built by hand. "
@@ -149,12 +150,12 @@ def made(judge: Judge, **of_the_model: Any) -> dict[str, Any]:
             "a file can only hold hyper-parameters that are finite numbers, words, True, False, None or lists of them, "
             f"but {name} has others: {error}. Fit the guard with plain values."
         ) from error
-    return {**fixed, "hyper": plain, **following(judge), **of_the_model}
+    return {**fixed, "hyper": plain, **following(calibrated), **of_the_model}
 
 
-def following(judge: Judge) -> dict[str, Any]:
+def following(calibrated: CalibratedDetector) -> dict[str, Any]:
     """Return the settings that follow from the tensors, so that people and other programs need not look at these."""
-    calibration, head = judge.calibration, head_within(judge)
+    calibration, head = calibrated.calibration, head_within(calibrated)
     return {
         "fpr": float(calibration.fpr),
         "per_class": calibration.per_class,
@@ -185,10 +186,10 @@ def checked(text: str) -> dict[str, Any]:
     return settings
 
 
-def head_within(judge: Judge) -> Head:
-    """Return the head that a judge was fitted with."""
-    weight = judge.detector.fitted_weight
-    return Head(weight, judge.detector.innermost._buffers.get("bias"))
+def head_within(calibrated: CalibratedDetector) -> Head:
+    """Return the head that a calibrated was fitted with."""
+    weight = calibrated.detector.fitted_weight
+    return Head(weight, calibrated.detector.innermost._buffers.get("bias"))
 
 
 def head_hash(head: Head) -> str:
@@ -293,7 +294,7 @@ def check_calibration(scores: Tensor, counts: Tensor) -> None:
         raise ValueError("its calibration scores are not in order")
 
 
-# From the settings and tensors of a file to a judge, with every check on the way that needs more than one of them.
+# From the settings and tensors of a file to a calibrated, with every check on the way that needs more than one of them.
 
 
 LEARNT = "detector."
@@ -303,18 +304,18 @@ LEARNT = "detector."
 MOST_PIXELS = 2**16
 
 
-def rebuilt(settings: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Judge, Transform | None]:
-    """Return the judge and the transform of a file, once they have passed its self-test."""
+def rebuilt(settings: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[CalibratedDetector, Transform | None]:
+    """Return the calibrated and the transform of a file, once they have passed its self-test."""
     scores, counts = tensors["calibration.scores"], tensors["calibration.counts"]
     check_calibration(scores, counts)
     check_shapes(tensors, settings["classes"], settings["features"])
     detector = _detector(settings)
     learnt = {name.removeprefix(LEARNT): value for name, value in tensors.items() if name.startswith(LEARNT)}
     detector.load_state_dict(learnt, assign=True)  # a bank of features is not copied
-    judge = Judge(detector, Calibration(scores, counts, settings["fpr"]))
-    _check_following(judge, settings)
-    check_probes(judge, tensors["probe.features"], tensors["probe.scores"])
-    return judge, _transform(settings)
+    calibrated = CalibratedDetector(detector, Calibration(scores, counts, settings["fpr"]))
+    _check_following(calibrated, settings)
+    check_probes(calibrated, tensors["probe.features"], tensors["probe.scores"])
+    return calibrated, _transform(settings)
 
 
 def _detector(settings: dict[str, Any]) -> Detector:
@@ -349,9 +350,9 @@ def _transform(settings: dict[str, Any]) -> Transform | None:
     return transform
 
 
-def _check_following(judge: Judge, settings: dict[str, Any]) -> None:
+def _check_following(calibrated: CalibratedDetector, settings: dict[str, Any]) -> None:
     """Raise unless the settings that follow from the tensors do."""
-    for name, value in following(judge).items():
+    for name, value in following(calibrated).items():
         if settings[name] != value:
             raise ValueError(f"the setting {name} does not follow from its tensors")
 
@@ -414,55 +415,78 @@ _OTHERS = {"calibration.scores", "calibration.counts", "probe.features", "probe.
 _UNFIT = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
-def save(path: Path, found: FoundHead, judge: Judge, transform: Transform | None, weights: str) -> None:
+def save_guard(
+    path: Path, found: FoundHead, calibrated: CalibratedDetector, transform: Transform | None, weights: str
+) -> None:
     """Write a guard to ``path`` in one step; the same guard gives the same bytes.
 
     Args:
         path: Where to.
         found: The head of the model.
-        judge: Of its features.
+        calibrated: Of its features.
         transform: How images are prepared for the model, if that is known.
         weights: The sha256 of the model's weights.
     """
     if path.is_dir():
         raise IsADirectoryError(f"a guard is one file, but {path} is a folder. Try {path / 'guard.safetensors'}.")
-    if any(buffer.device.type != "cpu" for buffer in judge.buffers()):
-        judge = deepcopy(judge).cpu()  # the original stays where it is
-    _check_calibration(judge)
+    if any(buffer.device.type != "cpu" for buffer in calibrated.buffers()):
+        calibrated = deepcopy(calibrated).cpu()  # the original stays where it is
+    _check_calibration(calibrated)
     with evaluating(found.module):  # while it is trained, a look at a weight may change it (spectral norm)
         dtype = type_name(found.module)
     settings = made(
-        judge,
+        calibrated,
         dtype=dtype,
         gives_logits=found.gives_logits,
         head=found.name,
         transform=None if transform is None else transform.as_dict(),
         weights_sha256=weights,
     )
-    tensors = _tensors(judge)
+    tensors = _tensors(calibrated)
     settings["sha256"] = checksum(canonical(settings), tensors)
     write(path, canonical(settings), tensors)
 
 
-def load(path: Path, model: nn.Module) -> tuple[FoundHead, Judge, Transform | None, str]:
-    """Return the head, the judge, the transform and the sha256 of the weights that ``path`` holds for ``model``."""
+@dataclass(frozen=True)
+class GuardFile:
+    """The verified content of a guard's file; read it once with :func:`read_guard`.
+
+    Attributes:
+        path: The file.
+        sha256: Of its bytes.
+        calibrated: The detector and its calibration, which passed the self-test.
+        transform: How images are prepared for the model, if that is known.
+        settings: All settings in the header.
+    """
+
+    path: Path
+    sha256: str
+    calibrated: CalibratedDetector
+    transform: Transform | None
+    settings: dict[str, Any]
+
+    @property
+    def weights(self) -> str:
+        """The sha256 of the weights of the guard's model."""
+        weights: str = self.settings["weights_sha256"]
+        return weights
+
+    def match(self, model: nn.Module) -> FoundHead:
+        """Return the head of ``model``; raise if the file was made for another model."""
+        with evaluating(model):
+            return matching_head(self.path, self.settings, model)
+
+
+def read_guard(path: Path) -> GuardFile:
+    """Read and verify a guard's file, for features without their model or, by ``Guard.load``, for a model."""
     settings, tensors = _read(path)
-    with evaluating(model):
-        found = matching_head(path, settings, model)
     with _about(path):
-        return found, *rebuilt(settings, tensors), settings["weights_sha256"]
+        return GuardFile(path, sha256_of(path), *rebuilt(settings, tensors), settings)
 
 
-def load_judge(path: Path) -> tuple[Judge, Transform | None, dict[str, Any]]:
-    """Return the judge, the transform and the settings that ``path`` holds, for features without their model."""
-    settings, tensors = _read(path)
-    with _about(path):
-        return *rebuilt(settings, tensors), settings
-
-
-def _tensors(judge: Judge) -> dict[str, Tensor]:
+def _tensors(calibrated: CalibratedDetector) -> dict[str, Tensor]:
     """Return all tensors of a file, or say why reading it would fail."""
-    learnt = {f"{LEARNT}{name}": value for name, value in judge.detector.state_dict().items()}
+    learnt = {f"{LEARNT}{name}": value for name, value in calibrated.detector.state_dict().items()}
     for name, value in learnt.items():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         if kind not in TYPES:
@@ -470,14 +494,14 @@ def _tensors(judge: Judge) -> dict[str, Tensor]:
                 f"a file holds tensors of the types {', '.join(map(str, TYPES))}, but {name} is {kind}. Let the method "
                 "keep one of those."
             )
-    features, scores = make_probes(judge, head_within(judge))
-    known = {"calibration.scores": judge.calibration.scores, "calibration.counts": judge.calibration.counts}
+    features, scores = make_probes(calibrated, head_within(calibrated))
+    known = {"calibration.scores": calibrated.calibration.scores, "calibration.counts": calibrated.calibration.counts}
     return learnt | known | {"probe.features": features, "probe.scores": scores}
 
 
-def _check_calibration(judge: Judge) -> None:
+def _check_calibration(calibrated: CalibratedDetector) -> None:
     try:
-        check_calibration(judge.calibration.scores, judge.calibration.counts)
+        check_calibration(calibrated.calibration.scores, calibrated.calibration.counts)
     except ValueError as error:
         raise ValueError(
             f"this guard cannot be saved: {error}. Look at the inputs that it was calibrated on."
@@ -519,9 +543,3 @@ def _about(path: Path) -> Iterator[None]:
         raise ValueError(
             f"{path} cannot be used as a guard: {reason}. Check the path, or fit and save the guard again."
         ) from error
-
-
-# Guards on disk.
-
-
-__all__ = ["load", "load_judge", "save"]

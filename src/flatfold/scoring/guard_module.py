@@ -1,4 +1,4 @@
-"""Model and judge as one graph, which compilers and exporters can take."""
+"""Model and calibrated as one graph, which compilers and exporters can take."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..core.validation import UnsupportedHead
 from ..models.eval_mode import evaluating
 from ..models.forward import COMPILED, logits_of, one_row_each
 from ..models.heads import FoundHead, module_named
-from .calibrated import Judge, Verdict
+from .calibrated import CalibratedDetector, Verdict
 
 M = TypeVar("M", bound=nn.Module)
 
 
-class Guarded(nn.Module):
+class GuardModule(nn.Module):
     """``x -> (logits, score, p_value, is_ood)`` in plain torch: no search for the head, no look at a value.
 
     The model is a twin of the original around the same memory: neither the hook on its head nor ``.to()`` reaches the
@@ -28,7 +28,7 @@ class Guarded(nn.Module):
     Args:
         model: The classifier; it is never changed.
         found: Its head.
-        judge: Of its features.
+        calibrated: Of its features.
 
     Example:
         >>> import torch
@@ -39,10 +39,10 @@ class Guarded(nn.Module):
         True
     """
 
-    def __init__(self, model: nn.Module, found: FoundHead, judge: Judge) -> None:
+    def __init__(self, model: nn.Module, found: FoundHead, calibrated: CalibratedDetector) -> None:
         super().__init__()
         self.model = _uncompiled(_twin(model))
-        self.judge = _twin(judge)
+        self.calibrated = _twin(calibrated)
         self._name, self._gives_logits = found.name, found.gives_logits
         self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
         layer = module_named(self.model, found.name)
@@ -56,7 +56,7 @@ class Guarded(nn.Module):
         returned = logits_of(self.model(*args, **kwargs))
         features, logits = self._last_call(returned, _rows(*args, *kwargs.values()))
         self._calls.clear()
-        return Verdict(logits, *self.judge(features.to(self.judge.detector.fitted_weight.dtype), logits))
+        return Verdict(logits, *self.calibrated(features.to(self.calibrated.detector.fitted_weight.dtype), logits))
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode, whatever is asked for."""
@@ -101,7 +101,7 @@ def _twin(module: M) -> M:
     A module with a ``train`` of its own may change its weights there (LoRA merges them), so its memory is copied too.
     """
     with evaluating(module):
-        own_modes = any(type(part).train not in (nn.Module.train, Guarded.train) for part in module.modules())
+        own_modes = any(type(part).train not in (nn.Module.train, GuardModule.train) for part in module.modules())
         tensors = (*module.parameters(), *module.buffers())
         shared: dict[int, Any] = {} if own_modes else {id(tensor): _around(tensor) for tensor in tensors}
         try:

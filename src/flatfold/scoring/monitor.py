@@ -21,7 +21,7 @@ from ..io.files import write_atomically
 from .calibrated import Verdict
 
 if TYPE_CHECKING:
-    from .calibrated import Judge
+    from .calibrated import CalibratedDetector
 
 
 # What a stream is counted by: bins of the score, what the calibration data put into them, and both as plain values.
@@ -57,12 +57,12 @@ class Yardstick:
     known: tuple[int, ...]
 
     @classmethod
-    def of(cls, judge: Judge) -> Self:
-        """Return the yardstick of a judge."""
-        calibration, fpr = judge.calibration, float(judge.calibration.fpr)
+    def of(cls, calibrated: CalibratedDetector) -> Self:
+        """Return the yardstick of a calibrated."""
+        calibration, fpr = calibrated.calibration, float(calibrated.calibration.fpr)
         every, counts = calibration.scores.detach().cpu().double(), calibration.counts.cpu()
         scores = every[torch.arange(every.shape[1]) < counts[:, None]].numpy()
-        edges = bin_edges(scores, *judge.detector.score_range())
+        edges = bin_edges(scores, *calibrated.detector.score_range())
         digest = hashlib.sha256()
         for part in (scores, counts.numpy(), calibration.threshold.detach().cpu().double().numpy(), edges):
             digest.update(part.tobytes())
@@ -225,9 +225,9 @@ class Monitor:
         self._seen, self._alarms, self._stream = (np.array(counts, np.int64) for counts in (seen, alarms, stream))
 
     @classmethod
-    def of(cls, judge: Judge) -> Self:
-        """Return a monitor of verdicts of ``judge`` that has seen nothing."""
-        yardstick = Yardstick.of(judge)
+    def of(cls, calibrated: CalibratedDetector) -> Self:
+        """Return a monitor of verdicts of ``calibrated`` that has seen nothing."""
+        yardstick = Yardstick.of(calibrated)
         none = [0] * len(yardstick.calibrated)
         return cls(yardstick, none, none, [0] * len(yardstick.known))
 

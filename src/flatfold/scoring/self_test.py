@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import Head
-from .calibrated import Judge
+from .calibrated import CalibratedDetector
 
 COUNT = 8
 
@@ -25,16 +25,16 @@ _NUDGE = 1e-6  # what float32 may lose in a sum of thousands of products
 
 
 @torch.no_grad()
-def make_probes(judge: Judge, head: Head) -> tuple[Tensor, Tensor]:
-    """Return ``COUNT`` rows of features and their scores, ``(8, d)`` and ``(8,)``, the same for the same judge.
+def make_probes(calibrated: CalibratedDetector, head: Head) -> tuple[Tensor, Tensor]:
+    """Return ``COUNT`` rows of features and their scores, ``(8, d)`` and ``(8,)``, the same for the same calibrated.
 
     They are some of :func:`candidates`, without those whose score jumps when they hardly move: another machine might
     see them on the other side. Of what is left half are taken at even steps of the rank of their score and half at even
     steps of the score itself: where a score has reached its bound it does not show what a method has learnt.
     """
     rows = candidates(head)
-    scores = judge(rows)[0]
-    moved = judge(rows * (1 + _NUDGE * torch.linspace(-1, 1, rows.shape[1]).to(rows)))[0]
+    scores = calibrated(rows)[0]
+    moved = calibrated(rows * (1 + _NUDGE * torch.linspace(-1, 1, rows.shape[1]).to(rows)))[0]
     steady = scores.isfinite() & ((moved - scores).abs() <= TOLERANCE / 2 * _scale(scores))
     if int(steady.sum()) < COUNT:
         raise ValueError(
@@ -42,16 +42,16 @@ def make_probes(judge: Judge, head: Head) -> tuple[Tensor, Tensor]:
             f"this detector has {int(steady.sum())} among {len(rows)} that were tried. Look at its hyper-parameters."
         )
     features = rows[steady][_spread_out(scores[steady])].contiguous()
-    return features, judge(features)[0]
+    return features, calibrated(features)[0]
 
 
 @torch.no_grad()
-def check_probes(judge: Judge, features: Tensor, scores: Tensor) -> None:
-    r"""Raise unless a judge still gives the scores :math:`s` for probes, as far as float32 can tell.
+def check_probes(calibrated: CalibratedDetector, features: Tensor, scores: Tensor) -> None:
+    r"""Raise unless a calibrated still gives the scores :math:`s` for probes, as far as float32 can tell.
 
     .. math:: |s'_i - s_i| \le 10^{-5} \max(|s_i|, \tfrac1{10} \max_j |s_j|)
     """
-    again, scale = judge(features)[0], _scale(scores)
+    again, scale = calibrated(features)[0], _scale(scores)
     error = (again - scores).abs()
     if not (error <= TOLERANCE * scale).all():  # a NaN is no score either
         worst = int((error / scale).nan_to_num(torch.inf).argmax())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
@@ -16,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.bank import FeatureBank, Head
 from ..core.validation import check_finite, check_width
 from ..detectors.base import ROWS_AT_ONCE, Detector
 from ..io.files import written
 from ..models.feature_files import FeatureChunk, FeatureFile
-from .calibrated import Calibration, lifted
+from .calibrated import Calibration, FitResult, calibrate, fit_detector
 
 # Rows of a table to a file, a chunk at a time, in memory that does not grow with their number.
 
@@ -157,26 +159,54 @@ def score_features(
         yield columns
 
 
-@torch.no_grad()
-def calibrate(source: FeatureFile, detector: Detector, fpr: float, per_class: bool = False) -> Calibration:
-    """Return what a fitted detector's scores of held-out known inputs say about others.
+def fit_on_files(
+    detector: Detector,
+    head: Head,
+    scored: FeatureFile,
+    fit: FeatureFile | None,
+    calibration: FeatureFile | None,
+    fpr: float,
+    per_class: bool = False,
+) -> FitResult:
+    """Fit a detector on features in files, and calibrate it if there are held-out ones, in the widest of their types.
 
     Args:
-        source: Features of known inputs that neither the model nor the detector has seen.
-        detector: Fitted.
-        fpr: The share of known inputs that may raise an alarm.
-        per_class: Give each predicted class a threshold of its own.
-
-    Raises:
-        TypeError: The features have more digits than the detector was fitted with.
-        ValueError: The features do not fit the detector, are too few, or a feature or a score is not finite.
+        detector: It is fitted in place.
+        head: The model's last layer.
+        scored: The features that will be scored; only their type matters.
+        fit: ID features to fit on; None for a detector that only needs the head.
+        calibration: Other ID features, to calibrate on; None to fit only.
+        fpr: The share of ID inputs that may raise an alarm.
+        per_class: Give each predicted class its own threshold.
     """
-    parts = [(score, predicted) for _, score, predicted in _scored(source, detector)]
-    scores, predicted = (torch.cat(column) for column in zip(*parts, strict=True))
+    dtype = head.weight.dtype
+    for file in (scored, fit, calibration):  # widening is exact, rounding would not be
+        dtype = dtype if file is None else torch.promote_types(dtype, file.dtype)
+    head = head.to(dtype)
+    with _errors_about(fit):
+        result = fit_detector(detector, None if fit is None else _read_bank(fit, head), head, fpr=None)
+    if calibration is None:
+        return result
+    with _errors_about(calibration):
+        features = _read_bank(calibration, head).features
+        return replace(result, calibration=calibrate(detector, features, fpr, per_class))
+
+
+def _read_bank(file: FeatureFile, head: Head) -> FeatureBank:
+    check_width(torch.empty(0, file.width), head.weight)
+    bank = file.bank()
+    return FeatureBank(bank.features.to(head.weight.dtype), bank.labels)
+
+
+@contextmanager
+def _errors_about(file: FeatureFile | None) -> Iterator[None]:
+    """Name a file in the errors about its content."""
     try:
-        return Calibration.of(lifted(scores), fpr, predicted if per_class else None, len(detector.fitted_weight))
-    except ValueError as error:
-        raise ValueError(f"{source.path}: {error}") from error
+        yield
+    except (TypeError, ValueError) as error:
+        if file is None or str(file.path) in str(error):
+            raise
+        raise ValueError(f"{file.path}: {error}") from error
 
 
 def _scored(source: FeatureFile, detector: Detector) -> Iterator[tuple[FeatureChunk, Tensor, Tensor]]:

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from ..scoring.calibrated import Judge
+from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from .middleware import Door, page
 from .service import Service
@@ -25,7 +25,7 @@ _SENTENCES = {
 }
 
 
-def create_app(guard: Guard | Judge, settings: Settings | None = None) -> FastAPI:
+def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = None) -> FastAPI:
     """Return a service that tells which inputs a classifier does not know.
 
     Args:

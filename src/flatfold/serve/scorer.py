@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..models.heads import Pass
-from ..scoring.calibrated import Judge, Verdict
+from ..scoring.calibrated import CalibratedDetector, Verdict
 from ..scoring.explanation import explain
 from ..scoring.guard import Guard
 from ..scoring.monitor import Monitor
@@ -29,7 +29,7 @@ class Stream:
         judge: Whose verdicts are counted.
     """
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: CalibratedDetector) -> None:
         self._monitor, self._nothing = Monitor.of(judge), Monitor.of(judge)
         self._lock = threading.Lock()
 
@@ -84,13 +84,13 @@ class Scorer:
         transform: How images are prepared, or None without a model.
     """
 
-    def __init__(self, guard: Guard | Judge, names: tuple[str, ...] | None = None) -> None:
+    def __init__(self, guard: Guard | CalibratedDetector, names: tuple[str, ...] | None = None) -> None:
         self._guard = guard if isinstance(guard, Guard) else None
-        self.judge = guard.judge if isinstance(guard, Guard) else guard
+        self.judge = guard.calibrated if isinstance(guard, Guard) else guard
         if self._guard is not None and self._guard.transform is None:
             raise ValueError(
                 "a service takes images, and must know how they are prepared, but its guard does not say so. "
-                "Set guard.transform, or serve guard.judge, which takes features alone."
+                "Set guard.transform, or serve guard.calibrated, which takes features alone."
             )
         self.transform = None if self._guard is None else self._guard.transform
         self.names = _checked(names, len(self._weight))
@@ -150,11 +150,11 @@ class Scorer:
         if kind == "features" or self._guard is None:
             features = values.to(self._weight)
             return Pass(features, self.judge.detector.innermost.logits(features))
-        return self._guard.look(values)
+        return self._guard.run(values)
 
     def _judged(self, seen: Pass) -> Verdict:
         if self._guard is not None:
-            return self._guard.judged(seen)
+            return self._guard.decide(seen)
         return Verdict(seen.logits, *self.judge(seen.features, seen.logits))
 
     def _explanations(self, inputs: Sequence[Input], features: Tensor, verdict: Verdict) -> list[Row]:

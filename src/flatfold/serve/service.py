@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
 from ..models.transform import Transform
-from ..scoring.calibrated import Judge
+from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from .batcher import MOST, Batcher, Budget, Input, Row, Share
 from .metrics import Metrics
@@ -42,7 +42,7 @@ class Service:
         closing: Whether the service is about to end.
     """
 
-    def __init__(self, guard: Guard | Judge, settings: Settings) -> None:
+    def __init__(self, guard: Guard | CalibratedDetector, settings: Settings) -> None:
         self.settings = settings
         self.scorer = Scorer(guard, settings.names)
         self.metrics = Metrics(self.scorer.stream, self.scorer.method)

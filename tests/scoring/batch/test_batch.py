@@ -342,7 +342,7 @@ def test_a_task_can_be_given_another_rate_or_device_and_sent_to_another_process(
     assert np.array_equal(usual["score"], strict["score"])
     assert np.array_equal(strict["is_ood"], usual["p_value"] <= 0.02)
     assert not np.array_equal(strict["is_ood"], usual["is_ood"])
-    assert (task.judge().calibration.fpr, replace(task, fpr=0.02).judge().calibration.fpr) == (0.2, 0.02)
+    assert (task.calibrated().calibration.fpr, replace(task, fpr=0.02).calibrated().calibration.fpr) == (0.2, 0.02)
     there = pickle.loads(pickle.dumps(task))  # noqa: S301
     assert record_of(there).to_json() == record_of(task).to_json()
     with pytest.raises(ValueError, match="nowhere"):

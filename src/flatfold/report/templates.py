@@ -1,0 +1,138 @@
+"""Jinja2 templates of all HTML pages: one environment, with filters for numbers and macros for tables and figures.
+
+``render("name.html", **values)`` returns a page or a part of one as markup. Templates live in ``report/templates``;
+a room with templates of its own passes their folder, which is searched first: ``render("x.html", HERE, **values)``.
+Values are escaped unless they are :class:`markupsafe.Markup`, and a name that is not defined is an error.
+
+A page extends ``base.html``, which brings the head, the inline style and script, the title, the facts and the menu. It
+needs the values ``title`` and ``facts`` (pairs of number and description), and fills the blocks ``brand``, ``lead``,
+``main`` and, where needed, ``page_title`` and ``style``. ``macros.html`` holds, each with a comment on its arguments:
+``section`` (also an entry of the menu), ``facts``, ``warning_box``, ``bullets``, ``definition_list``, ``names``;
+``table``, ``head``, ``column_heads``, ``metric_cell``, ``result_cell``, ``controls`` (the switches of a results table);
+``panels`` and ``wide_or_tall`` (figures).
+
+Filters: ``percent`` (0.93456 -> 93.46), ``interval`` (of shares, in percent), ``signed`` (percentage points with sign),
+``quantity`` (any size, significant digits), ``factor`` (ratio of two positive values), ``thousands`` (1,234).
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from math import isfinite
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ..evaluate.results import METRICS
+
+HERE = Path(__file__).parent / "templates"
+
+METRIC_NAMES = {
+    "auroc": "AUROC",
+    "fpr95_ood_positive": "FPR95, OOD positive",
+    "fpr95_id_positive": "FPR95, ID positive",
+    "aupr_out": "AUPR-out",
+    "aupr_in": "AUPR-in",
+}
+LOWER_IS_BETTER = ("fpr95_ood_positive", "fpr95_id_positive")
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SMALL, LARGE = 1e-3, 1e6  # numbers outside are written with a power of ten
+
+
+def render(template: str, folder: Path = HERE, **values: object) -> Markup:
+    """Return a template filled with values; ``folder`` is searched before the templates of this room."""
+    return Markup(_environment(folder).get_template(template).render(values))
+
+
+@cache
+def _environment(folder: Path) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader([folder, HERE]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
+    )
+    environment.policies["json.dumps_kwargs"] = {
+        "separators": (",", ":"),
+        "ensure_ascii": False,
+        "allow_nan": False,
+        "sort_keys": False,
+    }
+    for function in (percent, interval, signed, quantity, factor, thousands, metric_values, intervals):
+        environment.filters[function.__name__] = function
+    environment.globals |= {"METRIC_NAMES": METRIC_NAMES, "LOWER_IS_BETTER": LOWER_IS_BETTER}
+    return environment
+
+
+def percent(value: float) -> str:
+    """Return a share in percent.
+
+    Example:
+        >>> percent(0.93456)
+        '93.46'
+    """
+    return f"{100 * value:.2f}"
+
+
+def interval(ends: tuple[float, float] | None) -> str:
+    """Return an interval of shares in percent, or an empty text without one."""
+    return "" if ends is None else f"{percent(ends[0])}–{percent(ends[1])}"
+
+
+def signed(difference: float) -> str:
+    """Return a difference of shares in percentage points with its sign.
+
+    Example:
+        >>> signed(0.0123), signed(-0.5)
+        ('+1.23', '−50.00')
+    """
+    return f"{100 * difference:+.2f}".replace("-", "−")
+
+
+def thousands(value: int) -> str:
+    """Return a whole number with commas."""
+    return f"{value:,}"
+
+
+def quantity(value: float, digits: int = 4) -> str:
+    """Return a number with significant digits, as a power of ten where it is very small or large.
+
+    Example:
+        >>> quantity(53740.14), quantity(1.5), quantity(0.000123456), quantity(0.0), quantity(-61.8)
+        ('53,740', '1.500', '1.235·10⁻⁴', '0', '−61.80')
+    """
+    if value == 0 or not isfinite(value):
+        return f"{value:g}" if value else "0"
+    size, sign = abs(value), "−" if value < 0 else ""
+    rounded, _, exponent = f"{size:.{digits - 1}e}".partition("e")
+    if SMALL <= size < LARGE:
+        return f"{sign}{size:,.{max(digits - 1 - int(exponent), 0)}f}"
+    return f"{sign}{rounded}·{power_of_ten(int(exponent))}"
+
+
+def power_of_ten(exponent: int) -> str:
+    """Return ten to a power with a raised exponent."""
+    return f"10{str(exponent).translate(SUPERSCRIPTS)}"
+
+
+def factor(value: float, reference: float) -> str:
+    r"""Return the ratio of two values, or an empty text unless both are positive.
+
+    Example:
+        >>> factor(6.0, 4.0), factor(3.0, 4.0), factor(1.0, 0.0)
+        ('×\xa01.50', '×\xa00.750', '')
+    """
+    return f"×\u00a0{quantity(value / reference, 3)}" if value > 0 and reference > 0 else ""
+
+
+def metric_values(values: object, below: Mapping[str, str]) -> list[tuple[float, str, str]]:
+    """Return for every metric its value, its text and the small text below it, as the page's script reads them."""
+    numbers = values if isinstance(values, Mapping) else vars(values)
+    return [(round(numbers[metric], 7), percent(numbers[metric]), below.get(metric, "")) for metric in METRICS]
+
+
+def intervals(ends: Mapping[str, tuple[float, float]]) -> dict[str, str]:
+    """Return intervals by metric as texts."""
+    return {metric: interval(both) for metric, both in ends.items()}
