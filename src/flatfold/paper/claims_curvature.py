@@ -144,7 +144,7 @@ def check_spectra_by_data_set(run: NetworkRun, space: Space) -> Finding:
 
 
 def check_eigenvalues(run: NetworkRun) -> Finding:
-    """Check at how many ranks partial normalisation widens the gap, and that full normalisation closes it (Figure 6)."""
+    """Check where partial normalisation widens the gap, and that full normalisation closes it (Figure 6)."""
     none, partial, full = (rank_aurocs(run.study, kind) for kind in ("none", "partial", "full"))
     pairs = [paired_difference(b, a) for a, b in zip(none, partial, strict=True)]
     signs = [above_zero(pair.low, pair.high) for pair in pairs]

@@ -61,7 +61,9 @@ class Lead(NamedTuple):
 
 def check_averages(run: NetworkRun) -> Finding:
     """Check that a variant of FOLD has the best average AUROC and FPR95 (Table 2)."""
-    return _compare_best([run.results], run.network, "average {}", "the run has no method of the FOLD family, or no other")
+    return _compare_best(
+        [run.results], run.network, "average {}", "the run has no method of the FOLD family, or no other"
+    )
 
 
 def check_networks(runs: Sequence[NetworkRun]) -> Finding:
@@ -105,7 +107,8 @@ def compute_lead(results: Results, metric: str, ours: str, other: str) -> Lead:
     """Return by how much one method is better than another on average, on the same images; lower FPR95 is better."""
     members = members_of(results)["all"]
     if metric == "auroc":
-        difference = paired_difference(*(column_influence(results.scores, method, members) for method in (ours, other)))
+        a, b = (column_influence(results.scores, method, members) for method in (ours, other))
+        difference = paired_difference(a, b)
         return Lead(difference.value, difference.low, difference.high)
     value = _mean([results], FPR95, other) - _mean([results], FPR95, ours)
     theirs, mine = (
@@ -156,7 +159,9 @@ def check_exponents(run: NetworkRun) -> Finding:
         best = curve.grid[int(np.argmax(curve.auroc["all"]))]
         loss = f"{100 * curve.regret:.2f}".replace("-", "−")  # the chosen one may lie between two of the grid
         regrets.append(f"{loss} for {curve.method} (α {curve.chosen:g}, best {best:g})")
-    return Finding(f"points that AutoFold loses: {join_words(regrets)}" if regrets else "no exponents were tried", checks)
+    return Finding(
+        f"points that AutoFold loses: {join_words(regrets)}" if regrets else "no exponents were tried", checks
+    )
 
 
 def check_normalisation(run: NetworkRun) -> Finding:
@@ -182,14 +187,14 @@ def check_normalisation(run: NetworkRun) -> Finding:
 
 def check_separation(run: NetworkRun) -> Finding:
     """Check that Cohen's d rises with partial and falls with full normalisation (Figure 5)."""
-    rows = {row.normalisation: row for row in run.ablations.separations if row.dataset == "all"}
+    rows: dict[str, Separation] = {row.normalisation: row for row in run.ablations.separations if row.dataset == "all"}
     influences = {kind: _separation_influence(run, row) for kind, row in rows.items()}
     checks = []
     for before, after in (("none", "partial"), ("full", "none")):
-        value = rows[after].cohens_d - rows[before].cohens_d  # type: ignore[index]
-        error = NORMAL * float(np.linalg.norm(influences[after] - influences[before]))  # type: ignore[index]
+        value = rows[after].cohens_d - rows[before].cohens_d
+        error = NORMAL * float(np.linalg.norm(influences[after] - influences[before]))
         low, high = value - error, value + error
-        both = ", ".join(f"{rows[kind].cohens_d:.3f} {kind}" for kind in (before, after))  # type: ignore[index]
+        both = ", ".join(f"{rows[kind].cohens_d:.3f} {kind}" for kind in (before, after))
         text = f"Cohen's d rises from {before} to {after}: {both}, {value:+.3f} ({low:+.3f} to {high:+.3f})"
         checks.append(Check(run.network, text.replace("-", "−"), above_zero(low, high)))
     return Finding(f"Cohen's d {', '.join(f'{row.cohens_d:.3f} {kind}' for kind, row in rows.items())}", checks)

@@ -46,9 +46,14 @@ def measure_costs(
     """
     settings = settings or Settings()
     size = min(batch_size, len(banks.test))
-    batch = _Batch(suite, banks, settings, banks.test.features[:size].to(settings.device), _read_images(suite, size, settings))
+    batch = _Batch(
+        suite, banks, settings, banks.test.features[:size].to(settings.device), _read_images(suite, size, settings)
+    )
     with evaluating(suite.model, settings.device):
-        ready, refused = [_set_up(FORWARD, "images", lambda: lambda: batch.run_network(), settings.device, setups=0)], {}
+        ready, refused = (
+            [_set_up(FORWARD, "images", lambda: lambda: batch.run_network(), settings.device, setups=0)],
+            {},
+        )
         for run in track(runs, "setting methods up"):
             try:
                 sees = "features" if get_method(run.name).sees == "features" else "images"

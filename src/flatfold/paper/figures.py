@@ -175,9 +175,7 @@ def alpha_sensitivity(sensitivities: Sequence[Sensitivity], name: str) -> Drawin
     return Drawing(name, panels, keys, columns=2, size=(3.6, 2.7))
 
 
-def _draw_sensitivity(
-    sensitivities: Sequence[Sensitivity], metric: Literal["auroc", "fpr95"], axes: Axes
-) -> None:
+def _draw_sensitivity(sensitivities: Sequence[Sensitivity], metric: Literal["auroc", "fpr95"], axes: Axes) -> None:
     for place, curve in enumerate(sensitivities):
         colour = look(place).colour
         values = {"auroc": curve.auroc, "fpr95": curve.fpr95}[metric]["all"]

@@ -15,7 +15,7 @@ from ..io.artifacts import write_json
 from ..io.files import write_atomically
 from ..report.cost_figure import TALL
 from ..report.curvature import VERDICTS, detection_table, statistics_table
-from ..report.curvature_figures import top_eigenvalues, trace_densities
+from ..report.curvature_figures import compare, top_eigenvalues, trace_densities
 from ..report.figure import Drawing
 from ..report.page import columns_of
 from ..report.templates import factor, percent, render
@@ -171,23 +171,18 @@ def _build_figure_1(runs: Sequence[NetworkRun]) -> Content:
 
 
 def _build_regimes(runs: Sequence[NetworkRun], space: Space) -> Content:
-    rows = []
+    rows, lines = [], list[CsvLine]()
     for run in runs:
-        reference = [statistic(run.study, ID, space, name) for name in BOTH]
         for at in list_regimes(run.study):
             cells = []
-            for name, known in zip(BOTH, reference, strict=True):
-                value = statistic(run.study, at, space, name)
+            for name in BOTH:
+                value, known = (statistic(run.study, regime, space, name) for regime in (at, ID))
                 verdict = "" if at == ID else VERDICTS[above(value, known)]
-                ratio = factor(value.value, known.value)
+                ratio = "" if at == ID else factor(value.value, known.value)
                 cells.append({"value": value.value, "stderr": value.stderr, "ratio": ratio, "verdict": verdict})
-            rows.append({"network": run.network, "regime": REGIMES[at], "reference": at == ID, "cells": cells})
+            rows.append({"network": run.network, "regime": REGIMES[at], "cells": cells})
+            lines.append({"network": run.network, "data": REGIMES[at], **_statistics(run, at, space)})
     values = {"space": SPACES[space], "names": [NAMES[name] for name in BOTH], "rows": rows}
-    lines = [
-        {"network": run.network, "data": REGIMES[at], **_statistics(run, at, space)}
-        for run in runs
-        for at in list_regimes(run.study)
-    ]
     return Content("regimes", values, lines=lines)
 
 
@@ -198,11 +193,15 @@ def _build_methods(runs: Sequence[NetworkRun], averages: bool) -> Content:
         heads = columns_of(run.results, columns)
         parts.append((run.network, {"results": run.results, "columns": columns, "heads": heads}))
     label = "Averages" if averages else "Every data set"
-    lines = _average_lines(runs) if averages else [
-        {"network": run.network, "method": row.method, "dataset": row.dataset, **_rates(row)}
-        for run in runs
-        for row in run.results.rows
-    ]
+    lines = (
+        _average_lines(runs)
+        if averages
+        else [
+            {"network": run.network, "method": row.method, "dataset": row.dataset, **_rates(row)}
+            for run in runs
+            for row in run.results.rows
+        ]
+    )
     return Content("methods", {"label": label, "parts": parts}, lines=lines)
 
 
@@ -221,8 +220,12 @@ def _build_networks(runs: Sequence[NetworkRun]) -> Content:
 
 
 def _build_effects(runs: Sequence[NetworkRun]) -> Content:
+    parts = []
+    for run in runs:
+        refused = {name: why for name, why in run.ablations.refused.items() if name in NORMALISED_METHODS}
+        parts.append((run.network, {"ablations": run.ablations, "refused": refused}))
     lines = [{"network": run.network, **asdict(effect)} for run in runs for effect in run.ablations.effects]
-    return Content("effects", [(run.network, run.ablations) for run in runs], lines=lines)
+    return Content("effects", parts, lines=lines)
 
 
 def _build_detections(runs: Sequence[NetworkRun]) -> Content:
@@ -236,7 +239,8 @@ def _build_statistics(runs: Sequence[NetworkRun]) -> Content:
     parts, lines = [], list[CsvLine]()
     for run in runs:
         shown = [each for each in run.study.statistics if each.space in SHOWN]
-        parts.append((run.network, statistics_table(replace(run.study, statistics=shown))))
+        shown_study = replace(run.study, statistics=shown)
+        parts.append((run.network, statistics_table(shown_study, compare(shown_study))))
         for space in SHOWN:
             for at in run.study.datasets:
                 lines.append({"network": run.network, "space": space, "data": at, **_statistics(run, at, space)})

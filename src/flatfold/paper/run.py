@@ -132,7 +132,7 @@ def place_of(suite: Suite, folder: Path) -> Path:
 
 
 def forget_reproduction(suite: Suite, place: Path, plan: Plan) -> None:
-    """Remove everything that earlier runs kept of a network: features, scores, parts of its study, and its ablations."""
+    """Remove the files of earlier runs of a network: features, scores, parts of its study, and its ablations."""
     forget_study(suite, place, plan.samples)
     forget(place)
     for name in (JSON, ARRAYS):

@@ -1,9 +1,9 @@
 r"""The theorem of the FOLD paper on the expected trace of OOD inputs, corrected and computed.
 
-**The setting.** The features of two classes ``y = ±1`` are Gaussian around ``±mu``, with one covariance ``S``; OOD inputs
-are the same mixture around ``±c R mu``. A linear classifier has the logits ``z = (w'x, 0)``. Over the features the
-Hessian of the energy ``logsumexp(z)`` has the trace ``|w|^2 phi(w'x)``, which is half of ``|w|^2`` times its trace over
-the logits. As ``phi`` is even, both halves of a mixture around ``±m`` have the same average:
+**The setting.** The features of two classes ``y = ±1`` are Gaussian around ``±mu``, with one covariance ``S``; OOD
+inputs are the same mixture around ``±c R mu``. A linear classifier has the logits ``z = (w'x, 0)``. Over the features
+the Hessian of the energy ``logsumexp(z)`` has the trace ``|w|^2 phi(w'x)``, which is half of ``|w|^2`` times its trace
+over the logits. As ``phi`` is even, both halves of a mixture around ``±m`` have the same average:
 
 .. math:: E \operatorname{tr} H = \|w\|^2\, E\,\varphi(a), \quad a \sim N(w^\top m,\ w^\top S w),
           \quad \varphi(a) = \frac{e^a}{(1 + e^a)^2}
@@ -29,8 +29,8 @@ the logits. As ``phi`` is even, both halves of a mixture around ``±m`` have the
 have the smaller trace if and only if it is true, with equality for equality (:func:`compare`). For ``S = I`` it is true
 for every rotation up to ``c = 1``; for other covariances it need not be.
 
-**Limit.** OOD inputs of another covariance are not covered. Wider ones lie more often where the classifier is confident:
-at 400 times the variance their expected trace falls below that of ID inputs although the condition is true.
+**Limit.** OOD inputs of another covariance are not covered. Wider ones lie more often where the classifier is
+confident: at 400 times the variance their expected trace falls below that of ID inputs although the condition is true.
 """
 
 from dataclasses import dataclass
