@@ -210,8 +210,7 @@ def report(
     Example: flatfold report out/digits
     """
     from ..evaluate.summary import load_runs
-    from ..report.curvature import write_curvature
-    from ..report.page import write_report
+    from ..report.page import write_curvature, write_report
     from ..report.summary import write_summary
 
     studies = _holding(folder, "curvature.json")

@@ -83,7 +83,7 @@ def curvature(
 
     from ..evaluate.study import forget_study, run_study
     from ..evaluate.study_measure import Plan
-    from ..report.curvature import write_curvature
+    from ..report.page import write_curvature
 
     log_progress()
     plan = Plan(samples, matrix, loss, probes, steps, alpha)  # type: ignore[arg-type]  # Plan checks the names

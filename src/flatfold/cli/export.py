@@ -36,10 +36,8 @@ def export(
 
     Example: flatfold export guard.safetensors --model nets:resnet20 --weights resnet20.pt --images photos/
     """
-    import numpy as np
-
     from ..models.images import open_images
-    from ..models.sources import ImageSubset
+    from ..models.sources import take_subset
     from ..scoring.export import check_target
     from ..scoring.export import export as export_guard
     from ..scoring.guard import Guard
@@ -49,9 +47,8 @@ def export(
     load_plugins(own)
     loaded = Guard.load(guard, model.open())
     loaded.transform = transform.transform(guard, loaded.transform)
-    source = open_images(images, loaded.transform, labels=False)
-    checked = min(limit, source.rows)
-    parity = export_guard(loaded, target, ImageSubset(source, np.arange(checked) * source.rows // checked))
+    source = take_subset(open_images(images, loaded.transform, labels=False), limit)
+    parity = export_guard(loaded, target, source)
     sizes = ", ".join(map(str, parity.batch_sizes))
     typer.echo(f"{loaded!r} -> {target}, {target.stat().st_size / 1e6:.1f} MB")
     typer.echo(f"compared on {parity.inputs} images of {images} in batches of {sizes}")

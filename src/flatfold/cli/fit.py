@@ -29,7 +29,6 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..models.sources import ImageSource
     from ..scoring.guard import Guard
 
 
@@ -89,14 +88,15 @@ def fit(
     check_out(out, images, calibration, model.weights)
     from ..detectors import get_method, parse_method
     from ..models.images import LISTS
+    from ..models.sources import take_subset
     from ..scoring.guard import Guard
 
     prepared = transform.transform()
-    source = _limit(options.open(images, prepared, label_column if labels else False), limit, seed)
+    source = take_subset(options.open(images, prepared, label_column if labels else False), limit, seed)
     held_out = None
     if calibration is not None:
         places = options if calibration.suffix.lower() in LISTS else replace(options, root=None)
-        held_out = _limit(places.open(calibration, prepared), limit, seed)
+        held_out = take_subset(places.open(calibration, prepared), limit, seed)
     name = parse_method(method)[0]
     if source.labels is None and get_method(name).needs_labels:
         raise ValueError(
@@ -124,18 +124,6 @@ def fit(
         raise typer.Exit(130) from None
     held_out_from = "a random half of them" if calibration is None else str(calibration)
     typer.echo("\n".join(_describe(guard, method, images, held_out_from, out)))
-
-
-def _limit(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
-    """Return at most ``limit`` images: a random one from each of as many equal stretches, so that no class is lost."""
-    import numpy as np
-
-    from ..models.sources import ImageSubset
-
-    if limit is None or source.rows <= limit:
-        return source
-    edges = np.arange(limit + 1) * source.rows // limit
-    return ImageSubset(source, np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
 
 
 def _describe(guard: Guard, method: str, images: Path, held_out_from: str, out: Path) -> Iterator[str]:

@@ -212,10 +212,11 @@ class ImageOptions:
         """Return the images of a place; ``labels`` names their column, is None for the default, False for no labels."""
         from ..models.images import open_images
 
-        names = {} if self.image_column is None else {"image": self.image_column, "x": self.image_column}
-        names |= {"label": labels, "y": labels} if isinstance(labels, str) else {}
+        wanted = True if labels is None else labels
         try:
-            return open_images(place, transform, self.batch_size, labels=labels is not False, root=self.root, **names)
+            return open_images(
+                place, transform, self.batch_size, labels=wanted, root=self.root, images=self.image_column
+            )
         except ValueError as error:
             hint = "--root, --image-column" + ("" if labels is False else ", --label-column, --no-labels")
             raise ValueError(f"{error} See also the options {hint}.") from error

@@ -139,7 +139,7 @@ def reproduce(
                 forget_reproduction(network, place, plan)
             runs += run([network], folder, settings, plan)
             if report:
-                from ..report.curvature import write_curvature
+                from ..report.page import write_curvature
 
                 write_curvature(place)
             typer.echo(f"{network.network or network.name} -> {place}")

@@ -15,7 +15,7 @@ from ..io.artifacts import write_json
 from ..io.files import write_atomically
 from ..report.cost_figure import TALL
 from ..report.curvature import VERDICTS, detection_table, statistics_table
-from ..report.curvature_figures import compare, top_eigenvalues, trace_densities
+from ..report.curvature_figures import top_eigenvalues, trace_densities
 from ..report.figure import Drawing
 from ..report.page import columns_of
 from ..report.templates import factor, percent, render
@@ -239,8 +239,7 @@ def _build_statistics(runs: Sequence[NetworkRun]) -> Content:
     parts, lines = [], list[CsvLine]()
     for run in runs:
         shown = [each for each in run.study.statistics if each.space in SHOWN]
-        shown_study = replace(run.study, statistics=shown)
-        parts.append((run.network, statistics_table(shown_study, compare(shown_study))))
+        parts.append((run.network, statistics_table(replace(run.study, statistics=shown))))
         for space in SHOWN:
             for at in run.study.datasets:
                 lines.append({"network": run.network, "space": space, "data": at, **_statistics(run, at, space)})
