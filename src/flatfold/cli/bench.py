@@ -63,19 +63,20 @@ def bench(
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
     """
     from .. import detectors
-    from ..evaluate.runner import checked_specs, forget, run
+    from ..evaluate.runner import check_specs, forget, run
     from ..evaluate.spec import parse_specs
     from ..report.page import write_report
 
     log_progress()
     load_plugins(own)
-    specs = checked_specs(detectors.methods() if methods is None else parse_specs(methods))
+    specs = check_specs(detectors.methods() if methods is None else parse_specs(methods))
     settings = options.settings(bootstrap)
     folder = out or Path("out") / Path(suite).stem
     check_folder(folder)
     suites = options.suites(suite, folder, batch_size, limit)
     several = len(suites[0].siblings) > 1
     check_single(folder, several)
+    failed: dict[str, str] = {}
     for each in suites:
         place = folder / each.network if several else folder
         with resumable(place):
@@ -84,12 +85,16 @@ def bench(
             results = run(each, specs, place, settings)
             results.save(place)
             page = write_report(place) if report else None
+        failed |= results.failed
         print_results(results)
         typer.echo(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}")
         if page is not None:
             typer.echo(f"report -> {page}")
     if several:
         _summarise(folder, suites[0].siblings, report)
+    if failed:
+        typer.echo(f"flatfold: {', '.join(failed)} failed unexpectedly; the log has the traceback.", err=True)
+        raise typer.Exit(1)
 
 
 def check_folder(folder: Path) -> None:
@@ -137,8 +142,8 @@ def print_results(results: Results) -> None:
         console.print("* chosen by AutoFold on ID validation data")
     if any(run.tuned_on != "nothing" for run in results.methods):
         console.print("tuned: the data that hyper-parameters were chosen on, ID or OOD.")
-    for reason in dict.fromkeys(results.refused.values()):
-        methods = [method for method, other in results.refused.items() if other == reason]
+    for reason in dict.fromkeys(results.left_out.values()):
+        methods = [method for method, other in results.left_out.items() if other == reason]
         console.print(f"{', '.join(methods)} {'was' if len(methods) == 1 else 'were'} left out: {reason}", markup=False)
     for deviation in results.suite.get("deviations", ()):
         console.print(f"Before you compare: {deviation}.", markup=False, style="yellow")

@@ -275,7 +275,7 @@ def measure_separations(banks: Banks, alphas: Mapping[Normalisation, float], see
 
     The bootstrap redraws ID and OOD images, the same ones under every normalisation.
     """
-    norms = {name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.judged.items()}
+    norms = {name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.test_sets.items()}
     kinds = {kind: score_all("fold", banks, alpha=alphas[kind]) for kind in NORMALISATIONS}
     rows = []
     for column, members in _columns(norms).items():
@@ -330,12 +330,12 @@ def spearman(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
 def score_all(name: str, banks: Banks, **hyper: Any) -> Scores:
     """Return the scores of a method that sees features and learns from validation data at most, by data set."""
     detector = create(name, **hyper).fit(banks.val, banks.head).eval()
-    return {dataset: detector(bank.features).float().numpy() for dataset, bank in banks.judged.items()}
+    return {dataset: detector(bank.features).float().numpy() for dataset, bank in banks.test_sets.items()}
 
 
 def logit_traces(banks: Banks, alpha: float) -> Scores:
     """Return the trace of the logit Hessian at partially normalised features, by data set."""
-    curvatures = {name: FeatureCurvature(bank, banks.head) for name, bank in banks.judged.items()}
+    curvatures = {name: FeatureCurvature(bank, banks.head) for name, bank in banks.test_sets.items()}
     return {name: curvature.traces("logit", alpha).astype(np.float32) for name, curvature in curvatures.items()}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings
-from ..evaluate.methods import NO_TRAIN, InputJudge, peak_memory
+from ..evaluate.methods import NO_TRAIN, InputMethodRunner, peak_memory
 from ..evaluate.results import MethodRun
 from ..evaluate.suites.suite import Suite
 from ..io.progress import track
@@ -27,6 +28,7 @@ SLOW = 1.0  # seconds; what takes longer is timed once, without a warm-up
 SETUPS = 3  # rounds of a set-up
 
 Action = Callable[[], Any]
+Fit = Callable[[], Callable[[Tensor], Tensor]]
 
 
 def measure_costs(
@@ -45,20 +47,18 @@ def measure_costs(
     does so for all of them.
     """
     settings = settings or Settings()
-    size = min(batch_size, len(banks.test))
-    batch = _Batch(
-        suite, banks, settings, banks.test.features[:size].to(settings.device), _read_images(suite, size, settings)
-    )
-    with evaluating(suite.model, settings.device):
-        ready, refused = (
-            [_set_up(FORWARD, "images", lambda: lambda: batch.run_network(), settings.device, setups=0)],
-            {},
-        )
+    size, device = min(batch_size, len(banks.test)), settings.device
+    inputs = {"features": banks.test.features[:size].to(device), "images": _read_images(suite, size, device)}
+    with evaluating(suite.model, device):
+        forward = _set_up(FORWARD, "images", lambda: logits_function(suite.model), inputs["images"], device, setups=0)
+        ready, refused = [forward], dict[str, str]()
         for run in track(runs, "setting methods up"):
             try:
-                sees = "features" if get_method(run.name).sees == "features" else "images"
-                prepare = batch.prepare_on_features(run) if sees == "features" else batch.prepare_on_images(run)
-                ready.append(_set_up(run.method, sees, prepare, settings.device, SETUPS))
+                sees = get_method(run.name).sees
+                fit = (
+                    _fit_on_features(run, banks, device) if sees == "features" else _fit_on_images(run, suite, settings)
+                )
+                ready.append(_set_up(run.method, sees, fit, inputs[sees], device, SETUPS))
             except Exception as error:  # one method that fails does not stop the others
                 refused[run.method] = f"{type(error).__name__}: {error}"
         seconds = time_in_turn([method.score for method in ready], rounds)
@@ -101,47 +101,25 @@ class _Ready:
     score: Action
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """The inputs that all methods score."""
-
-    suite: Suite
-    banks: Banks
-    settings: Settings
-    features: Tensor
-    images: Tensor
-
-    def run_network(self) -> Tensor:
-        return logits_function(self.suite.model)(self.images)
-
-    def prepare_on_features(self, run: MethodRun) -> Callable[[], Action]:
-        bank = self.banks.train if run.fits_on == "train" else self.banks.val
-        if bank is None:
-            raise ValueError(NO_TRAIN)
-        here, head = bank.to(self.settings.device), self.banks.head.to(self.settings.device)
-
-        def prepare() -> Action:
-            detector = create(run.name, **run.hyper).fit(here, head).eval()
-            return lambda: detector(self.features)
-
-        return prepare
-
-    def prepare_on_images(self, run: MethodRun) -> Callable[[], Action]:
-        runner = InputJudge(self.suite, Path(), self.settings)
-
-        def prepare() -> Action:
-            detector = runner.fitted(run.name, run.hyper)
-            return lambda: detector(self.images)
-
-        return prepare
+def _fit_on_features(run: MethodRun, banks: Banks, device: str) -> Fit:
+    """Return a function that fits a method on features, which are on the device before the clock starts."""
+    bank = banks.train if run.fits_on == "train" else banks.val
+    if bank is None:
+        raise ValueError(NO_TRAIN)
+    here, head = bank.to(device), banks.head.to(device)
+    return lambda: create(run.name, **run.hyper).fit(here, head).eval()
 
 
-def _set_up(method: str, sees: str, prepare: Callable[[], Action], device: str, setups: int) -> _Ready:
+def _fit_on_images(run: MethodRun, suite: Suite, settings: Settings) -> Fit:
+    return partial(InputMethodRunner(suite, Path(), settings).fit, run.name, run.hyper)
+
+
+def _set_up(method: str, sees: str, fit: Fit, inputs: Tensor, device: str, setups: int) -> _Ready:
     """Set a method up, once for its peak of memory and then against the clock."""
     with peak_memory(device) as peak:
-        score = prepare()
+        score = partial(fit(), inputs)
         score()
-    (times,) = time_in_turn([synchronised(prepare, device)], setups) if setups else [[0.0]]
+    (times,) = time_in_turn([synchronised(fit, device)], setups) if setups else [[0.0]]
     return _Ready(method, sees, median(times), peak.megabytes, synchronised(score, device))
 
 
@@ -157,10 +135,10 @@ def _time(action: Action) -> float:
     return perf_counter() - start
 
 
-def _read_images(suite: Suite, size: int, settings: Settings) -> Tensor:
+def _read_images(suite: Suite, size: int, device: str) -> Tensor:
     """Return the first test inputs of the network as one batch."""
     batches, rows = [], 0
-    for x, _ in islice(labelled_batches(suite.test, settings.device, "reading a batch"), size):
+    for x, _ in islice(labelled_batches(suite.test, device, "reading a batch"), size):
         batches.append(x)
         rows += len(x)
         if rows >= size:

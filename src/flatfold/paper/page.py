@@ -335,7 +335,7 @@ def _list_warnings(runs: Sequence[NetworkRun]) -> list[str]:
     """Return everything that limits the comparison with the paper, each sentence once with its networks."""
     networks: dict[str, list[str]] = {}
     for run in runs:
-        refused = run.results.refused | run.ablations.refused
+        refused = run.results.left_out | run.ablations.refused
         sentences = [f"{method} was left out: {reason}" for method, reason in refused.items()]
         sentences += run.results.suite.get("deviations") or []
         sentences += [FULL] * (run.ablations.alphas["partial"] == 1)

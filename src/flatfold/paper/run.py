@@ -13,7 +13,7 @@ from ..core.shaping import check_alpha
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings, extract_all
 from ..evaluate.results import Results, load_results
-from ..evaluate.runner import checked_specs, forget, provenance, run
+from ..evaluate.runner import check_specs, forget, provenance, run
 from ..evaluate.spec import Spec, parse_spec
 from ..evaluate.study import forget_study, run_study
 from ..evaluate.study_results import JSON as STUDY
@@ -154,7 +154,7 @@ class _Reproduction:
 
     def _run_benchmark(self) -> None:
         self.banks = extract_all(self.suite, self.place / "banks", self.settings, self.suite.ood_val is not None)
-        specs = checked_specs(self.plan.specs(self.banks), self.suite)
+        specs = check_specs(self.plan.specs(self.banks), self.suite)
         self.results: Results = run(self.suite, specs, self.place, self.settings)
         self.results.save(self.place)
 

@@ -6,6 +6,7 @@ Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detect
 
 import csv
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,59 +19,21 @@ from ..evaluate.summary import SummaryRow, families, summarise
 
 NUMBERS = Path(__file__).parent / "numbers"
 AVERAGE = "Average"
-RATES = ("auroc", "fpr95")
 METRICS = {"auroc": "auroc", "fpr95": "fpr95_ood_positive"}  # in the paper OOD is positive
 FOLD_FAMILY = ("fold", "fold-r", "fold-a", "autofold", "autofold-r", "autofold-a")  # the paper's own methods
+REGIME_TABLES = {"hessian_parameter": "parameter", "hessian_feature_milli": "feature (x1e-3)"}
 ROUNDING = 0.005  # of the printed numbers
 BETWEEN = " | "  # separates two remarks
 NOT_COMPARABLE = "not comparable: "  # start of such a remark
 PROTOCOL = "openood-1.5/"
 OTHERS = "imagenet1k_architectures"
 
-NETWORKS = {
-    "cifar10": ("openood/resnet18_32x32",),
-    "cifar100": ("openood/resnet18_32x32",),
-    "imagenet200": ("openood/resnet18_224x224",),
-    "imagenet1k": ("openood/resnet50",),
-    OTHERS: (
-        "torchvision/regnet_y_16gf",
-        "torchvision/densenet121",
-        "torchvision/wide_resnet50_2",
-        "torchvision/resnext50_32x4d",
-    ),
-}
-COLUMNS = dict(zip(NETWORKS[OTHERS], ("RegNet", "DenseNet", "WRN", "ResNeXt"), strict=True))
-CHECKPOINTS = {"cifar10": 3, "cifar100": 3, "imagenet200": 3, "imagenet1k": 1, OTHERS: 1}
-TUNED = frozenset({"odin", "react", "vim", "knn", "ash", "fold", "fold-r", "fold-a"})  # on OOD validation data
-
-_CODE = "the released code also chose a setting on OOD data"
-REMARKS = {  # on the authors' code, which the text does not mention, by row or column
-    "AutoFold": _CODE,
-    "AutoFold-R": _CODE,
-    "AutoFold-A": _CODE,
-    "DenseNet": "the released code leaves out this network's last ReLU",
-}
-NOTES = (
-    "Curvature is said to increase monotonically from ID over near-OOD to far-OOD, but the feature trace of CIFAR-100 "
-    "goes 546.3, 1394.5, 1262.4.",
-    "The loss of Theorem 1 has the wrong sign as printed, its minimiser is 2 Sigma^-1 mu, and the proof lacks a step: "
-    "that a Gaussian average of a symmetric unimodal function decreases in |mean|. With it, the theorem holds.",
-    "The loss of the parameter Hessian on OOD data, which have no labels, is not stated.",
-    "14 baselines are described and 13 are in the tables: MDSEns is missing.",
-)
-REGIME_TABLES = {"hessian_parameter": "parameter", "hessian_feature_milli": "feature (x1e-3)"}  # means of Table 7
-REGIMES = {
-    "ID": ("ID",),
-    "Near-OOD": ("CIFAR-10", "CIFAR-100", "TIN", "SSB-Hard", "NINCO"),
-    "Far-OOD": ("MNIST", "SVHN", "Textures", "Places365", "iNaturalist", "OpenImage-O"),
-}
-
 
 class Layout(NamedTuple):
     """The structure of a table: its subject, the columns of the file that name a row and a column, and its digits."""
 
     about: str
-    row: tuple[str, ...]
+    row: Sequence[str]
     column: str
     digits: int = 2
 
@@ -85,19 +48,14 @@ class Number(NamedTuple):
     std: float | None = None
 
 
-TABLES = {
-    "main": Layout("Averages over the OOD data sets of the four benchmarks.", ("method",), "dataset"),
-    "cifar10": Layout("CIFAR-10, ResNet-18, mean of three networks.", ("method",), "dataset"),
-    "cifar100": Layout("CIFAR-100, ResNet-18, mean of three networks.", ("method",), "dataset"),
-    "imagenet200": Layout("ImageNet-200, ResNet-18, mean of three networks.", ("method",), "dataset"),
-    "imagenet1k": Layout("ImageNet-1K, ResNet-50, one network.", ("method",), "dataset"),
-    "imagenet1k_architectures": Layout("ImageNet-1K, averages for four other networks.", ("method",), "dataset"),
-    "partial_normalisation": Layout("No, partial and full normalisation.", ("id_dataset", "alpha"), "method"),
-    "logit_vs_feature_hessian": Layout("The trace of either Hessian as a score.", ("hessian",), "id_dataset"),
-    "hessian_parameter": Layout("Curvature over the parameters, by regime.", ("id_dataset",), "regime", 1),
-    "hessian_feature_milli": Layout("Curvature over features x 1000, by regime.", ("id_dataset",), "regime", 1),
-    "hessian_per_dataset": Layout("Curvature by data set; features x 1000.", ("space", "id_dataset"), "dataset", 1),
-}
+_FACTS = tomllib.loads((NUMBERS / "tables.toml").read_text(encoding="utf-8"))
+TABLES = {name: Layout(**layout) for name, layout in _FACTS["tables"].items()}
+NETWORKS: dict[str, list[str]] = _FACTS["networks"]
+CHECKPOINTS: dict[str, int] = _FACTS["checkpoints"]
+COLUMNS: dict[str, str] = _FACTS["columns"]
+REMARKS: dict[str, str] = _FACTS["remarks"]
+NOTES: list[str] = _FACTS["notes"]
+TUNED = frozenset[str](_FACTS["tuned"])
 
 
 def is_variant(label: str) -> bool:
@@ -127,7 +85,7 @@ def read_table(name: str) -> tuple[Number, ...]:
             if "metric" in line:  # a line for each metric; a deviation of 0 stands for a single network
                 numbers.append(Number(*place, line["metric"], float(line["mean"]), float(line["std"]) or None))
             else:
-                numbers += [Number(*place, metric, float(line[metric])) for metric in RATES if metric in line]
+                numbers += [Number(*place, metric, float(line[metric])) for metric in METRICS if metric in line]
     return tuple(numbers)
 
 
@@ -187,7 +145,7 @@ def _averages() -> Iterator[tuple[str, Number, list[Number]]]:
                 yield table, average, [n for n in same if n.column != AVERAGE]
     for table, space in REGIME_TABLES.items():
         for average in read_table(table):
-            place, columns = (f"{space}, {average.row}", average.metric), REGIMES[average.column]
+            place, columns = (f"{space}, {average.row}", average.metric), _FACTS["regimes"][average.column]
             parts = [n for n in read_table("hessian_per_dataset") if (n.row, n.metric) == place]
             yield table, average, [n for n in parts if n.column in columns]
 
