@@ -54,7 +54,7 @@ def measure_costs(
         ready, refused = [forward], dict[str, str]()
         for run in track(runs, "setting methods up"):
             try:
-                sees = get_method(run.name).sees
+                sees = "features" if get_method(run.name).sees == "features" else "images"
                 fit = (
                     _fit_on_features(run, banks, device) if sees == "features" else _fit_on_images(run, suite, settings)
                 )
