@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "cli": {"io", "core", "detectors", "models", "curvature", "scoring", "evaluate", "report", "paper", "serve"},
 }
 EVERYWHERE = {"__version__"}
-OUTSIDE_OF_CORE = {"core": {"torch", "numpy"}, "detectors": {"torch", "numpy"}}
+OUTSIDE_OF_CORE = {"core": {"torch", "numpy", "scipy"}, "detectors": {"torch", "numpy", "scipy"}}
 
 
 def imports(path, tree):

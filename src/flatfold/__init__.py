@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .core.metrics import aupr as aupr
     from .core.metrics import auroc as auroc
     from .core.metrics import fpr_at_tpr as fpr_at_tpr
-    from .core.validation import DamagedBank as DamagedBank
     from .core.validation import NotFittedError as NotFittedError
     from .core.validation import UnreadableImage as UnreadableImage
     from .core.validation import UnsupportedHead as UnsupportedHead
@@ -53,8 +52,9 @@ if TYPE_CHECKING:
     from .detectors.tempscale import TempScale as TempScale
     from .detectors.vim import Vim as Vim
     from .evaluate.tuning import tune as tune
-    from .models.bank_files import load_bank as load_bank
-    from .models.bank_files import save_bank as save_bank
+    from .models.bank_store import DamagedBank as DamagedBank
+    from .models.bank_store import load_bank as load_bank
+    from .models.bank_store import save_bank as save_bank
     from .models.extract import extract as extract
     from .models.images import FolderImages as FolderImages
     from .models.images import ListImages as ListImages
@@ -74,7 +74,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Ash": "detectors.ash",
     "AutoFold": "detectors.autofold",
-    "DamagedBank": "core.validation",
+    "DamagedBank": "models.bank_store",
     "Detector": "detectors.base",
     "Dice": "detectors.dice",
     "Ebo": "detectors.ebo",
@@ -123,11 +123,11 @@ _HOMES = {
     "extract": "models.extract",
     "fpr_at_tpr": "core.metrics",
     "layers_of": "models.layers",
-    "load_bank": "models.bank_files",
+    "load_bank": "models.bank_store",
     "logits_function": "models.layers",
     "methods": "detectors",
     "register": "detectors",
-    "save_bank": "models.bank_files",
+    "save_bank": "models.bank_store",
     "tune": "evaluate.tuning",
 }
 

@@ -170,7 +170,7 @@ def test_mistakes(val, monkeypatch):
 
 
 def test_an_interrupted_run_writes_nothing(val, interrupt):
-    interrupt("flatfold.scoring.guard.one_pass")
+    interrupt("flatfold.scoring.guard.extract_features")
     assert_mistakes(FIT, [([], 130, "nothing was written")], val)
 
 

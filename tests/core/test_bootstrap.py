@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flatfold import aupr, fpr_at_tpr
 from flatfold.core import bootstrap
-from flatfold.core.bootstrap import METRICS, SortedPair, draws, percentile_interval, rate_interval, spoilt_aupr
+from flatfold.core.bootstrap import METRICS, SortedPair, draws, percentile_interval, rate_interval, worst_case_aupr
 from tests.refusals import assert_refused
 
 ROUNDING = 1e-14  # of sums of up to 60 areas in another order; rates are exact
@@ -136,7 +136,7 @@ def test_the_formula_of_a_spoilt_ranking_gives_the_area_of_an_actual_one():
         first = round(share * negatives)
         others = np.concatenate([np.full(first, 3.0), np.full(negatives - first, 1.0)])
         hits = np.linspace(2, 2.5, positives)
-        assert spoilt_aupr(share, positives, negatives) == pytest.approx(aupr(others, hits), abs=2e-4), share
+        assert worst_case_aupr(share, positives, negatives) == pytest.approx(aupr(others, hits), abs=2e-4), share
 
 
 def test_bad_counts_names_and_scores_are_refused():

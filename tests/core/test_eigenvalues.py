@@ -269,13 +269,11 @@ def test_the_last_of_as_many_eigenvalues_as_classes_is_exactly_zero():
             assert mean.eigenvalues(w[:, :5])[-1] > 0, (seed, d)  # with fewer features than classes none has to be
 
 
-def test_any_batching_and_merging_gives_the_same_mean():
+def test_any_batching_gives_the_same_mean():
     probs, w = make_probs(40, 10, 16, scale=4.0)
     whole = mean_of(probs)
-    merged, other = mean_of(probs[:13]), mean_of(probs[13:])
-    merged.merge(other)
-    assert other.rows == 27
-    for mean in (merged, *(mean_of(*probs.split(sizes)) for sizes in ([1] * 40, [39, 1], [7, 11, 22]))):
+    for sizes in ([1] * 40, [39, 1], [7, 11, 22]):
+        mean = mean_of(*probs.split(sizes))
         assert mean.rows == whole.rows == 40
         assert error(mean.eigenvalues(w)[None], whole.eigenvalues(w)[None]) < 1e-12
         assert mean.trace(w) == pytest.approx(whole.trace(w), rel=1e-12)
@@ -309,4 +307,3 @@ def test_a_mean_of_nothing_and_another_number_of_classes_are_refused():
     assert_refused(ValueError, "at least one sample", MeanHessian(3).trace)
     assert_refused(ValueError, "at least one sample", MeanHessian(3).eigenvalues)
     assert_refused(ValueError, "classes", MeanHessian(3).add, torch.zeros(2, 4))
-    assert_refused(ValueError, "classes", MeanHessian(3).merge, MeanHessian(1))

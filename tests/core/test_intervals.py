@@ -16,9 +16,7 @@ from flatfold.core.intervals import (
     interval,
     mean_influence,
     paired_difference,
-    quantile,
-    smallest,
-    two_sided,
+    student_quantile,
 )
 from tests.refusals import assert_refused
 
@@ -280,30 +278,4 @@ def test_other_images_and_impossible_levels_are_refused():
         assert_refused(ValueError, "level", interval, 0.9, 0.1, 10, 10, level)
         assert_refused(ValueError, "level", paired_difference, one, one, level)
         assert_refused(ValueError, "level", independent_difference, one, one, level)
-        assert_refused(ValueError, "level", quantile, level, 3)
-    for degrees in (0, -1):
-        assert_refused(ValueError, "degree", two_sided, 1.0, degrees)
-
-
-# --- Student's t
-
-
-def test_probabilities_of_students_t_are_those_of_scipy_to_the_last_digits_of_small_ones():
-    for degrees in DEGREES:
-        for t in (1e-3, 0.1, 0.7, 1.5, 1.72, 1.74, 1.96, 3.0, 12.7, 40.0, 1e4):
-            expected = 2 * scipy_t.sf(t, degrees)
-            assert two_sided(t, degrees) == pytest.approx(expected, rel=ROUNDING, abs=1e-290), (t, degrees)
-            assert two_sided(-t, degrees) == two_sided(t, degrees)
-    assert two_sided(0.0, 3) == 1
-
-
-def test_quantiles_of_students_t_are_those_of_scipy():
-    for degrees in DEGREES:
-        for level in (0.001, 0.5, 0.9, 0.95, 0.9999):
-            expected = scipy_t.ppf((1 + level) / 2, degrees)
-            assert quantile(level, degrees) == pytest.approx(expected, rel=ROUNDING), (level, degrees)
-
-
-@given(st.floats(0, 1e9))
-def test_the_smallest_number_is_found_to_the_last_digit(wanted):
-    assert smallest(lambda x: x >= wanted) == wanted
+        assert_refused(ValueError, "level", student_quantile, level, 3)

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize as unit
 from torch.testing import assert_close
 
 from flatfold.core import neighbours
-from flatfold.core.neighbours import in_half_precision, kth_distance, largest_products, unit_scale
+from flatfold.core.neighbours import kth_distance, largest_products, to_half_precision, unit_scale
 
 
 def make_case(n=40, m=300, d=8, seed=0, dtype=torch.float64):
@@ -63,7 +63,7 @@ def test_rows_of_zeros_are_neither_near_nor_far():
 
 def test_norms_that_float16_cannot_hold_do_not_matter():
     queries, bank = make_case(dtype=torch.float32)
-    stored = in_half_precision(1e6 * bank)
+    stored = to_half_precision(1e6 * bank)
     assert stored.isfinite().all()
     got = kth_distance(queries, stored, unit_scale(stored, torch.float32), 7)
     assert_close(got, distance(queries, bank, 7), rtol=1e-2, atol=1e-2)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from flatfold.core.hessian import widened
+from flatfold.core.hessian import widen
 from flatfold.core.shaping import (
     ash_b,
-    capped,
+    cap_norms,
     partially_normalised,
     partially_normalised_probs,
     percentile_threshold,
@@ -45,7 +45,7 @@ def test_rescaling_logits_is_normalising_features():
 
 def test_a_device_without_float64_and_a_large_head_keep_the_type_of_the_features():
     weight = SimpleNamespace(device=SimpleNamespace(type="mps"), numel=lambda: 1)
-    assert widened(weight, "features") == (weight, "features")
+    assert widen(weight, "features") == (weight, "features")
     h, weight = torch.randn(3, 2048), torch.randn(1000, 2048) / 45
     got = partially_normalised_probs(h, weight, None, 0.0)
     assert_close(got, (h @ weight.T).softmax(-1), rtol=0, atol=0)
@@ -68,17 +68,17 @@ def shortened(h, longest):
 def test_only_rows_longer_than_the_cap_are_shortened_and_keep_their_direction():
     h = torch.randn(50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert 0 < int((h.norm(dim=1) > 2.5).sum()) < 50
-    assert_close(capped(h, 2.5), shortened(h, 2.5), rtol=1e-12, atol=0)
+    assert_close(cap_norms(h, 2.5), shortened(h, 2.5), rtol=1e-12, atol=0)
     h = torch.randn(200, 7, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(capped(h, float(h.norm(dim=1).max()) * 1.001), h)  # to the last bit
+    assert torch.equal(cap_norms(h, float(h.norm(dim=1).max()) * 1.001), h)  # to the last bit
     for size in (1e-42, 1e-25, 1e18, 1e25, 8e37):  # the squares need not be numbers of the type
         h = torch.tensor([[3.0, -4.0]]) * size
-        assert torch.allclose(capped(h, 2.5), shortened(h.double(), 2.5).float(), rtol=1e-6, atol=0), size
+        assert torch.allclose(cap_norms(h, 2.5), shortened(h.double(), 2.5).float(), rtol=1e-6, atol=0), size
 
 
 def test_a_capped_row_of_zeros_stays_one_and_can_be_differentiated():
     h = torch.zeros(2, 3, requires_grad=True)
-    short = capped(h, 1.0)
+    short = cap_norms(h, 1.0)
     assert torch.equal(short, torch.zeros(2, 3))
     short.sum().backward()
     assert torch.equal(h.grad, torch.ones(2, 3))
@@ -96,7 +96,7 @@ def test_the_threshold_works_where_torch_quantile_gives_up():
 def test_react_clips_from_above_only_and_no_shaping_changes_its_input():
     before = H.clone()
     assert_close(react(H, 0.5), torch.from_numpy(np.minimum(H.numpy(), 0.5)))
-    ash_b(H, 65), react(H, 0.1), partially_normalised(H, 1), capped(H, 0.1)
+    ash_b(H, 65), react(H, 0.1), partially_normalised(H, 1), cap_norms(H, 0.1)
     assert torch.equal(H, before)
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from flatfold.io.store import LOCK, MANIFEST, PartStore, read_manifest
+from flatfold.io.store import MANIFEST, PartStore, read_manifest
 from tests.refusals import assert_refused
 
 KEY = {"weights": "w" * 64, "data": "d"}
@@ -76,7 +76,6 @@ def test_reading_writes_nothing_and_removing_leaves_nothing(tmp_path):
         assert "00000" not in store
     assert not (tmp_path / "none").exists()
     folder = filled(tmp_path / "s")
-    (folder / LOCK).unlink()
     before = sorted(path.name for path in folder.iterdir())
     with PartStore(folder, KEY) as store:
         store.read("00000")

@@ -1,6 +1,5 @@
 """`extract`: the features of a forward pass by hand, images that cannot be read, and refusals."""
 
-import json
 import logging
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatfold import FolderImages, Transform, UnreadableImage, extract, load_bank
+from flatfold.models.bank_store import StoredBank
 from flatfold.models.feature_files import open_features
 from flatfold.models.layers import labelled_batches, read_first_batch, score_inputs
 from tests.refusals import refused
@@ -123,8 +123,7 @@ def assert_left_out(tmp_path, broken, **settings):
     assert torch.equal(load_bank(out).features, bank.features)
     assert torch.equal(open_features(out).bank().features, bank.features)
     assert open_features(out).rows == len(kept)
-    shards = json.loads((out / "manifest.json").read_text())["shards"]
-    reasons = {int(row): reason for shard in shards for row, reason in shard["unreadable"].items()}
+    reasons = {row: reason for shard in StoredBank.open(out).shards(verify=True) for row, reason in shard[2].items()}
     assert list(reasons) == list(broken)
     assert all(f"{row:03d}.png could not be read" in reason for row, reason in reasons.items())
     model = Net()

@@ -185,7 +185,7 @@ def test_files_that_are_damaged_or_something_else_are_refused_and_no_pickle_is_r
 
 def test_a_damaged_bank_is_refused(tmp_path):
     path = shards(tmp_path, make()[0])
-    (path / "features-00001.safetensors").write_bytes(b"")
+    (path / "00001.safetensors").write_bytes(b"")
     for use in (lambda: list(open_features(path).chunks()), lambda: FeatureRows(path, labels=False)):
         with refused(use, "as it was written", DamagedBank):
             use()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatfold.core.intervals import quantile
+from flatfold.core.intervals import student_quantile
 from flatfold.detectors import get_method
 from flatfold.paper import tables as paper
 from flatfold.paper.tables import (
@@ -106,7 +106,7 @@ def test_reported_and_measured_stand_side_by_side_in_per_cent(monkeypatch):
     assert fpr.measured == pytest.approx(45.0)  # OOD positive: the other FPR95 is 11
     assert auroc.difference == pytest.approx(1.13)
     assert (auroc.table, auroc.family, auroc.remark) == ("cifar10", "net", "")
-    half = (1 + quantile(0.95, 2) ** 2 / 3) ** 0.5  # of the images, 1 %; of the seeds, which vary by 1 %
+    half = (1 + student_quantile(0.95, 2) ** 2 / 3) ** 0.5  # of the images, 1 %; of the seeds, which vary by 1 %
     assert (auroc.low, auroc.high) == pytest.approx((90 - half, 90 + half))
     assert find(lines, dataset="all").reported == 89.83
     assert find(lines, dataset="texture").reported == 89.89

@@ -17,7 +17,7 @@ from torch import nn
 import flatfold as ff
 from flatfold.models.images import ArrayImages
 from flatfold.serve.app import create_app
-from flatfold.serve.run import bind, server_of
+from flatfold.serve.run import bind, make_server
 from flatfold.serve.settings import Settings
 
 TRANSFORM = ff.Transform(mode="L", mean=(0.4,), std=(0.3,), resize=4, crop=4)
@@ -121,7 +121,7 @@ class Running:
 def running(served, port=0, **settings):
     app = create_app(served, Settings(**settings))
     bound = bind("127.0.0.1", port)
-    server = server_of(app)
+    server = make_server(app)
     thread = threading.Thread(target=server.run, args=([bound],))
     thread.start()
     try:

@@ -219,7 +219,7 @@ def test_a_chunked_body_is_taken_up_to_the_limit(start, guard):
     assert chunked(service, iter([GOOD[:30], GOOD[30:]])) == (200, service.score(GOOD).body)
     for close in ({}, {"Connection": "close"}):
         assert chunked(service, (bytes(9_000) for _ in range(300)), **close)[0] == 413
-    assert service.service.budget.used == 0
+    assert service.service.memory.used == 0
 
 
 def test_an_internal_error_reveals_nothing_but_is_logged(start, guard, monkeypatch, caplog):

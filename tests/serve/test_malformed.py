@@ -155,5 +155,5 @@ def test_malformed_requests_are_refused_and_change_nothing(limited, count):
             assert limited.score(GOOD["PNG"]).body == wanted
             before = megabytes() if before is None else before  # after the first hundred all is loaded
     assert megabytes() - before < 100
-    assert limited.service.budget.used == 0
+    assert limited.service.memory.used == 0
     assert limited.service.batcher.waiting == 0

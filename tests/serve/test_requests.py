@@ -1,5 +1,6 @@
 """From the bytes of a request to tensors: forms, images, features, and files made to cost more than they look."""
 
+import asyncio
 import io
 import struct
 import zlib
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 import flatfold as ff
 from flatfold.serve import requests as images
-from flatfold.serve.requests import files_of, plain_name, prepared, rows_of, tile_size, webp_size
-from flatfold.serve.settings import Refusal
+from flatfold.serve.requests import decode_features, decode_image, plain_name, read_form, tile_size, webp_size
 from tests.serve.small_service import encoded, form, pixels
 
 TRANSFORM = ff.Transform(mode="L", resize=4, crop=4)
@@ -20,14 +22,22 @@ GOOD = encoded(pixels(1)[0][0])
 
 
 def refused(status, keyword, function, *arguments):
-    with pytest.raises(Refusal, match=keyword) as caught:
+    with pytest.raises(HTTPException, match=keyword) as caught:
         function(*arguments)
-    assert caught.value.status == status, caught.value
-    return caught.value.sentence
+    assert caught.value.status_code == status, caught.value
+    return caught.value.detail
+
+
+def files_of(body, kind, max_files):
+    async def receive():
+        return {"type": "http.request", "body": body}
+
+    request = Request({"type": "http", "headers": [(b"content-type", kind.encode())]}, receive)
+    return asyncio.run(read_form(request, max_files))
 
 
 def prepare(content, most_pixels=50_000_000, transform=TRANSFORM):
-    return prepared(content, "the image", transform, most_pixels)
+    return decode_image(content, "the image", transform, most_pixels)
 
 
 def test_files_of_a_form_come_in_their_order_with_all_their_bytes():
@@ -48,7 +58,7 @@ def test_of_a_file_name_the_last_part_is_kept_as_printable_text():
         ("a\u202eb", "a?b"),
     ]:
         assert files_of(*form([(sent, b"x")]), 1)[0].name == kept, sent
-    assert plain_name(b"a\x07\nb") == "a??b"
+    assert plain_name("a\x07\nb") == "a??b"
 
 
 def test_broken_forms_are_refused():
@@ -56,8 +66,9 @@ def test_broken_forms_are_refused():
     for status, keyword, *arguments in [
         (400, "boundary", body, "multipart/form-data", 1),
         (400, "complete", body[:-6], kind, 1),
-        (400, "complete", b"nothing of the kind", kind, 1),
-        (400, "complete", body, "multipart/form-data; boundary=" + "x" * 999, 1),
+        (400, "Invalid", b"nothing of the kind", kind, 1),
+        (400, "Invalid", body, "multipart/form-data; boundary=" + "x" * 999, 1),
+        (400, "charset", body, f"{kind}; charset=undefined", 1),
         (400, "no file", b"--limit--\r\n", kind, 1),
         (400, "file name", *form([("a", b"x"), (None, b"y")]), 9),
         (413, "2 images", *form([("a", b"x")] * 3), 2),
@@ -161,7 +172,7 @@ def test_a_file_that_takes_too_long_to_decode_is_given_up(monkeypatch):
     assert prepare(scans(64, 10)).shape == (1, 4, 4)
     content = scans(800, 9000)
     assert len(content) < 150_000
-    monkeypatch.setattr(images, "SECONDS", 0.01)
+    monkeypatch.setattr(images, "DECODE_SECONDS", 0.01)
     refused(413, "too long", prepare, content)
 
 
@@ -204,8 +215,8 @@ def test_the_tile_size_is_found_in_every_kind_of_tiff():
 def test_features_are_little_endian_rows_of_finite_numbers():
     values = [[1.5, -2.0, 3e-9], [0.0, 1e30, 7.0]]
     body = b"".join(struct.pack("<3f", *row) for row in values)
-    assert torch.equal(rows_of(body, 3, 2), torch.tensor(values))
-    refused(422, "25 bytes", rows_of, bytes(25), 3, 9)
-    refused(413, "2 rows", rows_of, bytes(36), 3, 2)
+    assert torch.equal(decode_features(body, 3, 2), torch.tensor(values))
+    refused(422, "25 bytes", decode_features, bytes(25), 3, 9)
+    refused(413, "2 rows", decode_features, bytes(36), 3, 2)
     for wrong in (np.nan, np.inf, -np.inf):
-        refused(400, "row 1", rows_of, np.array([[1, 2, 3], [4, wrong, 6]], "<f4").tobytes(), 3, 9)
+        refused(400, "row 1", decode_features, np.array([[1, 2, 3], [4, wrong, 6]], "<f4").tobytes(), 3, 9)

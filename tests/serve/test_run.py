@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from flatfold.serve.app import create_app
-from flatfold.serve.run import address_of, bind, is_loopback, server_of
+from flatfold.serve.run import address_of, bind, is_loopback, make_server
 from flatfold.serve.settings import Settings
 from tests.serve.small_service import encoded, make_guard, pixels, until
 
@@ -42,7 +42,7 @@ def ending():
     guard = make_guard()
     bound = bind("127.0.0.1", 0)
     app = create_app(guard, Settings(timeout=60))
-    server = server_of(app)
+    server = make_server(app)
     thread = threading.Thread(target=server.run, args=([bound],))
     thread.start()
     until(lambda: server.started)

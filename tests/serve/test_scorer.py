@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import flatfold as ff
-from flatfold.serve.batcher import Input
-from flatfold.serve.scorer import Scorer
+from flatfold.serve.scorer import Input, Scorer
 from tests.serve.small_service import CLASSES, TRANSFORM, WIDTH, make_guard, pixels
 
 NAMES = ("ant", "bee", "cat")
@@ -63,7 +62,7 @@ def test_only_those_who_ask_get_an_explanation(guard):
 
 def test_errors_are_blamed_on_the_input_only_where_it_is_its_fault(guard, monkeypatch):
     rows = Scorer(make_guard("fold-a"))(features([[-1.0] * WIDTH, [1.0] * WIDTH]))
-    assert (rows[0].status, "row 0" in rows[0].sentence) == (422, True)
+    assert (rows[0].status_code, "row 0" in rows[0].detail) == (422, True)
     assert rows[1]["score"] is not None
 
     def fail(*arguments):

@@ -199,7 +199,7 @@ def test_clients_that_leave_in_the_middle_leave_nothing_behind(start, guard):
         with connect(service) as link:
             link.sendall(sent)
     assert service.score(GOOD).status == 200
-    until(lambda: service.service.budget.used == 0)
+    until(lambda: service.service.memory.used == 0)
 
 
 def test_clients_that_send_too_slowly_are_refused(start, guard):
@@ -287,7 +287,7 @@ def crowd(start, guard, monkeypatch):
     with ExitStack() as ends:
 
         def opened(count, idle=60):
-            for name, value in (("MOST", 3), ("IDLE", idle), ("LINGER", 60)):
+            for name, value in (("MAX_CONNECTIONS", 3), ("IDLE_SECONDS", idle), ("LINGER_SECONDS", 60)):
                 monkeypatch.setattr(connection, name, value)
             service = start(guard)
             return service, [ends.enter_context(connect(service)) for _ in range(count)]

@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from starlette.exceptions import HTTPException
 
-from flatfold.serve.batcher import Budget
-from flatfold.serve.settings import Refusal
+from flatfold.serve.service import MemoryLimit
 from tests.serve.small_service import TRANSFORM, WIDTH, encoded, form, held, make_guard, pixels, until
 
 GOOD = encoded(pixels(1)[0][0])
@@ -99,23 +99,23 @@ def test_a_client_that_leaves_costs_nothing(start):
         until(lambda: service.service.batcher.waiting == 5)
         for connection in connections:
             connection.close()
-        until(lambda: service.service.budget.used <= len(GOOD) + 64)
+        until(lambda: service.service.memory.used <= len(GOOD) + 64)
     assert service.score(GOOD).status == 200
     assert guard.model.sizes == [1, 1]
-    until(lambda: service.service.budget.used == 0)
+    until(lambda: service.service.memory.used == 0)
     until(lambda: b'status="499"} 5.0' in service.get("/metrics").body)
 
 
 def test_memory_is_taken_to_the_byte_refused_for_good_or_for_now_and_given_back():
-    budget = Budget(3_000_000)
-    with budget.share() as one, budget.share() as other:
-        one.take(2_000_000)
-        with pytest.raises(Refusal, match="memory") as refused:
-            one.take(1_000_001)
-        assert refused.value.status == 413
-        with pytest.raises(Refusal, match="memory") as refused:
-            other.take(1_000_001)
-        assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
-        other.take(1_000_000)
-        assert budget.used == 3_000_000
-    assert budget.used == 0
+    memory = MemoryLimit(3_000_000)
+    with memory.reserve() as take, memory.reserve() as take_too:
+        take(2_000_000)
+        with pytest.raises(HTTPException, match="memory") as refused:
+            take(1_000_001)
+        assert refused.value.status_code == 413
+        with pytest.raises(HTTPException, match="memory") as refused:
+            take_too(1_000_001)
+        assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
+        take_too(1_000_000)
+        assert memory.used == 3_000_000
+    assert memory.used == 0

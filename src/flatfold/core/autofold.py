@@ -1,7 +1,7 @@
-"""AutoFold's criteria: how well a score tells known inputs from pseudo-unknowns made by masking logits.
+"""AutoFold's criteria: the AUROC between ID samples and pseudo-OOD samples that are made by masking logits.
 
-All return an AUROC, as a mean over classes or over all of them at once, and its standard error; all need one matrix
-product or two for all classes.
+All return an AUROC, as a mean over classes or over all of them at once, and its standard error, and need one or two
+matrix products for all classes.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-
-# What FOLD would say had the network never met a class: the moments of the weights with one logit masked.
 
 
 class Moments(NamedTuple):
@@ -24,7 +22,7 @@ class Moments(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What moments need to know of the class weights."""
+    """The class weights as far as moments need them."""
 
     distances: Tensor
     """``(c, c)``, squared distances between them."""
@@ -33,15 +31,7 @@ class Weights(NamedTuple):
 
 
 def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the class probabilities without one class per row, and how the mass is shared while it is there.
-
-    Args:
-        logits: ``(n, c)``.
-        classes: The class to leave out of each row, ``(n,)`` int64.
-
-    Returns:
-        ``q`` of shape ``(n, c)``, zero at the masked class; the mass ``r`` of all others and ``p_k = 1 - r`` of the
-        class itself, ``(n,)`` each, both with all their digits.
+    """Return the class probabilities ``q`` without one class per row, the mass ``r`` of the others, and ``1 - r``.
 
     Example:
         >>> q, r, own = masked_softmax(torch.zeros(1, 3), torch.tensor([0]))
@@ -57,16 +47,7 @@ def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def with_and_without(logits: Tensor, classes: Tensor, weights: Weights) -> tuple[Moments, Moments]:
-    """Return the moments of each row as it is and with one class masked, from a single product.
-
-    Args:
-        logits: ``(n, c)``.
-        classes: The class to mask in each row, ``(n,)`` int64.
-        weights: Of the classes.
-
-    Returns:
-        The moments without a mask and with it, ``(n,)`` each.
-    """
+    """Return the moments of each row of logits without a mask and with one class masked, from a single product."""
     q, r, own = masked_softmax(logits, classes)
     pull = q @ weights.distances
     u = 0.5 * (pull * q).sum(dim=-1)
@@ -79,7 +60,7 @@ def with_and_without(logits: Tensor, classes: Tensor, weights: Weights) -> tuple
 
 
 def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
-    r"""Return the moments of each row with each of some classes masked in turn, from a single product.
+    r"""Return the moments ``(k, n)`` of all rows with each of k classes masked in turn, from a single product.
 
     Masking class k leaves the trace ``(tr H - p_k (D p)_k) / (1 - p_k)^2``. The difference would cancel for the
     likeliest class t of a confident row, so the product is taken with that class masked, ``p = r q + (1 - r) e_t``:
@@ -88,16 +69,8 @@ def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
         r\, \frac{r u + (1 - r) v - q_k \big( r (D q)_k + (1 - r) D_{tk} \big)}{(1 - r q_k)^2},
         \qquad \operatorname{tr}_{t} = u
 
-    Call it in float64: at the runner-up of a row digits are still lost, all of them when it leaves less than 1e-16 of
-    the remaining mass to the classes behind it.
-
-    Args:
-        logits: ``(n, c)``.
-        classes: The k classes to mask, ``(k,)`` int64.
-        weights: Of the classes.
-
-    Returns:
-        Moments of shape ``(k, n)`` each.
+    Call it in float64: at the second likeliest class of a row digits are still lost, all of them when it leaves less
+    than 1e-16 of the remaining mass to the other classes.
     """
     top = logits.argmax(dim=-1)
     column = top[:, None]
@@ -107,8 +80,8 @@ def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
     v = pull.gather(-1, column)
     r, own = r[:, None], own[:, None]
     others = r * q
-    left = 1 - others  # of the mass when class k is masked: at least a half, for k is not the likeliest
-    # In place from here on: these are matrices of all rows and all classes, made anew for every exponent.
+    left = 1 - others  # the mass without class k: at least a half, because k is not the likeliest class
+    # In place from here on: these matrices of all rows and all classes are made anew for every exponent.
     trace = pull.mul_(r).addcmul_(weights.distances[top], own).mul_(q).neg_().add_(r * u + own * v)
     trace = trace.mul_(r).div_(left).div_(left).clamp_min_(0.0).scatter_(-1, column, u)
     if weights.square_norms is None:
@@ -119,14 +92,11 @@ def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
     return Moments(trace.mT[classes], second.mT[classes])
 
 
-# Many small AUROCs at once, with the influence every sample has on them.
-
-
-FEW = 16  # up to here, as with ImageNet's 5 or 10 validation samples a class, comparing beats searching
+FEW = 16  # samples a class up to which comparing is faster than searching
 
 
 class Side(NamedTuple):
-    """Which entries of padded groups are samples, and how many there are; made once for many scores."""
+    """The entries of padded groups that are samples; made once for many scores."""
 
     valid: Tensor
     """``(g, n)``, False at the padding."""
@@ -151,13 +121,9 @@ class GroupedAuroc(NamedTuple):
 
 
 def grouped_auroc(low: Tensor, low_side: Side, high: Tensor, high_side: Side) -> GroupedAuroc:
-    """Return, for each group, the probability that a sample of ``high`` scores above one of ``low``.
+    """Return, for each group, the probability that a sample of ``high`` ``(g, m)`` scores above one of ``low``.
 
-    Args:
-        low: Scores that should be low, ``(g, n)``, groups padded to one length with any finite value.
-        low_side: Which of them are samples.
-        high: Scores that should be high, ``(g, m)``; the shorter side should come here, it is the one that is sorted.
-        high_side: Which of them are samples.
+    Groups are padded to one length with any finite value. ``high`` is sorted, so the shorter side should be there.
 
     Example:
         >>> both = Side.of(torch.ones(1, 2, dtype=torch.bool))
@@ -202,7 +168,7 @@ def _influence(placement: Tensor, auroc: Tensor, side: Side) -> Tensor:
 
 
 class Groups(NamedTuple):
-    """Which rows belong to which class, padded to one length."""
+    """The rows of each class, padded to one length."""
 
     classes: Tensor
     """``(k,)``, the classes averaged over."""
@@ -220,14 +186,7 @@ MIN_PER_CLASS = 3  # a class with fewer samples has no AUROC worth averaging
 
 
 def calibration_classes(labels: Tensor, max_classes: int | None, seed: int, who: str) -> Tensor:
-    """Return the classes with enough samples, at most ``max_classes`` of them, or say that there are none.
-
-    Args:
-        labels: ``(n,)``.
-        max_classes: None means all.
-        seed: Of the draw when there are more.
-        who: For the message.
-    """
+    """Return the classes with enough samples, at most ``max_classes`` of them, drawn with ``seed``."""
     if max_classes is not None and (not isinstance(max_classes, int) or max_classes < 1):
         raise ValueError(f"max_classes must be at least 1, or None for all classes, got {max_classes!r}.")
     present, counts = torch.unique(labels, return_counts=True)
@@ -245,25 +204,24 @@ def calibration_classes(labels: Tensor, max_classes: int | None, seed: int, who:
 
 
 def flatness(curve: Tensor, stderr: Tensor) -> str:
-    """Return a sentence about a curve that moves no more than its standard error, or nothing.
+    """Return a sentence about a curve that varies by no more than its standard error, or an empty string.
 
     Example:
         >>> flatness(torch.tensor([0.5, 0.9]), torch.tensor([0.01, 0.01]))
         ''
     """
     spread = float(curve.max() - curve.min())
-    # At an AUROC of 1 the error is 0 whatever the sample, so the other end of the curve has a say.
+    # At an AUROC of 1 the error is 0 whatever the sample, so the error at the minimum counts too.
     error = float(max(stderr[curve.argmax()], stderr[curve.argmin()]))
     if len(curve) == 1 or spread > error:
         return ""
-    return f"it moves by {spread:.4f} over the grid and its standard error is {error:.4f}"
+    return f"it varies by {spread:.4f} over the grid and its standard error is {error:.4f}"
 
 
 def group_rows(labels: Tensor, classes: Tensor) -> Groups:
     """Return the rows of each of ``classes`` ``(k,)`` among ``labels`` ``(n,)``.
 
     Example:
-        >>> import torch
         >>> group_rows(torch.tensor([1, 0, 1]), torch.tensor([1])).rows
         tensor([[0, 2]])
     """
@@ -274,18 +232,7 @@ def group_rows(labels: Tensor, classes: Tensor) -> Groups:
 
 
 def paired(logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, score: Score) -> tuple[Tensor, Tensor]:
-    """Compare the samples of each class with their own copies whose label is masked (the paper).
-
-    Args:
-        logits: ``(n, c)``.
-        labels: ``(n,)``.
-        groups: Rows of the classes to average over.
-        weights: Of the classes.
-        score: Turns moments ``(n,)`` into scores ``(n,)``.
-
-    Returns:
-        The mean AUROC and its standard error.
-    """
+    """Compare the samples of each class with their own copies whose label is masked (the paper)."""
     known, masked = (score(moments) for moments in with_and_without(logits, labels, weights))
     return paired_auroc(known, masked, groups)
 
@@ -293,10 +240,7 @@ def paired(logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, sco
 def one_vs_rest(
     logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, score: Score
 ) -> tuple[Tensor, Tensor]:
-    """Mask a class for everybody and compare its samples with those of all other classes (the authors' code).
-
-    Args and returns as in :func:`paired`; ``score`` meets moments of shape ``(k, n)``.
-    """
+    """Mask a class in all rows and compare its samples with those of all other classes (the authors' code)."""
     return one_vs_rest_auroc(score(without_each(logits, groups.classes, weights)), groups)
 
 
@@ -307,45 +251,23 @@ def shrunk(
 
     .. math:: \operatorname{AUROC}\big( s(h_i),\; s^{\setminus y_j}(\tfrac12 h_j) \big)
 
-    Unknown inputs often have short features, and in use there is one threshold for all classes.
-
-    Args:
-        logits: ``(n, c)``.
-        short_logits: Of the features at half their length, ``(n, c)``.
-        labels: ``(n,)``.
-        groups: Rows of the classes that count, which are pooled.
-        weights: Of the classes.
-        scores: Turn moments ``(n,)`` into scores ``(n,)``, of samples and of their copies.
-
-    Returns:
-        The AUROC and its standard error.
+    OOD inputs often have short features, and in use there is one threshold for all classes.
     """
     known = scores[0](with_and_without(logits, labels, weights)[0])
     masked = scores[1](with_and_without(short_logits, labels, weights)[1])
-    everybody = group_rows(torch.isin(labels, groups.classes).long(), torch.ones_like(labels[:1]))
-    return paired_auroc(known, masked, everybody)
+    pooled = group_rows(torch.isin(labels, groups.classes).long(), torch.ones_like(labels[:1]))
+    return paired_auroc(known, masked, pooled)
 
 
 def paired_auroc(known: Tensor, masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """Return how well scores tell samples from their masked copies, as a mean over classes, and its standard error.
-
-    Args:
-        known: Scores of the samples, ``(n,)``.
-        masked: Scores of their copies, ``(n,)``.
-        groups: Rows of the classes to average over.
-    """
+    """Return the AUROC of samples against their masked copies, as a mean over classes, and its standard error."""
     result = grouped_auroc(known[groups.rows], groups.members, masked[groups.rows], groups.members)
     influence = result.low_influence + result.high_influence  # a sample and its copy move together
     return result.auroc.mean(), influence.norm() / len(groups.classes)
 
 
 def one_vs_rest_auroc(masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """Return how well scores tell the samples of a masked class from all others, as a mean over classes, and its error.
-
-    Args:
-        masked: Scores of everybody with each class masked, ``(k, n)``.
-        groups: Rows of the classes to average over.
-    """
+    """Return the AUROC of all other samples against those of a masked class, as a mean, and its standard error."""
     result = grouped_auroc(masked, groups.others, masked.gather(-1, groups.rows), groups.members)
     influence = result.low_influence.sum(dim=0)  # one sample takes part in the AUROC of every class
     influence = influence.index_add(0, groups.rows.flatten(), result.high_influence.flatten())
@@ -353,12 +275,9 @@ def one_vs_rest_auroc(masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
 
 
 def middle_of_maximum(curve: Tensor, tie: float = 1e-12) -> int:
-    """Return the index of the largest value, the middle one where several are equal.
-
-    AUROCs are ratios of counts: what differs by less than ``tie`` is the same number, summed in another order.
+    """Return the index of the largest value, the middle one where several are equal up to ``tie``.
 
     Example:
-        >>> import torch
         >>> middle_of_maximum(torch.tensor([0.5, 0.9, 0.9, 0.9, 0.2]))
         2
     """

@@ -1,4 +1,4 @@
-"""A feature bank: the penultimate features of a data set, extracted once and used by every method."""
+"""The inputs of every feature-based method: the last linear layer of a model, and the features of a data set."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from .validation import as_tensor, check_labels, check_matrix
-
-# The last linear layer of a classifier: everything a feature-based method needs of the model.
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +34,7 @@ class Head:
         if weight.shape[0] < 2:
             raise ValueError(
                 "a head needs at least two classes, got one row of weights. "
-                "For a binary model with one output use the two logits (0, z): a zero row on top of the weight."
+                "For a binary model with one output put a zero row on top of the weight."
             )
         if bias is not None:
             bias = as_tensor(bias, "the head's bias").detach()
@@ -77,7 +75,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @dataclass(frozen=True, eq=False)
 class FeatureBank:
-    """Features of a data set and, when known, their classes.
+    """Features of a data set and, optionally, their class labels.
 
     Args:
         features: ``(n, d)``, finite, float32 or float64; a tensor or a numpy array, which is not copied.
@@ -130,21 +128,15 @@ class FeatureBank:
 
 
 def without_class(bank: FeatureBank, head: Head, label: int) -> tuple[FeatureBank, Head]:
-    """Return what there would be had the network never been taught a class.
-
-    Args:
-        bank: Labelled; its samples of that class are left out and labels above it move down by one.
-        head: Its row of that class is left out.
-        label: The class.
-    """
+    """Return a bank and a head without one class; labels above it move down by one."""
     if head.n_classes < 3:
-        raise ValueError("leaving out a class takes at least three of them, but this head has two.")
+        raise ValueError("leaving out a class needs a head of at least three classes, but this one has two.")
     others = torch.arange(head.n_classes, device=head.weight.device) != label
     smaller = Head(head.weight[others], None if head.bias is None else head.bias[others])
     if bank.labels is None:
         return bank, smaller
     kept = bank.labels != label
     if not bool(kept.any()):
-        raise ValueError("leaving out a class takes samples of at least two classes, but this bank has one only.")
+        raise ValueError("leaving out a class needs samples of at least two classes, but this bank has one.")
     labels = bank.labels[kept]
     return FeatureBank(bank.features[kept], labels - (labels > label).long()), smaller

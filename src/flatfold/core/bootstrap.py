@@ -1,10 +1,9 @@
-"""Metrics of resampled images without sorting again, and intervals from them.
+"""Bootstrap intervals of FPR95 and AUPR, without sorting the scores of each replicate.
 
-A bootstrap draws as many images as there are, with replacement, again and again. The order of the scores stays what it
-is; only how often each image counts changes. So both sides are sorted once, and every metric of a replicate comes from
-:math:`K(i)` and :math:`U(j)`, how many draws fell on the ``i`` lowest known and the ``j`` lowest unknown scores: at a
-threshold with ``i`` known and ``j`` unknown scores below it, :math:`K(n) - K(i)` known and :math:`U(m) - U(j)` unknown
-draws raise an alarm.
+A bootstrap draws images with replacement; the order of the scores stays, and only how often each image counts changes.
+So both sides are sorted once, and every metric of a replicate comes from :math:`K(i)` and :math:`U(j)`, how many draws
+fell on the ``i`` lowest ID and the ``j`` lowest OOD scores: at a threshold with ``i`` ID and ``j`` OOD scores below it,
+:math:`K(n) - K(i)` ID and :math:`U(m) - U(j)` OOD draws raise an alarm.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from .intervals import LEVEL, least_agreement
 from .metrics import Scores, score_vectors
 
 METRICS = ("fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
-
 CHUNK = 1 << 18  # images times replicates that are worked on at once: some 20 MB
 
 
@@ -28,10 +26,7 @@ Vector = NDArray[np.float64]
 
 
 def draws(n: int, replicates: int, rng: np.random.Generator) -> NDArray[np.int32]:
-    """Return how often each of ``n`` images is drawn, ``(replicates, n)``; every row sums to ``n``.
-
-    Replicates are drawn one after the other: two calls give what one call for all of them gives.
-    """
+    """Return how often each of ``n`` images is drawn, ``(replicates, n)``; two calls continue as one would."""
     counts = np.empty((replicates, n), dtype=np.int32)
     for row in counts:
         row[:] = np.bincount(rng.integers(n, size=n), minlength=n)
@@ -55,8 +50,8 @@ def rate_interval(rate: float, n: int, level: float = LEVEL) -> tuple[float, flo
     return (agreed if rate == 1 else rate), (1 - agreed if rate == 0 else rate)
 
 
-def spoilt_aupr(share: float, positives: int, negatives: int) -> float:
-    r"""Return the AUPR of perfect scores of which a share of the negatives comes to stand before all positives.
+def worst_case_aupr(share: float, positives: int, negatives: int) -> float:
+    r"""Return the AUPR of perfect scores after a share of the negatives has moved above all positives.
 
     .. math:: \int_0^1 \frac{r}{r + x}\, dr = 1 - x \ln(1 + 1 / x), \qquad x = \text{share} \cdot \frac{n_-}{n_+}
     """
@@ -91,11 +86,7 @@ class _Curve(NamedTuple):
 
 
 class SortedPair:
-    """Scores of known and unknown images, sorted once for any number of resamplings.
-
-    Args:
-        known: Scores of in-distribution inputs, ``(n,)``, torch or numpy, higher = more out-of-distribution.
-        unknown: Scores of out-of-distribution inputs, ``(m,)``.
+    """Scores of ID (``known``) and OOD (``unknown``) images, sorted once for any number of resamplings.
 
     Example:
         >>> pair = SortedPair(np.array([0.1, 0.4]), np.array([0.4, 0.9]))
@@ -115,22 +106,16 @@ class SortedPair:
     def metrics(
         self, known_counts: Counts, unknown_counts: Counts, names: Sequence[str] = METRICS
     ) -> dict[str, Vector]:
-        """Return metrics of resampled images, each ``(b,)``: what `core.ranking` says of ``np.repeat(scores, counts)``.
-
-        Args:
-            known_counts: How often each known image was drawn, ``(b, n)``, in the order in which scores were given.
-            unknown_counts: The same of the unknown images, ``(b, m)``.
-            names: Which of :data:`METRICS`.
-        """
+        """Return the metrics of ``np.repeat(scores, counts)`` for each row of counts ``(b, n)`` and ``(b, m)``."""
         _check(known_counts, self.n, "known")
         _check(unknown_counts, self.m, "unknown")
         if len(known_counts) != len(unknown_counts):
             raise ValueError(
-                "known_counts and unknown_counts must have as many rows, got "
-                f"{len(known_counts)} and {len(unknown_counts)}. A row is a replicate."
+                "known_counts and unknown_counts must have as many rows, one per replicate, got "
+                f"{len(known_counts)} and {len(unknown_counts)}."
             )
         chunks = (slice(first, first + self._rows) for first in range(0, len(known_counts), self._rows))
-        return _joined([self._chunk(known_counts[rows], unknown_counts[rows], names) for rows in chunks], names)
+        return _join([self._chunk(known_counts[rows], unknown_counts[rows], names) for rows in chunks], names)
 
     def bootstrap(
         self,
@@ -138,18 +123,12 @@ class SortedPair:
         rngs: tuple[np.random.Generator, np.random.Generator],
         names: Sequence[str] = METRICS,
     ) -> dict[str, Vector]:
-        """Return metrics of bootstraps, each ``(replicates,)``.
-
-        Args:
-            replicates: How many; their number takes no memory.
-            rngs: Draw known and unknown images. Generators in the same state draw the same ones for other scores.
-            names: Which of :data:`METRICS`.
-        """
+        """Return metrics of bootstraps, ``(replicates,)`` each; equal generators draw the same images."""
         if replicates < 1:
             raise ValueError(f"a bootstrap needs a replicate, got {replicates}. 1000 is customary.")
         sizes = (min(self._rows, replicates - first) for first in range(0, replicates, self._rows))
         drawn = ((draws(self.n, size, rngs[0]), draws(self.m, size, rngs[1])) for size in sizes)
-        return _joined([self._chunk(known, unknown, names) for known, unknown in drawn], names)
+        return _join([self._chunk(known, unknown, names) for known, unknown in drawn], names)
 
     @property
     def _rows(self) -> int:
@@ -157,8 +136,8 @@ class SortedPair:
 
     def _chunk(self, known_counts: Counts, unknown_counts: Counts, names: Sequence[str]) -> dict[str, Vector]:
         if not set(names) <= set(METRICS):
-            unheard = ", ".join(sorted(set(names) - set(METRICS)))
-            raise ValueError(f"no metric is called {unheard} here. There are {', '.join(METRICS)}.")
+            unknown_names = ", ".join(sorted(set(names) - set(METRICS)))
+            raise ValueError(f"no metric is called {unknown_names}. There are {', '.join(METRICS)}.")
         known = _cumulative(known_counts.take(self._known_order, axis=1))
         unknown = _cumulative(unknown_counts.take(self._unknown_order, axis=1))
         metrics: dict[str, Vector] = {}
@@ -190,11 +169,11 @@ def _cumulative(counts: Counts) -> NDArray[np.int32]:
 
 
 def _places(ranked: NDArray[np.floating], values: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return how many of the ranked scores lie below each value, and how many do not lie above it."""
+    """Return how many of the ranked scores are below each value, and how many are not above it."""
     return np.searchsorted(ranked, values, side="left"), np.searchsorted(ranked, values, side="right")
 
 
-def _joined(parts: Sequence[dict[str, Vector]], names: Sequence[str]) -> dict[str, Vector]:
+def _join(parts: Sequence[dict[str, Vector]], names: Sequence[str]) -> dict[str, Vector]:
     return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 

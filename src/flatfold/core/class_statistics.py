@@ -1,4 +1,4 @@
-"""Gaussians fitted to features, and distances under them.
+"""Statistics of classes: Gaussians, templates, temperatures and Weibull tails.
 
 A covariance is decomposed once, ``pinv(S) = A A'``, and features are whitened by ``A``: every Mahalanobis distance is
 then a plain one, and all classes come out of a single matrix product. The work is done in float64, a chunk of rows at a
@@ -54,10 +54,6 @@ def fit_gaussian(features: Tensor, labels: Tensor | None = None) -> Gaussian:
 
     The covariance has the divisor n, and eigenvalues below ``d * eps`` times the largest count as 0, as in
     scikit-learn's ``EmpiricalCovariance`` and scipy's ``pinvh``.
-
-    Args:
-        features: ``(n, d)``.
-        labels: ``(n,)`` or None. Classes that do not occur have no mean.
     """
     labels = _one_class(features) if labels is None else labels
     classes, means = class_means(features, labels)
@@ -77,8 +73,8 @@ def whitening_of(covariance: Tensor) -> Tensor:
     kept = values > values.amax() * len(values) * torch.finfo(values.dtype).eps
     if not bool(kept.any()):
         raise ValueError(
-            "a covariance needs features that vary within a class, but these are all the same. "
-            "Give more than one sample a class, and check that the bank holds real features."
+            "a covariance needs features that vary within a class, but these are all equal. "
+            "Give more than one sample per class, and check the features of the bank."
         )
     whitening: Tensor = vectors[:, kept] / values[kept].sqrt()
     return whitening
@@ -96,9 +92,6 @@ def squared_distances(h: Tensor, gaussian: Gaussian) -> Tensor:
     return (squares - 2 * white @ gaussian.means.mT).clamp_min(0.0)
 
 
-# One mean per class over the samples that the network gets right.
-
-
 class Templates(NamedTuple):
     """The mean of each class and the samples it was taken over."""
 
@@ -113,15 +106,8 @@ class Templates(NamedTuple):
 def class_templates(values: Tensor, labels: Tensor, predicted: Tensor, n_classes: int, who: str) -> Templates:
     """Return the mean of each class over its correctly classified samples.
 
-    A class that the network never gets right is averaged over all its samples, which the note says. A class without
-    any sample is refused.
-
-    Args:
-        values: What is averaged, ``(n, d)``.
-        labels: ``(n,)``.
-        predicted: ``(n,)``.
-        n_classes: c.
-        who: The method, for the messages.
+    A class that the network never gets right is averaged over all its samples, and ``note`` says so. A class without
+    any sample raises.
     """
     absent = _classes(labels.bincount(minlength=n_classes) == 0)
     if absent:
@@ -137,13 +123,10 @@ def class_templates(values: Tensor, labels: Tensor, predicted: Tensor, n_classes
 
 
 def _classes(chosen: Tensor) -> str:
-    """Return the first few classes of a mask as words."""
+    """Return the first few classes of a mask as text."""
     numbers = torch.nonzero(chosen).flatten().tolist()
     shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
     return f"class {shown}" if numbers else ""
-
-
-# The temperature that makes probabilities honest: the one with the smallest cross-entropy on labelled logits.
 
 
 COLDEST, HOTTEST = 1e-3, 1e3
@@ -158,12 +141,7 @@ def best_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = None)
 
     .. math:: \frac1n \sum_i \Big( \sum_c p_{ic} z_{ic} - z_{i y_i} \Big) = 0.
 
-    Logits whose every label is the largest have no best temperature but 0; the result lies within 0.001 and 1000.
-
-    Args:
-        logits: ``(n, c)``.
-        labels: ``(n,)``.
-        bias: ``(c,)``, which the temperature does not touch; None for none.
+    Where every label has the largest logit the best temperature is 0; the result is clipped to 0.001 to 1000.
     """
     z = logits.double()
     b = z.new_zeros(()) if bias is None else bias.double()
@@ -177,15 +155,12 @@ def best_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = None)
 
 
 def reference_temperature(logits: Tensor, labels: Tensor, start: float = 1.5) -> float:
-    """Return the temperature that OpenOOD's optimiser stops at: fifty short steps of L-BFGS from 1.5.
-
-    Without a line search it often stops far from the best one.
-    """
-    with torch.inference_mode(False):  # where there would be no gradient
-        return _stepped(logits.clone(), labels.clone(), start)
+    """Return the temperature at which OpenOOD's fifty L-BFGS steps stop, often far from the best one."""
+    with torch.inference_mode(False):  # which has no gradients
+        return _lbfgs_temperature(logits.clone(), labels.clone(), start)
 
 
-def _stepped(logits: Tensor, labels: Tensor, start: float) -> float:
+def _lbfgs_temperature(logits: Tensor, labels: Tensor, start: float) -> float:
     temperature = torch.full((1,), start, dtype=logits.dtype, device=logits.device, requires_grad=True)
     optimiser = torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)
 
@@ -200,12 +175,7 @@ def _stepped(logits: Tensor, labels: Tensor, start: float) -> float:
     return temperature.item()
 
 
-# The Weibull distribution of the largest distances, by maximum likelihood, for many classes at once.
-
-
-STEEPEST = 1e6
-
-"""Shape of a tail whose distances are all equal: a step."""
+STEEPEST = 1e6  # shape of a tail whose distances are all equal: a step
 
 
 class Weibull(NamedTuple):
@@ -216,28 +186,24 @@ class Weibull(NamedTuple):
     shape: Tensor
 
     def cdf(self, distances: Tensor) -> Tensor:
-        """Return the share of the tail that lies below each distance, 0 to 1; ``distances`` broadcast with the fits."""
+        """Return the share of the tail below each distance; ``distances`` broadcast with the fits."""
         shifted = (distances - self.smallest + 1).clamp_min(0.0)
         return -torch.expm1(-((shifted / self.scale) ** self.shape))
 
 
 def fit_tails(tails: Tensor, valid: Tensor) -> Weibull:
-    r"""Fit one Weibull per row.
+    r"""Fit one Weibull per row of distances ``(k, t)`` by maximum likelihood; ``valid`` is False at the padding.
 
     With ``y = log x`` scaled to ``u = (y - max y) / (max y - min y)`` the likelihood is largest where
 
     .. math:: s + \operatorname{mean}(u) - \frac{\sum u\, e^{u / s}}{\sum e^{u / s}} = 0, \qquad \text{shape} = 1 / s,
 
     which rises with s and changes its sign between 0 and 1: it is halved until float64 has no digits left.
-
-    Args:
-        tails: Distances ``(k, t)``, rows padded with any finite value.
-        valid: ``(k, t)`` bool, at least one per row.
     """
     tails = tails.double()
     smallest = tails.masked_fill(~valid, torch.inf).amin(dim=-1)
     logs = (tails - smallest[:, None] + 1).clamp_min(1.0).log()
-    top = logs.masked_fill(~valid, 0.0).amax(dim=-1)  # the smallest distance lies at log 1 = 0, so this is the range
+    top = logs.masked_fill(~valid, 0.0).amax(dim=-1)  # the smallest is log 1 = 0, so this is the range
     spread = top.clamp_min(torch.finfo(top.dtype).tiny)
     u = ((logs - top[:, None]) / spread[:, None]).masked_fill(~valid, 0.0)
     s = _solve(u, valid)

@@ -16,41 +16,19 @@ from torch import Tensor
 
 from .hessian import as_double, class_distances, row_chunks, split_off_top
 
-NUMBERS = 2**23
-
-"""Numbers kept at once in float64, 64 MB."""
-
-NEAR = 2**19
-
-"""Numbers in float64 that stay near the processor while a matrix is put together, 4 MB."""
-
-SMALL = 256
-
-"""Size of a matrix up to which all its eigenvalues cost no more than the largest one by products with it."""
-
-TOLERANCE = 1e-5
-
-"""Residual of a largest eigenvalue that was found by products, relative to it."""
-
-STEPS = 12
-
-"""Lanczos steps between two looks at the residuals."""
+NUMBERS = 2**23  # numbers kept at once in float64, 64 MB
+NEAR = 2**19  # numbers in float64 that stay near the processor while a matrix is put together, 4 MB
+SMALL = 256  # size of a matrix up to which all its eigenvalues cost no more than the largest one by products with it
+TOLERANCE = 1e-5  # residual of a largest eigenvalue that was found by products, relative to it
+STEPS = 12  # lanczos steps between two looks at the residuals
 
 
 def hessian_eigenvalues(probs: Tensor, weight: Tensor, k: int | None = None) -> Tensor:
     r"""Return the largest eigenvalues of each sample's feature Hessian ``W' (diag p - p p') W``.
 
     Of the d eigenvalues at most ``min(c - 1, d)`` are above zero, so no more than ``min(c, d)`` are returned; all
-    others are zero. They come from a matrix of that size per sample. The error is that of rounding: a few times the
-    type's precision, relative to the sample's largest eigenvalue, however confident it is.
-
-    Args:
-        probs: Class probabilities, ``(n, c)``.
-        weight: Class weights, ``(c, d)``.
-        k: How many, all by default.
-
-    Returns:
-        ``(n, min(k, c, d))``, largest first, never negative, in the dtype and on the device of ``probs``.
+    others are zero. The error is that of rounding: a few times the type's precision, relative to the sample's largest
+    eigenvalue, however confident it is.
 
     Example:
         >>> hessian_eigenvalues(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), k=1)
@@ -64,24 +42,16 @@ def hessian_eigenvalues(probs: Tensor, weight: Tensor, k: int | None = None) -> 
     for part in row_chunks(len(probs), max(1, NEAR // (c * min(c, d)))):
         split = split_off_top(as_double(probs[part]))
         matrix = _by_features(centred, *split) if gram is None else _by_classes(gram, *split)
-        found = torch.linalg.eigvalsh(matrix.to(probs.dtype)).flip(-1)[:, :count]
-        values[part] = found * split[1][:, None].to(probs.dtype)
+        largest = torch.linalg.eigvalsh(matrix.to(probs.dtype)).flip(-1)[:, :count]
+        values[part] = largest * split[1][:, None].to(probs.dtype)
     return values.clamp_min(0.0)
 
 
 def largest_hessian_eigenvalue(probs: Tensor, weight: Tensor) -> Tensor:
     """Return the largest eigenvalue of each sample's feature Hessian.
 
-    Up to 256 classes or features it is the first of :func:`hessian_eigenvalues`. Beyond, it is found by the Lanczos
-    iteration with products of all samples' vectors with the weights, until the residual is below 1e-5 of the
-    eigenvalue; every sample starts from the same vector, so that it does not depend on the others.
-
-    Args:
-        probs: Class probabilities, ``(n, c)``.
-        weight: Class weights, ``(c, d)``.
-
-    Returns:
-        ``(n,)``, never negative, in the dtype and on the device of ``probs``.
+    Up to 256 classes or features it is the first of :func:`hessian_eigenvalues`. Beyond, it comes from Lanczos steps
+    for all samples together, until the residual is below 1e-5 of the eigenvalue; all samples start from one vector.
     """
     c, d = weight.shape
     if min(c, d) <= SMALL:
@@ -105,13 +75,6 @@ def logit_hessian_eigenvalues(probs: Tensor, k: int | None = None) -> Tensor:
 
     found by bisection, as at most ``p_{j+1} + sum_{i > j} p_i``; the last is zero. Every one is accurate relative to
     itself, and no matrix is built.
-
-    Args:
-        probs: Class probabilities, ``(n, c)``.
-        k: How many, all by default.
-
-    Returns:
-        ``(n, min(k, c))``, largest first, never negative, in the dtype and on the device of ``probs``.
 
     Example:
         >>> logit_hessian_eigenvalues(torch.tensor([[0.5, 0.25, 0.25]]))
@@ -160,7 +123,7 @@ def _shrinkage(rest: Tensor) -> Tensor:
 
 
 class _Products:
-    """Products of every sample's ``A A'`` with a vector of its own."""
+    """Products of every sample's ``A A'`` with one vector each."""
 
     def __init__(self, weight: Tensor, gram: Tensor | None, top: Tensor, rest: Tensor, q: Tensor) -> None:
         self.weight, self.gram, self.top, self.u, self.g = weight, gram, top[:, None], q.sqrt(), _shrinkage(rest)
@@ -190,7 +153,11 @@ class _Krylov:
         n, c = products.u.shape
         start = torch.randn(c, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(products.u.device)
         self.products, self.vector = products, (start / start.norm()).expand(n, c)
-        self.basis, self.diagonal, self.beside = start.new_empty(n, 0, c), start.new_empty(n, 0), start.new_empty(n, 0)
+        self.basis, self.diagonal, self.off_diagonal = (
+            start.new_empty(n, 0, c),
+            start.new_empty(n, 0),
+            start.new_empty(n, 0),
+        )
 
     def extend(self) -> None:
         """Take a number of steps."""
@@ -207,19 +174,19 @@ class _Krylov:
             # What is left of an exhausted space is rounding. A zero vector goes on as zeros, which are no maximum.
             alive = length > 1e-14 * self.diagonal.amax(dim=-1, keepdim=True)
             self.vector = torch.where(alive, image / length, 0.0)
-            self.beside = torch.cat([self.beside, torch.where(alive, length, 0.0)], dim=1)
+            self.off_diagonal = torch.cat([self.off_diagonal, torch.where(alive, length, 0.0)], dim=1)
 
     def largest(self) -> tuple[Tensor, Tensor]:
         """Return each sample's largest Ritz value, ``(n,)``, and its residual, a bound of its error."""
-        off = torch.diag_embed(self.beside[:, :-1], 1)
+        off = torch.diag_embed(self.off_diagonal[:, :-1], 1)
         values, vectors = torch.linalg.eigh(torch.diag_embed(self.diagonal) + off + off.mT)
-        return values[:, -1].clamp_min(0.0), self.beside[:, -1] * vectors[:, -1, -1].abs()
+        return values[:, -1].clamp_min(0.0), self.off_diagonal[:, -1] * vectors[:, -1, -1].abs()
 
     def keep(self, rows: Tensor) -> None:
         """Forget all samples but some."""
         self.products.keep(rows)
         self.vector, self.basis = self.vector[rows], self.basis[rows]
-        self.diagonal, self.beside = self.diagonal[rows], self.beside[rows]
+        self.diagonal, self.off_diagonal = self.diagonal[rows], self.off_diagonal[rows]
 
 
 def _largest(products: _Products) -> Tensor:
@@ -250,19 +217,13 @@ def _roots(p: Tensor, count: int) -> Tensor:
     return high
 
 
-# The mean of the feature Hessian over a data set, with its whole spectrum, from one c x c matrix.
-
-
 class MeanHessian:
     r"""The mean over a data set of the logit Hessian, and through it of the feature Hessian.
 
     .. math:: \bar S = \operatorname{diag}(L 1) - L, \qquad L_{ij} = \frac1n \sum p_i p_j \;(i \ne j), \quad L_{ii} = 0
 
     which is ``diag(mean p) - P'P / n`` without its differences: only the products of two classes are added up, in
-    float64. The order and the size of the batches make no difference but of rounding.
-
-    Args:
-        n_classes: Number of classes c.
+    float64.
 
     Attributes:
         rows: Number of samples seen.
@@ -279,24 +240,19 @@ class MeanHessian:
         self._products = torch.zeros(n_classes, n_classes, dtype=torch.float64)
 
     def add(self, probs: Tensor) -> None:
-        """Take in class probabilities ``(n, c)``."""
-        self._check(probs.shape[1])
+        """Add samples with class probabilities ``(n, c)``."""
+        if probs.shape[1] != len(self._products):
+            raise ValueError(
+                f"a mean Hessian over {len(self._products)} classes got probabilities of {probs.shape[1]} classes. "
+                "Do all come from the same network?"
+            )
         for part in row_chunks(len(probs)):
             p = as_double(probs[part])
             self._products += (p.T @ p).cpu()
         self.rows += len(probs)
 
-    def merge(self, other: "MeanHessian") -> None:
-        """Take in everything that another one has seen."""
-        self._check(len(other._products))
-        self._products += other._products
-        self.rows += other.rows
-
     def trace(self, weight: Tensor | None = None) -> float:
-        """Return the trace of the mean feature Hessian for weights ``(c, d)``: the mean of ``1/2 p' D p``.
-
-        Without weights it is that of the mean logit Hessian.
-        """
+        """Return the trace of the mean feature Hessian for weights ``(c, d)``, or of the mean logit Hessian."""
         pairs = self._pairs()
         return float(
             pairs.sum() if weight is None else 0.5 * (pairs * class_distances(centred_weights(weight).cpu())).sum()
@@ -307,9 +263,6 @@ class MeanHessian:
 
         The other ``d - c`` are zero, and so is the last one returned where ``d >= c``. Without weights they are the c
         eigenvalues of the mean logit Hessian.
-
-        Returns:
-            In float64 on the CPU, largest first, never negative.
         """
         pairs = self._pairs()
         mean = pairs.sum(dim=1).diag() - pairs
@@ -321,13 +274,6 @@ class MeanHessian:
         if len(values) == len(pairs):
             values[-1] = 0.0  # S maps the vector of ones to zero, exactly
         return values
-
-    def _check(self, n_classes: int) -> None:
-        if n_classes != len(self._products):
-            raise ValueError(
-                f"a mean Hessian over {len(self._products)} classes cannot take in {n_classes} classes. "
-                "Do all come from the same network?"
-            )
 
     def _pairs(self) -> Tensor:
         """Return L."""

@@ -23,28 +23,18 @@ def class_distances(weight: Tensor) -> Tensor:
 
 
 def prefers_distances(n_classes: int, width: int) -> bool:
-    """Tell whether the pairwise form is the cheaper one for a head of this shape.
-
-    A row costs c² multiplications with the distances and c·d with the centred form. Up to c = 2d the first also wins
-    in practice, because it is a single product; beyond, c² numbers would have to be stored as well.
-    """
+    """Tell whether the pairwise form is the cheaper one for a head of this shape."""
+    # A row costs c² multiplications with the distances and c·d with the centred form. Up to c = 2d the first also wins
+    # in practice, because it is a single product; beyond, c² numbers would have to be stored as well.
     return n_classes <= 2 * width
 
 
 def feature_hessian_trace(probs: Tensor, distances: Tensor) -> Tensor:
-    r"""Return the trace of the feature Hessian at each row of class probabilities.
+    r"""Return the trace of the feature Hessian at class probabilities ``(n, c)``, from ``class_distances(weight)``.
 
     .. math:: \operatorname{tr} H = \tfrac12\, p^\top D\, p
 
-    Every term is non-negative, so a confident sample keeps its tiny trace in float32;
-    ``E|w|^2 - |E w|^2`` would round it to 0 and create ties among the surest inputs.
-
-    Args:
-        probs: Class probabilities, ``(n, c)``.
-        distances: ``class_distances(weight)``, ``(c, c)``.
-
-    Returns:
-        ``(n,)``, never negative, in the dtype and on the device of ``probs``.
+    Every term is non-negative, so a confident sample keeps its tiny trace in float32.
 
     Example:
         >>> feature_hessian_trace(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 4.0], [4.0, 0.0]]))
@@ -54,22 +44,15 @@ def feature_hessian_trace(probs: Tensor, distances: Tensor) -> Tensor:
 
 
 def centred_hessian_trace(probs: Tensor, weight: Tensor) -> Tensor:
-    r"""Return the same trace from the weights alone, for heads with many more classes than features.
+    r"""Return the same trace from the weights ``(c, d)``, for heads with many more classes than features.
 
     Let t be the likeliest class, r = 1 - p_t the mass of all others, q their distribution and m_q, u the mean and
     the total variance of their weights. The variance of the mixture of t and the others is
 
     .. math:: \operatorname{tr} H = r\, u + r (1 - r)\, \|w_t - m_q\|^2
 
-    Both terms are non-negative. ``u`` is a difference of moments, but it only matters beside the second term when q is
-    spread out, and then little cancels. No matrix over pairs of classes is built.
-
-    Args:
-        probs: Class probabilities, ``(n, c)``.
-        weight: Class weights, ``(c, d)``.
-
-    Returns:
-        ``(n,)``, never negative.
+    Both terms are non-negative. ``u`` is a difference of moments, but it only matters compared with the second term
+    when q is spread out, and then little cancels. No matrix over pairs of classes is built.
     """
     centred = weight - weight.mean(dim=0)  # a common shift changes no variance and keeps the moments small
     top, rest, q = split_off_top(probs)
@@ -80,18 +63,11 @@ def centred_hessian_trace(probs: Tensor, weight: Tensor) -> Tensor:
 
 
 def feature_hessian_diagonal(probs: Tensor, weight: Tensor) -> Tensor:
-    r"""Return the diagonal of the feature Hessian: the variance of the class weights in every dimension.
+    r"""Return the diagonal of the feature Hessian, ``(n, d)``: the variance of the class weights in every dimension.
 
     .. math:: H_{jj} = r\, u_j + r (1 - r)\, (w_{tj} - m_{qj})^2
 
     with the letters of :func:`centred_hessian_trace`.
-
-    Args:
-        probs: Class probabilities, ``(n, c)``.
-        weight: Class weights, ``(c, d)``.
-
-    Returns:
-        ``(n, d)``, never negative; its sum over the last dimension is the trace.
     """
     centred = weight - weight.mean(dim=0)
     top, rest, q = split_off_top(probs)
@@ -107,12 +83,6 @@ def logit_hessian_trace(probs: Tensor) -> Tensor:
     .. math:: \operatorname{tr} (\operatorname{diag} p - p p^\top) = \sum_i p_i (1 - p_i)
 
     For the likeliest class ``1 - p`` is the sum of the others, which keeps its digits; no other class is above 1/2.
-
-    Args:
-        probs: Class probabilities, ``(n, c)``.
-
-    Returns:
-        ``(n,)``, never negative.
 
     Example:
         >>> logit_hessian_trace(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
@@ -132,27 +102,23 @@ def split_off_top(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return top.squeeze(-1), rest.squeeze(-1), q
 
 
-# Where float32 is not enough: the digits of a confident sample are lost in its logits, not in its trace.
-
-
 WIDE_WEIGHTS = 2**18
 
 """Entries of a head up to which its products are done in float64: 100 classes of 2048 features and more."""
 
 
-def widened(weight: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a head's weight and features in float64 where that costs nothing, else as they are.
+def widen(weight: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a head's weight and features in float64 unless the head is large, else as they are.
 
-    A logit of 40 is rounded by 2e-6 in float32, and so, relatively, are all class probabilities behind it. In float64
-    they keep every digit that float32 can hold, and do not depend on the size of the batch. For a head like that of
-    ImageNet-1K the product would be half of FOLD's cost, so it stays in the type of the features, and the relative
-    error of a confident sample's score is then about 1e-5. Some devices (MPS) have no float64 at all.
+    A logit of 40 is rounded by 2e-6 in float32, and so, relatively, are its class probabilities. In float64 they keep
+    every digit that float32 can hold, and do not depend on the size of the batch. For a head like that of ImageNet-1K
+    the product would be half of FOLD's cost, so it stays in the type of the features, and the relative error of a
+    confident sample's score is then about 1e-5. Some devices (MPS) have no float64.
 
     Example:
-        >>> import torch
-        >>> widened(torch.zeros(10, 4), torch.zeros(1, 4))[0].dtype
+        >>> widen(torch.zeros(10, 4), torch.zeros(1, 4))[0].dtype
         torch.float64
-        >>> widened(torch.zeros(1000, 2048), torch.zeros(1, 2048))[0].dtype
+        >>> widen(torch.zeros(1000, 2048), torch.zeros(1, 2048))[0].dtype
         torch.float32
     """
     if weight.device.type == "mps" or weight.numel() > WIDE_WEIGHTS:
@@ -163,9 +129,6 @@ def widened(weight: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
 def as_double(values: Tensor) -> Tensor:
     """Return ``values`` in float64; from a device that has none (MPS), on the CPU."""
     return (values.cpu() if values.device.type == "mps" else values).double()
-
-
-# Rows a chunk at a time, so that a memory-mapped bank is never in memory whole.
 
 
 ROWS_AT_ONCE = 65_536

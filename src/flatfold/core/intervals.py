@@ -1,113 +1,29 @@
-r"""How certain an AUROC is: the influence of every image on it, intervals, and differences on the same images.
+r"""Confidence intervals and tests for AUROCs: DeLong's variance, image by image, and Student's t.
 
-The AUROC is the mean *placement* of either side: the share of known scores below an unknown one, or of unknown scores
-above a known one, ties counted half. With the placements :math:`u_j` and :math:`k_i` of ``m`` unknown and ``n`` known
-images, the unbiased variance of DeLong et al. (1988) is
+The AUROC is the mean *placement* of either side: the share of ID scores below an OOD one, or of OOD scores above an
+ID one, ties counted half. With the placements :math:`u_j` and :math:`k_i` of ``m`` OOD and ``n`` ID images, the
+unbiased variance of DeLong et al. (1988) is
 
 .. math:: \widehat{\operatorname{var}} = \sum_j \frac{(u_j - A)^2}{m (m - 1)} + \sum_i \frac{(k_i - A)^2}{n (n - 1)}
 
 The *influence* of an image is the root of its term with the sign of its deviation. Influences add up image by image
-over data sets that share images, and differ image by image between methods that saw the same ones: covariances are
-right without one being written down.
+over data sets that share images, and differ image by image between methods that saw the same ones, so no covariance
+has to be computed.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from math import exp, hypot, isqrt, lgamma, log, log1p, sqrt
+from math import hypot, log, sqrt
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, stdtr, stdtrit
 
 from .metrics import Scores, score_vectors
 
-# Student's t distribution: how far an estimate strays whose own spread is known from a few values only.
-
-
-def two_sided(t: float, degrees: int) -> float:
-    """Return the probability that a value of Student's t lies as far from 0 as ``t``, or farther.
-
-    Small ones keep their digits: nothing is subtracted from 1.
-
-    Args:
-        t: An estimate over its standard error.
-        degrees: Degrees of freedom, at least 1.
-
-    Example:
-        >>> round(two_sided(12.7062, degrees=1), 6), round(two_sided(-1.96, degrees=10**6), 3)
-        (0.05, 0.05)
-    """
-    if degrees < 1:
-        raise ValueError(f"Student's t needs at least 1 degree of freedom, got {degrees}. Two values have 1.")
-    if t == 0:
-        return 1.0
-    ratio = t * t / degrees
-    inside = -log1p(ratio)  # log x; that of 1 - x is log(ratio) higher
-    if ratio > 3 / (degrees + 2):  # where the fraction of the one side converges fast, the other's does not
-        return _incomplete_beta(degrees / 2, 0.5, inside, inside + log(ratio))
-    return 1 - _incomplete_beta(0.5, degrees / 2, inside + log(ratio), inside)
-
-
-@cache
-def quantile(level: float, degrees: int) -> float:
-    """Return how far from 0 the middle ``level`` of Student's t reaches.
-
-    Args:
-        level: A share, above 0 and below 1.
-        degrees: Degrees of freedom, at least 1.
-
-    Example:
-        >>> round(quantile(0.95, 2), 3), round(quantile(0.95, 10), 3)
-        (4.303, 2.228)
-    """
-    check_level(level)
-    return smallest(lambda t: two_sided(t, degrees) <= 1 - level)
-
-
-def smallest(reached: Callable[[float], bool]) -> float:
-    """Return the smallest number from 0 on at which a condition holds that then holds for all larger ones.
-
-    By bisection, to the last digit.
-
-    Example:
-        >>> smallest(lambda x: x * x >= 2)
-        1.4142135623730951
-    """
-    if reached(0.0):
-        return 0.0
-    low, high = 0.0, 1.0
-    while not reached(high):
-        low, high = high, 2 * high
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
-
-
-def check_level(level: float) -> None:
-    """Raise unless a level of confidence is a share."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level:g}. The customary value is 0.95.")
-
-
-def _incomplete_beta(a: float, b: float, log_x: float, log_rest: float) -> float:
-    r"""Return :math:`I_x(a, b)` for x below ``(a + 1) / (a + b + 2)``, given the logarithms of x and 1 - x.
-
-    .. math:: \frac{x^a (1 - x)^b}{a\, B(a, b)} \cdot \cfrac1{1 + \cfrac{d_1}{1 + \cfrac{d_2}{1 + \dots}}}
-    """
-    x, fraction = exp(log_x), 1.0
-    for k in range(50 + 5 * isqrt(int(a + b)), 0, -1):  # from the inside; what is left out is below rounding
-        half = k // 2
-        term = half * (b - half) if k % 2 == 0 else -(a + half) * (a + b + half)
-        fraction = 1 + term * x / ((a + k - 1) * (a + k)) / fraction
-    factor = a * log_x + b * log_rest - log(a) + lgamma(a + b) - lgamma(a) - lgamma(b)
-    return exp(factor) / fraction
-
-
 LEVEL = 0.95
-
 NOTHING = 1e-15  # a standard error below it is rounding: the smallest real one is about 1 / (2 n m)
-
 
 Vector = NDArray[np.float64]
 
@@ -119,8 +35,8 @@ class Influence:
     Attributes:
         auroc: Between 0 and 1.
         known: ``(n,)``; its squares and those of ``unknown`` add up to the variance.
-        unknown: ``(m,)``, one data set behind the other when several are averaged.
-        pairs: The size of the smaller side: as many pairs of a known and an unknown image share no image.
+        unknown: ``(m,)``, one data set after the other when several are averaged.
+        pairs: The size of the smaller side: that many pairs of an ID and an OOD image share no image.
     """
 
     auroc: float
@@ -148,11 +64,7 @@ class Difference:
 def auroc_influence(known: Scores, unknown: Scores) -> Influence:
     """Return the AUROC of two score vectors and the influence of every image on it, in the order of the images.
 
-    A side of a single image tells nothing of how images vary and has influence 0.
-
-    Args:
-        known: Scores of in-distribution inputs, ``(n,)``, torch or numpy, higher = more out-of-distribution.
-        unknown: Scores of out-of-distribution inputs, ``(m,)``.
+    A side of a single image does not show how images vary and has influence 0.
 
     Example:
         >>> influence = auroc_influence(np.array([0.1, 0.4]), np.array([0.4, 0.9]))
@@ -170,7 +82,7 @@ def auroc_influence(known: Scores, unknown: Scores) -> Influence:
 
 
 def mean_influence(parts: Sequence[Influence]) -> Influence:
-    """Return the mean of AUROCs that share their known images, each with unknown images of its own."""
+    """Return the mean of AUROCs that share their ID images, each with its own OOD images."""
     _check_lengths("known", [len(part.known) for part in parts])
     return Influence(
         fmean(part.auroc for part in parts),
@@ -186,21 +98,13 @@ def interval(auroc: float, stderr: float, n: int, m: int, level: float = LEVEL) 
     .. math:: \operatorname{logit} A \pm t_{k - 1} \, \frac{s}{A (1 - A)}, \qquad k = \min(n, m)
 
     on the logit scale, so that it stays between 0 and 1 and is longer towards the middle; with Student's t, because
-    ``s`` is itself known from ``k`` images only. With normal scores, 100 images a side and level 0.95 it holds an AUROC
+    ``s`` is itself estimated from ``k`` images. With normal scores, 100 images a side and level 0.95 it covers an AUROC
     of 0.8 or 0.95 in 95 % of trials and one of 0.99 in 93 %; with 10 to 40 images on one side and many on the other an
     AUROC of 0.8 in 94 %, but one of 0.95 or 0.99 in as few as 87 %.
 
-    Perfect separation, and scores that are all equal, have the standard error 0 and still prove little: ``k`` pairs
-    without a common image all agreed, which has a probability below ``tail = (1 - level) / 2`` as soon as a pair agrees
-    less often than ``tail ** (1 / k)``. So an AUROC of 1 gets that as its lower end, of 0 the mirror image.
-    Conservative: the other pairs of images, which agreed as well, are not counted. One image on a side gives (0, 1).
-
-    Args:
-        auroc: The estimate.
-        stderr: Its standard error.
-        n: Number of known images.
-        m: Number of unknown images, of the smallest data set when several are averaged.
-        level: Share of such intervals that hold the true value.
+    With perfect separation, or scores that are all equal, the standard error is 0. Then ``k`` pairs without a common
+    image all agreed, which has a probability below ``tail = (1 - level) / 2`` if a pair agrees less often than
+    ``tail ** (1 / k)``: the lower end for an AUROC of 1, mirrored for 0. One image on a side gives (0, 1).
 
     Example:
         >>> [round(end, 4) for end in interval(0.98, 0.005, 400, 400)], round(interval(1.0, 0.0, 100, 100)[0], 4)
@@ -210,7 +114,7 @@ def interval(auroc: float, stderr: float, n: int, m: int, level: float = LEVEL) 
     pairs = min(n, m)
     if pairs < 2:
         return 0.0, 1.0
-    return _ends(auroc, stderr, pairs, quantile(level, pairs - 1), (1 - level) / 2)
+    return _ends(auroc, stderr, pairs, student_quantile(level, pairs - 1), (1 - level) / 2)
 
 
 def auroc_interval(id_scores: Scores, ood_scores: Scores, level: float = LEVEL) -> tuple[float, float]:
@@ -226,8 +130,8 @@ def auroc_interval(id_scores: Scores, ood_scores: Scores, level: float = LEVEL) 
         >>> round(low, 3), round(high, 3)
         (0.822, 0.914)
     """
-    found = auroc_influence(id_scores, ood_scores)
-    return interval(found.auroc, found.stderr, len(found.known), len(found.unknown), level)
+    influence = auroc_influence(id_scores, ood_scores)
+    return interval(influence.auroc, influence.stderr, len(influence.known), len(influence.unknown), level)
 
 
 def paired_difference(a: Influence, b: Influence, level: float = LEVEL) -> Difference:
@@ -235,8 +139,8 @@ def paired_difference(a: Influence, b: Influence, level: float = LEVEL) -> Diffe
 
     .. math:: s^2 = \sum_i (a_i - b_i)^2, \qquad D \pm t_{k - 1} s, \qquad p = P(|T_{k - 1}| \ge |D| / s)
 
-    with Student's t for the ``k`` images of the smaller side: from 2 images on, equals with normal scores are told
-    apart at level 0.95 in 5 % of trials or fewer. One image proves nothing: the interval is (-1, 1) and p = 1.
+    with Student's t for the ``k`` images of the smaller side: from 2 images on, equal methods with normal scores
+    differ significantly at level 0.95 in at most 5 % of trials. One image gives the interval (-1, 1) and p = 1.
 
     Where ``s = 0`` because both rank the images alike, the difference is 0 and certain, with p = 1. Where it is 0
     because neither has any variance, as with two perfect methods, ``k`` pairs of images without a common one all
@@ -250,8 +154,8 @@ def paired_difference(a: Influence, b: Influence, level: float = LEVEL) -> Diffe
     if pairs < 2:
         return Difference(value, stderr, -1.0, 1.0, 1.0)
     if stderr >= NOTHING:
-        step = quantile(level, pairs - 1) * stderr
-        p_value = two_sided(value / stderr, pairs - 1)
+        step = student_quantile(level, pairs - 1) * stderr
+        p_value = student_p_value(value / stderr, pairs - 1)
         return Difference(value, stderr, max(-1.0, value - step), min(1.0, value + step), p_value)
     if value == 0 and a.stderr >= NOTHING:
         return Difference(0.0, 0.0, 0.0, 0.0, 1.0)
@@ -265,41 +169,79 @@ def independent_difference(a: Influence, b: Influence, level: float = LEVEL) -> 
 
     .. math:: D - \sqrt{(A - l_A)^2 + (u_B - B)^2} \quad\text{to}\quad D + \sqrt{(u_A - A)^2 + (B - l_B)^2}
 
-    from the ends of an :func:`interval` of each (Newcombe, 1998), both with the t of the smaller one: they know the
-    doubt that is left of a perfect AUROC, whose standard error is 0, and that it lies on one side. ``1 - p`` is the
-    level at which the interval just reaches 0. Equals with normal scores are told apart at level 0.95 in 5 % of trials
-    or fewer; in up to 10 % where one has few unknown images, many known ones and an AUROC near 1. One image on a side
-    of either proves nothing: the interval is (-1, 1) and p = 1.
+    from the ends of an :func:`interval` of each (Newcombe, 1998), both with the t of the smaller one, so that the
+    one-sided uncertainty of a perfect AUROC is included. ``1 - p`` is the level at which the interval just reaches 0.
+    Equal methods with normal scores differ significantly at level 0.95 in at most 5 % of trials; in up to 10 % with
+    few OOD images, many ID images and an AUROC near 1. One image on a side gives the interval (-1, 1) and p = 1.
     """
     check_level(level)
     value, stderr, degrees = a.auroc - b.auroc, hypot(a.stderr, b.stderr), min(a.pairs, b.pairs) - 1
     if degrees < 1:
         return Difference(value, stderr, -1.0, 1.0, 1.0)
-    down, up = _reaches(a, b, quantile(level, degrees), degrees)
+    down, up = _reaches(a, b, student_quantile(level, degrees), degrees)
     towards_0 = 0 if value > 0 else 1
-    touching = smallest(lambda t: _reaches(a, b, t, degrees)[towards_0] >= abs(value))
-    return Difference(value, stderr, value - down, value + up, two_sided(touching, degrees))
+    touching = _smallest(lambda t: _reaches(a, b, t, degrees)[towards_0] >= abs(value))
+    return Difference(value, stderr, value - down, value + up, student_p_value(touching, degrees))
+
+
+def student_p_value(t: float, degrees: int) -> float:
+    """Return the probability that a value of Student's t is at least as far from 0 as ``t``.
+
+    Example:
+        >>> round(student_p_value(12.7062, degrees=1), 6), round(student_p_value(-1.96, degrees=10**6), 3)
+        (0.05, 0.05)
+    """
+    return float(2 * stdtr(degrees, -abs(t)))
+
+
+def student_quantile(level: float, degrees: int) -> float:
+    """Return how far from 0 the middle ``level`` of Student's t reaches.
+
+    Example:
+        >>> round(student_quantile(0.95, 2), 3), round(student_quantile(0.95, 10), 3)
+        (4.303, 2.228)
+    """
+    check_level(level)
+    return float(-stdtrit(degrees, (1 - level) / 2))
+
+
+def check_level(level: float) -> None:
+    """Raise unless a level of confidence is a share."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level:g}. The customary value is 0.95.")
 
 
 def least_agreement(trials: int, level: float = LEVEL) -> float:
-    """Return the smallest probability of a trial with which it is no surprise that all of ``trials`` came true."""
+    """Return the lower confidence limit for the probability of a trial of which all of ``trials`` came true."""
     return float(((1 - level) / 2) ** (1 / trials))
+
+
+def _smallest(reached: Callable[[float], bool]) -> float:
+    """Return the smallest number from 0 on at which a condition holds that then holds for all larger ones."""
+    if reached(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while not reached(high):
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
 
 
 def _reaches(a: Influence, b: Influence, t: float, degrees: int) -> tuple[float, float]:
     """Return how far below and above the difference of two AUROCs an interval of ``t`` standard errors reaches."""
-    tail = two_sided(t, degrees) / 2
+    tail = student_p_value(t, degrees) / 2
     (a_low, a_high), (b_low, b_high) = (_ends(x.auroc, x.stderr, x.pairs, t, tail) for x in (a, b))
     return hypot(a.auroc - a_low, b_high - b.auroc), hypot(a_high - a.auroc, b.auroc - b_low)
 
 
 def _ends(auroc: float, stderr: float, pairs: int, t: float, tail: float) -> tuple[float, float]:
-    """Return the ends of an interval of ``t`` standard errors; without any, by what agreeing ``pairs`` leave open."""
+    """Return the ends of an interval of ``t`` standard errors, or of agreeing ``pairs`` where the error is 0."""
     if stderr < NOTHING:
         agreed = tail ** (1 / pairs)
         return auroc * agreed, 1 - (1 - auroc) * agreed
     middle, step = log(auroc / (1 - auroc)), t * stderr / (auroc * (1 - auroc))
-    return _expit(middle - step), _expit(middle + step)
+    return float(expit(middle - step)), float(expit(middle + step))
 
 
 def _twice_below(ranked: NDArray[np.floating], scores: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -317,10 +259,6 @@ def _check_lengths(side: str, lengths: Sequence[int]) -> None:
             f"AUROCs on the same images need as many {side} scores each, got {' and '.join(map(str, lengths))}. "
             "Score the same images with both, or compare them as independent."
         )
-
-
-def _expit(x: float) -> float:
-    return 1 / (1 + exp(-x)) if x >= 0 else exp(x) / (1 + exp(x))
 
 
 def _norm(known: Vector, unknown: Vector) -> float:

@@ -1,7 +1,7 @@
 """Exact nearest neighbours by matrix products, a chunk of the bank at a time.
 
-At most ``PRODUCTS`` inner products are kept, and nothing of the bank is copied but one block: a bank may be as large as
-the memory. Its rows stay as they are; what scales them is kept beside them.
+At most ``PRODUCTS`` inner products are kept, and only one block of the bank is copied, so a bank may be as large as
+the memory. Its rows stay unscaled; their scales are a separate vector.
 """
 
 import torch
@@ -10,17 +10,12 @@ from torch import Tensor
 from .hessian import row_chunks
 from .shaping import partially_normalised, row_norms
 
-PRODUCTS = 2**24
-
-"""Inner products kept at once, 64 MB in float32."""
-
-BLOCK_ROWS = 512
-
-"""Rows of the bank in one matrix product."""
+PRODUCTS = 2**24  # inner products kept at once, 64 MB in float32
+BLOCK_ROWS = 512  # rows of the bank in one matrix product
 
 
 def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what every row of a bank must be multiplied with to have length 1, ``(m,)``; 0 for rows of zeros.
+    """Return the factors ``(m,)`` that bring the rows of a bank to length 1; 0 for rows of zeros.
 
     Example:
         >>> unit_scale(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.float32)
@@ -30,8 +25,8 @@ def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(norms > torch.finfo(dtype).tiny, 1 / norms, 0.0)
 
 
-def in_half_precision(bank: Tensor) -> Tensor:
-    """Return the rows of a bank on the unit sphere in float16, which their own length might not fit into."""
+def to_half_precision(bank: Tensor) -> Tensor:
+    """Return the rows of a bank on the unit sphere in float16, into which unscaled rows might not fit."""
     stored = torch.empty(bank.shape, dtype=torch.float16, device=bank.device)
     for part in row_chunks(len(bank)):
         stored[part] = partially_normalised(bank[part], 1.0)
@@ -43,16 +38,6 @@ def largest_products(
 ) -> tuple[Tensor, Tensor]:
     r"""Return the k largest of ``scale q . b - offset`` over the rows b of a bank, and which rows they are.
 
-    Args:
-        queries: ``(n, d)``.
-        bank: ``(m, d)``, possibly in a shorter floating-point type.
-        k: At most m.
-        scale: A factor of each row, ``(m,)``, 1 by default.
-        offsets: Subtracted from the products with each row, ``(m,)``, 0 by default.
-
-    Returns:
-        Values and rows of the bank, ``(n, k)`` each, largest first.
-
     Example:
         >>> largest_products(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]]), 1)
         (tensor([[2.]]), tensor([[1]]))
@@ -62,8 +47,8 @@ def largest_products(
     multiply = _traced_products if torch.compiler.is_compiling() or queries.requires_grad else _Products(queries)
     for part in row_chunks(len(bank), _chunk_rows(queries, len(bank), k)):
         products = multiply(queries, bank[part], scale[part], None if offsets is None else offsets[part])
-        values, found = products.topk(min(k, products.shape[1]))
-        best = [_merged([*best, (values, found + part.start)], k)]
+        values, rows = products.topk(min(k, products.shape[1]))
+        best = [_merge([*best, (values, rows + part.start)], k)]
     return best[0]
 
 
@@ -77,10 +62,9 @@ def _scaled(rows: Tensor, scale: Tensor) -> Tensor:
 
 
 class _Products:
-    """Products in blocks that fit into a processor's cache, into one buffer for all chunks.
+    """Products in blocks that fit into a processor's cache, written to one buffer for all chunks.
 
-    Together this halves what is spent beside the multiplications themselves: large products are written to memory that
-    the system has to hand out first.
+    This halves the time that is not spent on multiplications: large new outputs have to be allocated first.
     """
 
     def __init__(self, queries: Tensor) -> None:
@@ -100,13 +84,13 @@ class _Products:
 
 
 def _chunk_rows(queries: Tensor, rows: int, k: int) -> int:
-    """Return how many rows of the bank to take at once: parts of equal size, in steps that matrix products like."""
+    """Return how many rows of the bank to take at once: parts of equal size, in multiples of 1024."""
     most = max(k, PRODUCTS // (1024 if torch.compiler.is_compiling() else max(len(queries), 1)))
     parts = -(-rows // most)
     return max(k, -(-rows // parts // 1024) * 1024)
 
 
-def _merged(parts: list[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
+def _merge(parts: list[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
     if len(parts) == 1:
         return parts[0]
     values, rows = (torch.cat(pieces, dim=-1) for pieces in zip(*parts, strict=True))
@@ -119,12 +103,6 @@ def kth_distance(queries: Tensor, bank: Tensor, scale: Tensor, k: int) -> Tensor
 
     The neighbour is found by products, for ``|q - b|^2 = |q|^2 - 2 (q . b - |b|^2 / 2)``, and its distance is taken
     from differences, which do not cancel.
-
-    Args:
-        queries: ``(n, d)``.
-        bank: ``(m, d)``, possibly in a shorter floating-point type.
-        scale: ``unit_scale(bank, queries.dtype)``, ``(m,)``.
-        k: At most m.
     """
     unit = scale > 0
     # Among rows of length 1 the offset is the same for all, and the order does not need it.

@@ -1,4 +1,4 @@
-r"""Which pairs of classes carry the curvature of an input.
+r"""The pairs of classes that contribute most to the curvature of an input.
 
 The trace of the feature Hessian is half of ``p' D p``, and so exactly a sum over pairs of classes:
 
@@ -23,17 +23,12 @@ from torch import Tensor
 from .hessian import as_double, centred_hessian_trace, feature_hessian_diagonal
 from .validation import check_count
 
-FIRST_CLASSES = 16
-
-"""Classes visited before the bound is looked at; then as many again, until they are enough."""
-
-TERMS_AT_ONCE = 2**22
-
-"""Terms kept at once, 32 MB: 20,000 classes that are all alike are visited 200 at a time."""
+FIRST_CLASSES = 16  # classes visited before the bound is looked at; then as many again, until they are enough
+TERMS_AT_ONCE = 2**22  # terms kept at once, 32 MB: 20,000 classes that are all alike are visited 200 at a time
 
 
 class Pairs(NamedTuple):
-    """The pairs of classes that carry most of the curvature of each input, largest first."""
+    """The pairs of classes that contribute most to the trace of each input, largest first."""
 
     first: Tensor
     """``(n, k)``, the likelier class of each pair; of two equally likely ones the one with the smaller index."""
@@ -49,17 +44,8 @@ def largest_pairs(probs: Tensor, weight: Tensor, k: int, kept: Tensor | None = N
 
     .. math:: \text{share}_{ij} = p_i\, p_j\, \|w_i - w_j\|^2 / \operatorname{tr} H
 
-    They are exact, whatever the number of classes: no matrix over all pairs of them is built. A row that is so
-    confident that its trace is 0 has shares of 0.
-
-    Args:
-        probs: Class probabilities, ``(n, c)``.
-        weight: Class weights, ``(c, d)``.
-        k: How many pairs; where there are fewer, all of them are returned.
-        kept: Which dimensions of the weights count, ``(n, d)`` bool; None means all of them.
-
-    Returns:
-        Tensors ``(n, k)`` on the device of ``probs``, the shares in its dtype.
+    They are exact, and no matrix over all pairs of classes is built. ``kept``, ``(n, d)`` bool, selects dimensions of
+    the weights. A row that is so confident that its trace is 0 has shares of 0.
 
     Example:
         >>> weight = torch.tensor([[0.0], [1.0], [3.0]])

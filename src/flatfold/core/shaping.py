@@ -1,7 +1,4 @@
-"""Functions features -> features that go in front of a score: ReAct, ASH-B, partial normalisation.
-
-Tensors in, tensors out, nothing changed in place; what ReAct learns is handed over as a number.
-"""
+"""Functions from features to features that are applied before a score: ReAct, ASH-B, SCALE, partial normalisation."""
 
 from numbers import Real
 
@@ -9,27 +6,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .hessian import widened
+from .hessian import widen
 
-SMALLEST_DIVISOR = 1e-7
-
-"""Of scores that are divided by a norm; the authors' AutoFold uses the same."""
+SMALLEST_DIVISOR = 1e-7  # of scores that are divided by a norm; the authors' AutoFold uses the same
 
 
 def row_norms(h: Tensor) -> Tensor:
-    """Return ``|h|`` per row as ``(n, 1)``, never quite zero, so that any power of it is finite."""
+    """Return ``|h|`` per row as ``(n, 1)``, clamped above zero so that any power of it is finite."""
     norms: Tensor = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
     return norms.clamp_min(torch.finfo(h.dtype).tiny)
 
 
 def partially_normalised(h: Tensor, alpha: float | Tensor) -> Tensor:
-    r"""Return partially normalised features.
+    r"""Return features ``(n, d)`` divided by a power of their norm; a row of zeros stays a row of zeros.
 
     .. math:: \tilde h = h / \|h\|^\alpha
-
-    Args:
-        h: Features, ``(n, d)``. A row of zeros stays a row of zeros.
-        alpha: 0 leaves features as they are, 1 puts them on the unit sphere.
 
     Example:
         >>> partially_normalised(torch.tensor([[3.0, 4.0]]), 1.0)
@@ -41,24 +32,14 @@ def partially_normalised(h: Tensor, alpha: float | Tensor) -> Tensor:
 def partially_normalised_probs(
     h: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor, logits: Tensor | None = None
 ) -> Tensor:
-    r"""Return the class probabilities of partially normalised features.
+    r"""Return the class probabilities ``(n, c)`` of partially normalised features ``(n, d)``.
 
     .. math:: p = \operatorname{softmax}(W h / \|h\|^\alpha + b)
 
-    The exponent only rescales the bias-free logits, so one matrix product serves every alpha (:func:`rescaled_logits`).
-    Unless the head is very large, logits are kept in float64 until the probabilities are known (:func:`widened`).
-
-    Args:
-        h: Features, ``(n, d)``.
-        weight: ``(c, d)``.
-        bias: ``(c,)`` or None.
-        alpha: The exponent.
-        logits: ``W h + b``, ``(n, c)``, if known; where they have the digits that are needed, no product is left.
-
-    Returns:
-        ``(n, c)``, in the type of ``h``.
+    Unless the head is very large, logits are kept in float64 until the probabilities are computed (:func:`widen`).
+    ``logits``, ``W h + b``, save the matrix product where they have that type.
     """
-    wide_weight, wide_h = widened(weight, h)
+    wide_weight, wide_h = widen(weight, h)
     if logits is None or logits.dtype != wide_h.dtype:
         projected = wide_h @ wide_weight.mT
     else:
@@ -72,28 +53,24 @@ def rescaled_logits(projected: Tensor, scale: Tensor, bias: Tensor | None) -> Te
     return logits if bias is None else logits + bias
 
 
-def capped(h: Tensor, longest: float | Tensor) -> Tensor:
-    r"""Return features that are no longer than a given norm.
+def cap_norms(h: Tensor, longest: float | Tensor) -> Tensor:
+    r"""Return features ``(n, d)`` scaled down to a given norm; shorter rows stay as they are, to the last bit.
 
     .. math:: h' = h \cdot \min(1, c / \|h\|)
 
-    Args:
-        h: Features, ``(n, d)``. Rows that are short enough stay as they are, to the last bit.
-        longest: The norm c, above 0.
-
     Example:
-        >>> capped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+        >>> cap_norms(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
         tensor([[0.6000, 0.8000],
                 [0.3000, 0.4000]])
     """
     largest = h.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
-    unit = h / largest  # whose squares are at most 1: those of huge features would overflow, and end up as zeros
+    unit = h / largest  # the squares of huge features would overflow
     norms = torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp_min(1.0)
     return torch.where(largest * norms > longest, unit * (longest / norms), h)
 
 
 def percentile_threshold(features: Tensor, percentile: float) -> float:
-    """Return the given percentile of all entries of ``features``, linearly interpolated, as ReAct's threshold.
+    """Return a percentile of all entries of ``features``, linearly interpolated: ReAct's threshold.
 
     Example:
         >>> percentile_threshold(torch.tensor([[0.0, 1.0], [2.0, 3.0]]), 50)
@@ -123,11 +100,7 @@ def ash_b(h: Tensor, percentile: float) -> Tensor:
 
     .. math:: S = \sum_j h_j, \qquad k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
 
-    Rounding is to even and ties at the k-th entry are cut by position, as in OpenOOD.
-
-    Args:
-        h: Features, ``(n, d)``.
-        percentile: Share of entries to drop, in percent; at least one must be left.
+    Rounding is to even and ties at the k-th entry are broken by position, as in OpenOOD.
 
     Example:
         >>> ash_b(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 50)
@@ -145,33 +118,26 @@ def scale(h: Tensor, percentile: float) -> Tensor:
     .. math:: h' = h\, e^{r}, \qquad r = \sum_j h_j \Big/ \sum_{j \in \text{top } k} h_j, \qquad
         k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
 
-    Args:
-        h: Features, ``(n, d)``. A row of zeros stays a row of zeros.
-        percentile: Share of entries that do not count among the largest, in percent. Where flat features would make
-            r larger than 60 it stays there: float32 ends at 88.
-
     Example:
         >>> scale(torch.tensor([[1.0, 1.0]]), 50)
         tensor([[7.3891, 7.3891]])
     """
     largest = h.topk(kept_entries(h.shape[-1], percentile), dim=-1).values.sum(dim=-1, keepdim=True)
     ratio = h.sum(dim=-1, keepdim=True) / largest.clamp_min(torch.finfo(h.dtype).tiny)
-    return h * ratio.clamp_max(60.0).exp()
+    return h * ratio.clamp_max(60.0).exp()  # flat features make r large, and float32 ends at e^88
 
 
 def kept_entries(width: int, percentile: float) -> int:
-    """Return how many of ``width`` entries lie above a percentile, rounded to even as in OpenOOD."""
+    """Return how many of ``width`` entries are above a percentile, rounded to even as in OpenOOD."""
     check_percentile(percentile)
     k = width - round(width * percentile / 100)
     if k < 1:
-        raise ValueError(
-            f"percentile {percentile:g} of {width} features leaves none of them. Use a smaller percentile."
-        )
+        raise ValueError(f"percentile {percentile:g} leaves none of {width} features. Use a smaller percentile.")
     return k
 
 
 def check_percentile(percentile: float) -> None:
-    """Raise unless ``percentile`` lies between 0 and 100; a share such as 0.9 is taken for a mistake."""
+    """Raise unless ``percentile`` is between 0 and 100; a share such as 0.9 is refused."""
     if not isinstance(percentile, Real) or not 0 <= percentile < 100 or 0 < percentile < 1:
         raise ValueError(
             f"percentile must be 0, or at least 1 and below 100, got {percentile!r}. It is in percent: 90 is customary."
@@ -179,6 +145,6 @@ def check_percentile(percentile: float) -> None:
 
 
 def check_alpha(alpha: float) -> None:
-    """Raise unless ``alpha`` lies between 0 and 1."""
+    """Raise unless ``alpha`` is between 0 and 1."""
     if not isinstance(alpha, Real) or not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be a number between 0 (no normalisation) and 1 (unit sphere), got {alpha!r}.")

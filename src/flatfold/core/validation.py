@@ -1,4 +1,4 @@
-"""Sentences about inputs: each check stands once, at the door of the library."""
+"""Checks of arguments, and the exceptions that callers may catch by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = (torch.float32, torch.float64)
 
 
 def as_tensor(values: Tensor | np.ndarray, name: str) -> Tensor:
-    """Return ``values`` as a tensor that shares its memory, or say which type was expected."""
+    """Return ``values`` as a tensor that shares its memory."""
     if isinstance(values, Tensor):
         return values
     if isinstance(values, np.ndarray):
@@ -48,7 +48,7 @@ def check_finite(values: Tensor, name: str, first: int = 0) -> None:
             row = first + part.start + int((~finite).flatten(1).any(dim=1).nonzero()[0])
             raise ValueError(
                 f"{name} must be finite, but row {row} has a NaN or infinite entry. "
-                "Look at that input and at the model's weights; no row is dropped for you."
+                "Check that input and the model's weights; rows are not dropped automatically."
             )
 
 
@@ -61,7 +61,7 @@ def check_labels(labels: Tensor, n: int) -> None:
     if n and int(labels.min()) < 0:
         raise ValueError(
             f"labels must be class indices from 0, got {int(labels.min())}. "
-            "A bank holds in-distribution data only: drop the rows marked as unknown."
+            "A bank holds in-distribution data only: drop the rows of OOD samples."
         )
 
 
@@ -75,15 +75,10 @@ def check_width(h: Tensor, weight: Tensor) -> None:
 
 
 def check_features(h: Tensor, weight: Tensor) -> None:
-    """Raise unless a batch of features ``h`` can be scored by a head of this ``weight``.
-
-    Shapes and types are always checked. The values are checked too, but not while a graph is
-    being traced (``torch.compile``, ``torch.export``), where looking at them is not possible.
-    """
+    """Raise unless features ``h`` fit a head of this ``weight``; values are not checked while a graph is traced."""
     if not isinstance(h, Tensor):
         raise TypeError(
-            f"features must be a torch tensor, not {type(h).__name__}. "
-            "Of a bank take bank.features, of an array torch.as_tensor(array)."
+            f"features must be a torch tensor, not {type(h).__name__}. Use bank.features, or torch.as_tensor(array)."
         )
     if h.ndim != 2:
         raise ValueError(f"features must have shape (n, d), got {tuple(h.shape)}. A single row needs h[None].")
@@ -116,21 +111,21 @@ def check_fit(bank: FeatureBank, head: Head) -> None:
         )
 
 
-def labels_of(bank: FeatureBank, who: str) -> Tensor:
-    """Return the labels of ``bank``, or say that ``who`` needs them."""
+def require_labels(bank: FeatureBank, who: str) -> Tensor:
+    """Return the labels of ``bank``; raise if the method ``who`` needs them and there are none."""
     if bank.labels is None:
         raise ValueError(
-            f"{who} needs to know the class of each sample. Give FeatureBank(features, labels), or batches (x, y)."
+            f"{who} needs the class labels of the samples. Give FeatureBank(features, labels), or batches (x, y)."
         )
     return bank.labels
 
 
 def check_not_negative(h: Tensor, who: str) -> None:
-    """Raise if a feature is negative; like other values this is not looked at while a graph is being traced."""
+    """Raise if a feature is negative; not checked while a graph is traced."""
     if not torch.compiler.is_compiling() and h.numel() and float(h.amin()) < 0:
         raise ValueError(
-            f"{who} is made for activations that are never negative, the smallest here is {float(h.amin()):.3g}. "
-            "Take the features after a ReLU, or use a method without it."
+            f"{who} needs non-negative activations, but the smallest is {float(h.amin()):.3g}. "
+            "Take the features after a ReLU, or use another method."
         )
 
 
@@ -148,24 +143,17 @@ def check_count(name: str, value: int, most: int | None = None, of: str = "") ->
 
 
 def check_flag(name: str, value: bool) -> None:
-    """Raise unless a hyper-parameter is True or False; any word would pass for True."""
+    """Raise unless a hyper-parameter is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}.")
-
-
-# The exceptions a caller may want to catch by name.
 
 
 class NotFittedError(RuntimeError):
     """A detector was asked for scores before it was fitted."""
 
 
-class UnsupportedHead(ValueError):  # noqa: N818 - named for what it says, as in `except UnsupportedHead`
+class UnsupportedHead(ValueError):  # noqa: N818
     """The model's logits do not come from one linear layer that flatfold can find."""
-
-
-class DamagedBank(ValueError):  # noqa: N818
-    """A bank on disk is incomplete, or its bytes are not those that were written."""
 
 
 class UnreadableImage(ValueError):  # noqa: N818
@@ -173,4 +161,4 @@ class UnreadableImage(ValueError):  # noqa: N818
 
 
 class TooManyPixels(UnreadableImage):
-    """An image declares more pixels than are read; it was not decoded."""
+    """An image declares more pixels than the limit; it was not decoded."""

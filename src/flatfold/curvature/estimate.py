@@ -66,15 +66,10 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}.")
 
 
-# The eigenvalues of a curvature matrix, all of them or as an estimated density.
-
-
 # An eigenvalue at most this share of the largest is zero. Products in float32 carry errors up to some 7e-7 of the
 # largest eigenvalue, so zeros come out as large as that; and no kernel could tell such a value from 0.
 ZERO = 1e-6
-
 MARGIN = 5  # kernel widths that the grid goes beyond the ends: all but 6e-7 of the mass there
-
 PER_WIDTH = 4  # points of the grid in a kernel width
 
 

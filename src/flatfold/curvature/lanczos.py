@@ -153,9 +153,6 @@ def _dots(left: Tensor, right: Tensor) -> Tensor:
     return (left * right).sum(dim=1, dtype=torch.float64)
 
 
-# Stochastic Lanczos quadrature: the spectrum of a matrix from a few products with random vectors.
-
-
 def lanczos_quadrature(
     operator: Operator, steps: int, probes: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,6 @@ from .exact import OrderedClasses
 from .per_sample import row_products
 from .problem import check_batch_norm, logits_per_input, recordable, recording
 
-# The output of one layer, seen during a pass, from where the logits are followed.
-
 
 class Seen(NamedTuple):
     """Logits of a pass, and the output of a layer that they were computed from, which starts the graph."""

@@ -15,11 +15,7 @@ from ..models.batches import Batch
 from .estimate import Matrix
 from .problem import Task, logit_hessian_product
 
-# Second derivatives that torch does not have for a step of a network, or has wrong: a sentence is made of either.
-
-
 ASYMMETRY = 1e-2  # of an entry: far beyond what rounding leaves
-
 ROUNDING = 1e-5  # of the norm of the matrix: a part of any network may compute in float32
 
 
@@ -148,9 +144,6 @@ def random_directions(operator: Operator, columns: int, generator: torch.Generat
         row.normal_(generator=generator)
     drawn /= torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
     return drawn.T.to(operator.device)
-
-
-# Products of the Hessian, and of the Gauss-Newton matrix, with vectors of parameters.
 
 
 def batch_operator(task: Task, batch: Batch, matrix: Matrix) -> Operator:

@@ -23,9 +23,6 @@ from ..core.hessian import as_double
 from ..models.batches import Batch
 from ..models.forward import forward, logits_of
 
-# The graph that autograd recorded on the way to the logits: which parameters are in it, and how often.
-
-
 Parameters = dict[str, nn.Parameter]
 
 
@@ -44,9 +41,6 @@ def uses(logits: Tensor, parameters: Parameters) -> tuple[Counter[str], set[Any]
         found = (names.get(id(getattr(before, "variable", None))) for before, _ in step.next_functions)
         counts.update(name for name in found if name is not None)
     return counts, steps
-
-
-# Squared lengths and products of gradients, beyond the range of the type that they come in.
 
 
 def row_products(rows: Tensor, pairs: bool) -> Tensor:
@@ -73,9 +67,6 @@ def row_products(rows: Tensor, pairs: bool) -> Tensor:
     if pairs:
         return as_double(scaled @ scaled.mT) * size * size.mT
     return as_double(scaled.square().sum(dim=-1)) * size.squeeze(-1).square()
-
-
-# Products of single inputs' gradients that are built, input by input: right for any use of the parameters.
 
 
 AGREEMENT = 1e-2  # relative difference that rounding may leave: TensorFloat-32 stays well below
@@ -155,9 +146,6 @@ def _flat_products(gradients: Sequence[Tensor], pairs: bool) -> Tensor:
     return torch.stack([row_products(gradient.flatten(1), pairs) for gradient in gradients]).sum(0)
 
 
-# Layers whose gradient by the weight is a sum of what comes back times what went in, and how each of them does it.
-
-
 class Kind(NamedTuple):
     """How the gradient by a layer's weight is made of its input and of the gradients over its output.
 
@@ -228,9 +216,6 @@ KINDS: dict[type[nn.Module], Kind] = {
 }
 
 
-# Calls of layers, noted during a forward pass: what went in, what came out, and what gradients are made of.
-
-
 class Call(NamedTuple):
     """One call of a module with chosen parameters, ``own`` by their names in it."""
 
@@ -295,9 +280,6 @@ def check_graphs(model: nn.Module, calls: Sequence[Call]) -> None:
                 f"gradients by the parameters of {name or 'the model'} are needed, but it runs without recording any. "
                 "Take torch.no_grad() out of the forward pass, and use checkpoint(..., use_reentrant=False)."
             )
-
-
-# Products of single inputs' gradients from passes back to the outputs of the layers, which serve all inputs at once.
 
 
 SMALL = 1e-12  # of what comes back, squared: a length from here on loses nothing to millions of products below 1e-38

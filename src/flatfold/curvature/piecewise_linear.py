@@ -26,7 +26,6 @@ from .per_sample import Parameters, uses
 
 
 _DIMENSIONS = ("1d", "2d", "3d")
-
 _IN_DIMENSIONS = (
     *("Conv", "ConvTranspose", "BatchNorm", "Dropout", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool"),
     *("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"),
@@ -89,7 +88,6 @@ def _may_depend(value: Any) -> bool:
 
 
 INPUTS = 4  # of a batch, on which second derivatives are looked at
-
 ROUNDING = 100  # times the precision of the numbers: what is larger is no rounding error
 
 

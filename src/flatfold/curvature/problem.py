@@ -21,9 +21,6 @@ from ..models.forward import forward, logits_of
 from .estimate import LOSSES, Loss, check_choice
 from .per_sample import Parameters, check_graphs, noted_calls
 
-# What a model must be like for each input to have a curvature of its own; looked at before anything is measured.
-
-
 ALONE = 1e-2  # relative change of logits with the rest of the batch: TensorFloat-32 stays well below
 
 
@@ -77,9 +74,6 @@ def check_alone(model: nn.Module, parameters: Parameters, batch: Batch) -> None:
             f"{change:.2g}, at a size of {size:.2g}. Look for a normalisation over the batch, for dropout that is "
             "always on, or for an argument with as many entries as inputs that is none of theirs."
         )
-
-
-# The losses whose curvature is measured.
 
 
 def targets(loss: Loss, logits: Tensor, labels: Tensor | None) -> Tensor | None:
@@ -137,7 +131,6 @@ def logit_hessian_product(probs: Tensor, vectors: Tensor) -> Tensor:
 
 
 SAME = 1e-4  # relative change of the mean loss between two passes that rounding may explain
-
 ROUNDING = 100  # times the precision of the logits: what rounding may change of a loss that is nearly 0
 
 
@@ -243,9 +236,6 @@ def recordable(batch: Batch) -> Batch:
 def single_inputs(batch: Batch) -> Iterator[Batch]:
     """Yield batches of one input each."""
     return (batch.part(row, row + 1) for row in range(batch.rows))
-
-
-# What a user gives, made ready to be differentiated: a model at rest, some parameters, batches that come again.
 
 
 @contextmanager

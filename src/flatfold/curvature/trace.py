@@ -31,13 +31,9 @@ ESTIMATORS = {"xtrace": xtrace, "hutch++": hutch_pp, "hutchinson": hutchinson}
 Method = Literal["auto", "exact", "xtrace", "hutch++", "hutchinson"]
 
 EXACT_CLASSES = 100  # up to so many every class is done exactly; beyond, the likeliest, and the rest is estimated
-
 TOP_CLASSES = 32
-
 MATVECS = 30  # of an estimate
-
 PROBES = 16  # for the rest of the classes
-
 FIRST_BATCHES = 8  # in all of which some inputs are looked at, and then in ever fewer
 
 

@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 from torch.linalg import qr, solve_triangular, svdvals
 
-from ..core.intervals import quantile
+from ..core.intervals import student_quantile
 from .operators import Operator, random_directions, random_signs
 
 TWO_SIGMA = 0.9545  # share of a normal distribution within two standard deviations
-
 SKEW = (
     4.0  # squares are skewed, and a few of them miss the large ones; enough for a single eigenvalue, the hardest case
 )
 
 OPTIMISM = 1.3  # the estimates of XTrace share their vectors: their spread is some 10 to 25 % too small
-
 ENTRIES = 2**27  # numbers in a tall matrix that may be held in float64 (1 GiB), or handed over at once
 
 
@@ -160,7 +158,7 @@ def widening(draws: int) -> float:
         >>> round(widening(4), 2), round(widening(1000), 2)
         (3.31, 1.01)
     """
-    return quantile(TWO_SIGMA, draws - 1) / 2 * (1 + SKEW / draws)
+    return student_quantile(TWO_SIGMA, draws - 1) / 2 * (1 + SKEW / draws)
 
 
 def _dots(left: Tensor, right: Tensor) -> Tensor:

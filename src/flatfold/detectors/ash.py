@@ -11,7 +11,7 @@ from ..core.shaping import ash_b, check_percentile
 from ..core.validation import check_not_negative
 from .ebo import Ebo
 from .registry import register
-from .shaped import Shaping, behind
+from .shaped import Shaping, shaped_factory
 
 
 class Ash(Shaping):
@@ -39,4 +39,4 @@ class Ash(Shaping):
 
 PERCENTILES = (65, 70, 75, 80, 85, 90, 95)
 
-register("ash", grid={"percentile": PERCENTILES})(behind(Ash, Ebo, "Energy of pruned and flattened features."))
+register("ash", grid={"percentile": PERCENTILES})(shaped_factory(Ash, Ebo, "Energy of pruned and flattened features."))

@@ -33,15 +33,13 @@ from ..core.validation import check_features
 from . import ash, react
 from .base import Detector
 from .fold import Fold, ScoreNorm, check_score_norm
-from .joint import jointly
+from .joint import joint_factory
 from .registry import register
 
 Criterion = Literal["paired", "one_vs_rest", "shrunk"]
 
 PER_CLASS = {"paired": paired, "one_vs_rest": one_vs_rest}
-
 CRITERIA = (*PER_CLASS, "shrunk")
-
 GRID = tuple(i / 100 for i in range(1, 101))
 
 
@@ -206,9 +204,11 @@ def _score(score_norm: ScoreNorm, feature_norms: Tensor) -> Callable[[Moments], 
 register("autofold", fits_on="val", tuned_on="id")(AutoFold)
 
 register("autofold-r", fits_on="val", tuned_on="id")(
-    jointly(react.ReAct, AutoFold, react.PERCENTILES, "AutoFold on features clipped by ReAct, percentile chosen too.")
+    joint_factory(
+        react.ReAct, AutoFold, react.PERCENTILES, "AutoFold on features clipped by ReAct, percentile chosen too."
+    )
 )
 
 register("autofold-a", fits_on="val", tuned_on="id")(
-    jointly(ash.Ash, AutoFold, ash.PERCENTILES, "AutoFold on features shaped by ASH, percentile chosen too.")
+    joint_factory(ash.Ash, AutoFold, ash.PERCENTILES, "AutoFold on features shaped by ASH, percentile chosen too.")
 )

@@ -178,9 +178,6 @@ class Detector(Fittable, ABC):
         return nn.functional.linear(h, self.weight, self._buffers.get("bias"))
 
 
-# The contract of a detector that needs the input itself: it runs the network, and its gradient.
-
-
 Network = Callable[[Tensor], Any]
 
 Sees = Literal["features", "logits", "layers"]
@@ -249,7 +246,7 @@ class InputDetector(Fittable, ABC):
         return self.network(x)
 
 
-def stepped(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float, std: Sequence[float] | float) -> Tensor:
+def perturb(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float, std: Sequence[float] | float) -> Tensor:
     r"""Return the inputs after one small step that makes the loss smaller.
 
     .. math:: x' = x - \epsilon\, \operatorname{sign}(\nabla_x L) / \sigma

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.hessian import widened
+from ..core.hessian import widen
 from ..core.validation import check_above_zero, check_count
 from .base import Detector
 from .registry import register
@@ -42,7 +42,7 @@ class Gen(Detector):
 
     def score(self, h: Tensor) -> Tensor:
         """Return the generalised entropy."""
-        weight, wide = widened(self.weight, h)
+        weight, wide = widen(self.weight, h)
         bias = self._buffers.get("bias")
         logits = wide @ weight.mT if bias is None else wide @ weight.mT + bias
         probs = logits.softmax(dim=-1).topk(min(self.top, logits.shape[-1]), dim=-1).values

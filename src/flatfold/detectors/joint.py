@@ -86,7 +86,7 @@ class Joint(Detector):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def jointly(
+def joint_factory(
     shaping: Callable[[float], Shaping],
     detector: Callable[..., Detector],
     percentiles: Sequence[float],

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.neighbours import in_half_precision, kth_distance, unit_scale
+from ..core.neighbours import kth_distance, to_half_precision, unit_scale
 from ..core.shaping import partially_normalised
 from ..core.validation import check_count
 from .base import Detector
@@ -43,7 +43,7 @@ class Knn(Detector):
         check_count("k", self.k, len(bank), "samples in the bank")
         if self.storage not in (None, "float16"):
             raise ValueError(f'storage must be "float16", or None for the type of the features, got {self.storage!r}.')
-        stored = in_half_precision(bank.features) if self.storage else bank.features.contiguous()
+        stored = to_half_precision(bank.features) if self.storage else bank.features.contiguous()
         self.register_head(head)
         self.register_buffers(bank=stored, scale=unit_scale(stored, head.weight.dtype))
 

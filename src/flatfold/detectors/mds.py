@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
-from ..core.validation import labels_of
+from ..core.validation import require_labels
 from .base import Detector
 from .registry import register
 
@@ -30,7 +30,7 @@ class Mds(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn the means and the covariance they share."""
-        gaussian = fit_gaussian(bank.features, labels_of(bank, "MDS"))
+        gaussian = fit_gaussian(bank.features, require_labels(bank, "MDS"))
         self.register_head(head)
         self.register_buffers(**gaussian._asdict())
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
-from .base import InputDetector, check_epsilon, stepped
+from .base import InputDetector, check_epsilon, perturb
 from .registry import register
 
 
@@ -86,7 +86,7 @@ class MdsEns(InputDetector):
         total = x.new_zeros(len(x), dtype=self.weights_.dtype)
         for index in range(len(self.weights_)):
             gaussian = self._gaussian(index)
-            moved = stepped(x, lambda x, i=index, g=gaussian: _nearest(self._pooled(x)[i], g), self.epsilon, 0.5)  # type: ignore[misc]
+            moved = perturb(x, lambda x, i=index, g=gaussian: _nearest(self._pooled(x)[i], g), self.epsilon, 0.5)  # type: ignore[misc]
             with torch.no_grad():
                 total += self.weights_[index] * _nearest(self._pooled(moved)[index], gaussian)
         return total.to(x.dtype)

@@ -7,13 +7,13 @@ from all norms; a cap takes only what is above. Ours, from the study in ``docs/s
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.shaping import SMALLEST_DIVISOR, capped, percentile_threshold, row_norms
+from ..core.shaping import SMALLEST_DIVISOR, cap_norms, percentile_threshold, row_norms
 from ..core.validation import NotFittedError
 from .base import Detector
 from .ebo import Ebo
 from .fold import ALPHAS, Fold, ScoreNorm
 from .registry import register
-from .shaped import Shaped, Shaping, behind
+from .shaped import Shaped, Shaping, shaped_factory
 
 
 class NormCap(Shaping):
@@ -41,13 +41,13 @@ class NormCap(Shaping):
         """Return the shortened features."""
         if "longest_" not in self._buffers:
             raise NotFittedError("this NormCap has no norm yet. Fit the detector it belongs to on ID features first.")
-        return capped(h, self.longest_)
+        return cap_norms(h, self.longest_)
 
 
 PERCENTILES = (25, 50, 75, 90)
 
 register("ebo-c", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES})(
-    behind(NormCap, Ebo, "Energy of features whose norms are capped.", percentile=50)
+    shaped_factory(NormCap, Ebo, "Energy of features whose norms are capped.", percentile=50)
 )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..core.validation import check_above_zero
-from .base import InputDetector, check_epsilon, stepped
+from .base import InputDetector, check_epsilon, perturb
 from .registry import register
 
 
@@ -48,7 +48,7 @@ class Odin(InputDetector):
 
     def score(self, x: Tensor) -> Tensor:
         """Return minus the largest probability after the step."""
-        moved = stepped(x, self._loss, self.epsilon, self.std)
+        moved = perturb(x, self._loss, self.epsilon, self.std)
         with torch.no_grad():
             logits: Tensor = self.run(moved)
         return -(logits / self.temperature).softmax(dim=-1).amax(dim=-1)

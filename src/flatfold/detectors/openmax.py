@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Weibull, class_templates, fit_tails
 from ..core.hessian import as_double
-from ..core.validation import check_count, check_flag, labels_of
+from ..core.validation import check_count, check_flag, require_labels
 from .base import Detector
 from .registry import register
 
@@ -52,7 +52,7 @@ class OpenMax(Detector):
         check_count("tail", self.tail)
         check_count("top", self.top)
         check_flag("logarithm", self.logarithm)
-        labels = labels_of(bank, "OpenMax")
+        labels = require_labels(bank, "OpenMax")
         logits = as_double(head(bank.features))
         labels = labels.to(logits.device)
         templates = class_templates(logits, labels, logits.argmax(dim=-1), head.n_classes, "OpenMax")

@@ -10,7 +10,7 @@ from ..core.shaping import percentile_threshold, react
 from ..core.validation import NotFittedError
 from .ebo import Ebo
 from .registry import register
-from .shaped import Shaping, behind
+from .shaped import Shaping, shaped_factory
 
 
 class ReAct(Shaping):
@@ -57,5 +57,5 @@ class ReAct(Shaping):
 PERCENTILES = (85, 90, 95, 99)
 
 register("react", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES})(
-    behind(ReAct, Ebo, "Energy of clipped features.")
+    shaped_factory(ReAct, Ebo, "Energy of clipped features.")
 )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
-from ..core.validation import labels_of
+from ..core.validation import require_labels
 from .base import Detector
 from .registry import register
 
@@ -30,7 +30,7 @@ class Rmds(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn the Gaussians of the classes and of everything."""
-        classes = fit_gaussian(bank.features, labels_of(bank, "RMDS"))
+        classes = fit_gaussian(bank.features, require_labels(bank, "RMDS"))
         everything = fit_gaussian(bank.features)
         self.register_head(head)
         self.register_buffers(**classes._asdict(), background=everything.whitening, background_mean=everything.means)

@@ -11,7 +11,7 @@ from ..core.validation import check_not_negative
 from .ash import PERCENTILES
 from .ebo import Ebo
 from .registry import register
-from .shaped import Shaping, behind
+from .shaped import Shaping, shaped_factory
 
 
 class Scale(Shaping):
@@ -38,4 +38,6 @@ class Scale(Shaping):
         return scale(h, self.percentile)
 
 
-register("scale", grid={"percentile": PERCENTILES})(behind(Scale, Ebo, "Energy of scaled features.", percentile=85))
+register("scale", grid={"percentile": PERCENTILES})(
+    shaped_factory(Scale, Ebo, "Energy of scaled features.", percentile=85)
+)

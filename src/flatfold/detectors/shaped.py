@@ -68,7 +68,7 @@ class Shaped(Detector):
         return self.detector.innermost
 
 
-def behind(
+def shaped_factory(
     shaping: Callable[[float], Shaping], detector: Callable[..., Detector], summary: str, percentile: float = 90
 ) -> Callable[..., Detector]:
     """Return a factory of a detector behind a shaping with a percentile, to be registered under a name of its own.
@@ -105,9 +105,6 @@ def with_percentile(
     )
     factory.__doc__ = summary
     return factory
-
-
-# Partial normalisation as a plug-in: h / |h|^alpha in front of any score.
 
 
 class PartialNorm(Shaping):

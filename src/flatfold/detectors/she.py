@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import class_templates
 from ..core.shaping import row_norms
-from ..core.validation import labels_of
+from ..core.validation import require_labels
 from .base import Detector
 from .registry import register
 
@@ -46,7 +46,7 @@ class She(Detector):
         if self.metric not in METRICS:
             raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}.")
         predicted = head(bank.features).argmax(dim=-1)
-        found = class_templates(bank.features, labels_of(bank, "SHE"), predicted, head.n_classes, "SHE")
+        found = class_templates(bank.features, require_labels(bank, "SHE"), predicted, head.n_classes, "SHE")
         self.register_head(head)
         self.register_buffer("templates", found.means.to(head.weight))
         if found.note:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import best_temperature, reference_temperature
-from ..core.validation import labels_of
+from ..core.validation import require_labels
 from .base import Detector
 from .registry import register
 
@@ -46,7 +46,7 @@ class TempScale(Detector):
         """Fit the temperature."""
         if self.solver not in SOLVERS:
             raise ValueError(f"solver must be {' or '.join(map(repr, SOLVERS))}, got {self.solver!r}.")
-        logits, labels = head(bank.features), labels_of(bank, "TempScale")
+        logits, labels = head(bank.features), require_labels(bank, "TempScale")
         temperature = SOLVERS[self.solver](logits, labels)
         if not temperature > 0:
             warnings.warn(

@@ -13,8 +13,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.validation import UnreadableImage, check_fit
 from ..io.progress import track
-from ..models.bank_files import read_manifest
-from ..models.extract import extract
+from ..models.extract import extract_features
 from ..models.fingerprint import weights_hash
 from .results import ID
 from .suites.suite import Suite
@@ -94,21 +93,21 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
     for name, source in track(wanted.items(), "data sets", len(wanted)):
         out = folder / f"{name}-{short_key(weights, source.fingerprint)}"
         with _named(name):
-            banks[name], head = extract(
+            banks[name], found, unreadable[name] = extract_features(
                 suite.model,
                 source,
-                device=settings.device,
+                settings.device,
+                suite.head,
+                settings.workers,
+                settings.unreadable,
                 out=out,
-                head=suite.head,
-                workers=settings.workers,
-                unreadable=settings.unreadable,
+                weights=weights,
             )
-            check_fit(banks[name], head)
-        unreadable[name] = read_manifest(out).unreadable
+            check_fit(banks[name], found.head)
         _tell(name, source.rows, unreadable[name])
-    log.info("features of %d images from the input of %r", sum(map(len, banks.values())), head)
+    log.info("features of %d images from the input of %r", sum(map(len, banks.values())), found.head)
     return Banks(
-        head,
+        found.head,
         banks.get("train"),
         banks["val"],
         banks["test"],

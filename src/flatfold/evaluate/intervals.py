@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.bootstrap import METRICS, SortedPair, percentile_interval, rate_interval, spoilt_aupr
+from ..core.bootstrap import METRICS, SortedPair, percentile_interval, rate_interval, worst_case_aupr
 from ..core.intervals import Influence, auroc_influence, interval, least_agreement, mean_influence, paired_difference
 from ..core.metrics import aupr, fpr_at_tpr
 from ..io.progress import track
@@ -127,7 +127,7 @@ def _bounds_if_perfect(metric: str, estimate: float, n: int, sizes: Sequence[int
     if estimate < 1:
         return estimate, estimate
     missed = 1 - least_agreement(min(n, *sizes))
-    areas = (spoilt_aupr(missed, *((m, n) if metric == "aupr_out" else (n, m))) for m in sizes)
+    areas = (worst_case_aupr(missed, *((m, n) if metric == "aupr_out" else (n, m))) for m in sizes)
     return fmean(areas), 1.0
 
 

@@ -23,7 +23,7 @@ from ..detectors.base import Detector, InputDetector
 from ..detectors.joint import Joint
 from ..detectors.shaped import Shaped
 from ..io.progress import track
-from ..models.bank_files import read_manifest
+from ..io.store import read_manifest
 from ..models.fingerprint import weights_hash
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .intervals import certainty
@@ -221,5 +221,5 @@ def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> 
 def forget(out: Path) -> None:
     """Remove the features and scores that earlier runs kept in a folder, and nothing that somebody else put there."""
     for manifest in (*out.glob("banks/*/manifest.json"), *out.glob("scores/*/manifest.json")):
-        if read_manifest(manifest.parent).key is not None:  # a bank of one's own has none
+        if "data" in read_manifest(manifest.parent).key:  # a bank of one's own names none
             shutil.rmtree(manifest.parent)

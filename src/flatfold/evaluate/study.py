@@ -12,7 +12,7 @@ from ..core.intervals import Influence, auroc_influence, interval, mean_influenc
 from ..curvature.estimate import Loss, Matrix
 from ..detectors.autofold import AutoFold
 from ..io.progress import track
-from ..models.bank_files import read_manifest
+from ..io.store import read_manifest
 from ..models.fingerprint import weights_hash
 from .banks import Banks, Settings, extract_all
 from .results import ID
@@ -231,6 +231,5 @@ def forget_study(suite: Suite, out: Path, samples: int) -> None:
     forget_parts(out / PARTS)
     wanted = {source.fingerprint for source in studied(suite, samples).sources.values()}
     for manifest in out.glob("banks/*/manifest.json"):
-        key = read_manifest(manifest.parent).key
-        if key is not None and key.get("data") in wanted:  # a bank of one's own has none
+        if read_manifest(manifest.parent).key.get("data") in wanted:
             shutil.rmtree(manifest.parent)

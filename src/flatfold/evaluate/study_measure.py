@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..core.bank import FeatureBank, Head
-from ..core.hessian import row_chunks, widened
+from ..core.hessian import row_chunks, widen
 from ..core.shaping import check_alpha, rescaled_logits, row_norms
 from ..curvature.eigenvalues import param_lambda_max, param_spectrum
 from ..curvature.estimate import LOSSES, MATRICES, Estimate, Loss, Matrix, Spectrum
@@ -414,12 +414,12 @@ class FeatureCurvature:
 
     def __init__(self, bank: FeatureBank, head: Head) -> None:
         self.bank, self.head = bank, head
-        self.weight, _ = widened(head.weight, bank.features[:0])
+        self.weight, _ = widen(head.weight, bank.features[:0])
 
     def logits(self, alpha: float, rows: int = ROWS) -> Iterator[Tensor]:
         """Yield the logits of partially normalised features, ``(rows, c)`` at a time."""
         for chunk in row_chunks(len(self.bank), rows):
-            weight, h = widened(self.head.weight, self.bank.features[chunk])
+            weight, h = widen(self.head.weight, self.bank.features[chunk])
             yield rescaled_logits(h @ weight.mT, row_norms(h) ** alpha, self.head.bias)
 
     def traces(self, space: Space, alpha: float) -> Array:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, pstdev, variance
 from typing import Any
 
-from ..core.intervals import quantile
+from ..core.intervals import student_quantile
 from ..io.files import write_atomically
 from .results import METRICS, Results, as_csv, load_results
 
@@ -142,7 +142,7 @@ def _interval(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> t
     if n == 1:
         return ends[0]
     images = fmean(((high - low) / 2) ** 2 for low, high in ends)  # 1.96^2 times the variance
-    seeds = quantile(0.95, n - 1) ** 2 * variance(values) / n
+    seeds = student_quantile(0.95, n - 1) ** 2 * variance(values) / n
     half = sqrt(images + seeds)
     return max(0.0, fmean(values) - half), min(1.0, fmean(values) + half)
 

@@ -49,6 +49,7 @@ D = TypeVar("D", bound=Document)
 A = TypeVar("A", bound=ArrayDocument)
 
 LARGEST_HEADER = 10 * 10**6  # bytes; safetensors headers are read into memory at once
+LARGEST_DOCUMENT = 2**29  # bytes; a larger file is not read into memory
 _HEADER = "flatfold"
 _LENGTH = 8  # bytes in front of a safetensors header
 
@@ -94,8 +95,8 @@ def _convert(content: dict[str, Any], kind: type[D]) -> D:
 def _read_content(text: str | bytes, kind: type[Document]) -> dict[str, Any]:
     """Return the fields in a JSON text, of a document of the right format and version."""
     try:
-        there = msgspec.json.decode(text, type=_Kind)
         content = msgspec.json.decode(text, type=dict[str, Any])
+        there = msgspec.convert(content, _Kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedFile(f"it is not a document of flatfold in JSON ({error})") from error
     if there.format != kind.FORMAT:
@@ -120,6 +121,8 @@ def read_json(path: Path, kind: type[D]) -> D:
         DamagedFile: The file is not a whole document of this kind; the message names the file.
     """
     try:
+        if path.stat().st_size > LARGEST_DOCUMENT:
+            raise DamagedFile("it is larger than any document of flatfold")
         return decode(path.read_bytes(), kind)
     except DamagedFile as error:
         raise DamagedFile(f"{path} cannot be read: {error}.") from error

@@ -8,6 +8,7 @@ killed at any moment finds the parts that were finished, and computes the others
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -89,8 +90,7 @@ class PartStore:
         restart: bool = False,
         lock: bool = False,
     ) -> None:
-        if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(f"a directory is needed, but {folder} is a file. Choose another path.")
+        _check_directory(folder)
         self.folder = folder
         self._lock: BinaryIO | None = None
         self._intact: dict[str, bool] = {}
@@ -153,9 +153,7 @@ class PartStore:
         if not self._written:
             sweep(self.folder)
             self._write_manifest()
-        header = _Header(name, self.key, dict(info or {}))
-        header.sha256 = checksum(encode(header, indent=0), tensors)
-        write_tensors(self._path(name), encode(header, indent=0), tensors)
+        _write_part(self._path(name), self.key, tensors, info)
         self._intact[name] = True
 
     def read(self, name: str, verify: bool = False) -> Part:
@@ -186,7 +184,6 @@ class PartStore:
         self.close()
         if self.folder.is_dir():
             sweep(self.folder)
-            (self.folder / LOCK).unlink(missing_ok=True)
             if not any(self.folder.iterdir()):
                 self.folder.rmdir()
 
@@ -199,7 +196,7 @@ class PartStore:
     def close(self) -> None:
         """Let other processes write to the directory."""
         if self._lock is not None:
-            self._lock.close()
+            _unlock(self.folder, self._lock)
             self._lock = None
 
     def _path(self, name: str) -> Path:
@@ -236,18 +233,9 @@ def read_part(folder: Path, name: str, key: Mapping[str, str], verify: bool = Tr
     """Return a part of the store in ``folder``, its tensors mapped into memory.
 
     Raises:
-        DamagedFile: It is cut, altered, or belongs to another store.
+        DamagedFile: It is missing, cut, altered, or belongs to another store.
     """
-    path = folder / f"{name}{SUFFIX}"
-    try:
-        with path.open("rb") as file:
-            header_length(file.read(8))
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("flatfold", "")
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, FileNotFoundError) as error:
-        raise DamagedFile(f"it cannot be read ({error})") from error
-    header = decode(text, _Header)
+    header, tensors = _open_part(folder / f"{name}{SUFFIX}", tensors=True)
     if header.name != name or header.key != dict(key):
         raise DamagedFile("it belongs to another store")
     if verify:
@@ -255,6 +243,61 @@ def read_part(folder: Path, name: str, key: Mapping[str, str], verify: bool = Tr
         if checksum(encode(header, indent=0), tensors) != said:
             raise DamagedFile("its checksum is not that of its content")
     return Part(header.info, tensors)
+
+
+def read_checksum(folder: Path, name: str) -> str:
+    """Return the checksum that a part says it has, without reading its tensors."""
+    return _open_part(folder / f"{name}{SUFFIX}", tensors=False)[0].sha256
+
+
+def replace_parts(
+    folder: Path, manifest: Manifest, name: str, tensors: Mapping[str, Tensor], info: Mapping[str, Any]
+) -> None:
+    """Put a store of one part in the place of any other store in ``folder``.
+
+    The part is written first: when there is no room for it, the old store stays. A store that was stopped between two
+    steps has a manifest and parts that do not fit each other.
+    """
+    _check_directory(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = opened_alone(folder / LOCK)
+    try:
+        sweep(folder)
+        _write_part(folder / f"{name}{SUFFIX}", manifest.key, tensors, info)
+        write_json(folder / MANIFEST, manifest)
+        for path in folder.glob(f"[0-9]*{SUFFIX}"):
+            if path.name != f"{name}{SUFFIX}":
+                path.unlink()
+    finally:
+        _unlock(folder, lock)
+
+
+def _write_part(path: Path, key: dict[str, str], tensors: Mapping[str, Tensor], info: Mapping[str, Any] | None) -> None:
+    header = _Header(path.name.removesuffix(SUFFIX), key, dict(info or {}))
+    header.sha256 = checksum(encode(header, indent=0), tensors)
+    write_tensors(path, encode(header, indent=0), tensors)
+
+
+def _open_part(path: Path, tensors: bool) -> tuple[_Header, dict[str, Tensor]]:
+    try:
+        with path.open("rb") as file:
+            header_length(file.read(8))
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("flatfold", "")
+            return decode(text, _Header), {key: file.get_tensor(key) for key in (file.keys() if tensors else ())}
+    except (SafetensorError, FileNotFoundError) as error:
+        raise DamagedFile(f"it cannot be read ({error})") from error
+
+
+def _check_directory(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"a directory is needed, but {folder} is a file. Choose another path.")
+
+
+def _unlock(folder: Path, lock: BinaryIO) -> None:
+    if os.name != "nt":  # where an open file cannot be removed
+        (folder / LOCK).unlink(missing_ok=True)
+    lock.close()
 
 
 def _other_key(folder: Path, there: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import row_chunks
-from ..core.validation import DamagedBank, check_finite
-from .bank_files import DTYPES, Manifest, load_bank, read_manifest, read_shard
+from ..core.validation import check_finite
+from ..io.store import read_checksum
+from .bank_store import DTYPES, StoredBank, load_bank
 from .sources import Source, check_rows
 
 # Arrays in files of other programs, known without reading them, and read a few rows at a time.
@@ -120,24 +121,19 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 def in_bank(path: Path) -> dict[str, Array]:
     """Return the arrays of a bank on disk."""
-    manifest = read_manifest(path)
-    if not manifest.complete:
-        raise DamagedBank(
-            f"the bank in {path} is not finished. Call extract(..., out=...) again: it goes on from there."
-        )
-    rows = sum(shard.rows - len(shard.unreadable) for shard in manifest.shards.values())
-    arrays = {"features": Array((rows, manifest.width), manifest.dtype, partial(_shards, path, manifest, 0))}
-    if manifest.labels:
-        arrays["labels"] = Array((rows,), "int64", partial(_shards, path, manifest, 1))
+    bank = StoredBank.open(path)
+    rows = sum(len(shard.features) for shard in bank.shards(verify=False))
+    arrays = {"features": Array((rows, int(bank.key["width"])), bank.key["dtype"], partial(_shards, bank, 0))}
+    if bank.key["labels"] == "yes":
+        arrays["labels"] = Array((rows,), "int64", partial(_shards, bank, 1))
     return arrays
 
 
-def _shards(path: Path, manifest: Manifest, which: int, size: int) -> Iterator[Tensor]:
+def _shards(bank: StoredBank, which: int, size: int) -> Iterator[Tensor]:
     """Yield features (0) or labels (1) of a bank, whose files are compared with their checksums once."""
-    for _, shard in sorted(manifest.shards.items()):
-        values = read_shard(path, manifest, shard, verify=which == 0)[which]
-        assert values is not None
-        if len(values):  # else none of its images could be read
+    for shard in bank.shards(verify=which == 0):
+        values = (shard.features, shard.labels)[which]
+        if values is not None and len(values):  # else none of its images could be read
             yield from torch.split(values, size)
 
 
@@ -328,8 +324,7 @@ class FeatureRows(Source):
             raise ValueError(f"labels are wanted, but the bank in {path} has none. Pass labels=False to do without.")
         self.labels = self.bank.labels if labels else None
         self._chosen: Tensor | None = None
-        shards = read_manifest(Path(path)).shards
-        self._checksums = [shards[index].sha256 for index in sorted(shards)]
+        self._checksums = [read_checksum(Path(path), name) for name in StoredBank.open(path).names()]
 
     @property
     def rows(self) -> int:

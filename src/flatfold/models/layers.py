@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..core.validation import check_finite
-from .bank_files import Manifest
-from .bank_writer import BankWriter, check_scores
+from .bank_store import BankWriter
 from .batches import Batch, split_batch
 from .eval_mode import evaluating
-from .extract import first_inputs, needed, read_batches
+from .extract import first_inputs, missing_batches, read_batches
 from .forward import input_errors, logits_of
 from .heads import find_head
 from .sources import Source
@@ -199,46 +198,41 @@ def score_inputs(
     Raises:
         ValueError: The model cannot take the inputs, a score is not finite, or ``out`` holds scores of something else.
     """
-    sink = BankWriter(out, Manifest({**key, "data": source.fingerprint}, 1, "float32", False, SHARD_ROWS))
     with evaluating(model, device) as place:
 
-        def scored(batch: Batch) -> Tensor:
+        def score(batch: Batch) -> Tensor:
             inputs = batch.to(place).args[0]
             with input_errors(inputs):
                 return function(inputs).detach().float().cpu()[:, None]
 
-        _check_stored(sink, source, scored)
-        for rows, batch, unreadable in needed(source, sink, title, workers):
-            scores = torch.empty(0, 1) if batch is None else scored(batch)
-            check_finite(scores, "scores", first=rows.start)
-            sink.add(rows, (scores, None), unreadable)
-    return sink.finish().features.squeeze(-1)
-
-
-def _check_stored(sink: BankWriter, source: Source, scored: Callable[[Batch], Tensor]) -> None:
-    """Raise if the first scores are not those that an earlier pass stored."""
-    stored = sink.stored()
-    if stored.rows:
-        few = first_inputs(source, stored.rows[0])
-        places, there = stored.among(few.rows)
-        spread = float(stored.features.std(correction=0))
-        check_scores(sink.folder, there, scored(few.batch)[places], spread)
+        identity = {**key, "data": source.fingerprint}
+        sink = BankWriter(out, identity, width=1, dtype=torch.float32, labels=False, shard_rows=SHARD_ROWS, scores=True)
+        try:
+            if sink.first_stored is not None:
+                stored = first_inputs(source, sink.first_stored)
+                sink.confirm(stored.rows, score(stored.batch))
+            for rows, batch, unreadable in missing_batches(source, sink, title, workers):
+                scores = torch.empty(0, 1) if batch is None else score(batch)
+                check_finite(scores, "scores", first=rows.start)
+                sink.add(rows, scores, None, unreadable)
+            return sink.finish().features.squeeze(-1)
+        finally:
+            sink.close()
 
 
 def labelled_batches(
     source: Source, device: torch.device | str, title: str, workers: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of a labelled source as pairs, the inputs on ``device``, without what cannot be read."""
-    for piece in read_batches(source, source.batch_ranges([range(source.rows)]), title, workers):
-        if piece.batch is None:
+    for _, batch, _ in read_batches(source, None, title, workers):
+        if batch is None:
             continue
-        if piece.batch.labels is None:
+        if batch.labels is None:
             raise ValueError("labels are needed to fit this method, but the data has none.")
-        yield piece.batch.to(device).args[0], piece.batch.labels
+        yield batch.to(device).args[0], batch.labels
 
 
 def read_first_batch(source: Source) -> Tensor:
     """Return the inputs of the first batch of a source that holds one."""
-    pieces = read_batches(source, source.batch_ranges([range(source.rows)]))
-    inputs: Tensor = next(piece.batch.args[0] for piece in pieces if piece.batch is not None)
+    inputs: Tensor = next(batch.args[0] for _, batch, _ in read_batches(source) if batch is not None)
     return inputs

@@ -12,7 +12,7 @@ from torch import nn
 from ..detectors.base import Detector
 from ..models.batches import split_batch
 from ..models.eval_mode import evaluating
-from ..models.extract import one_pass
+from ..models.extract import extract_features
 from ..models.fingerprint import weights_hash
 from ..models.heads import FoundHead, Pass, run
 from ..models.sources import ImageSource, Source
@@ -119,10 +119,10 @@ class Guard:
             check_enough(fpr, loader.rows - loader.rows // 2, "half of the data")
         elif isinstance(calibration, Source):
             check_enough(fpr, calibration.rows, "the calibration data")
-        bank, found = one_pass(model, loader, device, head, workers=workers, unreadable=unreadable)
+        bank, found, _ = extract_features(model, loader, device, head, workers, unreadable)
         held_out = None
         if calibration is not None:
-            held_out, _ = one_pass(model, calibration, device, found.name, workers=workers, unreadable=unreadable)
+            held_out = extract_features(model, calibration, device, found.name, workers, unreadable).bank
         result = fit_detector(made, bank, found.head, fpr, held_out=held_out, per_class=per_class, seed=seed)
         assert result.calibration is not None
         if transform is None and isinstance(loader, ImageSource):

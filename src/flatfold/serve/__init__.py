@@ -1,1 +1,1 @@
-"""A guard as a service: what it says, over HTTP."""
+"""A guard over HTTP, with a page."""

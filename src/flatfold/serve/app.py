@@ -1,4 +1,4 @@
-"""The routes of a service."""
+"""The HTTP routes of a service."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.authentication import AuthenticationMiddleware
 
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
-from .middleware import Door, page
+from .middleware import PAGE, AccessMiddleware, BearerToken
 from .service import Service
-from .settings import Refusal, Settings
+from .settings import Settings, error_response, unavailable
 
-_READ = ["GET", "HEAD"]
+_GET = ["GET", "HEAD"]
 
-_SENTENCES = {
-    404: "there is nothing at this address. Try / for the page, /score, /stream, /metrics or /healthz.",
-    405: "this address does not know the method of the request. /score takes POST, all others GET.",
+_ROUTING_ERRORS = {
+    404: "unknown path. Available: / (the page), /score, /stream, /metrics, /healthz.",
+    405: "method not allowed. /score takes POST, all other paths take GET.",
 }
 
 
 def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = None) -> FastAPI:
-    """Return a service that tells which inputs a classifier does not know.
+    """Return an ASGI application that scores images and features over HTTP.
 
     Args:
-        guard: A guard that knows its transform, for images and features; or a judge, for features alone.
-        settings: What is allowed; by default as :class:`Settings` says, for this machine only.
+        guard: A guard with a transform, for images and features; or its calibrated detector, for features only.
+        settings: Limits and access; by default those of :class:`Settings`, for this machine only.
 
     Returns:
-        An application for uvicorn or another ASGI server; ``app.state.service`` is the
-        :class:`~flatfold.serve.service.Service` behind it.
+        An application for uvicorn or another ASGI server, with the
+        :class:`~flatfold.serve.service.Service` as ``app.state.service``.
     """
     service = Service(guard, Settings() if settings is None else settings)
 
@@ -45,10 +46,12 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
-    app.add_middleware(Door, settings=service.settings, metrics=service.metrics)
-    app.add_exception_handler(Refusal, _refused)
-    app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(RequestValidationError, _wrong_query)
+    if service.settings.token is not None:
+        backend = BearerToken(service.settings.token)
+        app.add_middleware(AuthenticationMiddleware, backend=backend, on_error=backend.reject)
+    app.add_middleware(AccessMiddleware, settings=service.settings, metrics=service.metrics)  # the outermost
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _query_error)
     _add_routes(app, service)
     return app
 
@@ -56,39 +59,32 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
 def _add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/score")
     async def score(request: Request, explain: bool = False) -> Response:
-        return JSONResponse({"rows": await service.answer(request, explain)})
+        return JSONResponse({"rows": await service.score(request, explain)})
 
-    # The next two count for a while, so they are no coroutines: FastAPI runs them in threads.
-    @app.api_route("/stream", methods=_READ)
+    # Not coroutines, because they compute for a while: FastAPI runs them in threads.
+    @app.api_route("/stream", methods=_GET)
     def stream() -> Response:
         return JSONResponse(service.scorer.facts())
 
-    @app.api_route("/metrics", methods=_READ)
+    @app.api_route("/metrics", methods=_GET)
     def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.api_route("/healthz", methods=_READ)
+    @app.api_route("/healthz", methods=_GET)
     async def healthz() -> Response:
         if service.closing:
-            raise Refusal(503, "the service is about to end.")
+            raise unavailable("the service is shutting down")
         return JSONResponse({"status": "ok"})
 
-    @app.api_route("/", methods=_READ)
-    async def start() -> Response:
-        return Response(page(), media_type="text/html")
+    @app.api_route("/", methods=_GET)
+    async def page() -> Response:
+        return Response(PAGE, media_type="text/html")
 
 
-async def _refused(request: Request, error: Any) -> Response:
-    refusal: Refusal = error
-    return refusal.response()
+async def _http_error(request: Request, error: Any) -> Response:
+    return error_response(error.status_code, _ROUTING_ERRORS.get(error.status_code, error.detail), error.headers)
 
 
-async def _no_route(request: Request, error: Any) -> Response:
-    sentence = _SENTENCES.get(error.status_code, "this request cannot be answered. Look at its address and method.")
-    return Refusal(error.status_code, sentence, error.headers).response()
-
-
-async def _wrong_query(request: Request, error: Any) -> Response:
-    return Refusal(
-        422, "behind ? stands explain=true or explain=false, or nothing, but something else came."
-    ).response()
+async def _query_error(request: Request, error: Any) -> Response:
+    value = request.query_params.get("explain", "")[:80]
+    return error_response(422, f"query parameter 'explain' must be 'true' or 'false', got {value!r}.")

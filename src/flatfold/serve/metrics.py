@@ -1,4 +1,4 @@
-"""What a service measures of itself, in the text format of Prometheus."""
+"""Counters of a service in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -9,70 +9,60 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from .. import __version__
-from .scorer import Stream
+from .scorer import LiveMonitor
 
-ROUTES = frozenset({"/", "/score", "/stream", "/healthz", "/metrics"})
+_ROUTES = frozenset({"/", "/score", "/stream", "/healthz", "/metrics"})
 
-OTHER = "other"  # whatever else is asked for: each path on its own would fill the memory
-
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counters of one service; several in one process do not meet.
+    """Counters of one service, with a registry of its own."""
 
-    Args:
-        stream: What the service has said.
-        method: Of the detector.
-    """
-
-    def __init__(self, stream: Stream, method: str) -> None:
-        self.registry = CollectorRegistry()
-        ours = self.registry
-        self._requests = Counter("flatfold_requests", "Requests answered.", ["route", "status"], registry=ours)
-        self._refused = Counter("flatfold_refused", "Requests answered with a status from 400 on.", registry=ours)
-        self._seconds = Histogram("flatfold_request_seconds", "From request to answer.", ["route"], registry=ours)
-        self._batches = Histogram(
-            "flatfold_batch_size", "Inputs that went through the model together.", buckets=SIZES, registry=ours
+    def __init__(self, monitor: LiveMonitor, method: str, waiting: Callable[[], int]) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter("flatfold_requests", "Requests answered.", ["route", "status"], registry=registry)
+        self._refused = Counter(
+            "flatfold_refused", "Requests answered with a status of 400 or more.", registry=registry
         )
-        Info("flatfold_build", "What is running.", registry=ours).info({"version": __version__, "method": method})
-        self._now = _Now(stream)
-        self.registry.register(self._now)
+        self._seconds = Histogram("flatfold_request_seconds", "From request to answer.", ["route"], registry=registry)
+        self._batches = Histogram(
+            "flatfold_batch_size", "Inputs in one forward pass.", buckets=_BATCH_SIZES, registry=registry
+        )
+        Info("flatfold_build", "What is running.", registry=registry).info({"version": __version__, "method": method})
+        registry.register(_LiveCollector(monitor, waiting))
 
-    def watch_line(self, length: Callable[[], int]) -> None:
-        """Say how the number of inputs that wait is found."""
-        self._now.length = length
-
-    def note_batch(self, size: int) -> None:
-        """Count inputs that go through the model together."""
+    def count_batch(self, size: int) -> None:
+        """Count one forward pass."""
         self._batches.observe(size)
 
-    def note(self, path: str, status: int, seconds: float) -> None:
-        """Count an answer."""
-        route = path if path in ROUTES else OTHER
+    def count_answer(self, path: str, status: int, seconds: float) -> None:
+        """Count one answer; unknown paths share a label, or they would fill the memory."""
+        route = path if path in _ROUTES else "other"
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
         if status >= 400:
             self._refused.inc()
 
     def text(self) -> bytes:
-        """Return all of it."""
-        return generate_latest(self.registry)
+        """Return all metrics in the text format."""
+        return generate_latest(self._registry)
 
 
-class _Now(Collector):
-    """What is looked up when somebody asks."""
+class _LiveCollector(Collector):
+    """Metrics that are computed when Prometheus asks."""
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.length: Callable[[], int] = lambda: 0
+    def __init__(self, monitor: LiveMonitor, waiting: Callable[[], int]) -> None:
+        self._monitor, self._waiting = monitor, waiting
 
     def collect(self) -> Iterable[Metric]:
-        counted = self.stream.now()
-        yield CounterMetricFamily("flatfold_inputs", "Inputs judged.", value=counted.seen)
-        yield CounterMetricFamily("flatfold_alarms", "Those that raised an alarm.", value=counted.alarms)
-        yield GaugeMetricFamily("flatfold_alarm_rate", "Their share, NaN before the first.", value=counted.alarm_rate)
+        monitor = self._monitor.snapshot()
+        yield CounterMetricFamily("flatfold_inputs", "Inputs scored.", value=monitor.seen)
+        yield CounterMetricFamily("flatfold_alarms", "Inputs that raised an alarm.", value=monitor.alarms)
         yield GaugeMetricFamily(
-            "flatfold_drift", "Distance of the scores from those of calibration, 0 to 1.", value=counted.drift
+            "flatfold_alarm_rate", "Share of alarms, NaN before the first.", value=monitor.alarm_rate
         )
-        yield GaugeMetricFamily("flatfold_waiting", "Inputs that wait for the model.", value=self.length())
+        yield GaugeMetricFamily(
+            "flatfold_drift", "Distance of the scores from the calibration scores, 0 to 1.", value=monitor.drift
+        )
+        yield GaugeMetricFamily("flatfold_waiting", "Inputs that wait for the model.", value=self._waiting())

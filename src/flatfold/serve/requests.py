@@ -1,280 +1,190 @@
-"""The body of a request, as far as it may be long and slow."""
+"""Request bodies: read them within limits, and turn images, forms and features into tensors."""
 
 from __future__ import annotations
 
-import asyncio
 import struct
+from collections.abc import AsyncGenerator, Callable
 from io import BytesIO
 from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
-from python_multipart import MultipartParser
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import parse_options_header
-from starlette.requests import ClientDisconnect, Request
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.types import Message
 from torch import Tensor
 
 from ..core.validation import TooManyPixels, UnreadableImage
 from ..models.decoding import read_image
 from ..models.transform import Transform
-from .batcher import Share
-from .settings import AGAIN, Refusal, Settings
+from .settings import too_large, unavailable
+
+FEATURES, FORM = "application/octet-stream", "multipart/form-data"
+
+DECODE_SECONDS = 10.0  # for one file: 2 MB can be made to take minutes, as a JPEG of 30,000 scans
+
+MAX_NAME = 200  # characters of a file name that are kept
+
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323  # TIFF tags
+
+_TIFF_NUMBERS = {3: "H", 4: "I"}  # TIFF types of these tags
 
 
-async def read_body(request: Request, settings: Settings, share: Share) -> bytes:
-    """Return the body of a request.
+class File(NamedTuple):
+    """A file of a request; its name is None if the body is the file."""
 
-    Args:
-        request: Nothing of its body was read before.
-        settings: How long it may be, in bytes and in seconds.
-        share: Of the memory, from which its length is taken.
-
-    Raises:
-        Refusal: It is too long, too slow, empty or packed.
-        ClientDisconnect: It will never be complete.
-    """
-    packing = request.headers.get("content-encoding", "identity").strip().lower()
-    if packing != "identity":
-        raise Refusal(415, "bodies are read as they are, but this one has a Content-Encoding. Send it unpacked.")
-    if int(request.headers.get("content-length", "0")) > settings.max_body:  # its server has checked that it is one
-        raise _too_large(settings.max_body)
-    try:
-        async with asyncio.timeout(settings.timeout):
-            body = await _received(request, settings.max_body, share)
-    except TimeoutError:
-        raise Refusal(
-            408,
-            f"a request must arrive within {settings.timeout:g} seconds, but this one did not. Send less at once.",
-            {"Connection": "close"},
-        ) from None
-    if not body:
-        raise Refusal(400, "a request needs an image or features as its body, but this body is empty. Send some.")
-    return bytes(body)
-
-
-async def _received(request: Request, most: int, share: Share) -> bytearray:
-    body = bytearray()
-    while True:
-        message = await request.receive()
-        if message["type"] != "http.request":
-            raise ClientDisconnect
-        part = message.get("body", b"")
-        if len(body) + len(part) > most:
-            raise _too_large(most)
-        share.take(len(part))
-        body += part
-        if not message.get("more_body", False):
-            return body
-
-
-def _too_large(most: int) -> Refusal:
-    return Refusal(
-        413,
-        f"a request may have {most / 1e6:g} MB, but this one has more. Send fewer inputs at once, or a smaller image.",
-    )
-
-
-# Files in the body of a form.
-
-
-LONGEST = 200  # characters of a name that are kept
-
-
-class Part(NamedTuple):
-    """A file of a form."""
-
-    name: str
-    """As it was sent, without folders."""
+    name: str | None
     content: bytes
 
 
-def files_of(body: bytes, content_type: str, most: int) -> list[Part]:
-    """Return the files of a multipart/form-data body in their order.
+def limit_body(request: Request, max_body: int, take: Callable[[int], None]) -> Request:
+    """Return the request with a body that raises as soon as it exceeds ``max_body`` or the memory limit ``take``."""
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise HTTPException(415, "unsupported Content-Encoding. Send the body uncompressed.")
+    limit = f"{max_body / 1e6:g} MB"
+    error = too_large("the request body is too large", limit, "Send fewer inputs at once or a smaller image")
+    if int(request.headers.get("content-length", "0")) > max_body:  # an integer: the server has checked it
+        raise error
+    received = 0
 
-    Args:
-        body: All of it.
-        content_type: The header that says what stands between two parts.
-        most: Files that may be in it.
-    """
-    boundary = parse_options_header(content_type)[1].get(b"boundary")
-    if not boundary:
-        raise Refusal(400, "a form says in its Content-Type what its boundary is, but this one does not. Add it.")
-    reader = _Reader(most)
+    async def receive() -> Message:
+        nonlocal received
+        message = await request.receive()
+        size = len(message.get("body", b""))
+        received += size
+        if received > max_body:
+            raise error
+        take(size)
+        return message
+
+    return Request(request.scope, receive)
+
+
+async def read_body(request: Request) -> bytes:
+    """Return a body that is one image or rows of features."""
+    if body := await request.body():
+        return body
+    raise HTTPException(400, "the request body is empty. Send an image or features.")
+
+
+async def read_form(request: Request, max_files: int) -> list[File]:
+    """Return the files of a multipart form in their order."""
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        async for chunk in request.stream():
+            yield chunk
+        if not parser.complete:  # starlette would return the parts that are there
+            raise HTTPException(400, "incomplete form: the closing boundary is missing. Send it again.")
+
+    parser = _FormParser(request.headers, stream(), max_files=max_files, max_fields=0)
     try:
-        MultipartParser(boundary, reader.callbacks()).write(body)  # type: ignore[arg-type]
-    except FormParserError:
-        raise _broken() from None
-    if not reader.complete:
-        raise _broken()
-    if not reader.files:
-        raise Refusal(400, "a form needs an image, but this one has no file in it. Add one to it.")
-    return reader.files
+        form = await parser.parse()
+    except (MultiPartException, UnicodeError) as error:  # the latter by a charset such as "undefined"
+        reason = getattr(error, "message", "Unknown charset.")
+        raise HTTPException(400, f"invalid form: {reason} Each part must be an image with a file name.") from None
+    if not form:
+        raise HTTPException(400, "the form has no file. Add an image.")
+    uploads = [upload for _, upload in form.multi_items() if isinstance(upload, UploadFile)]
+    files = [File(plain_name(upload.filename or ""), await upload.read()) for upload in uploads]
+    await form.close()
+    return files
 
 
-class _Reader:
-    """What the parser calls while it goes through a body."""
+class _FormParser(MultiPartParser):
+    """The parser of ``request.form()`` with three changes: 413 for too many files, no disk, and a flag at the end."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.files: list[Part] = []
-        self.complete = False
-        self._field, self._value = bytearray(), bytearray()
-        self._headers: dict[bytes, bytes] = {}
-        self._content = bytearray()
+    spool_max_size = 0  # files stay in memory, which is limited, and never touch the disk
+    complete = False
+    parts = 0
 
-    def callbacks(self) -> dict[str, object]:
-        names = ("part_begin", "part_data", "part_end", "header_field", "header_value", "header_end", "end")
-        return {f"on_{name}": getattr(self, f"_{name}") for name in names}
+    def on_part_begin(self) -> None:
+        self.parts += 1
+        if self.parts > self.max_files:
+            raise too_large("too many images", f"{self.max_files} images per request", "Send several requests")
+        super().on_part_begin()
 
-    def _part_begin(self) -> None:
-        if len(self.files) == self.most:
-            raise Refusal(413, f"a request may have {self.most} images, but this one has more. Send several requests.")
-        self._headers, self._content = {}, bytearray()
-
-    def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._field += data[start:end]
-
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def _header_end(self) -> None:
-        self._headers[bytes(self._field).lower()] = bytes(self._value)
-        self._field, self._value = bytearray(), bytearray()
-
-    def _part_data(self, data: bytes, start: int, end: int) -> None:
-        self._content += data[start:end]
-
-    def _part_end(self) -> None:
-        options = parse_options_header(self._headers.get(b"content-disposition"))[1]
-        if b"filename" not in options:
-            raise Refusal(
-                400, "every part of a form must be an image file, but one has no file name. Leave other fields out."
-            )
-        self.files.append(Part(plain_name(options[b"filename"]), bytes(self._content)))
-
-    def _end(self) -> None:
+    def on_end(self) -> None:
         self.complete = True
 
 
-def plain_name(name: bytes) -> str:
-    r"""Return the last part of a path as text that can be printed, at most 200 characters of it.
+def plain_name(name: str) -> str:
+    r"""Return the last part of a path as printable text of at most 200 characters.
 
     Example:
-        >>> plain_name(b"..\\photos/a\ncat.png")
+        >>> plain_name("..\\photos/a\ncat.png")
         'a?cat.png'
     """
-    text = name.decode(errors="replace").replace("\\", "/").rpartition("/")[2]
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:LONGEST])
+    last = name.replace("\\", "/").rpartition("/")[2]
+    return "".join(letter if letter.isprintable() else "?" for letter in last[:MAX_NAME])
 
 
-def _broken() -> Refusal:
-    return Refusal(
-        400, "a form must be complete and have its boundary around every part, but this one has not. Send it again."
-    )
+def decode_features(body: bytes, width: int, max_rows: int) -> Tensor:
+    """Return little-endian float32 numbers, row after row, as features ``(n, d)``.
 
-
-# Sizes that stand in the head of an image file, where its decoder takes memory for them without a look at a limit.
-
-
-_TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of TIFF
-
-_NUMBERS = {3: "H", 4: "I"}  # its types for them
-
-_ENDLESS = 2**32
-
-
-def webp_size(content: bytes) -> tuple[int, int]:
-    """Return the width and height of a WEBP file, (0, 0) for all others: it takes memory when it is only opened."""
-    kind, head = content[12:16], content[20:30]
-    if content[:4] != b"RIFF" or content[8:12] != b"WEBP" or len(head) < 10:
-        return 0, 0
-    if kind == b"VP8X":
-        return int.from_bytes(head[4:7], "little") + 1, int.from_bytes(head[7:10], "little") + 1
-    bits = int.from_bytes(head[1:5] if kind == b"VP8L" else head[6:10], "little")
-    if kind == b"VP8L":
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    return bits & 0x3FFF, bits >> 16 & 0x3FFF
-
-
-def tile_size(content: bytes) -> tuple[int, int]:
-    """Return the width and height of the tiles of a TIFF file, (0, 0) for all others.
-
-    A tile is decoded as a whole, and may be far larger than the image. Where a file says a size twice, one reader
-    believes the first and another the last, so that the larger one counts here.
+    Example:
+        >>> decode_features(bytes(24), width=3, max_rows=2)
+        tensor([[0., 0., 0.],
+                [0., 0., 0.]])
     """
-    order = {b"II": "<", b"MM": ">"}.get(content[:2])
-    if order is None or len(content) < 16:
-        return 0, 0
-    big = struct.unpack_from(order + "H", content, 2)[0] == 43  # BigTIFF: longer counts and places
-    start, count, entry = ("Q", "Q", "HHQ8s") if big else ("I", "H", "HHI4s")
-    found = {_TILE_WIDTH: 0, _TILE_HEIGHT: 0}
+    count, rest = divmod(len(body), 4 * width)
+    if rest:
+        raise HTTPException(
+            422,
+            f"features must be rows of {width} little-endian float32 numbers, {4 * width} bytes each, got {len(body)} "
+            "bytes. Were they taken from the input of this model's last linear layer?",
+        )
+    if count > max_rows:
+        raise too_large(f"{count} rows of features", f"{max_rows} rows per request", "Send several requests")
+    values = np.frombuffer(body, "<f4").astype(np.float32).reshape(count, width)  # a copy in this machine's byte order
+    finite = np.isfinite(values).all(axis=1)
+    if not finite.all():
+        message = f"features must be finite, but row {int(finite.argmin())} has a NaN or infinite entry."
+        raise HTTPException(400, f"{message} Check that input and the model's weights.")
+    return torch.from_numpy(values)
+
+
+def decode_image(content: bytes, label: str, transform: Transform, max_pixels: int) -> Tensor:
+    """Return an encoded image as the model takes it, ``(c, h, w)``; errors call it by its label."""
+
+    def check_pixels(size: tuple[int, int], problem: str) -> None:
+        if size[0] * size[1] > max_pixels:
+            limit = f"{max_pixels:,} pixels"
+            raise too_large(f"{label} {problem} {size[0]} x {size[1]} pixels", limit, "Send a smaller image")
+
+    if content.startswith((b"P1", b"P2", b"P3")):  # their decoder is slow enough to block all others
+        raise HTTPException(422, f"{label} is a PPM, PGM or PBM written as text. Save it as PNG.")
+    check_pixels(webp_size(content), "has")
+    check_pixels(tile_size(content), "has a tile of")
     try:
-        at = struct.unpack_from(order + start, content, 8 if big else 4)[0]
-        entries = struct.unpack_from(order + count, content, at)[0]
-        for i in range(min(entries, 2**16)):
-            place = at + struct.calcsize(order + count) + i * struct.calcsize(order + entry)
-            tag, kind, _, value = struct.unpack_from(order + entry, content, place)
-            if tag in found:
-                size = struct.unpack_from(order + _NUMBERS[kind], value)[0] if kind in _NUMBERS else _ENDLESS
-                found[tag] = max(found[tag], size)
-    except (struct.error, OverflowError):
-        pass  # it ends before, and so says no more
-    return found[_TILE_WIDTH], found[_TILE_HEIGHT]
-
-
-# From the bytes of an image to the tensor that the model takes.
-
-
-SECONDS = 10.0
-
-"""In which a file must be decoded: one of 2 MB can be made to take minutes, as a JPEG of 30,000 scans is."""
-
-_TEXT = (b"P1", b"P2", b"P3")
-
-
-def prepared(content: bytes, called: str, transform: Transform, most_pixels: int) -> Tensor:
-    """Return an image as the model takes it, ``(c, h, w)``.
-
-    Args:
-        content: The encoded file.
-        called: What an answer calls it, such as ``the image 'cat.png'``.
-        transform: How images are prepared.
-        most_pixels: Of the file, by the size that it declares, and of the image after a resize.
-    """
-    try:
-        _check_kind(content, called)
-        _check_declared(content, called, most_pixels)
-        image = read_image(_Hurried(content), called, most_pixels)
-        _check_resized(image, called, transform, most_pixels)
+        image = read_image(_TimedBytes(content), label, max_pixels)
+        if transform.resize is not None:  # to a shorter side: a narrow image may become enormous
+            scale = transform.resize / min(image.size)
+            check_pixels((round(image.width * scale), round(image.height * scale)), "would be resized to")
         return transform(image)
     except TooManyPixels as error:
-        raise Refusal(413, str(error)) from None
+        raise HTTPException(413, str(error)) from None
     except UnreadableImage as error:
         if isinstance(error.__cause__, TimeoutError):
-            raise Refusal(413, f"{called} takes too long to be decoded. Save it anew, as PNG or as JPEG.") from None
-        raise Refusal(400, _sentence(error, called)) from None
-    except ValueError as error:  # of the transform
-        raise Refusal(422, f"{called} cannot be prepared for the model: {error}") from None
+            limit = f"{DECODE_SECONDS:g} seconds"
+            raise too_large(f"{label} takes too long to decode", limit, "Save it again as PNG or JPEG") from None
+        # A decoder error without a message would show the name of its class.
+        message = str(error) if str(error.__cause__) else f"{label} could not be read as an image: broken file."
+        raise HTTPException(400, message) from None
+    except ValueError as error:  # raised by the transform
+        raise HTTPException(422, f"{label} cannot be prepared for the model: {error}") from None
     except MemoryError:
-        raise Refusal(503, f"there is no memory for {called} at the moment. Send it again.", AGAIN) from None
+        raise unavailable(f"not enough memory to decode {label}") from None
 
 
-def _sentence(error: UnreadableImage, called: str) -> str:
-    """Return what is wrong with an image; a decoder that says nothing is known by a name that is of no use here."""
-    if str(error.__cause__):
-        return str(error)
-    return f"{called} could not be read as an image: its bytes are broken. Open it in a viewer, and send it again."
-
-
-class _Hurried(BytesIO):
-    """The bytes of a file, as long as there is time to decode them: decoders take them bit by bit."""
+class _TimedBytes(BytesIO):
+    """The bytes of a file, readable until the time for decoding is over: decoders take them in small parts."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
-        self._end = monotonic() + SECONDS
+        self._end = monotonic() + DECODE_SECONDS
 
     def read(self, size: int | None = -1, /) -> bytes:
         if monotonic() > self._end:
@@ -282,66 +192,44 @@ class _Hurried(BytesIO):
         return super().read(size)
 
 
-def _check_kind(content: bytes, called: str) -> None:
-    """Raise for the kinds of PPM whose numbers are text: their decoder is slow enough to keep all others waiting."""
-    if content.startswith(_TEXT):
-        raise Refusal(
-            422, f"{called} must be encoded in bytes, but is a PPM, PGM or PBM written as text. Save it as PNG."
-        )
+# Sizes in the headers of image files for which decoders allocate memory before any limit is checked.
 
 
-def _check_declared(content: bytes, called: str, most_pixels: int) -> None:
-    """Raise for sizes that others do not check before they take the memory for them."""
-    for what, (width, height) in (("is", webp_size(content)), ("has a tile of", tile_size(content))):
-        if width * height > most_pixels:
-            raise TooManyPixels(
-                f"{called} {what} {width} x {height}, and up to {most_pixels:,} pixels are read. Make it smaller."
-            )
+def webp_size(content: bytes) -> tuple[int, int]:
+    """Return width and height of a WEBP file, (0, 0) for other files; opening it allocates memory for all pixels."""
+    kind, head = content[12:16], content[20:30]
+    if content[:4] != b"RIFF" or content[8:12] != b"WEBP" or len(head) < 10:
+        return 0, 0
+    if kind == b"VP8X":
+        return int.from_bytes(head[4:7], "little") + 1, int.from_bytes(head[7:10], "little") + 1
+    if kind == b"VP8L":
+        bits = int.from_bytes(head[1:5], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    bits = int.from_bytes(head[6:10], "little")
+    return bits & 0x3FFF, bits >> 16 & 0x3FFF
 
 
-def _check_resized(image: Image.Image, called: str, transform: Transform, most_pixels: int) -> None:
-    """Raise if an image is so narrow that it would become enormous: a resize says how long the shorter side is."""
-    if transform.resize is None:
-        return
-    short, long = sorted(image.size)
-    if transform.resize**2 * long > most_pixels * short:
-        raise TooManyPixels(
-            f"{called} is {image.width} x {image.height}, and resized to a shorter side of {transform.resize} it would "
-            f"have more than {most_pixels:,} pixels. Cut it to a shape that is nearer to a square."
-        )
+def tile_size(content: bytes) -> tuple[int, int]:
+    """Return width and height of the tiles of a TIFF file, (0, 0) for other files.
 
-
-# From bytes to features.
-
-
-def rows_of(body: bytes, width: int, most: int) -> Tensor:
-    """Return little-endian float32 numbers as features ``(n, d)``.
-
-    Args:
-        body: ``4 n d`` bytes, row after row.
-        width: d, of the head.
-        most: Rows that may be in it.
-
-    Example:
-        >>> rows_of(bytes(24), width=3, most=2)
-        tensor([[0., 0., 0.],
-                [0., 0., 0.]])
+    A tile is decoded as a whole and may be far larger than the image. Where a file gives a size twice, the larger one
+    counts, because some readers use the first and others the last.
     """
-    count, left = divmod(len(body), 4 * width)
-    if left:
-        raise Refusal(
-            422,
-            f"features are rows of {width} little-endian float32 numbers, {4 * width} bytes each, but {len(body)} "
-            "bytes are no whole number of them. Were they taken from the input of this model's last linear layer?",
-        )
-    if count > most:
-        raise Refusal(413, f"a request may have {most} rows of features, but this one has {count}. Send them in parts.")
-    values = np.frombuffer(body, "<f4").astype(np.float32).reshape(count, width)  # a copy, in this machine's order
-    finite = np.isfinite(values).all(axis=1)
-    if not finite.all():
-        raise Refusal(
-            400,
-            f"features must be finite, but row {int(finite.argmin())} has a NaN or infinite entry. "
-            "Look at that input and at the model's weights.",
-        )
-    return torch.from_numpy(values)
+    order = {b"II": "<", b"MM": ">"}.get(content[:2])
+    if order is None or len(content) < 16:
+        return 0, 0
+    big = struct.unpack_from(order + "H", content, 2)[0] == 43  # BigTIFF
+    offset, count, entry = ("Q", "Q", "HHQ8s") if big else ("I", "H", "HHI4s")
+    sizes = {_TILE_WIDTH: 0, _TILE_HEIGHT: 0}
+    try:
+        start = struct.unpack_from(order + offset, content, 8 if big else 4)[0]
+        entries = struct.unpack_from(order + count, content, start)[0]
+        start += struct.calcsize(order + count)
+        for i in range(min(entries, 2**16)):
+            tag, kind, _, value = struct.unpack_from(order + entry, content, start + i * struct.calcsize(order + entry))
+            if tag in sizes:  # a size of an unexpected type counts as endless
+                size = struct.unpack_from(order + _TIFF_NUMBERS[kind], value)[0] if kind in _TIFF_NUMBERS else 2**32
+                sizes[tag] = max(sizes[tag], size)
+    except (struct.error, OverflowError):
+        pass  # the file ends here
+    return sizes[_TILE_WIDTH], sizes[_TILE_HEIGHT]

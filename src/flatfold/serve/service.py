@@ -1,42 +1,36 @@
-"""One request from its body to its rows, beside all others."""
+"""One request from its body to its rows: reading, decoding, batching, and the memory that all requests share."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from torch import Tensor
 
-from ..models.transform import Transform
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
-from .batcher import MOST, Batcher, Budget, Input, Row, Share
 from .metrics import Metrics
-from .requests import Part, files_of, prepared, read_body, rows_of
-from .scorer import Scorer
-from .settings import Refusal, Settings, unfinished
+from .requests import FEATURES, FORM, File, decode_features, decode_image, limit_body, read_body, read_form
+from .scorer import Input, Row, Scorer
+from .settings import Settings, too_large, unavailable
 
-DECODERS = 2
+MEMORY = 2**30  # bytes of all bodies and prepared inputs; what decoders and the model need comes on top
 
-"""Threads that decode images; each may need memory for the largest one allowed."""
+DECODERS = 2  # threads that decode images; each may need memory for the largest image allowed
+
+_FEATURES_HINT = f"features as {FEATURES} (little-endian float32)"
 
 _T = TypeVar("_T")
 
-_TAKEN = "Send an image (image/png, image/jpeg ...), a form with images (multipart/form-data), or features"
-
-_FEATURES = "as application/octet-stream, little-endian float32"
-
 
 class Service:
-    """All that stands behind the routes.
-
-    Args:
-        guard: What judges: a guard for images and features, or its judge for features alone.
-        settings: What is allowed.
+    """A guard with its queue, threads, counters and limits.
 
     Attributes:
         closing: Whether the service is about to end.
@@ -45,103 +39,203 @@ class Service:
     def __init__(self, guard: Guard | CalibratedDetector, settings: Settings) -> None:
         self.settings = settings
         self.scorer = Scorer(guard, settings.names)
-        self.metrics = Metrics(self.scorer.stream, self.scorer.method)
-        self.batcher = Batcher(self.scorer, settings.max_batch, settings.max_waiting, self.metrics.note_batch)
-        self.metrics.watch_line(lambda: self.batcher.waiting)
-        self.budget = Budget(max(MOST, 4 * settings.max_body))
+        self.metrics = Metrics(self.scorer.monitor, self.scorer.method, lambda: self.batcher.waiting)
+        self.batcher = Batcher(self.scorer, settings.max_batch, settings.max_waiting, self.metrics.count_batch)
+        self.memory = MemoryLimit(max(MEMORY, 4 * settings.max_body))
         self.closing = False
         self._decoders = ThreadPoolExecutor(DECODERS, "flatfold-images")
 
-    async def answer(self, request: Request, explain: bool) -> list[Row]:
-        """Return the rows of a request, or refuse it."""
-        read = self._reader(request.headers.get("content-type", ""))
-        with self.budget.share() as share:
-            body = await read_body(request, self.settings, share)
-            return await _unless_gone(request, self._within_time(read(body, explain, share)))
+    async def score(self, request: Request, explain: bool) -> list[Row]:
+        """Return one row for each input of a request."""
+        kind = self._media_type(request)
+        with self.memory.reserve() as take:
+            files = await self._read(limit_body(request, self.settings.max_body, take), kind)
+            return await _cancel_on_disconnect(request, self._answer(kind, files, explain, take))
 
     def close(self, wait: bool = False) -> None:
-        """Let all threads end after what they are doing, and perhaps wait for that."""
+        """Let all threads end after their current work, and optionally wait for them."""
         self.batcher.close(wait)
         self._decoders.shutdown(wait, cancel_futures=True)
 
     def ends_within(self, seconds: float) -> bool:
-        """Close, and tell whether all threads end in this time: Python itself would wait for them without a limit."""
-        waiting = threading.Thread(target=self.close, args=(True,), daemon=True)
-        waiting.start()
-        waiting.join(seconds)
-        return not waiting.is_alive()
+        """Close, and return whether all threads end in this time: Python itself would wait for them without limit."""
+        closing = threading.Thread(target=self.close, args=(True,), daemon=True)
+        closing.start()
+        closing.join(seconds)
+        return not closing.is_alive()
 
-    def _reader(self, content_type: str) -> Callable[[bytes, bool, Share], Awaitable[list[Row]]]:
-        """Return what makes rows of a body of some type."""
-        kind = content_type.partition(";")[0].strip().lower()
-        if kind == "application/octet-stream":
-            return self._features
-        if not kind.startswith("image/") and kind != "multipart/form-data":
-            raise Refusal(415, f"the Content-Type of this request is none that is understood. {_TAKEN} {_FEATURES}.")
+    def _media_type(self, request: Request) -> str:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == FEATURES:
+            return kind
+        if not kind.startswith("image/") and kind != FORM:
+            raise HTTPException(
+                415, f"unsupported Content-Type. Send an image (image/png, ...), images as {FORM}, or {_FEATURES_HINT}."
+            )
         if self.scorer.transform is None:
-            raise Refusal(415, f"this service runs without a model, so it takes no images. Send features {_FEATURES}.")
-        transform = self.scorer.transform
-        if kind == "multipart/form-data":
-            return lambda body, explain, share: self._form(body, content_type, transform, explain, share)
-        return lambda body, explain, share: self._images([("the image", body)], transform, explain, share)
+            raise HTTPException(415, f"this service has no model and takes no images. Send {_FEATURES_HINT}.")
+        return kind
 
-    async def _features(self, body: bytes, explain: bool, share: Share) -> list[Row]:
-        features = await self._aside(rows_of, body, self.scorer.width, self.settings.max_waiting)
-        called = (f"row {i} of the features" for i in range(len(features)))
-        return await self.batcher.rows(
-            [Input("features", row, name, explain) for row, name in zip(features, called, strict=True)]
-        )
-
-    async def _form(
-        self, body: bytes, content_type: str, transform: Transform, explain: bool, share: Share
-    ) -> list[Row]:
-        most = min(self.settings.max_images, self.settings.max_waiting)
-        files = await self._aside(files_of, body, content_type, most)
-        named = [(_called(i, file), file.content) for i, file in enumerate(files)]
-        rows = await self._images(named, transform, explain, share)
-        return [{"name": file.name, **row} for file, row in zip(files, rows, strict=True)]
-
-    async def _images(
-        self, images: list[tuple[str, bytes]], transform: Transform, explain: bool, share: Share
-    ) -> list[Row]:
-        inputs = []
-        for called, content in images:  # one after the other, so that no request takes more than its share
-            values: Tensor = await self._aside(prepared, content, called, transform, self.settings.max_pixels)
-            share.take(values.nbytes)
-            inputs.append(Input("image", values, called, explain))
-        return await self.batcher.rows(inputs)
-
-    async def _aside(self, function: Callable[..., _T], *arguments: object) -> _T:
-        """Return what a function returns that would keep the event loop waiting."""
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, function, *arguments)
-
-    async def _within_time(self, rows: Awaitable[list[Row]]) -> list[Row]:
+    async def _read(self, request: Request, kind: str) -> list[File]:
         try:
             async with asyncio.timeout(self.settings.timeout):
-                return await rows
+                if kind == FORM:
+                    return await read_form(request, min(self.settings.max_images, self.settings.max_waiting))
+                return [File(None, await read_body(request))]
         except TimeoutError:
-            raise unfinished(self.settings.timeout) from None
+            message = f"the request did not arrive within {self.settings.timeout:g} seconds. Send less at once."
+            raise HTTPException(408, message, {"Connection": "close"}) from None
+
+    async def _answer(self, kind: str, files: list[File], explain: bool, take: Callable[[int], None]) -> list[Row]:
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                decode = self._decode_features if kind == FEATURES else self._decode_images
+                rows = await self.batcher.rows(await decode(files, explain, take))
+        except TimeoutError:
+            raise unavailable(f"no answer within {self.settings.timeout:g} seconds, the service is busy") from None
+        return rows if kind != FORM else [{"name": file.name} | row for file, row in zip(files, rows, strict=True)]
+
+    async def _decode_features(self, files: list[File], explain: bool, take: Callable[[int], None]) -> list[Input]:
+        limits = self.scorer.width, self.settings.max_waiting
+        features = await self._in_thread(decode_features, files[0].content, *limits)
+        return [Input("features", row, f"row {i} of the features", explain) for i, row in enumerate(features)]
+
+    async def _decode_images(self, files: list[File], explain: bool, take: Callable[[int], None]) -> list[Input]:
+        inputs = []
+        for i, (name, content) in enumerate(files):  # one by one, so that memory is taken before the next is decoded
+            label = "the image" if name is None else f"the image {name!r}" if name else f"image {i}"
+            options = self.scorer.transform, self.settings.max_pixels
+            values = await self._in_thread(decode_image, content, label, *options)
+            take(values.nbytes)
+            inputs.append(Input("image", values, label, explain))
+        return inputs
+
+    async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, function, *arguments)
 
 
-def _called(index: int, file: Part) -> str:
-    return f"the image {file.name!r}" if file.name else f"image {index}"
+async def _cancel_on_disconnect(request: Request, rows: Awaitable[list[Row]]) -> list[Row]:
+    """Return rows, or stop computing them when the client closes the connection."""
 
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
 
-async def _unless_gone(request: Request, rows: Awaitable[list[Row]]) -> list[Row]:
-    """Return rows, or stop waiting for them when nobody is there any more to read them."""
-    work, gone = asyncio.ensure_future(rows), asyncio.ensure_future(_gone(request))
+    work, disconnect = asyncio.ensure_future(rows), asyncio.ensure_future(wait_for_disconnect())
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            gone.result()
-        return await work
+            raise ClientDisconnect
+        return work.result()
     finally:
         work.cancel()
-        gone.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        disconnect.cancel()
+        await asyncio.gather(work, disconnect, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    raise ClientDisconnect
+class MemoryLimit:
+    """Bytes that all running requests hold together; used by the event loop's thread only."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    @contextmanager
+    def reserve(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that takes bytes for one request; they are given back at the end."""
+        held = 0
+
+        def take(size: int) -> None:
+            nonlocal held
+            if held + size > self.limit:
+                limit = f"{self.limit // 10**6} MB of memory per request"
+                raise too_large("the prepared inputs are too large", limit, "Send fewer inputs or smaller images")
+            if self.used + size > self.limit:
+                raise unavailable("other requests use all memory reserved for requests")
+            self.used += size
+            held += size
+
+        try:
+            yield take
+        finally:
+            self.used -= held
+
+
+class _Waiting(NamedTuple):
+    input: Input
+    row: asyncio.Future[Row]
+
+
+class Batcher:
+    """A queue of inputs in front of the thread that runs the model.
+
+    No input waits for a timer: one that arrives while the thread is idle is scored alone, and those that arrive
+    meanwhile are its next batch. Inputs of cancelled requests leave the queue. Everything except ``score`` runs in the
+    event loop's thread.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[Sequence[Input]], Sequence[Row | Exception]],
+        max_batch: int,
+        max_waiting: int,
+        count_batch: Callable[[int], object],
+    ) -> None:
+        self._score, self._max_batch, self._max_waiting, self._count_batch = score, max_batch, max_waiting, count_batch
+        self._queue: deque[_Waiting] = deque()
+        self._thread = ThreadPoolExecutor(1, "flatfold-model")
+        self._worker: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Number of inputs in the queue."""
+        return len(self._queue)
+
+    async def rows(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return a row for each input, or raise the error of one of them."""
+        self._queue = deque(entry for entry in self._queue if not entry.row.done())  # without cancelled ones
+        if len(self._queue) + len(inputs) > self._max_waiting:
+            raise unavailable(f"the queue of {self._max_waiting} inputs is full")
+        loop = asyncio.get_running_loop()
+        added = [_Waiting(entry, loop.create_future()) for entry in inputs]
+        self._queue.extend(added)
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work())
+        try:
+            return await asyncio.gather(*(entry.row for entry in added))
+        finally:
+            for entry in added:
+                entry.row.cancel()
+
+    def close(self, wait: bool = False) -> None:
+        """Let the thread end after its current batch, and optionally wait for it."""
+        self._thread.shutdown(wait, cancel_futures=True)
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while batch := self._next_batch():
+            self._count_batch(len(batch))
+            outcomes: Iterable[Row | Exception]
+            try:
+                outcomes = await loop.run_in_executor(self._thread, self._score, [entry.input for entry in batch])
+            except Exception as error:
+                outcomes = [error] * len(batch)
+            for entry, outcome in zip(batch, outcomes, strict=True):
+                if entry.row.done():
+                    continue  # cancelled meanwhile
+                if isinstance(outcome, Exception):
+                    entry.row.set_exception(outcome)
+                else:
+                    entry.row.set_result(outcome)
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Take the first input from the queue, and those after it that have the same kind and shape."""
+        batch: list[_Waiting] = []
+        rest: deque[_Waiting] = deque()
+        for entry in self._queue:
+            if entry.row.done():
+                continue
+            fits = not batch or (len(batch) < self._max_batch and entry.input.group == batch[0].input.group)
+            (batch if fits else rest).append(entry)
+        self._queue = rest
+        return batch

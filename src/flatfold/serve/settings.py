@@ -1,4 +1,4 @@
-"""What a service allows, and whom it answers."""
+"""Limits and access rules of a service, and the errors that it answers with."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
-"""What a service on this machine is called by those who are on it too."""
+MIN_TOKEN = 16  # characters
 
-SHORTEST = 16  # characters of a token: with 16 of 64 kinds, guessing is hopeless
+RETRY = {"Retry-After": "1"}
 
-_COUNTS = ("max_batch", "max_waiting", "max_body", "max_images", "max_pixels")
+_HOST = r"[a-z0-9._-]+|\[[0-9a-f:.]+\]"
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,17 @@ class Settings:
     """Limits of a service, and who may use it.
 
     Args:
-        names: Of the classes, in the order of the logits.
-        token: What requests must carry as ``Authorization: Bearer ...``; None lets everybody in.
-        hosts: What the service may be called in a ``Host`` header, without a port; None for anything. A web page can
-            make its own name lead to this machine, but not send another one.
+        names: Class names in the order of the logits.
+        token: Token that requests must carry as ``Authorization: Bearer ...``; None lets everybody in.
+        hosts: Accepted ``Host`` headers, without port; None accepts all. This stops DNS rebinding: a web page can make
+            its own name resolve to this machine, but cannot send another ``Host``.
         origins: Other web pages that may use the service, such as ``https://example.org``.
-        max_batch: Most inputs that go through the model together; 1 for one after the other.
-        max_waiting: Most inputs that wait for the model.
-        max_body: Most bytes of a request.
-        max_images: Most images of a request.
-        max_pixels: Most pixels of an image, before and after it is resized.
-        timeout: Seconds in which a request must arrive, and then be answered.
+        max_batch: Largest number of inputs in one forward pass.
+        max_waiting: Largest number of inputs that wait for the model.
+        max_body: Largest request body in bytes.
+        max_images: Largest number of images in a request.
+        max_pixels: Largest number of pixels of an image, before and after it is resized.
+        timeout: Seconds for a request to arrive, and then to be answered.
     """
 
     names: tuple[str, ...] | None = None
@@ -48,80 +49,41 @@ class Settings:
     timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
+        for name in ("max_batch", "max_waiting", "max_body", "max_images", "max_pixels"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}.")
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
         if not isfinite(self.timeout) or self.timeout <= 0:
-            raise ValueError(f"timeout must be a number of seconds above 0, got {self.timeout!r}. 30 is customary.")
-        if self.token is not None:
-            _check_token(self.token)
-        if self.hosts is not None:
-            for host in self.hosts:
-                _check_host(host)
+            raise ValueError(f"timeout must be a positive number of seconds, got {self.timeout!r}.")
+        if self.token is not None and (len(self.token) < MIN_TOKEN or not re.fullmatch(r"[\x21-\x7e]+", self.token)):
+            raise ValueError(  # the message does not show the token
+                f"the token must have at least {MIN_TOKEN} printable ASCII characters and no spaces. "
+                'Create one with: python -c "import secrets; print(secrets.token_urlsafe())".'
+            )
+        for host in self.hosts or ():
+            if not re.fullmatch(_HOST, host):
+                raise ValueError(
+                    f"a host must be a lower-case name or address without scheme and port, got {host!r}. "
+                    "Examples: guard.example.org, 10.0.0.7, [fd00::7]."
+                )
         for origin in self.origins:
-            _check_origin(origin)
+            if not re.fullmatch(rf"https?://({_HOST})(:\d{{1,5}})?", origin):
+                raise ValueError(
+                    f"an origin must be a scheme and a lower-case host, with an optional port, got {origin!r}. "
+                    "Example: https://example.org."
+                )
 
 
-def _check_token(token: str) -> None:
-    """Raise unless a token is long enough and can stand in a header; the sentence does not show it."""
-    if len(token) < SHORTEST or not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise ValueError(
-            f"a token must have at least {SHORTEST} characters, all of them printable ASCII and none a space, and this "
-            f'one of {len(token)} is otherwise. Make one: python -c "import secrets; print(secrets.token_urlsafe())".'
-        )
+def too_large(problem: str, limit: str, advice: str) -> HTTPException:
+    """Return the error of every request that exceeds a limit on size, number or decoding time (413)."""
+    return HTTPException(413, f"{problem}: the limit is {limit}. {advice}.")
 
 
-def _check_host(host: str) -> None:
-    if host != host.lower() or not re.fullmatch(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]", host):
-        raise ValueError(
-            f"a host is a name or an address in small letters, without scheme and port, got {host!r}. "
-            "Examples: guard.example.org, 10.0.0.7, [fd00::7]."
-        )
+def unavailable(problem: str) -> HTTPException:
+    """Return the error of a request that may succeed when it is sent again (503)."""
+    return HTTPException(503, f"{problem}. Try again later.", RETRY)
 
 
-def _check_origin(origin: str) -> None:
-    if not re.fullmatch(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?", origin):
-        raise ValueError(
-            "an origin is a scheme and a host in small letters, perhaps with a port, and nothing behind them, got "
-            f"{origin!r}. Example: https://example.org."
-        )
-
-
-# Requests that are refused: a status and a sentence.
-
-
-AGAIN = {"Retry-After": "1"}
-
-"""Of a refusal for now: in a second it may be otherwise."""
-
-
-class Refusal(Exception):  # noqa: N818 - it is an answer, and no error of the service
-    """A request that is not answered as it wishes.
-
-    Args:
-        status: Of the answer.
-        sentence: What was needed, what came, what to try. Whoever sent the request reads it, so it may say nothing of
-            the machine.
-        headers: That belong to the status.
-    """
-
-    def __init__(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.sentence = sentence
-        self.headers = {} if headers is None else dict(headers)
-
-    def response(self) -> JSONResponse:
-        """Return it as an answer."""
-        return JSONResponse({"error": self.sentence}, self.status, self.headers)
-
-
-def unfinished(seconds: float) -> Refusal:
-    """Return the refusal of a request that took too long."""
-    return Refusal(
-        503,
-        f"a request is answered within {seconds:g} seconds, but this one was not: too much is going on. "
-        "Send it again, or fewer inputs at once.",
-        AGAIN,
-    )
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return the answer to a failed request; clients read the message, so it must not reveal internals."""
+    return JSONResponse({"error": message}, status, headers)

@@ -13,8 +13,7 @@ from torch import nn
 from ...core.bank import FeatureBank, Head
 from ...core.validation import UnreadableImage
 from ...io.progress import track
-from ...models.bank_writer import MemoryBank
-from ...models.extract import one_pass
+from ...models.extract import extract_features
 from ...models.images import FolderImages, ListImages, Transform
 from ...models.sources import ImageSource, ImageSubset, Source
 from ..banks import Settings, accuracy, accuracy_fits
@@ -340,17 +339,16 @@ def with_accuracy(
         limit: Most test images to run it on, evenly of all classes.
         pictures: What is known of the test images; those that cannot be read are added.
     """
-    rows = MemoryBank()
     try:
         test = suite_file.data(network).split("test")
         some = test if test.rows <= limit else picked(test, even_rows(test, limit, network.draws))
-        bank, layer = one_pass(model, some, None, network.table.get("head"), lambda *_: rows, unreadable=1.0)
+        bank, layer, unreadable = extract_features(model, some, head=network.table.get("head"), unreadable=1.0)
         share = accuracy(bank, layer.head)
     except FAILURES as error:
         return replace(found, state="wrong", sentence=f"It cannot be run on the test images: {error}")
     if pictures is not None and isinstance(some, ImageSource):
         pictures.tried = max(pictures.tried, some.rows)
-        pictures.broken |= dict(origin(some, row) for row in rows.unreadable)
+        pictures.broken |= dict(origin(some, row) for row in unreadable)
     hint = f" {UNNORMALISED}" if _unnormalised(some) else ""
     state, sentence = _judged(share, network.table.get("accuracy"), bank, layer.head, hint)
     return replace(found, state=state, found=f"{100 * share:.2f} %", sentence=sentence)

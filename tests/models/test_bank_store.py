@@ -8,14 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from flatfold import DamagedBank, FeatureBank, load_bank, save_bank
-from flatfold.io.files import sha256_of
+from flatfold.io.store import Manifest, read_manifest, replace_parts
 from tests.refusals import refused
 
-SHARD = "features-00000.safetensors"
-ENTRY = {"file": SHARD, "rows": 20, "sha256": "0" * 64, "unreadable": {}}
+SHARD = "00000.safetensors"
 
 
 def make_bank(n=20, d=4, labelled=True, dtype=torch.float32):
@@ -26,7 +24,10 @@ def make_bank(n=20, d=4, labelled=True, dtype=torch.float32):
 def edit(folder, **changes):
     """Rewrite entries of the manifest as an attacker or an accident might."""
     path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    values = json.loads(path.read_text())
+    for name, value in changes.items():
+        {"format": values, "version": values, "key": values}.get(name, values["info"])[name] = value
+    path.write_text(json.dumps(values))
 
 
 def test_a_bank_comes_back_as_it_was(tmp_path):
@@ -41,9 +42,9 @@ def test_a_bank_comes_back_as_it_was(tmp_path):
 
 
 def test_a_mapped_bank_can_be_written_to_cut_and_saved_over_itself(tmp_path):
-    (tmp_path / "features-00001.safetensors").write_bytes(b"of an older bank")
+    (tmp_path / "00001.safetensors").write_bytes(b"of an older bank")
     save_bank(make_bank(), tmp_path)
-    assert not (tmp_path / "features-00001.safetensors").exists()
+    assert not (tmp_path / "00001.safetensors").exists()
     load_bank(tmp_path).features.zero_()
     assert torch.equal(load_bank(tmp_path).features, make_bank().features)
     save_bank(load_bank(tmp_path)[::2], tmp_path)
@@ -82,49 +83,52 @@ def test_a_flipped_bit_never_gives_another_bank(tmp_path_factory, data, name):
 
 def test_verification_can_be_left_out_but_a_shard_must_be_readable(tmp_path):
     save_bank(make_bank(), tmp_path)
-    edit(tmp_path, shards=[ENTRY])
+    content = bytearray((tmp_path / SHARD).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / SHARD).write_bytes(content)
     with pytest.raises(DamagedBank, match="not as it was written"):
         load_bank(tmp_path)
     assert len(load_bank(tmp_path, verify=False)) == 20
     for damage in (lambda path: path.write_bytes(path.read_bytes()[:-4]), Path.unlink):
         damage(tmp_path / SHARD)
-        with refused(damage, f"{SHARD} cannot be read", DamagedBank):
+        with refused(damage, f"{SHARD} .* cannot be read", DamagedBank):
             load_bank(tmp_path, verify=False)
 
 
 def test_tensors_other_than_the_manifest_promises_are_refused(tmp_path):
     good = {"features": make_bank().features, "labels": make_bank().labels}
+    save_bank(make_bank(), tmp_path)
+    manifest = read_manifest(tmp_path)
     for case, tensors, keyword in [
-        ("rows", {**good, "features": good["features"][:19].clone()}, "promises"),
+        ("rows", {**good, "features": good["features"][:19]}, "promises"),
         ("dtype", {**good, "features": good["features"].double()}, "promises"),
         ("label dtype", {**good, "labels": good["labels"].int()}, "promises"),
         ("no labels", {"features": good["features"]}, "promises"),
         ("too many", {**good, "more": good["labels"].clone()}, "promises"),
         ("not finite", {**good, "features": good["features"] / 0}, "finite"),
     ]:
-        save_bank(make_bank(), tmp_path)
-        save_file(tensors, tmp_path / SHARD)
-        edit(tmp_path, shards=[{**ENTRY, "sha256": sha256_of(tmp_path / SHARD)}])
+        replace_parts(tmp_path, manifest, "00000", tensors, {"unreadable": {}})
         with refused(case, keyword, DamagedBank):
+            load_bank(tmp_path)
+    for unreadable in (None, [], {"x": "cut"}, {"0": 5}, {"0": "cut"}):
+        replace_parts(tmp_path, manifest, "00000", good, {"unreadable": unreadable})
+        with refused(unreadable, SHARD, DamagedBank):
+            load_bank(tmp_path)
+    form = {"width": "4", "dtype": "float32", "labels": "yes"}
+    for key in ({}, form | {"width": "0"}, form | {"width": "x"}, form | {"dtype": "int8"}, form | {"labels": "1"}):
+        replace_parts(tmp_path, Manifest(key, manifest.info), "00000", good, {"unreadable": {}})
+        with refused(key, SHARD, DamagedBank):
             load_bank(tmp_path)
 
 
 HOSTILE = [
-    ({"format": "zip"}, "format"), ({"version": 3}, "version 3"), ({"version": None}, "version None"),
-    ({"complete": False}, "complete"), ({"rows": 19}, "other shards"), ({"rows": 21}, "complete"),
-    ({"rows": 10**15, "shard_rows": 20}, "complete"), ({"rows": 10**15, "shard_rows": 1}, "other shards"),
-    *(({"rows": rows}, "'rows'") for rows in (10**400, -1, True, 20.0)), ({"rows": None}, "complete"),
-    ({"width": 0}, "width"), ({"width": "4"}, "width"), ({"shard_rows": 0}, "shard_rows"),
-    ({"dtype": "int8"}, "dtype"), ({"dtype": ["float32"]}, "damaged"), ({"labels": 1}, "labels"),
-    ({"shards": {}}, "shards"), ({"shards": ["x"]}, "wrong kind"), ({"shards": [{}]}, "file"),
-    ({"shards": [ENTRY, ENTRY]}, "other shards"), ({"shards": []}, "complete"),
-    *(({"shards": [{**ENTRY, "file": name}]}, "no name") for name in (f"../{SHARD}", "/etc/passwd", None)),
-    ({"shards": [{**ENTRY, "file": "features-99999.safetensors"}]}, "other shards"),
-    ({"shards": [{**ENTRY, "rows": 10**12}]}, "other shards"), ({"shards": [{**ENTRY, "sha256": "abc"}]}, "sha256"),
-    *(({"shards": [{**ENTRY, "unreadable": kind}]}, "wrong kind") for kind in ([], {"0": 5})),
-    ({"shards": [{**ENTRY, "unreadable": {"x": "y"}}]}, "damaged"),
-    ({"shards": [{**ENTRY, "unreadable": {"77": "y"}}]}, "does not fit"), ({"key": "secret"}, "'key'"),
-    ({"key": {"weights": 3}}, "'key'"),
+    ({"format": "zip"}, "format"), ({"version": 3}, "version 3"), ({"version": None}, "version"),
+    ({"rows": 19}, "promises"), ({"rows": 21}, "00001"), ({"rows": None}, "not finished"),
+    ({"rows": 10**15, "shard_rows": 20}, "00001"), ({"rows": 10**15, "shard_rows": 1}, "promises"),
+    *(({"rows": rows}, "rows") for rows in (10**400, -1, 0, True, 20.5)),
+    *(({"shard_rows": rows}, "shard_rows") for rows in (0, None, "20")),
+    ({"shard_rows": 7}, "promises"), ({"key": "secret"}, "key"), ({"key": {"weights": 3}}, "key"),
+    ({"key": {"width": "4", "dtype": "float64", "labels": "yes"}}, "another store"),
 ]  # fmt: skip
 
 
@@ -142,12 +146,39 @@ def test_a_path_without_a_manifest_of_a_bank_is_refused(tmp_path):
     with pytest.raises(DamagedBank, match=r"no manifest\.json"):
         load_bank(tmp_path)
     contents = [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"rows": ' + b"9" * 5000 + b"}", b"[1]"]
-    contents += [b'{"format": "flatfold-bank", "version": 2}']
+    contents += [b'{"format": "flatfold-bank", "version": 2}', b'{"format": "flatfold-parts", "version": 1}']
     for content in contents:
         (tmp_path / "manifest.json").write_bytes(content)
-        with refused(content[:50], "damaged|describe", DamagedBank):
+        with refused(content[:50], "damaged", DamagedBank):
             load_bank(tmp_path)
     with (tmp_path / "manifest.json").open("wb") as file:
         file.truncate(2**30)  # it would fill the memory
     with pytest.raises(DamagedBank, match="larger"):
         load_bank(tmp_path)
+
+
+def test_a_save_that_stops_at_any_write_leaves_the_old_bank_the_new_one_or_none(tmp_path, monkeypatch):
+    replace = os.replace
+    for old, new in [(make_bank(20), make_bank(7)), (make_bank(20), make_bank(20, labelled=False)), (make_bank(),) * 2]:
+        for stop in (1, 2, 3):
+            save_bank(old, tmp_path / "bank")
+            calls = []
+
+            def dying(source, target, calls=calls, stop=stop):
+                calls.append(target)
+                if len(calls) == stop:
+                    raise OSError("killed")
+                replace(source, target)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "replace", dying)
+                try:
+                    save_bank(new, tmp_path / "bank")
+                except OSError:
+                    assert stop < 3
+            try:
+                loaded = load_bank(tmp_path / "bank")
+            except DamagedBank:
+                assert stop == 2
+            else:
+                assert any(loaded.features.equal(bank.features) for bank in ([old] if stop == 1 else [old, new]))

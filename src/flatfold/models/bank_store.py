@@ -1,0 +1,392 @@
+"""Feature banks on disk: a part store whose parts hold the features, and labels, of ``shard_rows`` inputs each."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank
+from ..io.artifacts import DamagedFile
+from ..io.store import MANIFEST, Manifest, PartStore, read_manifest, read_part, replace_parts
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+# How far two runs of one network may differ, relative to what they gave. Another batch size or device changes the order
+# of sums; TF32, which convolutions use on CUDA by default, has 11 bits and some fifty layers to add up.
+TOLERANCE = 1e-2
+_HALF_TOLERANCE = {torch.bfloat16: 5e-2}  # 8 bits
+_ROUNDING = 1e-5  # of a score itself: where all are nearly equal, their differences are noise
+_ELSEWHERE = "Choose another directory, or delete this one to start again."
+_AGAIN = "Call extract(..., out=...) or save_bank again, or copy the bank again from where it came."
+
+_Count = Annotated[int, msgspec.Meta(gt=0, lt=2**53)]
+
+
+class DamagedBank(DamagedFile):
+    """A bank on disk is incomplete, or its bytes are not those that were written."""
+
+
+class Shard(NamedTuple):
+    """One part of a bank: the rows that could be read, and the reasons of those that could not, by row."""
+
+    features: Tensor
+    labels: Tensor | None
+    unreadable: dict[int, str]
+
+
+class _Form(msgspec.Struct):
+    """The entries of a bank's key that say which tensors a shard has."""
+
+    width: _Count
+    dtype: Literal["float32", "float64"]
+    labels: Literal["yes", "no"]
+
+
+class _Info(msgspec.Struct):
+    """Facts that a bank keeps: part i covers the rows from ``i * shard_rows`` on; ``rows`` is known at the end."""
+
+    shard_rows: _Count
+    rows: _Count | None = None
+
+
+def save_bank(bank: FeatureBank, path: Path | str) -> None:
+    """Write a bank to the directory ``path``, as one file so that ``load_bank`` can map it into memory.
+
+    A bank that is already there is replaced. Stopped at any moment, the directory holds the old bank, the new one, or
+    one that ``load_bank`` refuses; never a mixture.
+    """
+    tensors = {"features": bank.features} | ({} if bank.labels is None else {"labels": bank.labels})
+    form = _form(bank.width, bank.features.dtype, bank.labels is not None)
+    manifest = Manifest(form, {"shard_rows": len(bank), "rows": len(bank)})
+    replace_parts(Path(path), manifest, shard_name(0), tensors, {"unreadable": {}})
+
+
+def load_bank(path: Path | str, verify: bool = True) -> FeatureBank:
+    """Read a bank from the directory ``path``.
+
+    A bank of one file (``save_bank``) is mapped into memory and read on demand; writing to its tensors does not change
+    the file. Several files (``extract`` with ``out=``) are joined, which takes one copy.
+
+    Args:
+        path: The directory.
+        verify: Compare every file with its checksum first, which reads it once.
+
+    Raises:
+        FileNotFoundError: There is no such directory.
+        DamagedBank: Something is missing, unfinished, or not as it was written.
+    """
+    folder = StoredBank.open(path)
+    shards = list(folder.shards(verify))
+    features = [shard.features for shard in shards]
+    labels = [shard.labels for shard in shards if shard.labels is not None]
+    try:
+        return FeatureBank(_join(features), _join(labels) if labels else None)
+    except (TypeError, ValueError) as error:
+        raise DamagedBank(f"the bank in {path} holds values that a bank may not have: {error}") from error
+
+
+@dataclass(frozen=True)
+class StoredBank:
+    """A finished bank on disk, read shard by shard."""
+
+    folder: Path
+    key: dict[str, str]
+    shard_rows: int
+    rows: int
+
+    @classmethod
+    def open(cls, path: Path | str) -> StoredBank:
+        """Read the manifest of a bank."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no bank at {folder}: no such directory. Check the path.")
+        with _bank_errors(folder):
+            manifest = read_manifest(folder)
+            info = _info(manifest.info)
+        if info.rows is None:
+            raise DamagedBank(
+                f"the bank in {folder} is not finished. Call extract(..., out=...) again: it continues there."
+            )
+        return cls(folder, manifest.key, info.shard_rows, info.rows)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all shards in order; a hostile manifest may promise any number of them."""
+        return (shard_name(start // self.shard_rows) for start in range(0, self.rows, self.shard_rows))
+
+    def shards(self, verify: bool) -> Iterator[Shard]:
+        """Yield the shards in order, mapped into memory."""
+        left = self.rows
+        for name in self.names():
+            yield _read_shard(self.folder, name, self.key, min(self.shard_rows, left), verify)
+            left -= self.shard_rows
+
+
+class MemoryBank:
+    """Rows kept in memory until the end of a run."""
+
+    rows: int | None = None
+    confirmed = True
+
+    def __init__(self) -> None:
+        self.unreadable: dict[int, str] = {}
+        self._features: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def missing(self, start: int, stop: int) -> list[range]:
+        """Return all of it: no earlier run has left anything."""
+        return [range(start, stop)] if start < stop else []
+
+    def add(self, rows: range, features: Tensor, labels: Tensor | None, unreadable: Mapping[int, str]) -> None:
+        """Take the features of those rows that could be read, and the reasons of the others."""
+        self._features.append(features)
+        self._labels += [] if labels is None else [labels]
+        self.unreadable |= unreadable
+
+    def end(self, rows: int) -> None:
+        """Note that the data has ``rows`` rows."""
+        self.rows = rows
+
+    def finish(self) -> FeatureBank:
+        """Return the bank of all rows."""
+        return FeatureBank(torch.cat(self._features), torch.cat(self._labels) if self._labels else None)
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
+@dataclass
+class _Pending:
+    """A shard that is not complete yet."""
+
+    features: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+    unreadable: dict[int, str] = field(default_factory=dict)
+    covered: int = 0
+
+
+class BankWriter:
+    """Rows written to a directory in shards of fixed size, in any number of runs.
+
+    Shard i always covers the rows from ``i * shard_rows`` on, whatever the batch size. When an earlier run has left
+    shards, nothing is written before the network has given, for rows of one of them, what is stored there.
+
+    Args:
+        path: The directory; intact shards of a bank of the same key are kept, and so is its ``shard_rows``.
+        key: Everything that the rows depend on.
+        width: Number of columns.
+        dtype: Of the rows, float32 or float64.
+        labels: Whether the rows have labels.
+        shard_rows: Rows in a shard of a new bank.
+        computed_in: The dtype in which the network computes.
+        scores: Whether the rows are scores, which are compared by how far they vary and not by their size.
+
+    Attributes:
+        rows: Number of rows, None until the end of the data was met.
+        first_stored: The first row that an earlier run has stored, or None.
+        confirmed: Whether the network gives what an earlier run has stored.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        key: Mapping[str, str],
+        *,
+        width: int,
+        dtype: torch.dtype,
+        labels: bool,
+        shard_rows: int,
+        computed_in: torch.dtype = torch.float32,
+        scores: bool = False,
+    ) -> None:
+        if isinstance(shard_rows, bool) or not isinstance(shard_rows, int) or shard_rows < 1:
+            raise ValueError(f"shard_rows must be a positive whole number, got {shard_rows!r}. 4096 is the default.")
+        self.folder = Path(path)
+        with _bank_errors(self.folder):
+            if (self.folder / MANIFEST).exists() and "data" not in read_manifest(self.folder).key:
+                raise ValueError(f"{path} holds a bank that extract did not write and cannot continue. {_ELSEWHERE}")
+            full_key = {**key, **_form(width, dtype, labels)}
+            self._store = PartStore(self.folder, full_key, {"shard_rows": shard_rows, "rows": None})
+            info = _info(self._store.info)
+        self.rows, self.shard_rows = info.rows, info.shard_rows
+        self._tolerance = _HALF_TOLERANCE.get(computed_in, TOLERANCE)
+        self._scores = scores
+        self._pending: dict[int, _Pending] = {}
+        self._finished: dict[int, dict[int, str]] = {}  # the unreadable rows of each finished shard
+        for index in [int(name) for name in self._store if name.isdecimal()]:
+            if self._size(index) > 0:
+                with suppress(DamagedBank):  # of a run with other shards, whose manifest was lost
+                    self._finished[index] = self._read(index).unreadable
+        self.first_stored = next((row for index in sorted(self._finished) for row in self._stored_rows(index)), None)
+        self.confirmed = self.first_stored is None
+        if self._finished and not self._is_complete():
+            log.info("continuing the bank in %s: %d shards are there", self.folder, len(self._finished))
+
+    @property
+    def unreadable(self) -> dict[int, str]:
+        """Rows that could not be read, those of earlier runs included, and the reasons."""
+        reasons = self._finished | {index: pending.unreadable for index, pending in self._pending.items()}
+        return {row: reason for index in sorted(reasons) for row, reason in reasons[index].items()}
+
+    def missing(self, start: int, stop: int) -> list[range]:
+        """Return the rows between ``start`` and ``stop`` that are in no finished shard."""
+        size = self.shard_rows
+        indices = range(start // size, -(-stop // size)) if start < stop else ()
+        return [range(max(start, i * size), min(stop, i * size + size)) for i in indices if i not in self._finished]
+
+    def confirm(self, rows: Sequence[int], features: Tensor) -> None:
+        """Compare rows, those that could be read, with what an earlier run stored for them, if it did."""
+        for index in sorted({row // self.shard_rows for row in rows} & self._finished.keys()):
+            place_of = {row: place for place, row in enumerate(self._stored_rows(index))}
+            places = [place for place, row in enumerate(rows) if row in place_of]
+            if places:
+                stored = self._read(index).features
+                self._check_same_network(stored, stored[[place_of[rows[i]] for i in places]], features.cpu()[places])
+                self.confirmed = True
+                return
+
+    def add(self, rows: range, features: Tensor, labels: Tensor | None, unreadable: Mapping[int, str]) -> None:
+        """Take the features of those rows that could be read; rows of finished shards are passed over."""
+        if self.rows is not None and rows.stop > self.rows:
+            raise ValueError(self._other_rows(f"at least {rows.stop}"))
+        read = [row for row in rows if row not in unreadable]
+        if not self.confirmed:
+            self.confirm(read, features)
+        for part in self.missing(rows.start, rows.stop):
+            mine = slice(bisect_left(read, part.start), bisect_left(read, part.stop))
+            pending = self._pending.setdefault(part.start // self.shard_rows, _Pending())
+            pending.features.append(features[mine])
+            pending.labels += [] if labels is None else [labels[mine]]
+            pending.unreadable |= {row: reason for row, reason in unreadable.items() if row in part}
+            pending.covered += len(part)
+        self._write_pending()
+
+    def end(self, rows: int) -> None:
+        """Note that the data has ``rows`` rows, and write the last shard, which may be shorter."""
+        if self.rows not in (None, rows) or (self.rows is None and self._known_rows() > rows):
+            raise ValueError(self._other_rows(str(rows)))
+        if self.rows is None:
+            self.rows = rows
+            self._store.update(rows=rows)
+        self.confirmed = True  # or no stored row can be read any more
+        self._write_pending()
+
+    def finish(self) -> FeatureBank:
+        """Return the bank of all rows."""
+        assert self._is_complete()
+        return load_bank(self.folder, verify=False)
+
+    def close(self) -> None:
+        """Let other processes write to the directory."""
+        self._store.close()
+
+    def _is_complete(self) -> bool:
+        return self.rows is not None and not self.missing(0, self.rows)
+
+    def _size(self, index: int) -> int:
+        """Return the number of rows that a shard covers, as far as is known."""
+        return self.shard_rows if self.rows is None else min(self.shard_rows, self.rows - index * self.shard_rows)
+
+    def _stored_rows(self, index: int) -> list[int]:
+        start = index * self.shard_rows
+        return [row for row in range(start, start + self._size(index)) if row not in self._finished[index]]
+
+    def _read(self, index: int) -> Shard:
+        return _read_shard(self.folder, shard_name(index), self._store.key, self._size(index), verify=False)
+
+    def _write_pending(self) -> None:
+        for index, pending in list(self._pending.items()):
+            if self.confirmed and pending.covered == self._size(index):
+                tensors = {"features": torch.cat(pending.features)}
+                tensors |= {"labels": torch.cat(pending.labels)} if pending.labels else {}
+                self._store.write(shard_name(index), tensors, {"unreadable": pending.unreadable})
+                self._finished[index] = pending.unreadable
+                del self._pending[index]
+
+    def _check_same_network(self, stored: Tensor, there: Tensor, now: Tensor) -> None:
+        """Raise if a network gives other values than are stored: an activation or a scale may have changed."""
+        sizes = torch.maximum(there.norm(dim=-1), now.norm(dim=-1))
+        differences = (now - there).norm(dim=-1)
+        spread = TOLERANCE * stored.std(correction=0) + _ROUNDING * sizes
+        wrong = ~(differences <= (spread if self._scores else self._tolerance * sizes))  # NaN is wrong too
+        if wrong.any():
+            raise ValueError(
+                f"{self.folder} holds {'scores' if self._scores else 'features'} of another network with the same "
+                f"weights: for one input they differ by {float(differences[wrong][0]):.3g}, at a size of "
+                f"{float(sizes[wrong][0]):.3g}. Was a layer without weights exchanged, are these other inputs under "
+                f"the same key, or does the network draw random numbers? {_ELSEWHERE}"
+            )
+
+    def _known_rows(self) -> int:
+        return (max(self._finished, default=-1) + 1) * self.shard_rows
+
+    def _other_rows(self, now: str) -> str:
+        return (
+            f"the bank in {self.folder} was begun with data of {self.rows or f'at least {self._known_rows()}'} rows, "
+            f"now there are {now}. The same key must mean the same data in the same order. {_ELSEWHERE}"
+        )
+
+
+Sink = MemoryBank | BankWriter
+
+
+def shard_name(index: int) -> str:
+    """Return the name of the part that holds a shard."""
+    return f"{index:05d}"
+
+
+def _form(width: int, dtype: torch.dtype, labels: bool) -> dict[str, str]:
+    """Return the entries of a key that say which tensors a shard has."""
+    return {"width": str(width), "dtype": str(dtype).removeprefix("torch."), "labels": "yes" if labels else "no"}
+
+
+def _info(info: Mapping[str, Any]) -> _Info:
+    try:
+        return msgspec.convert(info, _Info)
+    except msgspec.ValidationError as error:
+        raise DamagedFile(f"it is not the manifest of a bank: {error}") from error
+
+
+def _read_shard(folder: Path, name: str, key: Mapping[str, str], size: int, verify: bool) -> Shard:
+    """Return a shard that covers ``size`` rows, mapped into memory."""
+    with _bank_errors(folder, name):
+        info, tensors = read_part(folder, name, key, verify)
+        try:
+            unreadable = msgspec.convert(info.get("unreadable"), dict[int, str], str_keys=True)
+            form = msgspec.convert(key, _Form, strict=False)
+        except msgspec.ValidationError as error:
+            raise DamagedFile(str(error)) from error
+        rows = size - len(unreadable)
+        wanted: dict[str, Any] = {"features": ((rows, form.width), DTYPES[form.dtype])}
+        if form.labels == "yes":
+            wanted["labels"] = ((rows,), torch.int64)
+        if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != wanted:
+            raise DamagedFile("it does not hold the tensors that the manifest promises")
+        return Shard(tensors["features"], tensors.get("labels"), unreadable)
+
+
+@contextmanager
+def _bank_errors(folder: Path, name: str = "") -> Iterator[None]:
+    """Turn the errors of a damaged store into ``DamagedBank``."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamagedBank(f"{folder} is not a bank: it has no {MANIFEST}. Check the path, or extract again.") from error
+    except DamagedFile as error:
+        place = (
+            f"{folder / name}.safetensors is not as it was written: " if name else f"the bank in {folder} is damaged: "
+        )
+        raise DamagedBank(f"{place}{str(error).rstrip('.')}. {_AGAIN}") from error
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
