@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import flatfold as ff
-from flatfold.cli.options import prepared_by
+from flatfold.cli.options import TransformOptions
 from flatfold.models.images import ArrayImages
 from flatfold.scoring.calibrated import CalibratedDetector
 from tests.cli.images import MODEL, PREPARED, TRANSFORM, network, pixels, write_folder, write_network, write_parquet
@@ -170,33 +170,28 @@ def test_mistakes(val, monkeypatch):
 
 
 def test_an_interrupted_run_writes_nothing(val, interrupt):
-    interrupt("flatfold.scoring.guard.extract_features")
+    interrupt("flatfold.scoring.guard.Guard.fit")
     assert_mistakes(FIT, [([], 130, "nothing was written")], val)
 
 
-KNOWN = ff.Transform(resize=8, crop=6, mean=(0.1, 0.2, 0.3), std=(1, 2, 3), interpolation="bicubic")
+STORED = ff.Transform(resize=8, crop=6, mean=(0.1, 0.2, 0.3), std=(1, 2, 3), interpolation="bicubic")
 EVERYTHING = {"resize": 9, "crop": 7, "mean": ".5, .4,.3", "std": ".1,.2,1", "mode": "RGB", "interpolation": "bicubic"}
-NOTHING = dict.fromkeys(EVERYTHING)
 
 
-def test_options_and_what_is_known_make_a_transform():
-    """A guard that knows how its images were prepared takes no options; while fitting they replace what is known."""
-    whole = ff.Transform(9, 7, (0.5, 0.4, 0.3), (0.1, 0.2, 1.0), "RGB", "bicubic")
-    for guard in (Path("g.safetensors"), None):
-        assert prepared_by(None, EVERYTHING, guard) == whole
-        assert prepared_by(None, NOTHING | {"mode": "L", "mean": "0.5"}, guard) == ff.Transform(mode="L", mean=(0.5,))
-        assert prepared_by(KNOWN, NOTHING, guard) == KNOWN
-    changed = ff.Transform(resize=8, crop=4, mean=(0, 0, 0), std=(1, 2, 3), interpolation="bicubic")
-    assert prepared_by(KNOWN, NOTHING | {"crop": 4, "mean": "0,0,0"}, None) == changed
-    refused = [(KNOWN, {name: value}, Path("g.safetensors"), f"--{name}") for name, value in EVERYTHING.items()]
-    refused += [(None, NOTHING, guard, "--resize") for guard in (Path("g.safetensors"), None)]
-    texts = ("a,b", "", "1;2", "1,,2")
-    refused += [(None, {name: text}, None, f"--{name}") for name in ("mean", "std") for text in texts]
-    refused += [(None, {"mode": "CMYK"}, None, "CMYK"), (None, {"mean": "0.5"}, None, "mean")]
-    for case in refused:
-        assert_refused(*case)
+def test_the_transform_is_that_of_the_guard_or_of_the_options():
+    complete = ff.Transform(9, 7, (0.5, 0.4, 0.3), (0.1, 0.2, 1.0), "RGB", "bicubic")
+    guard = Path("g.safetensors")
+    for path in (guard, None):
+        assert TransformOptions(**EVERYTHING).transform(path) == complete
+        assert TransformOptions(mode="L", mean="0.5").transform(path) == ff.Transform(mode="L", mean=(0.5,))
+    assert TransformOptions().transform(guard, STORED) == STORED
+    refused = [({name: value}, (guard, STORED), f"--{name}") for name, value in EVERYTHING.items()]
+    refused += [({}, (guard,), "--resize"), ({}, (), "--resize"), ({"mode": "CMYK"}, (), "CMYK")]
+    refused += [({name: text}, (), f"--{name}") for name in ("mean", "std") for text in ("a,b", "", "1;2", "1,,2")]
+    for options, arguments, keyword in [*refused, ({"mean": "0.5"}, (), "mean")]:
+        assert_refused(TransformOptions(**options), arguments, keyword)
 
 
-def assert_refused(known, options, guard, keyword):
+def assert_refused(options, arguments, keyword):
     with pytest.raises(ValueError, match=keyword):
-        prepared_by(known, options, guard)
+        options.transform(*arguments)

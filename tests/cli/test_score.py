@@ -1,4 +1,4 @@
-"""``flatfold score`` on features and on images, and ``flatfold join``: tables are what the library says."""
+"""``flatfold score``, ``flatfold score-features`` and ``flatfold join``: tables hold what the library computes."""
 
 import os
 import pickle
@@ -34,14 +34,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:every sample of this bank is classified correctly"),
 ]
 SLOW = pytest.mark.slow
-RAW = ("--features", "f.npy", "--head", "head.safetensors")
+RAW = ("score-features", "f.npy", "--head", "head.safetensors")
 only_once = pytest.mark.parametrize("world", [torch.float32], indirect=True, ids=str)
 
 
 def start(*arguments):
     """Start the command in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "flatfold", "score", *arguments],
+        [sys.executable, "-m", "flatfold", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -72,7 +72,7 @@ def held_out(world):
 
 
 def score(*arguments, head=("--head", "head.safetensors")):
-    return flatfold("score", "--features", "f.safetensors", *head, *arguments)
+    return flatfold("score-features", "f.safetensors", *head, *arguments)
 
 
 def columns_of(done, world):
@@ -166,19 +166,27 @@ def test_mistakes_of_features(files, world):
     save("double.safetensors", world.unknown.double())
     ff.Guard.fit(nn.Linear(24, 6), [world.bank.features], "ebo").save("guard.safetensors")
     cases = [
-        (["--features", "nan.safetensors"], 1, "row 77"),
-        (["--features", "wide.safetensors"], 1, "d=25"),
-        (["--features", "none.npy"], 1, "none.npy"),
-        (["--head", "f.safetensors"], 1, "'weight'"),
-        (["--method", "mds", "--fit", "bare.safetensors"], 1, "bare.safetensors: "),
-        (["--calibration", "few.safetensors"], 1, "few.safetensors: "),
-        (["--calibration", "wide.safetensors"], 1, "d=25"),
+        (["nan.safetensors"], 1, "row 77"),
+        (["wide.safetensors"], 1, "d=25"),
+        (["none.npy"], 1, "none.npy"),
+        (["f.safetensors", "--head", "f.safetensors"], 1, "'weight'"),
+        (["f.safetensors", "--method", "mds", "--fit", "bare.safetensors"], 1, "bare.safetensors: "),
+        (["f.safetensors", "--calibration", "few.safetensors"], 1, "few.safetensors: "),
+        (["f.safetensors", "--calibration", "wide.safetensors"], 1, "d=25"),
     ]
     # the later of two options counts
-    command = ("score", "--features", "f.safetensors", "--head", "head.safetensors", "--out", "scores.csv")
-    assert_mistakes(command, cases, files)
-    rounded = (["--features", "double.safetensors", "--guard", "guard.safetensors"], 1, "float64")
-    assert_mistakes(("score",), [rounded], files)
+    assert_mistakes(("score-features", "--head", "head.safetensors", "--out", "scores.csv"), cases, files)
+    rounded = (["double.safetensors", "--guard", "guard.safetensors"], 1, "float64")
+    assert_mistakes(("score-features",), [rounded], files)
+
+
+@only_once
+def test_the_old_spelling_calls_the_new_command(files, world):
+    new = score("--method", "mls")
+    for words in (("--features", "f.safetensors"), ("--features=f.safetensors",)):
+        old = flatfold("score", "--method", "mls", *words, "--head", "head.safetensors")
+        assert (old.returncode, old.stdout) == (0, new.stdout)
+        assert old.stderr.startswith("note: `flatfold score --features FILE` is deprecated")
 
 
 @only_once
@@ -326,7 +334,7 @@ def test_a_run_that_fails_ends_in_a_sentence(here, monkeypatch):
     killed = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. \nFrames")
     for error, code, keyword in (
         (KeyboardInterrupt(), 130, "without --restart"),
-        (killed, 1, "Killed. The same"),
+        (killed, 1, "Killed. Run the same"),
         (MemoryError(), 1, "memory"),
     ):
         monkeypatch.setattr("flatfold.scoring.batch.score_images", Mock(side_effect=error))
@@ -340,7 +348,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command(here, how, workers
     np.savez("many.npz", x=photos(2500))
     slow = ("--guard", "guard.safetensors", "--model", "nets:slow", "--weights", "tiny.pt")
     command = ("many.npz", *slow, *OUT, "--workers", str(workers))
-    process = start(*command)
+    process = start("score", *command)
     journal = here / "scores.csv.journal"
     while not journal.exists() or journal.read_bytes().count(b"\n") < 2:
         assert process.poll() is None, process.communicate()
@@ -351,7 +359,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command(here, how, workers
     assert not (here / "scores.csv").exists()
     errors = succeed("score", *command).stderr
     assert errors.startswith("2,500 images, all scored -> scores.csv\n")
-    assert any(f"{there} were there already" in errors for there in ("1,024", "2,048")), errors
+    assert any(f"{there} scored before" in errors for there in ("1,024", "2,048")), errors
     assert not journal.exists()
     succeed("score", "many.npz", *GUARD, "--out", "whole.csv")
     assert (here / "scores.csv").read_bytes() == (here / "whole.csv").read_bytes()
@@ -394,14 +402,12 @@ def test_mistakes_of_join(here):
     assert_mistakes(("join",), cases, here)
 
 
-# Options that do not go together: (keyword of the message, what stands behind the input)
+# Wrong usage: (keyword of the message, arguments)
 
 OF_FEATURES = {
-    "--guard": [""],
-    "--head": ["--head h --guard g"],
-    "--method": ["--guard g --method fold"],
-    "--fit": ["--guard g --fit x", "--head h --method knn", "--head h --method autofold"],
-    "--calibration and --per-class": ["--guard g --calibration x --per-class"],
+    "--guard or --head": ["", "--head h --guard g"],
+    "need --head": [f"--guard g {option}" for option in ("--method fold", "--fit x", "--calibration x", "--per-class")],
+    "--fit": ["--head h --method knn", "--head h --method autofold"],
     "--calibration": [
         "--head h --fpr .1",
         "--head h --per-class",
@@ -410,36 +416,24 @@ OF_FEATURES = {
     "value for --fpr": ["--head h --calibration c --fpr 1.5", "--guard g --fpr 0"],
     "for --out": [f"--head h --out {out}" for out in ("x.txt", ".", "folder.csv")],
     "for --method": [f"--head h --method {name}" for name in ("fild", "fold:beta=1", "fold:.5", "knn@id", "odin")],
-    "--shard": ["--shard 1/2"],
-    "--model and --crop": ["--guard g --model nets:tiny --crop 3"],
-    **{
-        option.split()[0]: [f"--guard g {option}"]
-        for option in (
-            *("--weights w", "--pretrained w", "--device cpu", "--batch-size 64", "--workers 0", "--engine local"),
-            *("--actors 1", "--gpus 0", "--resume", "--restart", "--root r", "--image-column i", "--resize 3"),
-            *("--mean 0", "--std 1", "--mode L", "--interpolation bicubic"),
-        )
-    },
+    "--model": ["--guard g --model nets:tiny"],
 }
 WHOLE = " ".join((*GUARD, *OUT))
 OF_IMAGES = {
-    "--features f.npy": ["--features f.npy"],
-    "--guard and --model and --out": [""],
-    "but --guard is": ["--model nets:tiny --out scores.csv"],
-    "but --model is": ["--guard g --out scores.csv"],
-    "but --out is": ["--guard g --model nets:tiny"],
-    "--method and --per-class": [f"{WHOLE} --method fold --per-class"],
-    "--actors and --gpus": [f"{WHOLE} --actors 2 --gpus 1"],
+    "'--guard'": ["--model nets:tiny --out scores.csv"],
+    "'--model'": ["--guard g --out scores.csv"],
+    "'--out'": ["--guard g --model nets:tiny"],
+    "--method": [f"{WHOLE} --method fold --per-class"],
+    "--actors and --gpus": [f"{WHOLE} --actors 2", f"{WHOLE} --gpus 1"],
     "--workers": [f"{WHOLE} --engine ray --workers 2"],
     "for --shard": [f"{WHOLE} --shard 0/3", f"{WHOLE} --shard half"],
     "for --out": ["--guard g --model nets:tiny --out s.txt"],
-    **{more.split()[0]: [f"{WHOLE} {more}"] for more in ("--head h", "--fit f", "--calibration f", "--fpr 2")},
+    "for --fpr": [f"{WHOLE} --fpr 2"],
 }
 
 
-def test_options_that_do_not_go_together(tmp_path):
+def test_wrong_usage(tmp_path):
     (tmp_path / "folder.csv").mkdir()
-    cases = [([], 2, "--features")]
-    for given, table in ((("--features", "f.npy"), OF_FEATURES), (("photos",), OF_IMAGES)):
-        cases += [([*given, *text.split()], 2, keyword) for keyword, texts in table.items() for text in texts]
-    assert_mistakes(("score",), cases, tmp_path)
+    for command, table in ((("score-features", "f.npy"), OF_FEATURES), (("score", "photos"), OF_IMAGES)):
+        cases = [(text.split(), 2, keyword) for keyword, texts in table.items() for text in texts]
+        assert_mistakes(command, cases, tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flatfold.cli.options import load_own
+from flatfold.cli.options import load_plugins
 from flatfold.detectors import METHODS
 from tests.command import flatfold, uncovered_environment
 from tests.docs.belongings import photos, suite
@@ -64,8 +64,8 @@ def test_the_method_of_the_contributing_page_passes_the_contract_and_the_linters
 @pytest.mark.docs
 def test_the_contract_holds_for_the_example_and_the_page_shows_it():
     code = (
-        "import sys, pytest; from pathlib import Path; from flatfold.cli.options import load_own; "
-        f"load_own([Path({str(EXAMPLE)!r})]); "
+        "import sys, pytest; from pathlib import Path; from flatfold.cli.options import load_plugins; "
+        f"load_plugins([Path({str(EXAMPLE)!r})]); "
         "sys.exit(pytest.main(['tests/test_contract.py', '-q', '-k', 'aside', '-p', 'no:cacheprovider']))"
     )
     assert " passed" in run("-c", code, path=ROOT)
@@ -89,13 +89,13 @@ def test_files_are_run_beside_their_neighbours_and_refused_without_a_new_method(
     Path("beside.py").write_text("NAME = 'besides'")
     Path("one.py").write_text(MINE.format(name="one"))
     Path("two.py").write_text("from beside import NAME\n" + MINE.replace('"{name}"', "NAME"))
-    assert load_own(None) == load_own([]) == ()
-    assert load_own([Path("one.py"), Path("two.py"), Path("one.py")]) == ("one", "besides")
+    assert load_plugins(None) == load_plugins([]) == ()
+    assert load_plugins([Path("one.py"), Path("two.py"), Path("one.py")]) == ("one", "besides")
     bad = {"nothing.py": "x = 1", "broken.py": "1 / 0", "again.py": MINE.format(name="msp"), "mine.txt": "x = 1"}
     for name, text in bad.items():
         Path(name).write_text(text)
     for name, keyword in zip((*bad, "no.py"), ("register", "ZeroDivision", "msp", "mine.txt", "no.py"), strict=True):
-        assert keyword in refusal(load_own, [Path(name)]), name
+        assert keyword in refusal(load_plugins, [Path(name)]), name
     assert sys.path == before
 
 

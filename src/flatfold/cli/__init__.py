@@ -1,4 +1,4 @@
-"""The command line: one file per command, and the only room that prints."""
+"""The command line: one module per command or pair of commands; the only room that prints."""
 
 import io
 import sys
@@ -12,53 +12,55 @@ from .compare import compare
 from .curvature import curvature
 from .export import export
 from .fit import fit
-from .join import join
 from .paper import paper, reproduce
-from .score import score
+from .score import join, score
+from .score_features import score_features
 from .serve import serve
 from .suite import doctor, suite_app
 
+ABOUT = "Out-of-distribution (OOD) detection for PyTorch classifiers, from the curvature of the energy."
+
 app = typer.Typer(
     name="flatfold",
-    help="Which inputs does your classifier not know? Out-of-distribution detection from the curvature of the energy.",
+    help=ABOUT,
     epilog="Start with: flatfold bench digits",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-for command in (bench, curvature, reproduce, doctor, compare, paper, report, fit, score, join, serve, export, methods):
+for command in (bench, curvature, reproduce, doctor, compare, paper, report, fit, score, score_features, join, serve):
     app.command()(command)
-
+for command in (export, methods):
+    app.command()(command)
 app.add_typer(suite_app)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"flatfold {__version__}")
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=ABOUT)
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None:
-    """Which inputs does your classifier not know? Out-of-distribution detection from the curvature of the energy."""
+) -> None: ...
 
 
 def main() -> None:
-    """Run the command line: exit 0 when done, 1 when the input was wrong, 2 when the usage was, 130 when interrupted.
+    """Run the command line.
 
-    A command may have codes of its own: `score` leaves with 3 when it is done and some images could not be scored.
+    Exit codes: 0 done, 1 invalid input, 2 invalid usage, 130 interrupted; `score` and `join` use 3 for images without a
+    score.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no ±
     try:
-        app(prog_name="flatfold")
+        app(_translate(sys.argv[1:]), prog_name="flatfold")
     except (ValueError, TypeError, OSError) as error:
         typer.echo(f"flatfold: {error}", err=True)
         sys.exit(1)
@@ -67,5 +69,16 @@ def main() -> None:
         typer.echo(f"flatfold: {error}{extra}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        typer.echo("flatfold: interrupted; the same command goes on where it stopped", err=True)
+        typer.echo("flatfold: interrupted; run the same command again to resume", err=True)
         sys.exit(130)
+
+
+def _translate(words: list[str]) -> list[str]:
+    """Return `score --features FILE ...`, the spelling of earlier versions, as `score-features FILE ...`."""
+    place = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--features"), None)
+    if words[:1] != ["score"] or place is None:
+        return words
+    typer.echo("note: `flatfold score --features FILE` is deprecated. Use `flatfold score-features FILE`.", err=True)
+    first = [words[place].partition("=")[2]] if "=" in words[place] else words[place + 1 : place + 2]
+    rest = words[place + (1 if "=" in words[place] else 2) :]
+    return ["score-features", *first, *words[1:place], *rest]

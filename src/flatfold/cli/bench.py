@@ -1,127 +1,81 @@
-"""``flatfold bench``: every method on one suite, as a table and as a page."""
+"""``flatfold bench``, ``flatfold report`` and ``flatfold methods``: evaluate methods on a suite."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import open_console
-from .options import With, load_own
+from .console import count, log_progress, open_console, resumable
+from .options import METHOD, BatchSize, DrawReport, SuiteName, SuiteOptions, With, grouped, load_plugins
 
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Folder that holds OpenOOD's `data` and `results`. Default: the environment variable OPENOOD."),
-]
+if TYPE_CHECKING:
+    from rich.table import Table
 
-SuiteName = Annotated[
-    str,
-    typer.Argument(
-        help="Built in: digits, which needs nothing, and OpenOOD's cifar10, cifar100, imagenet200, imagenet1k. "
-        "Or a suite file of your own, such as mine.toml (`flatfold suite init` writes one)."
-    ),
-]
+    from ..evaluate.results import Results
+    from ..evaluate.summary import SummaryRow
 
-Networks = Annotated[
-    str | None,
-    typer.Option(
-        help="Comma-separated names of the suite's networks. Default: all of them; of digits cnn alone (also: mlp, "
-        "residual)."
-    ),
-]
+LEGEND = (
+    "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the share of ID inputs flagged by the threshold that "
+    "flags 95 % of the OOD inputs."
+)
 
-Device = Annotated[str, typer.Option(help="Any torch device string: cpu, cuda, cuda:1, mps.")]
-
-Workers = Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")]
-
-MaxUnreadable = Annotated[
-    float,
-    typer.Option(min=0, max=1, help="Share of a data set's images that may be left out because they are broken."),
-]
-
-AnyCounts = Annotated[
-    bool, typer.Option("--any-counts", help="Run although a list has not as many images as it should.")
-]
-
-DrawReport = Annotated[
-    bool,
-    typer.Option("--report/--no-report", help="Draw the page and its figures; `flatfold report` does it later."),
-]
+CELL, LAST = 16, 17  # widths of a column with "99.99 / 99.99", and of the last two columns together
 
 
+@grouped
 def bench(
     suite: SuiteName,
+    options: SuiteOptions,
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated names, as `flatfold methods` lists them, with hyper-parameters behind colons "
-            "(knn:k=10). NAME@ood chooses them on the suite's unknown validation images, NAME@id on known ones alone. "
-            "Default: all methods, untuned."
+            help=f"Methods, separated by commas: each a {METHOD}. NAME@ood tunes hyper-parameters on the suite's OOD "
+            "validation images, NAME@id on ID images only. Default: all methods, untuned."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for results, features and page. Default: out/SUITE.")] = None,
-    networks: Networks = None,
-    seed: Annotated[
-        str | None,
-        typer.Option(
-            help="Of data splits and training; several, as in 0,1,2, are run one after the other and averaged. "
-            "Default: the suite's, or 0."
-        ),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for results, features and report. Default: out/SUITE.")
     ] = None,
-    data: Data = None,
-    device: Device = "cpu",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
-    workers: Workers = 0,
+    batch_size: BatchSize = 256,
     limit: Annotated[
-        int | None, typer.Option(min=2, help="Take at most so many images of each data set, for a quick look.")
+        int | None, typer.Option(min=2, help="Largest number of images per data set, for a quick look.")
     ] = None,
-    max_unreadable: MaxUnreadable = 0.01,
     bootstrap: Annotated[
-        int, typer.Option(min=0, help="Redrawn samples behind each interval; 0 leaves all but AUROC's out.")
+        int, typer.Option(min=0, help="Bootstrap samples per interval; 0 leaves only the intervals of AUROC.")
     ] = 1000,
-    any_counts: AnyCounts = False,
     resume: Annotated[
-        bool,
-        typer.Option("--resume/--restart", help="Go on where an earlier run stopped, or compute all features again."),
+        bool, typer.Option("--resume/--restart", help="Reuse the features of an earlier run, or extract them again.")
     ] = True,
     report: DrawReport = True,
     own: With = None,
 ) -> None:
-    """Judge methods on a suite: AUROC and FPR95 on every data set that the network has never met.
+    """Evaluate methods on a suite: AUROC and FPR95 on every OOD data set.
 
-    Features are extracted once and kept under --out, so a second run is quick, and one that was stopped goes on after
-    the last 4096 images of a data set. Writes results.json, results.csv, averages.csv, scores.safetensors,
-    thumbnails.safetensors, report.html and figures, in place of those of an earlier run. A suite with several networks
-    or seeds gets a folder for each, and summary.csv, summary.json and a page with their means above them.
+    Features are extracted once and kept in the output folder; an interrupted run resumes from there. Writes
+    results.json, results.csv, averages.csv, scores.safetensors, thumbnails.safetensors, report.html and figures. With
+    several networks or seeds, each gets a folder, and summary.csv, summary.json and report.html hold the means.
+
+    Exit codes: 0 done; 1 invalid input, or a method failed unexpectedly; 2 invalid usage; 130 interrupted.
 
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
     """
-    import logging
-    import sys
-
     from .. import detectors
-    from ..evaluate.banks import Settings
     from ..evaluate.runner import checked_specs, forget, run
     from ..evaluate.spec import parse_specs
-    from ..evaluate.suites.library import load_suites
-    from ..models.eval_mode import usable_device
     from ..report.page import write_report
-    from .tables import print_results
 
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("flatfold").setLevel(logging.INFO)
-    logging.getLogger("flatfold.models").setLevel(logging.ERROR)  # the runner says what is found, with the data set
-    load_own(own)
+    log_progress()
+    load_plugins(own)
     specs = checked_specs(detectors.methods() if methods is None else parse_specs(methods))
-    usable_device(device)
-    command = " ".join(["flatfold", *sys.argv[1:]])
-    settings = Settings(device, workers, max_unreadable, bootstrap, command)
+    settings = options.settings(bootstrap)
     folder = out or Path("out") / Path(suite).stem
-    names = None if networks is None else [name.strip() for name in networks.split(",")]
-    suites = load_suites(suite, folder, parse_seeds(seed), batch_size, data, any_counts, names, limit)
+    check_folder(folder)
+    suites = options.suites(suite, folder, batch_size, limit)
     several = len(suites[0].siblings) > 1
-    check_folder(folder, several)
+    check_single(folder, several)
     for each in suites:
         place = folder / each.network if several else folder
         with resumable(place):
@@ -131,82 +85,129 @@ def bench(
             results.save(place)
             page = write_report(place) if report else None
         print_results(results)
-        typer.echo(f"{counted(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}")
+        typer.echo(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}")
         if page is not None:
             typer.echo(f"report -> {page}")
     if several:
         _summarise(folder, suites[0].siblings, report)
 
 
-def check_folder(folder: Path, several: bool) -> None:
-    """Raise if results would come to lie beside others that they would be taken for, or together with."""
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"--out must be a folder, but {folder} is a file. Choose another.")
+def check_folder(folder: Path) -> None:
+    """Raise if the output folder is a file or cannot be created."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise NotADirectoryError(f"--out must be a folder, but {place} is a file. Choose another folder.")
+
+
+def check_single(folder: Path, several: bool) -> None:
+    """Raise if the folder holds the results of one network and several are to come, or the other way round."""
     if several and (folder / "results.json").exists():
-        raise ValueError(f"{folder} holds the results of a single run. Give another --out for several, or remove it.")
+        raise ValueError(f"{folder} holds the results of a single run. Choose another --out for several runs.")
     if not several and (folder / "summary.json").exists():
-        raise ValueError(f"{folder} holds the results of several runs. Give another --out for this one, or remove it.")
-
-
-@contextmanager
-def resumable(place: Path) -> Iterator[None]:
-    """Say that nothing is lost when the work is interrupted; typer itself would leave without a word."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"flatfold: stopped. The same command goes on with what is already in {place}.", err=True)
-        raise typer.Exit(130) from None
-
-
-def counted(number: int, thing: str) -> str:
-    """Return a number of things in words.
-
-    Example:
-        >>> counted(1, "row"), counted(2, "row")
-        ('1 row', '2 rows')
-    """
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+        raise ValueError(f"{folder} holds the results of several runs. Choose another --out for a single run.")
 
 
 def _summarise(folder: Path, networks: Sequence[str], report: bool) -> None:
-    """Write and print the means over the networks of each family, as far as they have been judged."""
+    """Write and print the means over the networks of each family, as far as they have results."""
     from ..evaluate.results import load_results
     from ..evaluate.summary import save_summary, summarise
     from ..report.summary import write_summary
-    from .tables import print_summary
 
-    judged = [network for network in networks if (folder / network / "results.json").exists()]
-    rows = summarise(load_results(folder / network) for network in judged)
-    save_summary(rows, folder, judged)
+    finished = [network for network in networks if (folder / network / "results.json").exists()]
+    rows = summarise(load_results(folder / network) for network in finished)
+    save_summary(rows, folder, finished)
     page = f", {write_summary(folder)}" if report else ""
-    print_summary(rows)
+    console = open_console()
+    for family in dict.fromkeys(row.family for row in rows if row.n > 1):
+        console.print(_summary_table(family, [row for row in rows if row.family == family]))
     typer.echo(f"all runs -> {folder / 'summary.csv'}{page}")
 
 
-def parse_seeds(text: str | None) -> list[int] | None:
-    """Return the seeds in a text such as ``0,1,2``, each once."""
-    if text is None:
-        return None
-    seeds = [word.strip() for word in text.split(",")]
-    if not all(seed.isdecimal() and int(seed) < 2**32 for seed in seeds):
-        raise ValueError(
-            f"--seed takes whole numbers from 0 to 2^32 - 1 with commas between them, such as 0,1,2, got {text!r}."
+def print_results(results: Results) -> None:
+    """Print one line per method, best average AUROC first; only averages where the terminal is too narrow for all."""
+    console = open_console()
+    first = 3 + max(len(run.method) for run in results.methods)
+    fits = first + LAST + sum(max(CELL, len(column) + 3) for column in results.columns) <= console.width
+    console.print(_results_table(results, results.columns if fits else results.groups))
+    if not fits:
+        console.print("The terminal is too narrow for every data set; results.csv and the report have them.")
+    if console.is_terminal and any(row.certainty is not None for row in results.rows):
+        console.print("Green: the best AUROC of a column, and those not significantly different from it (paired test).")
+    if any("alpha_" in run.learnt for run in results.methods):
+        console.print("* chosen by AutoFold on ID validation data")
+    if any(run.tuned_on != "nothing" for run in results.methods):
+        console.print("tuned: the data that hyper-parameters were chosen on, ID or OOD.")
+    for reason in dict.fromkeys(results.refused.values()):
+        methods = [method for method, other in results.refused.items() if other == reason]
+        console.print(f"{', '.join(methods)} {'was' if len(methods) == 1 else 'were'} left out: {reason}", markup=False)
+    for deviation in results.suite.get("deviations", ()):
+        console.print(f"Before you compare: {deviation}.", markup=False, style="yellow")
+
+
+def _results_table(results: Results, columns: Sequence[str]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    suite = results.suite
+    about = f"{escape(suite['about'])} " if suite["about"] else ""
+    accuracy = f"ID accuracy {100 * suite['accuracy']:.2f} % on {suite['n_test']} images."
+    title = f"{title_of(suite)}: {about}{accuracy}"
+    table = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left")
+    table.add_column("method", no_wrap=True)
+    for column in (*("average" if column == "all" else column for column in columns), "alpha"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("tuned", no_wrap=True)
+    cells = results.cells
+    for run in results.ranked:
+        figures = []
+        for cell in (cells[run.method, column] for column in columns):
+            best = cell.certainty is not None and cell.certainty.best
+            text = f"{100 * cell.auroc:.2f} / {100 * cell.fpr95_ood_positive:.2f}"
+            figures.append(Text(text, style="bold green" if best else ""))
+        table.add_row(escape(run.method), *figures, run.alpha, run.tuned)
+    return table
+
+
+def title_of(suite: dict[str, str]) -> str:
+    """Return the name of a suite and its network, as text for rich."""
+    from rich.markup import escape
+
+    return escape(f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"])
+
+
+def _summary_table(family: str, rows: Sequence[SummaryRow]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    title = f"{escape(family)}: mean ± population standard deviation (as OpenOOD) over {rows[0].n} runs."
+    table = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left")
+    table.add_column("method", no_wrap=True)
+    groups = [group for group in ("near", "far", "all") if any(row.column == group for row in rows)]
+    for group in groups:
+        table.add_column("average" if group == "all" else group, justify="right", no_wrap=True)
+    cells = {(row.method, row.column): row for row in rows}
+    methods = dict.fromkeys(row.method for row in rows)
+    for method in sorted(methods, key=lambda method: -cells[method, "all"].means["auroc"]):
+        metrics = ("auroc", "fpr95_ood_positive")
+        figures = (
+            " / ".join(f"{100 * row.means[metric]:.2f} ± {100 * row.stds[metric]:.2f}" for metric in metrics)
+            for row in (cells[method, group] for group in groups)
         )
-    return list(dict.fromkeys(map(int, seeds)))
-
-
-# ``flatfold report``: draw the pages again from result files.
+        table.add_row(escape(method), *figures)
+    return table
 
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="Folder that `flatfold bench` or `flatfold curvature` wrote, such as out/digits.")
+        Path, typer.Argument(help="Output folder of `flatfold bench` or `flatfold curvature`, such as out/digits.")
     ],
 ) -> None:
     """Write report.html, curvature.html and figures from result files, without running anything.
 
-    Both pages where a benchmark and a curvature study lie in the folder, or the one of what is there. In a folder with
-    several networks, the pages of each are written, and one with their means.
+    Writes the pages for which the folder holds results; for several networks, those of each and one with their means.
+
+    Example: flatfold report out/digits
     """
     from ..evaluate.summary import load_runs
     from ..report.curvature import write_curvature
@@ -217,7 +218,7 @@ def report(
     runs = list(load_runs(folder)) if _holding(folder, "results.json") or not studies else []
     for place in dict.fromkeys([*runs, *studies]):
         if place in studies:
-            typer.echo(f"curvature -> {write_curvature(place)}")  # with the report that it joins
+            typer.echo(f"curvature -> {write_curvature(place)}")  # writes the report of the same folder too
         else:
             write_report(place)
         if place in runs:
@@ -231,43 +232,39 @@ def _holding(folder: Path, name: str) -> list[Path]:
     return [folder] if (folder / name).exists() else [path.parent for path in sorted(folder.glob(f"*/{name}"))]
 
 
-# ``flatfold methods``: what can be put after ``--methods``.
-
-
 def methods(own: With = None) -> None:
-    """List every method with its hyper-parameters and what it learns from."""
+    """List every method with its hyper-parameters and the data it learns from.
+
+    Example: flatfold methods
+    """
     from rich.table import Table
 
     from .. import detectors
 
-    load_own(own)
+    load_plugins(own)
     table = Table(box=None, pad_edge=False)
     for column in ("method", "what it scores", "learns from", "hyper-parameters"):
         table.add_column(column)
-    for name in detectors.methods():
-        method = detectors.get_method(name)
-        hyper = ", ".join(f"{key}={_short(value)}" for key, value in detectors.hyperparameters(name).items())
-        table.add_row(name, method.summary, _teachers(method.fits_on, method.sees), hyper)
+    entries = {name: detectors.get_method(name) for name in detectors.methods()}
+    data = {"nothing": "the head", "val": "ID validation data", "train": "ID training data"}
+    for name, method in entries.items():
+        learns_from = data[method.fits_on]
+        if method.sees != "features":
+            learns_from = "ID training images" if method.fits_on == "train" else "nothing; runs the network"
+        hyper = ", ".join(f"{key}={_shorten(value)}" for key, value in detectors.hyperparameters(name).items())
+        table.add_row(name, method.summary, learns_from, hyper)
     console = open_console()
     console.print(table)
-    console.print(
-        "\nalpha=... on any other method that sees features puts partial normalisation, h / |h|^alpha, in front of it."
-    )
+    console.print("\nAny other method that scores features takes alpha=..., partial normalisation h / |h|^alpha.")
     console.print("From Python: flatfold.create(name, alpha=..., preset='authors').")
-    tunable = {name: detectors.get_method(name) for name in detectors.methods() if detectors.get_method(name).grid}
-    features = ", ".join(name for name, method in tunable.items() if method.sees == "features")
-    inputs = " and ".join(name for name, method in tunable.items() if method.sees != "features")
-    console.print(f"In a benchmark name@id tunes a method on known data, name@ood on unknown data: {features}.")
-    console.print(f"{inputs} can be tuned on unknown data only.")
+    tunable = {True: [], False: []}  # type: dict[bool, list[str]]
+    for name, method in entries.items():
+        if method.grid:
+            tunable[method.sees == "features"].append(name)
+    console.print(f"A benchmark tunes name@id on ID data and name@ood on OOD data: {', '.join(tunable[True])}.")
+    console.print(f"{' and '.join(tunable[False])} can be tuned on OOD data only.")
 
 
-def _teachers(fits_on: str, sees: str) -> str:
-    """Return what a method learns from, in words."""
-    if sees != "features":
-        return "ID training images" if fits_on == "train" else "nothing, it runs the network"
-    return {"nothing": "the head alone", "val": "ID validation data", "train": "ID training data"}[fits_on]
-
-
-def _short(value: object) -> str:
-    """Return a default in a few characters; a grid by its ends."""
+def _shorten(value: object) -> str:
+    """Return a default as text; of a long grid only its ends."""
     return f"{value[0]}..{value[-1]}" if isinstance(value, tuple) and value else str(value)

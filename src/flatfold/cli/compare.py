@@ -1,4 +1,4 @@
-"""``flatfold compare``: what changed between two runs, or from one method to another."""
+"""``flatfold compare``: differences between two runs, or between two methods of one run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ if TYPE_CHECKING:
     from ..evaluate.compare import Change
     from ..evaluate.results import Results
 
-
 UNITS = "In percent; differences B - A in percentage points. FPR95 counts OOD as positive: less is better."
 
-PAIRED = "Paired: both judged the same images. AUROC by DeLong's test, FPR95 on the same redrawn images."
+PAIRED = "Paired: both runs scored the same images. AUROC by DeLong's test, FPR95 by a bootstrap of the same images."
 
-UNPAIRED = (
-    "Not paired: the images differ, or it is not known that they are the same, so both sides vary on their own and a "
-    "change must be larger to show."
-)
+UNPAIRED = "Not paired: the images differ, or may differ, so only larger differences are significant."
 
-MIXED = "p with ~ is not paired: there the images differ, or it is not known that they are the same."
+MIXED = "p with ~ is not paired: the images of that data set differ, or may differ."
 
 CAUTION = (
-    "* the 95 % interval leaves out 0. Intervals and p are not corrected for many comparisons: "
-    "of 20 without any change, one has a star by chance."
+    "* the 95 % interval does not contain 0. Intervals and p are not corrected for multiple comparisons: "
+    "without any true difference, about one in 20 has a star."
 )
 
 HEADS = {
@@ -39,21 +35,23 @@ HEADS = {
     "fpr95_ood_positive": ("FPR95 A", "B", "B - A", "95 % interval", ""),
 }
 
-ENDLESS = 10_000  # columns of text: no table is wider
+UNLIMITED = 10_000  # columns of text, more than any table has
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="Folder that `flatfold bench` wrote.")],
-    b: Annotated[Path | None, typer.Argument(help="Another one. Without it, two methods of A are compared.")] = None,
+    a: Annotated[Path, typer.Argument(help="Output folder of `flatfold bench`.")],
+    b: Annotated[
+        Path | None, typer.Argument(help="A second such folder. Without it, two methods of A are compared.")
+    ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Comma-separated labels, as the table of the run shows them. Default with B: all in both."),
+        typer.Option(help="Labels from the table of the run, separated by commas. Default with B: all in both runs."),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Where every figure goes, with intervals and p-values.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="File for every difference, with interval and p-value.")] = None,
 ) -> None:
-    """Compare two runs, or two methods of one, and say which differences chance alone would hardly give.
+    """Compare two runs, or two methods of one run, with intervals and tests for the differences.
 
-    Runs that judged the same images are compared image by image, which finds smaller differences.
+    Runs that scored the same images are compared image by image, which detects smaller differences.
 
     Example: flatfold compare out/before out/after --csv changes.csv
 
@@ -79,37 +77,30 @@ def compare(
 
 
 def _load(folder: Path) -> Results:
-    """Read the run of a folder; one that holds runs in folders of their own is refused with their names."""
+    """Read the run of a folder; one with several runs is refused with their names."""
     from ..evaluate.results import load_results
 
-    inside = sorted(path.parent.name for path in folder.glob("*/results.json"))
-    if inside and not (folder / "results.json").exists():
-        many = len(inside) > 1
-        raise ValueError(
-            f"{folder} holds {'several runs' if many else 'a run inside'}: {', '.join(inside)}. "
-            f"Name {'one of them' if many else 'it'}, as in {folder / inside[0]}."
-        )
+    runs = sorted(path.parent.name for path in folder.glob("*/results.json"))
+    if runs and not (folder / "results.json").exists():
+        raise ValueError(f"{folder} holds the runs {', '.join(runs)}. Name one of them, such as {folder / runs[0]}.")
     return load_results(folder)
 
 
 def deviations(runs: Mapping[str, Results]) -> list[str]:
-    """Return what was not as the suite says, each sentence once, with the runs that it is about."""
-    about: dict[str, list[str]] = {}
+    """Return the deviations from the suite, each once, with the runs that have it."""
+    names: dict[str, list[str]] = {}
     for name, run in runs.items():
         for sentence in run.suite.get("deviations") or ():
-            about.setdefault(str(sentence).rstrip("."), []).append(name)
-    return [f"{' and '.join(names)}: {sentence}." for sentence, names in about.items()]
+            names.setdefault(str(sentence).rstrip("."), []).append(name)
+    return [f"{' and '.join(runs)}: {sentence}." for sentence, runs in names.items()]
 
 
 def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> None:
-    """Print a line per method and column, how it was computed, and what could not be compared.
-
-    A narrow terminal gets AUROC only, which a line below the table says; a pipe has no width to respect.
-    """
+    """Print a line per method and data set, and how it was computed; a narrow terminal gets AUROC only."""
     console = open_console()
-    whole = _table(changes, ("auroc", "fpr95_ood_positive"))
-    fits = console.measure(whole, options=console.options.update(width=ENDLESS)).maximum <= console.width
-    console.print(whole if fits else _table(changes, ("auroc",)))
+    table = _table(changes, tuple(HEADS))
+    fits = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width
+    console.print(table if fits else _table(changes, ("auroc",)))
     kinds = {change.paired for change in changes}
     how = MIXED if len(kinds) == 2 else PAIRED if kinds == {True} else UNPAIRED
     for line in (UNITS, how, CAUTION, *remarks):
@@ -128,34 +119,26 @@ def _table(changes: Sequence[Change], metrics: Sequence[str]) -> Table:
     for head in (head for metric in metrics for head in HEADS[metric]):
         table.add_column(head, justify="right", no_wrap=True)
     mixed = len({change.paired for change in changes}) == 2
-    told = {(change.method, change.column, change.metric): change for change in changes}
+    by_key = {(change.method, change.column, change.metric): change for change in changes}
     for method, column in dict.fromkeys((change.method, change.column) for change in changes):
-        here = [told[method, column, metric] for metric in metrics if (method, column, metric) in told]
-        cells = (cell for change in here for cell in _cells(change, mixed))
-        table.add_row(escape(method), escape(_heading(column)), *cells)
+        row = [by_key[method, column, metric] for metric in metrics if (method, column, metric) in by_key]
+        cells = (cell for change in row for cell in _cells(change, mixed))
+        table.add_row(escape(method), escape("average" if column == "all" else column), *cells)
     return table
 
 
 def _cells(change: Change, mixed: bool) -> list[str]:
-    """Return a figure of A and of B, the difference, its interval, a star, and p where there is one."""
-    digits = _digits(change)
+    """Return both values, the difference, its interval, a star, and p where there is one."""
+    nearest = 100 * min(abs(change.low), abs(change.high))
+    # Two digits, or up to four where the end of an interval without 0 would read 0.00.
+    digits = next((digits for digits in (2, 3) if not change.significant or round(nearest, digits) > 0), 4)
     difference, low, high = (f"{100 * x:+z.{digits}f}" for x in (change.difference, change.low, change.high))
-    numbers = [f"{100 * change.a:.2f}", f"{100 * change.b:.2f}", difference]
-    cells = [*numbers, f"{low}..{high}", "*" if change.significant else ""]
+    star = "*" if change.significant else ""
+    cells = [f"{100 * change.a:.2f}", f"{100 * change.b:.2f}", difference, f"{low}..{high}", star]
     if change.p_value is None:
         return cells
     p = "<0.001" if change.p_value < 0.001 else f"{change.p_value:.3f}"
     return [*cells, f"{p}~" if mixed and not change.paired else p]
-
-
-def _digits(change: Change) -> int:
-    """Return how many digits show that an interval leaves out 0: two, or up to four where its end would read 0.00."""
-    nearest = 100 * min(abs(change.low), abs(change.high))
-    return next((digits for digits in (2, 3) if not change.significant or round(nearest, digits) > 0), 4)
-
-
-def _heading(column: str) -> str:
-    return "average" if column == "all" else column
 
 
 def _write(changes: Sequence[Change], path: Path) -> None:

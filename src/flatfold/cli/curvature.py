@@ -1,112 +1,96 @@
-"""``flatfold curvature``: how sharply the loss bends on known and on unknown images."""
+"""``flatfold curvature``: the curvature of the loss on ID and OOD images."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .bench import (
-    AnyCounts,
-    Data,
-    Device,
-    DrawReport,
-    MaxUnreadable,
-    Networks,
-    SuiteName,
-    Workers,
-    check_folder,
-    counted,
-    parse_seeds,
-    resumable,
+from .bench import check_folder, check_single, title_of
+from .console import count, log_progress, open_console, resumable
+from .options import DrawReport, SuiteName, SuiteOptions, grouped
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..evaluate.study_results import Name, Space, Statistic, Study
+
+SHOWN: tuple[Space, ...] = ("parameter", "feature")
+
+DIGITS = 4  # significant digits of a figure
+
+LEGEND = (
+    "Mean matrix over the images of a data set; x: ratio to the value on ID images. Values without ± are exact for "
+    "these images to all digits shown; other images of the same kind give other values."
 )
 
 
+@grouped
 def curvature(
     suite: SuiteName,
-    samples: Annotated[int, typer.Option(min=2, help="Take at most so many images of each data set.")] = 500,
+    options: SuiteOptions,
+    samples: Annotated[int, typer.Option(min=2, help="Largest number of images per data set.")] = 500,
     matrix: Annotated[
         str,
-        typer.Option(help="Over the parameters: hessian, or ggn, its Gauss-Newton part, which is never negative."),
+        typer.Option(help="Matrix over the parameters: hessian, or ggn, its positive semi-definite Gauss-Newton part."),
     ] = "hessian",
     loss: Annotated[
         str,
         typer.Option(
-            help="Over the parameters: energy, logsumexp of the logits as in the paper, or ce_pred, the cross-entropy "
-            "of the predicted class. Unknown images have no labels for ce."
+            help="Loss over the parameters: energy (logsumexp of the logits, as in the paper) or ce_pred "
+            "(cross-entropy of the predicted class). ce needs labels, which OOD images do not have."
         ),
     ] = "energy",
-    probes: Annotated[int, typer.Option(min=1, help="Random directions behind the spectrum over the parameters.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Lanczos steps from each of them.")] = 16,
+    probes: Annotated[
+        int, typer.Option(min=1, help="Random directions per estimate of the spectrum over the parameters.")
+    ] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Lanczos steps per random direction.")] = 16,
     alpha: Annotated[
         float | None,
         typer.Option(
-            min=0,
-            max=1,
-            help="Exponent of partial normalisation. Default: AutoFold's choice on the validation images.",
+            min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's choice on validation images."
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the study, features and page. Default: out/SUITE, as for bench.")
+        Path | None, typer.Option(help="Folder for study, features and report. Default: out/SUITE, as for bench.")
     ] = None,
-    networks: Networks = None,
-    seed: Annotated[
-        str | None,
-        typer.Option(
-            help="Of data splits, training and random directions; several, as in 0,1,2, are studied one after the "
-            "other. Default: the suite's, or 0."
-        ),
-    ] = None,
-    data: Data = None,
-    device: Device = "cpu",
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
+        int, typer.Option(min=1, help="Images per pass; needs several times the memory of bench.")
     ] = 64,
-    workers: Workers = 0,
-    max_unreadable: MaxUnreadable = 0.01,
-    any_counts: AnyCounts = False,
     resume: Annotated[
-        bool,
-        typer.Option("--resume/--restart", help="Go on where an earlier study stopped, or compute everything again."),
+        bool, typer.Option("--resume/--restart", help="Reuse what an earlier study measured, or measure it again.")
     ] = True,
     report: DrawReport = True,
 ) -> None:
-    """Measure the curvature of the loss on known images and on every data set that the network has never met.
+    """Measure the curvature of the loss on ID images and on every OOD data set.
 
-    The paper's finding is that the loss bends more sharply on unknown images, over the parameters and over the
-    features. This measures both on the same images: the largest eigenvalue (lambda_max) and the trace of the Hessian,
-    its spectrum, and the trace of every single image, which is a score. What is over the features is exact, and so is
-    the trace over the parameters of a network of linear layers, convolutions and ReLUs; what is estimated says how
-    certain it is.
+    The paper finds a larger curvature on OOD images, over the parameters and over the features. This command measures
+    both on the same images: largest eigenvalue (lambda_max), trace and spectrum of the Hessian, and the trace for each
+    image, which is a score. Values over the features are exact, and so is the trace over the parameters of a network of
+    linear layers, convolutions and ReLUs; other values are estimates with an error.
 
-    Every finished part is kept under --out, so one that was stopped goes on. Writes curvature.json, curvature.csv,
-    curvature.safetensors, curvature.html and figures; a report.html of `flatfold bench` in the same folder is drawn
-    again with them. A suite with several networks or seeds gets a folder for each.
+    Finished parts are kept in the output folder; an interrupted study resumes from there. Writes curvature.json,
+    curvature.csv, curvature.safetensors, curvature.html and figures, and updates the report.html of `flatfold bench` in
+    the same folder. With several networks or seeds, each gets a folder.
 
     Example: flatfold curvature digits
 
     Example: flatfold curvature examples/cifar10.toml --networks resnet20 --samples 200
     """
-    import logging
-    import sys
     from dataclasses import asdict
 
-    from ..evaluate.banks import Settings
     from ..evaluate.study import forget_study, run_study
     from ..evaluate.study_measure import Plan
-    from ..evaluate.suites.library import load_suites
-    from ..models.eval_mode import usable_device
     from ..report.curvature import write_curvature
-    from .tables import print_study
 
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("flatfold").setLevel(logging.INFO)
-    logging.getLogger("flatfold.models").setLevel(logging.ERROR)  # the study says what is found, with the data set
-    plan = Plan(samples, matrix, loss, probes, steps, alpha)  # type: ignore[arg-type]  # which it looks at
-    usable_device(device)
-    settings = Settings(device, workers, max_unreadable, command=" ".join(["flatfold", *sys.argv[1:]]))
+    log_progress()
+    plan = Plan(samples, matrix, loss, probes, steps, alpha)  # type: ignore[arg-type]  # Plan checks the names
+    settings = options.settings()
     folder = out or Path("out") / Path(suite).stem
-    names = None if networks is None else [name.strip() for name in networks.split(",")]
-    suites = load_suites(suite, folder, parse_seeds(seed), batch_size, data, any_counts, names)
+    check_folder(folder)
+    suites = options.suites(suite, folder, batch_size)
     several = len(suites[0].siblings) > 1
     check_study_folder(folder, several)
     for each in suites:
@@ -118,21 +102,111 @@ def curvature(
             study.save(place)
             page = write_curvature(place) if report else None
         print_study(study)
-        rows = counted(len(study.statistics), "row")
-        typer.echo(f"{rows} -> {place / 'curvature.csv'}, {place / 'curvature.json'}")
+        typer.echo(f"{count(len(study.statistics), 'row')} -> {place / 'curvature.csv'}, {place / 'curvature.json'}")
         typer.echo(f"traces of single images and spectra -> {place / 'curvature.safetensors'}")
         if page is not None:
             typer.echo(f"curvature -> {page}")
-            if (place / "results.json").exists():  # of a benchmark, whose page the study joins
+            if (place / "results.json").exists():
                 typer.echo(f"report -> {place / 'report.html'}")
 
 
 def check_study_folder(folder: Path, several: bool) -> None:
-    """Raise if a study would come to lie beside others that it would be taken for, or together with."""
-    check_folder(folder, several)
+    """Raise if the folder holds a study of one network and several are to come, or the other way round."""
+    check_folder(folder)
+    check_single(folder, several)
     if several and (folder / "curvature.json").exists():
-        raise ValueError(f"{folder} holds a study of a single network. Give another --out for several, or remove it.")
+        raise ValueError(f"{folder} holds a study of a single network. Choose another --out for several networks.")
     if not several and any(folder.glob("*/curvature.json")):
-        raise ValueError(
-            f"{folder} holds studies of several networks. Give another --out for this one, or remove them."
+        raise ValueError(f"{folder} holds studies of several networks. Choose another --out for a single network.")
+
+
+def print_study(study: Study) -> None:
+    """Print one line per data set and group, how values were computed, and where the paper's claim does not hold."""
+    console = open_console()
+    console.print(_study_table(study))
+    for line in _sentences(study):
+        console.print(line, markup=False, highlight=False)
+    for deviation in study.suite.get("deviations", ()):
+        console.print(f"Before you compare: {deviation}.", markup=False, style="yellow")
+
+
+def _study_table(study: Study) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ..curvature.estimate import LOSSES, MATRICES
+    from ..evaluate.results import ID
+
+    provenance = study.provenance
+    what = f"{MATRICES[provenance['matrix']]} of the {LOSSES[provenance['loss']]}"
+    sizes = f"{study.sizes['parameter']} parameters and {study.sizes['feature']} features"
+    title = f"{title_of(study.suite)}: {what} over {sizes}."
+    table = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left")
+    table.add_column("data set", no_wrap=True)
+    table.add_column("images", justify="right", no_wrap=True)
+    columns = [column for column in study.columns if column[0] in SHOWN]
+    for space, name in columns:
+        table.add_column(f"{space}\n{name}", justify="right")  # on two lines, to fit into 80 columns of text
+    for dataset in study.datasets + study.groups:
+        if dataset == "near" or (dataset == "far" and "near" not in study.groups):
+            table.add_section()
+        values = []
+        for column in columns:
+            factor = None if dataset == ID else study.factor(dataset, *column)
+            ratio = "" if factor is None else f" x{f'{factor:#.3g}'.rstrip('.')}"
+            values.append(format_value(study.cell(dataset, *column)) + ratio)
+        label = f"{dataset} (mean)" if dataset in study.groups else dataset
+        table.add_row(escape(label), str(study.cell(dataset, *columns[0]).n), *values)
+    return table
+
+
+def format_value(cell: Statistic) -> str:
+    """Return a value to four digits, with its error where that can change one of them."""
+    figure = f"{cell.value:#.{DIGITS}g}".rstrip(".")
+    if cell.stderr is None or cell.stderr < abs(cell.value) * 0.5 * 10.0 ** (1 - DIGITS):
+        return figure
+    return f"{figure} ± {cell.stderr:.1g}"
+
+
+def _sentences(study: Study) -> Iterator[str]:
+    """Yield how values were computed, the AUROC of traces as scores, and where the paper's claim does not hold."""
+    from ..evaluate.results import ID
+    from ..evaluate.study_results import typical_error
+
+    for name in ("lambda_max", "trace"):
+        yield f"parameter {name}: {study.cell(ID, 'parameter', name).method}."
+    cells = study.cells
+    if any(cells[d, "parameter", "trace"].value < cells[d, "parameter", "lambda_max"].value for d in study.datasets):
+        yield "A parameter trace can be below its lambda_max, because it includes the eigenvalues below zero."
+    aurocs = ", ".join(
+        f"{each.space}s{f' (alpha = {each.alpha:g})' if each.alpha else ''} {100 * each.auroc:.2f}"
+        for each in study.detections
+        if each.dataset == "all" and each.space in SHOWN
+    )
+    error = typical_error(study, "parameter")
+    caution = (
+        ""
+        if error is None
+        else (
+            f" Over parameters the trace is an estimate, typically ± {100 * error:.2g} %, with errors shared within a "
+            "batch: its AUROC is not that of the exact trace."
         )
+    )
+    yield f"The trace of a single image as a score, mean AUROC in percent: {aurocs}.{caution}"
+    for space in SHOWN:
+        for name in (name for each, name in study.columns if each == space):
+            yield from _claim(study, space, name)
+
+
+def _claim(study: Study, space: Space, name: Name) -> Iterator[str]:
+    """Yield the data sets whose value is below that of the ID images, or not significantly different from it."""
+    from ..evaluate.results import ID
+    from ..evaluate.study_results import above
+
+    reference = study.cell(ID, space, name)
+    signs = {dataset: above(study.cell(dataset, space, name), reference) for dataset in study.datasets[1:]}
+    lower, unclear = ([dataset for dataset, sign in signs.items() if sign == which] for which in (-1, 0))
+    if lower:
+        yield f"The paper's claim does not hold here for the {space} {name} of {', '.join(lower)}: below id."
+    if unclear:
+        yield f"The {space} {name} of {', '.join(unclear)} is not significantly different from that of id."

@@ -3,96 +3,58 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from .options import (
-    Crop,
-    Interpolation,
-    Mean,
-    Mode,
-    Model,
-    Pretrained,
-    Resize,
-    Std,
-    Weights,
-    With,
-    load_own,
-    open_model,
-    prepared_by,
-)
-
-if TYPE_CHECKING:
-    from ..models.sources import ImageSource
-    from ..models.transform import Transform
+from .options import IMAGES, ModelOptions, TransformOptions, With, grouped, load_plugins
 
 
-BATCH_SIZE = 64
-
-
+@grouped
 def export(
-    guard: Annotated[Path, typer.Argument(help="File that `guard.save` wrote.")],
-    model: Model,
-    images: Annotated[
-        Path,
-        typer.Option(
-            help="Real images to check the export on: a folder of them or of parquet files, a .parquet or .npz file, "
-            "or a list of paths (.txt, .lst, .list)."
-        ),
-    ],
-    weights: Weights = None,
-    pretrained: Pretrained = None,
+    guard: Annotated[Path, typer.Argument(help="Guard file, from `flatfold fit` or Guard.save.")],
+    model: ModelOptions,
+    images: Annotated[Path, typer.Option(help=f"Images to check the export on: {IMAGES}.")],
     out: Annotated[
         Path | None,
         typer.Option(help="File to write: .onnx, or .pt2 for torch.export. Default: GUARD with .onnx.", dir_okay=False),
     ] = None,
-    limit: Annotated[int, typer.Option(min=2, max=1024, help="Most images to check, spread over all of them.")] = 128,
-    resize: Resize = None,
-    crop: Crop = None,
-    mean: Mean = None,
-    std: Std = None,
-    mode: Mode = None,
-    interpolation: Interpolation = None,
+    limit: Annotated[
+        int, typer.Option(min=2, max=1024, help="Largest number of images to check, spread over all of them.")
+    ] = 128,
+    *,
+    transform: TransformOptions,
     own: With = None,
 ) -> None:
-    """Write a guard and its model as one graph: x -> logits, score, p_value, is_ood, for batches of any size.
+    """Write a guard and its model as one graph: x -> logits, score, p_value, is_ood, for any batch size.
 
-    The file needs neither this library nor, as .onnx, torch. It is only written after it has given the guard's
-    answers on real images, in batches of 1, 7 and 64. Images are prepared as the guard file says; a guard that was
-    fitted on tensors does not know how, and takes --resize, --crop, --mean, --std, --mode and --interpolation.
+    The file needs neither flatfold nor, as .onnx, torch. It is written only if it reproduces the guard's results on
+    real images, in batches of 1, 7 and 64. Images are prepared with the transform stored in the guard file; a guard
+    fitted on tensors stores none and needs --resize, --crop, --mean, --std, --mode or --interpolation.
+
+    Exit codes: 0 done; 1 invalid input, or different results; 2 invalid usage.
 
     Example: flatfold export guard.safetensors --model nets:resnet20 --weights resnet20.pt --images photos/
     """
+    import numpy as np
+
+    from ..models.images import open_images
+    from ..models.sources import ImageSubset
     from ..scoring.export import check_target
     from ..scoring.export import export as export_guard
     from ..scoring.guard import Guard
 
     target = guard.with_suffix(".onnx") if out is None else out
     check_target(target)
-    load_own(own)
-    loaded = Guard.load(guard, open_model(model, weights, pretrained))
-    options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}
-    loaded.transform = transform = prepared_by(loaded.transform, options, guard)
-    parity = export_guard(loaded, target, _images(images, transform, limit))
+    load_plugins(own)
+    loaded = Guard.load(guard, model.open())
+    loaded.transform = transform.transform(guard, loaded.transform)
+    source = open_images(images, loaded.transform, labels=False)
+    checked = min(limit, source.rows)
+    parity = export_guard(loaded, target, ImageSubset(source, np.arange(checked) * source.rows // checked))
+    sizes = ", ".join(map(str, parity.batch_sizes))
     typer.echo(f"{loaded!r} -> {target}, {target.stat().st_size / 1e6:.1f} MB")
-    typer.echo(f"compared on {parity.inputs} images of {images} in batches of {_listed(parity.batch_sizes)}")
+    typer.echo(f"compared on {parity.inputs} images of {images} in batches of {sizes}")
     typer.echo(f"largest relative error: logits {parity.logits:.1e}, scores {parity.score:.1e}")
-    near = f", {parity.undecidable} nearer to the threshold than 1e-4" if parity.undecidable else ""
+    near = f", {parity.undecidable} closer to the threshold than 1e-4" if parity.undecidable else ""
     typer.echo(f"same decision for every image{near}")
-
-
-def _images(place: Path, transform: Transform, limit: int) -> ImageSource:
-    """Return at most ``limit`` images, evenly spread: folders are sorted by class."""
-    import numpy as np
-
-    from ..models.images import open_images
-    from ..models.sources import ImageSubset
-
-    source = open_images(place, transform, BATCH_SIZE, labels=False)
-    count = min(limit, source.rows)
-    return ImageSubset(source, np.arange(count) * source.rows // count)
-
-
-def _listed(sizes: tuple[int, ...]) -> str:
-    return ", ".join(map(str, sizes))

@@ -1,101 +1,81 @@
-"""``flatfold fit``: a guard for a model, from images that it knows."""
+"""``flatfold fit``: a guard for a model, from ID images."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .bench import Device, MaxUnreadable, Workers
-from .console import noted
+from .console import captured_warnings, count
 from .options import (
-    BATCH_SIZE,
     FPR,
-    PLACES,
-    Crop,
-    ImageColumn,
-    Interpolation,
-    LabelColumn,
-    Mean,
-    Mode,
-    Model,
-    Pretrained,
-    Resize,
-    Root,
-    Std,
-    Weights,
+    IMAGES,
+    METHOD,
+    Device,
+    ImageOptions,
+    MaxUnreadable,
+    ModelOptions,
+    TransformOptions,
     With,
+    Workers,
     check_fpr,
-    check_kept,
-    check_writable,
-    is_list,
-    load_own,
-    open_model,
-    opened,
-    parsed_method,
-    prepared_by,
+    check_out,
+    grouped,
+    load_plugins,
+    make_detector,
 )
 
 if TYPE_CHECKING:
-    from ..detectors.base import Detector
-    from ..evaluate.spec import Spec
     from ..models.sources import ImageSource
     from ..scoring.guard import Guard
 
 
+@grouped
 def fit(
-    images: Annotated[Path, typer.Argument(help=f"Known images that the model was not trained on: {PLACES}.")],
-    model: Model,
+    images: Annotated[Path, typer.Argument(help=f"ID images that the model was not trained on: {IMAGES}.")],
+    model: ModelOptions,
     out: Annotated[Path, typer.Option(help="File to write, such as guard.safetensors.")],
-    weights: Weights = None,
-    pretrained: Pretrained = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            help="A name, as `flatfold methods` lists them, with hyper-parameters behind colons (fold:alpha=0.5)."
-        ),
-    ] = "autofold",
-    fpr: Annotated[float, typer.Option(help="Share of known inputs that may raise an alarm.")] = FPR,
+    method: Annotated[str, typer.Option(help=f"Detection method: a {METHOD}.")] = "autofold",
+    fpr: Annotated[float, typer.Option(help="False-alarm rate: share of ID inputs that may raise an alarm.")] = FPR,
     per_class: Annotated[
-        bool, typer.Option("--per-class", help="Keep that rate for every predicted class, each with a threshold.")
+        bool, typer.Option("--per-class", help="Use one threshold per predicted class; the rate then holds for each.")
     ] = False,
     calibration: Annotated[
-        Path | None, typer.Option(help="More such images to calibrate on. Default: half of IMAGES, drawn at random.")
+        Path | None, typer.Option(help="More such images for calibration. Default: a random half of IMAGES.")
     ] = None,
-    resize: Resize = None,
-    crop: Crop = None,
-    mean: Mean = None,
-    std: Std = None,
-    mode: Mode = None,
-    interpolation: Interpolation = None,
+    *,
+    transform: TransformOptions,
     head: Annotated[
-        str | None, typer.Option(help="Name of the model's last linear layer, where it cannot be found by itself.")
+        str | None, typer.Option(help="Name of the model's last linear layer. Default: found automatically.")
     ] = None,
     device: Device = "cpu",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = BATCH_SIZE,
     workers: Workers = 0,
     max_unreadable: MaxUnreadable = 0.01,
-    limit: Annotated[
-        int | None, typer.Option(min=2, help="Take at most so many images, spread over all of them.")
+    limit: Annotated[int | None, typer.Option(min=2, help="Largest number of images, spread over all of them.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for the calibration half and for --limit.")] = 0,
+    options: ImageOptions,
+    label_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Parquet column or .npz array that holds the labels. Default: label, or y.", show_default=False
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws: of the half to calibrate on, and of --limit.")] = 0,
-    root: Root = None,
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
     labels: Annotated[
-        bool, typer.Option("--labels/--no-labels", help="Read labels, or do without: some methods need none.")
+        bool, typer.Option("--labels/--no-labels", help="Read labels, or fit without; some methods need none.")
     ] = True,
     own: With = None,
 ) -> None:
-    """Make a guard: a method fitted to a model, and a threshold that at most a share --fpr of known inputs exceeds.
+    """Fit a guard: a detector for a model, with a threshold that at most a share --fpr of ID inputs exceeds.
 
-    IMAGES are like those the model will meet, of classes it knows, but none of those it was trained on: on these it is
-    too sure. Labels are class folders, the numbers of a list (path, space, class), a column or an array; a method that
-    needs none takes images without (--no-labels, unless they lie in a plain folder). The options of the preparation
-    must be those of the model's training, and are kept in the file. `flatfold score` and `flatfold export` use it.
+    IMAGES must look like the inputs to come, show classes that the model knows, and must not be its training images, on
+    which it is overconfident. Labels come from class folders, the numbers of a list (path, space, class), a column or
+    an array; methods that need none also take images without. The transform options must be those of the model's
+    training; they are stored in the file. `flatfold score`, `export` and `serve` use the guard.
 
-    Exit codes: 0 done; 1 the input was wrong; 2 the usage was; 130 interrupted.
+    Exit codes: 0 done; 1 invalid input; 2 invalid usage; 130 interrupted.
 
     Example: flatfold fit val/ --model nets:resnet20 --weights resnet20.pt --mean 0.485,0.456,0.406
     --std 0.229,0.224,0.225 --out guard.safetensors
@@ -103,29 +83,31 @@ def fit(
     Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --resize 256 --crop 224
     --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --method knn:k=10 --fpr 0.01 --out guard.safetensors
     """
-    load_own(own)
-    spec = parsed_method(method, images, calibration, "the images to fit on")
+    load_plugins(own)
+    detector = make_detector(method, images, calibration, "IMAGES")
     check_fpr(fpr)
-    check_writable(out, "the guard")
-    check_kept(out, images, calibration, weights)
-    from ..detectors import create
+    check_out(out, images, calibration, model.weights)
+    from ..detectors import get_method, parse_method
+    from ..models.images import LISTS
     from ..scoring.guard import Guard
 
-    options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}
-    transform = prepared_by(None, options, None)
-    wanted = label_column if labels else False
-    known = _some(opened(images, transform, batch_size, root, image_column, wanted), limit, seed)
+    prepared = transform.transform()
+    source = _limit(options.open(images, prepared, label_column if labels else False), limit, seed)
     held_out = None
     if calibration is not None:
-        start = root if is_list(calibration) else None
-        held_out = _some(opened(calibration, transform, batch_size, start, image_column), limit, seed)
-    detector: Detector = create(spec.name, **spec.hyper)
-    _check_labels(spec, known, images)
+        places = options if calibration.suffix.lower() in LISTS else replace(options, root=None)
+        held_out = _limit(places.open(calibration, prepared), limit, seed)
+    name = parse_method(method)[0]
+    if source.labels is None and get_method(name).needs_labels:
+        raise ValueError(
+            f"{name} learns from labels, but {images} is read without. Sort the images into one folder per class, in "
+            "the order of the model's outputs, or choose a --method that needs no labels, such as fold."
+        )
     try:
-        with noted():
+        with captured_warnings():
             guard = Guard.fit(
-                open_model(model, weights, pretrained),
-                known,
+                model.open(),
+                source,
                 detector,
                 fpr,
                 calibration=held_out,
@@ -138,16 +120,14 @@ def fit(
             )
         guard.save(out)
     except KeyboardInterrupt:
-        typer.echo(f"flatfold: stopped: nothing was written to {out}", err=True)
+        typer.echo(f"flatfold: stopped; nothing was written to {out}", err=True)
         raise typer.Exit(130) from None
-    typer.echo("\n".join(described(guard, spec, images, calibration, out)))
+    held_out_from = "a random half of them" if calibration is None else str(calibration)
+    typer.echo("\n".join(_describe(guard, method, images, held_out_from, out)))
 
 
-def _some(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
-    """Return at most ``limit`` images: of that many stretches, which spreads them over all classes, one each.
-
-    Which one of a stretch is drawn: every third image could be of one class, where classes take turns.
-    """
+def _limit(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
+    """Return at most ``limit`` images: a random one from each of as many equal stretches, so that no class is lost."""
     import numpy as np
 
     from ..models.sources import ImageSubset
@@ -158,38 +138,23 @@ def _some(source: ImageSource, limit: int | None, seed: int) -> ImageSource:
     return ImageSubset(source, np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
 
 
-def _check_labels(spec: Spec, source: ImageSource, place: Path) -> None:
-    """Raise if a method needs labels that are not there, before all images are read in vain."""
-    from ..detectors import get_method
-
-    if source.labels is None and get_method(spec.name).needs_labels:
-        raise ValueError(
-            f"{spec.name} learns from labels, but none are read from {place}. Sort the images into a folder for each "
-            "class, in the order of the model's outputs, or choose a --method that needs no labels, such as fold."
-        )
-
-
-def described(guard: Guard, spec: Spec, images: Path, calibration: Path | None, out: Path) -> list[str]:
-    """Return what was made, a line for each thing that matters."""
-    result = guard.fit_result
+def _describe(guard: Guard, method: str, images: Path, held_out_from: str, out: Path) -> Iterator[str]:
+    result, calibration = guard.fit_result, guard.calibration
     assert result is not None
-    accuracy = result.accuracy
-    right = "no labels" if accuracy is None else f"the model is right about {100 * accuracy:.1f} % of them"
-    learnt = "".join(f", {name} = {value:g}" for name, value in _learnt(guard.detector).items())
-    held_out = "half of them" if calibration is None else str(calibration)
-    least, most = (float(edge) for edge in guard.calibration.threshold.aminmax())
-    above = f"{least:.4g}" if not guard.calibration.per_class else f"{least:.4g} to {most:.4g}, by predicted class"
-    return [
-        f"images       {result.samples:,} of {images}; {right}",
-        f"method       {spec.label}{learnt}",
-        f"calibration  {guard.calibration.samples:,} images, {held_out}",
-        f"rate         of known images at most {100 * guard.fpr:g} % raise an alarm",
-        f"threshold    a score above {above}",
-        f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB",
-    ]
-
-
-def _learnt(detector: Detector) -> dict[str, float]:
-    """Return the single numbers that a method chose for itself, such as AutoFold's alpha."""
-    buffers = ((name.rpartition(".")[2], values) for name, values in detector.named_buffers())
-    return {name.removesuffix("_"): values.item() for name, values in buffers if name.endswith("_") and not values.ndim}
+    right = (
+        "no labels" if result.accuracy is None else f"the model is right about {100 * result.accuracy:.1f} % of them"
+    )
+    buffers = ((name.rpartition(".")[2], values) for name, values in guard.detector.named_buffers())
+    chosen = "".join(  # single numbers that a method chose itself, such as AutoFold's alpha
+        f", {name.removesuffix('_')} = {values.item():g}"
+        for name, values in buffers
+        if name.endswith("_") and not values.ndim
+    )
+    low, high = (float(edge) for edge in calibration.threshold.aminmax())
+    threshold = f"{low:.4g} to {high:.4g}, by predicted class" if calibration.per_class else f"{low:.4g}"
+    yield f"images       {result.samples:,} of {images}; {right}"
+    yield f"method       {method}{chosen}"
+    yield f"calibration  {count(calibration.samples, 'image')}, {held_out_from}"
+    yield f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm"
+    yield f"threshold    alarm if the score is above {threshold}"
+    yield f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB"

@@ -1,369 +1,381 @@
-"""Where a command finds images: options, and from them to a source."""
+"""Options that several commands share, as groups: each is a dataclass whose fields are options."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..evaluate.spec import Spec
+    from ..detectors.base import Detector
+    from ..evaluate.banks import Settings
+    from ..evaluate.suites.suite import Suite
     from ..models.sources import ImageSource
     from ..models.transform import Transform
 
+FPR = 0.05
 
-BATCH_SIZE = 64
+IMAGES = "folder of images or of parquet files, .parquet or .npz file, or list of paths (.txt, .lst, .list)"
 
-PLACES = "a folder of them or of parquet files, a .parquet or .npz file, or a list of paths (.txt, .lst, .list)"
-
-Root = Annotated[
-    Path | None,
-    typer.Option(help="Folder in which the paths of a list start. Default: that of the list.", show_default=False),
-]
-
-ImageColumn = Annotated[
-    str | None,
-    typer.Option(
-        help="Column of a parquet file, or array of an .npz file, with the images. Default: image, or x.",
-        show_default=False,
-    ),
-]
-
-LabelColumn = Annotated[
-    str | None,
-    typer.Option(help="The same with the labels. Default: label, or y.", show_default=False),
-]
-
-SAID = {  # arguments of the library that its sentences speak of, as options
-    "x='...'": "--image-column",
-    "image='...'": "--image-column",
-    "y='...'": "--label-column",
-    "label='...'": "--label-column",
-    "y=None": "--no-labels",
-    "label=None": "--no-labels",
-    "labels=False": "--no-labels",
-}
-
-
-def opened(
-    place: Path,
-    transform: Transform,
-    batch_size: int,
-    root: Path | None,
-    images: str | None,
-    labels: str | bool | None = False,
-) -> ImageSource:
-    """Return the images that the options name.
-
-    Args:
-        place: As in ``open_images``.
-        transform: Applied to every image.
-        batch_size: Images in a batch.
-        root: Of a list.
-        images: Column or array of the images, if not that of the default.
-        labels: Column or array of the labels, None for that of the default, False for no labels.
-    """
-    from ..models.images import open_images
-
-    names = {} if images is None else {"image": images, "x": images}
-    names |= {"label": labels, "y": labels} if isinstance(labels, str) else {}
-    try:
-        return open_images(place, transform, batch_size, labels=labels is not False, root=root, **names)
-    except ValueError as error:
-        raise ValueError(_in_options(str(error))) from error
-
-
-def _in_options(sentence: str) -> str:
-    """Return a sentence of the library in the words of the command line."""
-    for argument, option in SAID.items():
-        sentence = sentence.replace(argument, option)
-    return sentence
-
-
-def is_list(place: Path) -> bool:
-    """Tell whether a place is a list of paths, by its name."""
-    from ..models.images import LISTS
-
-    return place.suffix.lower() in LISTS
-
-
-# The model that a command is about: options, and from them to a network.
-
+METHOD = "name from `flatfold methods`, hyper-parameters after colons (knn:k=10)"
 
 Model = Annotated[
     str,
     typer.Option(
-        help="A function that returns the network, as package.module:function (a module in this folder or an installed "
-        "one), or a network of a library, as library/name: torchvision/resnet50, timm/..., transformers/..., "
-        "openood/...",
+        help="Network: a function package.module:function, searched in the current folder first, or a library's "
+        "network as torchvision/resnet50, timm/NAME, transformers/NAME or openood/NAME.",
+        show_default=False,
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="File with the network's state dict (safetensors or torch.save).", show_default=False),
+]
+Pretrained = Annotated[
+    str | None,
+    typer.Option(help="Name of published weights of a library's network, such as DEFAULT.", show_default=False),
+]
+Device = Annotated[str, typer.Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
+Workers = Annotated[int, typer.Option(min=0, help="Number of processes that read images ahead.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images per forward pass.")]
+MaxUnreadable = Annotated[
+    float, typer.Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
+]
+SuiteName = Annotated[
+    str,
+    typer.Argument(
+        help="Built-in suite (digits, which downloads nothing; cifar10, cifar100, imagenet200, imagenet1k of OpenOOD) "
+        "or a suite file such as mine.toml, see `flatfold suite init`."
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder with OpenOOD's `data` and `results`. Default: the environment variable OPENOOD."),
+]
+DrawReport = Annotated[
+    bool, typer.Option("--report/--no-report", help="Write the HTML page, or leave that to `flatfold report`.")
+]
+With = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--with",
+        metavar="FILE",
+        help="Python file that adds methods with @flatfold.register(...); repeat for more files.",
         show_default=False,
     ),
 ]
 
-Weights = Annotated[
-    Path | None,
-    typer.Option(help="File of its weights: a state dict, by safetensors or torch.save.", show_default=False),
-]
 
-Pretrained = Annotated[
-    str | None, typer.Option(help="Which published weights of a library to take, such as DEFAULT.", show_default=False)
-]
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take option groups: a parameter whose type is a dataclass stands for the options in its fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {
+        name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)
+    }
+    parameters = []
+    for name, parameter in signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(
+                Parameter(name, Parameter.KEYWORD_ONLY, default=parameter.default, annotation=hints[name])
+            )
+            continue
+        types = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            default = Parameter.empty if field.default is MISSING else field.default
+            option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name])
+            parameters.append(option)
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        made = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **made)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The network."""
+
+    model: Model
+    weights: Weights = None
+    pretrained: Pretrained = None
+
+    def open(self) -> nn.Module:
+        """Return the network in evaluation mode."""
+        return open_model(self.model, self.weights, self.pretrained)
 
 
 def open_model(model: str, weights: Path | None = None, pretrained: str | None = None) -> nn.Module:
-    """Return the network that the options name, in evaluation mode.
+    """Return the network that --model, --weights and --pretrained name, in evaluation mode."""
+    from ..models.model_loading import load_weights, make_model, named_model
 
-    Args:
-        model: ``package.module:function``, looked for in the current folder first, or ``library/name``.
-        weights: File of its weights; a function may load its own instead.
-        pretrained: Which published weights of a library to take.
-    """
     if ".py:" in model:
         module, _, function = model.rpartition("/")[2].partition(".py:")
         raise ValueError(
-            f"--model names a module and not a file, got {model!r}. "
-            f"Write {module}:{function}, in the folder of the file."
+            f"--model takes a module, not a file, got {model!r}. Write {module}:{function} and run the command in the "
+            "folder of that file."
         )
     if re.fullmatch(r"[\w.]+:\w+", model):
         if pretrained is not None:
-            raise ValueError(
-                f"--pretrained belongs to a network of a library, but {model} is a function. Give --weights, a file."
-            )
-        from ..models.model_loading import load_weights, make_model
-
+            raise ValueError(f"--pretrained applies to a library's network, not to {model}. Use --weights FILE.")
         network = make_model(model, Path.cwd(), seed=0)
         if weights is not None:
             load_weights(network, weights)
         return network.eval()
     if "/" not in model:
         raise ValueError(
-            f"--model is written package.module:function or library/name, got {model!r}. "
+            f"--model must be package.module:function or library/name, got {model!r}. "
             "Examples: nets:resnet20, torchvision/resnet50."
         )
-    from ..models.model_loading import named_model
-
     return named_model(model, weights, pretrained)
 
 
-# How a command prepares images: options, and from them to a transform.
+@dataclass(frozen=True)
+class TransformOptions:
+    """How images become tensors."""
+
+    resize: Annotated[int | None, typer.Option(min=1, help="Length of the shorter side after resizing.")] = None
+    crop: Annotated[int | None, typer.Option(min=1, help="Side of the square cropped from the centre.")] = None
+    mean: Annotated[str | None, typer.Option(help="Channel means to subtract, such as 0.485,0.456,0.406.")] = None
+    std: Annotated[str | None, typer.Option(help="Channel deviations to divide by, such as 0.229,0.224,0.225.")] = None
+    mode: Annotated[str | None, typer.Option(help="Colour mode of the network's input: RGB or L (grey).")] = None
+    interpolation: Annotated[
+        str | None, typer.Option(help="Interpolation used for resizing: bilinear (default) or bicubic.")
+    ] = None
+
+    def transform(self, guard: Path | None = None, stored: Transform | None = None) -> Transform:
+        """Return the transform stored in the guard's file, else that of the options; both at once are refused."""
+        from ..models.transform import Transform
+
+        given: dict[str, Any] = {name: value for name, value in asdict(self).items() if value is not None}
+        if stored is not None:
+            if given:
+                raise ValueError(
+                    f"{guard} stores the transform it was calibrated with: {stored}. Remove --{next(iter(given))}."
+                )
+            return stored
+        if not given:
+            silent = "no option sets" if guard is None else f"{guard} does not store"
+            raise ValueError(
+                f"{silent} the transform of the images. Give --resize, --crop, --mean or --std as used in training, or "
+                "--mode RGB if pixels are only scaled to the range from 0 to 1."
+            )
+        for name in {"mean", "std"} & given.keys():
+            given[name] = parse_numbers(f"--{name}", given[name])
+        return Transform(**given)
 
 
-Resize = Annotated[int | None, typer.Option(min=1, help="Shorter side of an image after a resize.")]
-
-Crop = Annotated[int | None, typer.Option(min=1, help="Side of the square cut from its middle.")]
-
-Mean = Annotated[str | None, typer.Option(help="Subtracted from the channels, such as 0.485,0.456,0.406.")]
-
-Std = Annotated[str | None, typer.Option(help="Then divided by, such as 0.229,0.224,0.225.")]
-
-Mode = Annotated[str | None, typer.Option(help="RGB or L (grey).")]
-
-Interpolation = Annotated[str | None, typer.Option(help="Of the resize: bilinear (default) or bicubic.")]
-
-
-def prepared_by(known: Transform | None, options: Mapping[str, int | str | None], guard: Path | None) -> Transform:
-    """Return how images are prepared: as is known already, or else as the options say.
-
-    A guard that knows how the images were prepared that it was calibrated on takes no options: others would make its
-    threshold wrong. While one is fitted nothing is settled, and the options given replace those parts of what is known.
-
-    Args:
-        known: What a guard's file says, or while fitting what comes with a model; None if nothing does.
-        options: Values of the options above by their names in lower case; None for those that were not given.
-        guard: The guard's file, None while fitting.
-
-    Raises:
-        ValueError: Nothing is known and no option given, or both for a guard; or an option has a value that is none.
-    """
-    from ..models.transform import Transform
-
-    given = {name: value for name, value in options.items() if value is not None}
-    if known is not None and given and guard is not None:
-        raise ValueError(
-            f"{guard} says how images are prepared, as those it was calibrated on: {known}. "
-            f"Leave out --{next(iter(given))}."
-        )
-    if known is None and not given:
-        silent = "nothing says" if guard is None else f"{guard} does not say"
-        raise ValueError(
-            f"{silent} how images are prepared. Say it with --resize, --crop, --mean, --std; "
-            "or with --mode RGB if their pixels are only brought to the range from 0 to 1."
-        )
-    settings: dict[str, Any] = {name: _value(name, value) for name, value in given.items()}
-    return replace(Transform() if known is None else known, **settings)
-
-
-def _value(name: str, value: int | str) -> int | str | tuple[float, ...]:
-    if name not in ("mean", "std"):
-        return value
+def parse_numbers(option: str, text: str) -> tuple[float, ...]:
+    """Return numbers separated by commas."""
     try:
-        return tuple(float(word) for word in str(value).split(","))
+        return tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise ValueError(
-            f"--{name} takes numbers with commas between them, such as 0.5,0.5,0.5, got {value!r}."
-        ) from None
+        raise ValueError(f"{option} takes numbers separated by commas, such as 0.5,0.5,0.5, got {text!r}.") from None
 
 
-# ``--with``: methods of one's own, from Python files that register them.
+@dataclass(frozen=True)
+class ImageOptions:
+    """How images are found in lists, tables and arrays."""
+
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that the paths of a list start from. Default: the list's folder.", show_default=False
+        ),
+    ] = None
+    image_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Parquet column or .npz array that holds the images. Default: image, or x.", show_default=False
+        ),
+    ] = None
+    batch_size: BatchSize = 64
+
+    def open(self, place: Path, transform: Transform, labels: str | bool | None = False) -> ImageSource:
+        """Return the images of a place; ``labels`` names their column, is None for the default, False for no labels."""
+        from ..models.images import open_images
+
+        names = {} if self.image_column is None else {"image": self.image_column, "x": self.image_column}
+        names |= {"label": labels, "y": labels} if isinstance(labels, str) else {}
+        try:
+            return open_images(place, transform, self.batch_size, labels=labels is not False, root=self.root, **names)
+        except ValueError as error:
+            hint = "--root, --image-column" + ("" if labels is False else ", --label-column, --no-labels")
+            raise ValueError(f"{error} See also the options {hint}.") from error
 
 
-With = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--with",
-        metavar="FILE",
-        help="Python file with methods of your own, each below @flatfold.register(...); repeat for more files.",
-        show_default=False,
-    ),
-]
+@dataclass(frozen=True)
+class SuiteOptions:
+    """How the networks and images of a suite are found and read."""
+
+    networks: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of the suite's networks, separated by commas. Default: all; digits has cnn (the default), mlp "
+            "and residual."
+        ),
+    ] = None
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            help="Random seed for data splits and training; several as 0,1,2. Default: the suite file's, or 0."
+        ),
+    ] = None
+    data: Data = None
+    device: Device = "cpu"
+    workers: Workers = 0
+    max_unreadable: MaxUnreadable = 0.01
+    any_counts: Annotated[
+        bool, typer.Option("--any-counts", help="Accept a data set whose number of images is not the expected one.")
+    ] = False
+
+    def suites(
+        self, suite: str, folder: Path, batch_size: int, limit: int | None = None, default: list[str] | None = None
+    ) -> list[Suite]:
+        """Return a suite per network and seed; ``default`` names the networks where --networks does not."""
+        from ..evaluate.suites.library import load_suites
+
+        names = default if self.networks is None else [name.strip() for name in self.networks.split(",")]
+        return load_suites(suite, folder, self.seeds(), batch_size, self.data, self.any_counts, names, limit)
+
+    def seeds(self) -> list[int] | None:
+        """Return the seeds in a text such as ``0,1,2``, each once."""
+        if self.seed is None:
+            return None
+        words = [word.strip() for word in self.seed.split(",")]
+        if not all(word.isdecimal() and int(word) < 2**32 for word in words):
+            raise ValueError(
+                f"--seed takes whole numbers from 0 to 2^32 - 1, separated by commas as in 0,1,2, got {self.seed!r}."
+            )
+        return list(dict.fromkeys(map(int, words)))
+
+    def settings(self, bootstrap: int = 1000) -> Settings:
+        """Return how the suites are run, after a look at the device."""
+        from ..evaluate.banks import Settings
+        from ..models.eval_mode import usable_device
+
+        usable_device(self.device)
+        command = " ".join(["flatfold", *sys.argv[1:]])
+        return Settings(self.device, self.workers, self.max_unreadable, bootstrap, command)
 
 
-def load_own(paths: Iterable[Path] | None) -> tuple[str, ...]:
-    """Run Python files, each once, and return the names of the methods that they registered.
-
-    From then on these are methods like all others: for ``--methods``, in tables, figures and result files.
-
-    Args:
-        paths: Files that call :func:`flatfold.register`; None for no files.
-    """
+def load_plugins(paths: Iterable[Path] | None) -> tuple[str, ...]:
+    """Run Python files, each once, and return the names of the methods that they registered."""
     from ..detectors import METHODS
 
     before = set(METHODS)
     for path in dict.fromkeys(path.resolve() for path in paths or ()):
-        known = len(METHODS)
-        _run(path)
-        if len(METHODS) == known:
+        count = len(METHODS)
+        _run_file(path)
+        if len(METHODS) == count:
             raise ValueError(
-                f"{path} was run, but registered no method. "
+                f"{path} registers no method. "
                 'Put @flatfold.register("name") above a class that derives from flatfold.Detector.'
             )
     return tuple(name for name in METHODS if name not in before)
 
 
-def _run(path: Path) -> None:
-    """Run a file as a module with a name of its own; it may import modules that lie beside it."""
+def _run_file(path: Path) -> None:
+    """Import a file as a module; it may import modules from its own folder."""
     if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"--with needs a Python file, *.py, but {path} is none. Is the path right?")
+        raise ValueError(f"--with takes a Python file, but {path} is not one. Check the path.")
     name = f"flatfold_own_{path.stem}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look for their module there
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up there
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file does when it is run
-        raise ValueError(f"{path} could not be run: {type(error).__name__}: {error}") from error
+    except Exception as error:  # any error of the user's file
+        raise ValueError(f"{path} failed to run: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
 
 
-# Whether the values of options can be used: asked before anything is read, and so before long work.
-
-
-FPR = 0.05
-
-
-def check_writable(out: Path, what: str) -> None:
-    """Raise unless a file can be written to ``out``, whose folder may be made for it.
-
-    Args:
-        out: Where to.
-        what: What a message calls the file.
-    """
-    folder = next(folder for folder in (out.absolute().parent, *out.absolute().parents) if folder.exists())
+def check_out(out: Path, *inputs: Path | None) -> None:
+    """Raise unless ``out`` can be written, is none of the inputs, and does not join the tables of an input folder."""
+    parent = next(folder for folder in out.absolute().parents if folder.exists())
     if out.is_dir():
-        why = "that is a folder"
+        reason = "it is a folder"
     elif out.exists() and not out.is_file():
-        why = "that is a device or a pipe"
-    elif not folder.is_dir():
-        why = f"{folder} is a file and no folder"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        why = f"nothing can be written in {folder}"
+        reason = "it is a device or a pipe"
+    elif not parent.is_dir():
+        reason = f"{parent} is a file"
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        reason = f"{parent} is not writable"
     else:
-        return
-    raise typer.BadParameter(f"{out} is where {what} goes, but {why}. Choose another.", param_hint="--out")
+        reason = next(filter(None, (_conflict(out, path) for path in inputs if path is not None)), "")
+    if reason:
+        raise typer.BadParameter(f"{out} cannot be written: {reason}. Choose another file.", param_hint="--out")
 
 
-def check_kept(out: Path, *read: Path | None) -> None:
-    """Raise if the file to be written is one of those that are read, or would lie among the tables of a folder.
-
-    Args:
-        out: Where to.
-        read: Files and folders that the command reads; None for those that were not given.
-    """
-    for path in read:
-        if path is None or not path.exists():
-            continue
-        if out.exists() and out.samefile(path):
-            why = "that is what is read, and would be lost"
-        elif path.is_dir() and out.suffix.lower() == ".parquet" and out.absolute().parent.resolve() == path.resolve():
-            why = f"all tables in {path} are read as images"
-        else:
-            continue
-        raise typer.BadParameter(f"{out} is where the result goes, but {why}. Choose another.", param_hint="--out")
+def _conflict(out: Path, path: Path) -> str:
+    """Return why ``out`` must not be written while ``path`` is read, or nothing."""
+    if out.exists() and path.exists() and out.samefile(path):
+        return "it is an input of this command"
+    among_tables = (
+        path.is_dir() and out.suffix.lower() == ".parquet" and out.absolute().parent.resolve() == path.resolve()
+    )
+    return f"every .parquet file in {path} is an input of this command" if among_tables else ""
 
 
-def check_values(fpr: float | None, out: Path | None) -> None:
-    """Raise unless the rate is one and the table can be written."""
-    from ..scoring.tables import check_out
+def check_table(out: Path, *inputs: Path | None) -> None:
+    """Raise unless a table of scores can be written to ``out``."""
+    from ..scoring.tables import check_out as check_format
 
-    if fpr is not None:
-        check_fpr(fpr)
-    if out is None:
-        return
     try:
-        check_out(out)
+        check_format(out)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--out") from error
-    check_writable(out, "the table")
+    check_out(out, *inputs)
 
 
-def check_fpr(fpr: float) -> None:
-    """Raise unless the rate is one."""
+def check_fpr(fpr: float | None) -> None:
+    """Raise unless the false-alarm rate is one."""
     from ..scoring.calibrated import check_rate
 
     try:
-        check_rate(fpr)
+        check_rate(FPR if fpr is None else fpr)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--fpr") from error
 
 
-def parsed_method(method: str, fit: Path | None, calibration: Path | None, fit_option: str = "--fit") -> Spec:
-    """Return what --method asks for, if it can be had from features.
-
-    Args:
-        method: A name, with hyper-parameters behind colons.
-        fit: Known data to learn from.
-        calibration: Known data to compare with.
-        fit_option: What a message calls ``fit``.
-    """
-    from ..detectors import get_method
-    from ..evaluate.spec import parse_spec
+def make_detector(method: str, fit: Path | None, calibration: Path | None, fit_option: str = "--fit") -> Detector:
+    """Return the unfitted detector that --method names; it must score features, and have data of its own to fit on."""
+    from ..detectors import create, get_method, parse_method
 
     try:
-        spec = parse_spec(method)
+        name, hyper = parse_method(method.partition("@")[0])
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--method") from error
-    entry = get_method(spec.name)
+    entry = get_method(name)
     learns = entry.fits_on != "nothing"
-    if spec.tune:
-        why = "asks for tuning, which is for benchmarks. Leave out the @, and give hyper-parameters behind colons."
+    if "@" in method:
+        problem = "asks for tuning, which only `flatfold bench` does. Remove the @ and what follows."
     elif entry.sees != "features":
-        why = "runs the network on images, but here features are scored. `flatfold methods` lists what can do that."
+        problem = "runs the network on images instead of scoring features. Choose another method."
     elif learns and fit is None:
-        why = f"learns from known data ({entry.fits_on}). Give its features, and labels if it needs them, as --fit."
-    elif learns and calibration is not None and fit is not None and calibration.resolve() == fit.resolve():
-        why = f"has seen what is in {fit_option}, so --calibration must be other data, or its rate would mean nothing."
+        problem = "learns from ID data. Give its features, with labels if it needs them, as --fit."
+    elif learns and fit is not None and calibration is not None and calibration.resolve() == fit.resolve():
+        problem = f"is fitted on {fit_option}, so --calibration must be other data."
     else:
-        return spec
-    raise typer.BadParameter(f"{spec.label} {why}", param_hint="--method")
+        return create(name, **hyper)
+    raise typer.BadParameter(f"{method} {problem}", param_hint="--method")

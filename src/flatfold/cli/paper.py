@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .bench import AnyCounts, Data, Device, DrawReport, MaxUnreadable, SuiteName, Workers, parse_seeds, resumable
-from .console import open_console
+from .console import log_progress, open_console, resumable
 from .curvature import check_study_folder
-from .options import With, load_own
+from .options import DrawReport, SuiteName, SuiteOptions, With, grouped, load_plugins
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..evaluate.suites.suite import Suite
     from ..paper.claims import Verdict
     from ..paper.tables import Line, Number
 
@@ -186,7 +184,7 @@ def _print_table(console: Console, name: str) -> None:
 
 def _caption(metrics: Sequence[str]) -> str:
     """Return what the figures of a cell are."""
-    from .tables import LEGEND
+    from .bench import LEGEND
 
     shown = dict.fromkeys(metrics)
     if list(shown) == ["auroc", "fpr95"]:
@@ -204,23 +202,14 @@ def _number(number: Number, digits: int) -> str:
 # ``flatfold reproduce``: every table and figure of the paper on one suite, and whether each agrees.
 
 
+@grouped
 def reproduce(
     suite: SuiteName,
+    options: SuiteOptions,
     out: Annotated[Path | None, typer.Option(help="Folder for everything. Default: out/paper/SUITE.")] = None,
-    networks: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated names of the suite's networks; of digits cnn, mlp, residual. Default: all."),
-    ] = None,
-    seed: Annotated[
-        str | None,
-        typer.Option(help="Of data splits and training; several, as in 0,1,2. Default: the suite's, or 0."),
-    ] = None,
-    data: Data = None,
-    device: Device = "cpu",
     batch_size: Annotated[
         int, typer.Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
     ] = 64,
-    workers: Workers = 0,
     samples: Annotated[
         int, typer.Option(min=2, help="Most images of each data set whose curvature is measured.")
     ] = 200,
@@ -239,8 +228,6 @@ def reproduce(
         str | None,
         typer.Option(help="As for bench. Default: the paper's, tuned as in the paper where the suite allows it."),
     ] = None,
-    max_unreadable: MaxUnreadable = 0.01,
-    any_counts: AnyCounts = False,
     resume: Annotated[
         bool, typer.Option("--resume/--restart", help="Go on where an earlier run stopped, or compute all of it again.")
     ] = True,
@@ -261,29 +248,24 @@ def reproduce(
 
     Example: flatfold reproduce cifar10 --data ~/OpenOOD --device cuda --workers 8
     """
-    import logging
-    import sys
-
-    from ..evaluate.banks import Settings
     from ..evaluate.runner import checked_specs
     from ..evaluate.spec import parse_specs
-    from ..models.eval_mode import usable_device
+    from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
+    from ..evaluate.suites.library import DIGITS
     from ..paper.costs import Plan
     from ..paper.full_scale import write_full_scale
     from ..paper.run import check_suite, forget_reproduction, place_of
     from ..paper.run import reproduce as run
 
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("flatfold").setLevel(logging.INFO)
-    logging.getLogger("flatfold.models").setLevel(logging.ERROR)  # the runs say what is found, with the data set
-    load_own(own)
+    log_progress()
+    load_plugins(own)
     chosen = None if methods is None else tuple(checked_specs(parse_specs(methods)))
     plan = Plan(samples=samples, rounds=rounds, methods=chosen, alpha=alpha)
-    usable_device(device)
-    settings = Settings(device, workers, max_unreadable, bootstrap, " ".join(["flatfold", *sys.argv[1:]]))
+    settings = options.settings(bootstrap)
     folder = out or Path("out") / "paper" / Path(suite).stem
     with resumable(folder):
-        suites = _suites(suite, folder, parse_seeds(seed), batch_size, data, any_counts, networks, limit)
+        every = list(DIGIT_NETWORKS) if suite == DIGITS else None  # the paper has several networks
+        suites = options.suites(suite, folder, batch_size, limit, every)
         several = len(suites[0].siblings) > 1
         names = suites[0].siblings if several else [""]
         check_study_folder(folder, several)
@@ -297,26 +279,6 @@ def reproduce(
             typer.echo(f"{each.network or each.name} -> {place}")
         _conclude(folder, names, [each.network if several else "" for each in suites], report)
     typer.echo(f"what a full run needs -> {write_full_scale(folder)}")
-
-
-def _suites(
-    name: str,
-    folder: Path,
-    seeds: list[int] | None,
-    batch_size: int,
-    data: Path | None,
-    any_counts: bool,
-    networks: str | None,
-    limit: int | None,
-) -> list[Suite]:
-    """Return a suite for each network; the paper has several, so all of digits' are taken unless some are named."""
-    from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
-    from ..evaluate.suites.library import DIGITS, load_suites
-
-    names = list(DIGIT_NETWORKS) if name == DIGITS else None
-    if networks is not None:
-        names = [network.strip() for network in networks.split(",")]
-    return load_suites(name, folder, seeds, batch_size, data, any_counts, names, limit)
 
 
 def _draw(place: Path, report: bool) -> None:

@@ -5,25 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import stat
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import (
-    Crop,
-    Interpolation,
-    Mean,
-    Mode,
-    Pretrained,
-    Resize,
-    Std,
-    Weights,
-    With,
-    load_own,
-    open_model,
-    prepared_by,
-)
+from .options import Pretrained, TransformOptions, Weights, With, grouped, load_plugins, open_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,8 +24,10 @@ if TYPE_CHECKING:
 TOKEN = "FLATFOLD_TOKEN"  # an environment variable: everybody on the machine can read a command line
 
 
+@grouped
 def serve(
     guard: Annotated[Path, typer.Argument(help="File written by `guard.save`.")],
+    options: TransformOptions,
     model: Annotated[
         str | None,
         typer.Option(
@@ -55,12 +45,6 @@ def serve(
     names: Annotated[
         Path | None, typer.Option(help="File with one class name per line, in the order of the outputs.")
     ] = None,
-    resize: Resize = None,
-    crop: Crop = None,
-    mean: Mean = None,
-    std: Std = None,
-    mode: Mode = None,
-    interpolation: Interpolation = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
     token_file: Annotated[
@@ -92,10 +76,8 @@ def serve(
 
     Example: curl --data-binary @cat.png -H "Content-Type: image/png" "http://127.0.0.1:8000/score?explain=true"
     """
-    options = {"resize": resize, "crop": crop, "mean": mean, "std": std, "mode": mode, "interpolation": interpolation}
-    given = [
-        name for name, value in {"weights": weights, "pretrained": pretrained, **options}.items() if value is not None
-    ]
+    image_options = {"weights": weights, "pretrained": pretrained, **asdict(options)}
+    given = [name for name, value in image_options.items() if value is not None]
     if model is None and given:
         raise ValueError(f"--{given[0]} applies to images, which need a network. Add --model, or leave it out.")
     for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
@@ -106,7 +88,7 @@ def serve(
     from ..serve.run import is_loopback
     from ..serve.settings import Settings
 
-    load_own(own)
+    load_plugins(own)
     token = _read_token(token_file)
     settings = Settings(
         token=token,
@@ -127,7 +109,7 @@ def serve(
 
 
 def _load(
-    path: Path, network: nn.Module | None, fpr: float | None, device: str, options: dict[str, int | str | None]
+    path: Path, network: nn.Module | None, fpr: float | None, device: str, options: TransformOptions
 ) -> Guard | CalibratedDetector:
     """Return the guard, or without a network its calibrated detector, on a device and at a false-alarm rate."""
     from ..models.eval_mode import usable_device
@@ -139,7 +121,7 @@ def _load(
         calibrated = CalibratedDetector.load(path).to(place)
         return calibrated if fpr is None else calibrated.at(fpr)
     guard = Guard.load(path, network)
-    guard.transform = prepared_by(guard.transform, options, path)
+    guard.transform = options.transform(path, guard.transform)
     guard.model.to(place)
     guard.calibrated.to(place)
     return guard if fpr is None else guard.at(fpr)

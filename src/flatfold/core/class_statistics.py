@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .hessian import as_double, row_chunks
+from .validation import MethodRefused
 
 
 class Gaussian(NamedTuple):
@@ -72,7 +73,7 @@ def whitening_of(covariance: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > values.amax() * len(values) * torch.finfo(values.dtype).eps
     if not bool(kept.any()):
-        raise ValueError(
+        raise MethodRefused(
             "a covariance needs features that vary within a class, but these are all equal. "
             "Give more than one sample per class, and check the features of the bank."
         )
@@ -111,7 +112,7 @@ def class_templates(values: Tensor, labels: Tensor, predicted: Tensor, n_classes
     """
     absent = _classes(labels.bincount(minlength=n_classes) == 0)
     if absent:
-        raise ValueError(
+        raise MethodRefused(
             f"{who} needs samples of every class, but the bank has none of {absent}. Give training data of all "
             "classes, or a head with the rows of those you have: Head(weight[rows], bias[rows])."
         )

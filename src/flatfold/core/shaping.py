@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .hessian import widen
+from .validation import MethodRefused
 
 SMALLEST_DIVISOR = 1e-7  # of scores that are divided by a norm; the authors' AutoFold uses the same
 
@@ -132,14 +133,14 @@ def kept_entries(width: int, percentile: float) -> int:
     check_percentile(percentile)
     k = width - round(width * percentile / 100)
     if k < 1:
-        raise ValueError(f"percentile {percentile:g} leaves none of {width} features. Use a smaller percentile.")
+        raise MethodRefused(f"percentile {percentile:g} leaves none of {width} features. Use a smaller percentile.")
     return k
 
 
 def check_percentile(percentile: float) -> None:
     """Raise unless ``percentile`` is between 0 and 100; a share such as 0.9 is refused."""
     if not isinstance(percentile, Real) or not 0 <= percentile < 100 or 0 < percentile < 1:
-        raise ValueError(
+        raise MethodRefused(
             f"percentile must be 0, or at least 1 and below 100, got {percentile!r}. It is in percent: 90 is customary."
         )
 
@@ -147,4 +148,4 @@ def check_percentile(percentile: float) -> None:
 def check_alpha(alpha: float) -> None:
     """Raise unless ``alpha`` is between 0 and 1."""
     if not isinstance(alpha, Real) or not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be a number between 0 (no normalisation) and 1 (unit sphere), got {alpha!r}.")
+        raise MethodRefused(f"alpha must be a number between 0 (no normalisation) and 1 (unit sphere), got {alpha!r}.")

@@ -114,7 +114,7 @@ def check_fit(bank: FeatureBank, head: Head) -> None:
 def require_labels(bank: FeatureBank, who: str) -> Tensor:
     """Return the labels of ``bank``; raise if the method ``who`` needs them and there are none."""
     if bank.labels is None:
-        raise ValueError(
+        raise MethodRefused(
             f"{who} needs the class labels of the samples. Give FeatureBank(features, labels), or batches (x, y)."
         )
     return bank.labels
@@ -123,7 +123,7 @@ def require_labels(bank: FeatureBank, who: str) -> Tensor:
 def check_not_negative(h: Tensor, who: str) -> None:
     """Raise if a feature is negative; not checked while a graph is traced."""
     if not torch.compiler.is_compiling() and h.numel() and float(h.amin()) < 0:
-        raise ValueError(
+        raise MethodRefused(
             f"{who} needs non-negative activations, but the smallest is {float(h.amin()):.3g}. "
             "Take the features after a ReLU, or use another method."
         )
@@ -132,20 +132,24 @@ def check_not_negative(h: Tensor, who: str) -> None:
 def check_above_zero(name: str, value: float, customary: str) -> None:
     """Raise unless a hyper-parameter is above 0."""
     if not isinstance(value, Real) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}. {customary} is customary.")
+        raise MethodRefused(f"{name} must be a finite number above 0, got {value!r}. {customary} is customary.")
 
 
 def check_count(name: str, value: int, most: int | None = None, of: str = "") -> None:
     """Raise unless a hyper-parameter is a whole number from 1 on, and at most ``most``, the number of ``of``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
         limit = "1 on" if most is None else f"1 to {most}, the number of {of}"
-        raise ValueError(f"{name} must be a whole number from {limit}, got {value!r}.")
+        raise MethodRefused(f"{name} must be a whole number from {limit}, got {value!r}.")
 
 
 def check_flag(name: str, value: bool) -> None:
     """Raise unless a hyper-parameter is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}.")
+        raise MethodRefused(f"{name} must be True or False, got {value!r}.")
+
+
+class MethodRefused(ValueError):  # noqa: N818
+    """A method does not apply to this data, or not with these hyper-parameters; a benchmark leaves it out."""
 
 
 class NotFittedError(RuntimeError):

@@ -29,7 +29,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import class_distances
 from ..core.pairs import Pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_norms
-from ..core.validation import check_features
+from ..core.validation import MethodRefused, check_features
 from . import ash, react
 from .base import Detector
 from .fold import Fold, ScoreNorm, check_score_norm
@@ -130,18 +130,20 @@ class AutoFold(Detector):
     def _check(self, bank: FeatureBank, head: Head) -> None:
         check_score_norm(self.fold.score_norm)
         if head.n_classes < 3:
-            raise ValueError(
+            raise MethodRefused(
                 "AutoFold masks one class and looks at the curvature of the others, which two classes do not have. "
                 "Use FOLD with an alpha of your own."
             )
         if self.criterion not in CRITERIA:
-            raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {self.criterion!r}.")
+            raise MethodRefused(f"criterion must be one of {', '.join(CRITERIA)}, got {self.criterion!r}.")
         if not isinstance(self.grid, Iterable) or not len(self.grid):
-            raise ValueError(f"grid must be a sequence of exponents, got {self.grid!r}. Leave it out for the paper's.")
+            raise MethodRefused(
+                f"grid must be a sequence of exponents, got {self.grid!r}. Leave it out for the paper's."
+            )
         for alpha in self.grid:
             check_alpha(alpha)
         if bank.labels is None:
-            raise ValueError(
+            raise MethodRefused(
                 "AutoFold masks the logit of each sample's own class, but this bank has no labels. "
                 "Give FeatureBank(features, labels), or batches (x, y), or use FOLD with an alpha of your own."
             )
@@ -178,7 +180,7 @@ class AutoFold(Detector):
     def _groups(self, labels: Tensor) -> Groups:
         """Return the rows of the classes to average over."""
         if self.criterion == "one_vs_rest" and len(torch.unique(labels)) < 2:
-            raise ValueError(
+            raise MethodRefused(
                 'criterion "one_vs_rest" compares classes, but this bank has one class only. Use criterion="paired".'
             )
         classes = calibration_classes(labels, self.max_classes, self.seed, "AutoFold")

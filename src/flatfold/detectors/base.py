@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..core.bank import FeatureBank, Head, without_class
 from ..core.pairs import Pairs
-from ..core.validation import NotFittedError, check_features, check_finite, check_fit
+from ..core.validation import MethodRefused, NotFittedError, check_features, check_finite, check_fit
 
 ROWS_AT_ONCE = 4096
 
@@ -265,7 +265,7 @@ def perturb(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float, std: Se
     sigma = torch.as_tensor(std, dtype=x.dtype, device=x.device)
     if sigma.ndim:
         if len(sigma) != x.shape[1]:
-            raise ValueError(f"std has {len(sigma)} numbers, but the inputs have {x.shape[1]} channels.")
+            raise MethodRefused(f"std has {len(sigma)} numbers, but the inputs have {x.shape[1]} channels.")
         sigma = sigma.view(-1, *[1] * (x.ndim - 2))
     return x - epsilon * torch.where(gradient >= 0, 1.0, -1.0).to(x) / sigma
 
@@ -273,4 +273,4 @@ def perturb(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float, std: Se
 def check_epsilon(epsilon: float) -> None:
     """Raise unless the length of a step is a number from 0 on."""
     if not isinstance(epsilon, Real) or not 0 <= epsilon < float("inf"):
-        raise ValueError(f"epsilon must be a number from 0 on, got {epsilon!r}. 0.0014 is customary.")
+        raise MethodRefused(f"epsilon must be a number from 0 on, got {epsilon!r}. 0.0014 is customary.")

@@ -20,7 +20,7 @@ from ..core.hessian import (
 )
 from ..core.pairs import Pairs, largest_pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, partially_normalised, partially_normalised_probs, row_norms
-from ..core.validation import check_features, check_flag
+from ..core.validation import MethodRefused, check_features, check_flag
 from . import ash, react
 from .base import Detector
 from .registry import register
@@ -127,7 +127,7 @@ class Fold(Detector):
 def check_score_norm(score_norm: str | None) -> None:
     """Raise unless ``score_norm`` is one of those that exist."""
     if score_norm not in (None, "weight", "feature"):
-        raise ValueError(f'score_norm must be None, "weight" or "feature", got {score_norm!r}.')
+        raise MethodRefused(f'score_norm must be None, "weight" or "feature", got {score_norm!r}.')
 
 
 ALPHAS = tuple(i / 10 for i in range(1, 11))

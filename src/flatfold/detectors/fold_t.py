@@ -14,7 +14,7 @@ from ..core.class_statistics import best_temperature
 from ..core.hessian import as_double
 from ..core.pairs import Pairs
 from ..core.shaping import check_alpha, partially_normalised
-from ..core.validation import check_features, require_labels
+from ..core.validation import MethodRefused, check_features, require_labels
 from .base import Detector
 from .fold import ALPHAS, Fold
 from .registry import register
@@ -47,7 +47,7 @@ class FoldT(Detector):
         """Fit the temperature."""
         check_alpha(self.alpha)
         if isinstance(self.times, bool) or not isinstance(self.times, Real) or not 0 < self.times < torch.inf:
-            raise ValueError(f"times must be a number above 0, got {self.times!r}. 1 is the likeliest temperature.")
+            raise MethodRefused(f"times must be a number above 0, got {self.times!r}. 1 is the likeliest temperature.")
         labels = require_labels(bank, "fold-t")
         projected = partially_normalised(as_double(bank.features), self.alpha) @ as_double(head.weight).mT
         likeliest = self._likeliest(projected, labels, head.bias)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core.autofold import middle_of_maximum
 from ..core.bank import FeatureBank, Head
 from ..core.pairs import Pairs
+from ..core.validation import MethodRefused
 from .base import Detector
 from .shaped import Shaped, Shaping, with_percentile
 
@@ -108,7 +109,7 @@ def joint_factory(
         if not isinstance(percentile, Sequence):
             return make(percentile)
         if not percentile or isinstance(percentile, str):
-            raise ValueError(f"percentile must be a number, or several to choose from, got {percentile!r}.")
+            raise MethodRefused(f"percentile must be a number, or several to choose from, got {percentile!r}.")
         return Joint(make, percentile)
 
     return with_percentile(build, percentiles, detector, summary)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.neighbours import kth_distance, to_half_precision, unit_scale
 from ..core.shaping import partially_normalised
-from ..core.validation import check_count
+from ..core.validation import MethodRefused, check_count
 from .base import Detector
 from .registry import register
 
@@ -42,7 +42,9 @@ class Knn(Detector):
         """Keep the features and what brings them to unit length."""
         check_count("k", self.k, len(bank), "samples in the bank")
         if self.storage not in (None, "float16"):
-            raise ValueError(f'storage must be "float16", or None for the type of the features, got {self.storage!r}.')
+            raise MethodRefused(
+                f'storage must be "float16", or None for the type of the features, got {self.storage!r}.'
+            )
         stored = to_half_precision(bank.features) if self.storage else bank.features.contiguous()
         self.register_head(head)
         self.register_buffers(bank=stored, scale=unit_scale(stored, head.weight.dtype))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
+from ..core.validation import MethodRefused
 from .base import InputDetector, check_epsilon, perturb
 from .registry import register
 
@@ -55,7 +56,9 @@ class MdsEns(InputDetector):
         check_epsilon(self.epsilon)
         seen = [(self._pooled(x), labels) for x, labels in batches]
         if not seen or any(labels is None for _, labels in seen):
-            raise ValueError("MDSEns learns from labelled inputs. Call .fit(network, batches) with pairs (x, labels).")
+            raise MethodRefused(
+                "MDSEns learns from labelled inputs. Call .fit(network, batches) with pairs (x, labels)."
+            )
         labels = torch.cat([labels for _, labels in seen])
         gaussians = [
             fit_gaussian(torch.cat(parts), labels.to(parts[0].device))
@@ -77,7 +80,7 @@ class MdsEns(InputDetector):
     def _layer_weights(self, spreads: Tensor) -> Tensor:
         if self.weights is not None:
             if not isinstance(self.weights, Sequence) or len(self.weights) != len(spreads):
-                raise ValueError(f"weights must be one number per layer, {len(spreads)}, got {self.weights!r}.")
+                raise MethodRefused(f"weights must be one number per layer, {len(spreads)}, got {self.weights!r}.")
             return spreads.new_tensor(self.weights)
         return torch.ones_like(spreads) if len(spreads) == 1 else 1 / spreads
 

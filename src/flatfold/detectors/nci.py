@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import mean_row
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
+from ..core.validation import MethodRefused
 from .base import Detector
 from .registry import register
 
@@ -35,7 +36,7 @@ class Nci(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn the mean of the features."""
         if not isinstance(self.strength, Real) or not 0 <= self.strength < float("inf"):
-            raise ValueError(f"strength must be a number from 0 on, got {self.strength!r}. 1e-4 is customary.")
+            raise MethodRefused(f"strength must be a number from 0 on, got {self.strength!r}. 1e-4 is customary.")
         self.register_head(head)
         self.register_buffer("centre", mean_row(bank.features))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.neighbours import largest_products
 from ..core.shaping import partially_normalised
-from ..core.validation import check_count
+from ..core.validation import MethodRefused, check_count
 from .base import Detector
 from .registry import register
 
@@ -42,9 +42,9 @@ class NNGuide(Detector):
         """Keep some features, each as long as its energy."""
         check_count("k", self.k, len(bank), "samples in the bank")
         if not isinstance(self.share, Real) or not 0 < self.share <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, got {self.share!r}. 0.01 is customary.")
+            raise MethodRefused(f"share must be above 0 and at most 1, got {self.share!r}. 0.01 is customary.")
         if self.seed is not None and not isinstance(self.seed, int):
-            raise ValueError(f"seed must be a whole number, or None for the first samples, got {self.seed!r}.")
+            raise MethodRefused(f"seed must be a whole number, or None for the first samples, got {self.seed!r}.")
         count = max(self.k, round(self.share * len(bank)))
         rows = torch.arange(len(bank))
         if self.seed is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import class_templates
 from ..core.shaping import row_norms
-from ..core.validation import require_labels
+from ..core.validation import MethodRefused, require_labels
 from .base import Detector
 from .registry import register
 
@@ -44,7 +44,7 @@ class She(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn the pattern of each class."""
         if self.metric not in METRICS:
-            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}.")
+            raise MethodRefused(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}.")
         predicted = head(bank.features).argmax(dim=-1)
         found = class_templates(bank.features, require_labels(bank, "SHE"), predicted, head.n_classes, "SHE")
         self.register_head(head)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import best_temperature, reference_temperature
-from ..core.validation import require_labels
+from ..core.validation import MethodRefused, require_labels
 from .base import Detector
 from .registry import register
 
@@ -45,7 +45,7 @@ class TempScale(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Fit the temperature."""
         if self.solver not in SOLVERS:
-            raise ValueError(f"solver must be {' or '.join(map(repr, SOLVERS))}, got {self.solver!r}.")
+            raise MethodRefused(f"solver must be {' or '.join(map(repr, SOLVERS))}, got {self.solver!r}.")
         logits, labels = head(bank.features), require_labels(bank, "TempScale")
         temperature = SOLVERS[self.solver](logits, labels)
         if not temperature > 0:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double, row_chunks
 from ..core.shaping import row_norms
+from ..core.validation import MethodRefused
 from .base import Detector
 from .registry import register
 
@@ -59,7 +60,7 @@ class Vim(Detector):
             largest += float((h @ weight.mT + bias).amax(dim=-1).sum())
             norms += float(row_norms((h - origin) @ residual).sum())
         if norms <= len(bank) * 1e-12 * float(scatter.diagonal().sum().sqrt()):
-            raise ValueError(
+            raise MethodRefused(
                 f"the features leave nothing outside of {dim} dimensions, so ViM has no residual to measure. "
                 "Use a smaller dim, and check that the features vary."
             )
@@ -85,7 +86,7 @@ def _dimension(dim: int | str | None, width: int) -> int:
     if dim is None:
         return REFERENCE_DIM if width > REFERENCE_DIM else rule
     if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim < width:
-        raise ValueError(
+        raise MethodRefused(
             f"dim must be a whole number from 1 to {width - 1}, so that some of the {width} features are left for the "
             f'residual, got {dim!r}. "paper" would take {rule}.'
         )

@@ -172,8 +172,8 @@ class PartStore:
         return read_part(self.folder, name, self.key, verify=verify or name not in self._intact)
 
     def clear(self) -> None:
-        """Remove all parts and the manifest."""
-        for path in [*self._files(), self.folder / MANIFEST]:
+        """Remove all parts and the manifest, and no safetensors file that somebody else put there."""
+        for path in [*filter(_is_part, self._files()), self.folder / MANIFEST]:
             path.unlink(missing_ok=True)
         self._intact.clear()
         self._written = False
@@ -243,6 +243,15 @@ def read_part(folder: Path, name: str, key: Mapping[str, str], verify: bool = Tr
         if checksum(encode(header, indent=0), tensors) != said:
             raise DamagedFile("its checksum is not that of its content")
     return Part(header.info, tensors)
+
+
+def _is_part(path: Path) -> bool:
+    """Return whether a file says that it is a part."""
+    try:
+        _open_part(path, tensors=False)
+    except (DamagedFile, OSError):
+        return False
+    return True
 
 
 def read_checksum(folder: Path, name: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flatfold import FeatureBank, Transform, save_bank
-from flatfold.evaluate.suites.library import even_rows, limited, load_suites, open_suite_file, suite_names
+from flatfold.evaluate.suites.library import even_rows, limit_suite, load_suites, open_suite_file, suite_names
 from flatfold.models.images import ArrayImages
 from tests.toy_suite import World, pixels, row_numbers
 
@@ -91,7 +91,7 @@ def test_a_limited_suite_has_at_most_so_many_images_of_each_data_set_and_says_so
         rows, of_all = row_numbers(getattr(few, name)), row_numbers(getattr(whole, name))
         assert rows == [row for row in of_all if row in rows]  # in their order, each once
         assert getattr(few, name).labels.tolist() == [row % 3 for row in rows]
-    half = limited(whole, 12)
+    half = limit_suite(whole, 12)
     assert (half.train, half.val, half.ood[0].images) == (whole.train, whole.val, whole.ood[0].images)
     assert (half.test.rows, half.ood[0].name, half.ood[0].group) == (12, "strange", "far")
     rows = [row_numbers(load(world, any_counts=True, seeds=[seed], limit=10)[0].train) for seed in (0, 0, 1, 2)]

@@ -81,7 +81,7 @@ def load_suites(
     else:
         _check_openood(name, data)
         suites = open_suite_file(name, seeds, batch_size, data, any_counts).suites(names)
-    return suites if limit is None else [limited(suite, limit) for suite in suites]
+    return suites if limit is None else [limit_suite(suite, limit) for suite in suites]
 
 
 def _digits(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:
@@ -126,24 +126,26 @@ def _check_openood(name: str, data: Path | None) -> None:
         )
 
 
-def limited(suite: Suite, limit: int) -> Suite:
-    """Return a suite with at most ``limit`` random images of each data set, evenly of all classes where there are any.
+def limit_suite(suite: Suite, limit: int, keep_val: bool = False) -> Suite:
+    """Return a suite with at most ``limit`` random images of each data set, evenly over the classes where it has any.
 
-    It is good for a quick look. The result is not comparable with that of the whole suite, and says so.
+    Its results are not comparable with those of the whole suite, and a deviation says so. The images are the same for
+    every network. With ``keep_val`` all validation images stay.
     """
-    if all(source.rows <= limit for source in suite.sources.values()):
+    kept = (suite.val,) if keep_val else ()
+    if all(source.rows <= limit or source in kept for source in suite.sources.values()):
         return suite
 
-    def some(source: Source) -> Source:  # the same images for every network, hence one seed
+    def take(source: Source) -> Source:
         return source if source.rows <= limit else picked(source, even_rows(source, limit, seed=0))
 
     return replace(
         suite,
-        train=None if suite.train is None else some(suite.train),
-        val=some(suite.val),
-        test=some(suite.test),
-        ood=tuple(replace(ood, images=some(ood.images)) for ood in suite.ood),
-        ood_val=None if suite.ood_val is None else some(suite.ood_val),
+        train=None if suite.train is None else take(suite.train),
+        val=suite.val if keep_val else take(suite.val),
+        test=take(suite.test),
+        ood=tuple(replace(ood, images=take(ood.images)) for ood in suite.ood),
+        ood_val=None if suite.ood_val is None else take(suite.ood_val),
         deviations=(*suite.deviations, f"at most {limit} images of each data set were taken"),
     )
 
