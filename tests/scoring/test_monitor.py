@@ -301,7 +301,7 @@ def test_damaged_values_are_refused_with_what_is_wrong(plain, rng, tmp_path):
 def test_what_is_no_monitor_is_refused(plain, tmp_path):
     path = tmp_path / "monitor.json"
     for content in (None, [], {}, {"format": "flatfold-results"}, "text"):
-        assert_refused(ValueError, "format", partial(Monitor.from_dict, content), case=content)
+        assert_refused(ValueError, "format|document", partial(Monitor.from_dict, content), case=content)
     newer = {**Monitor.of(plain).to_dict(), "version": 2}
     assert_refused(ValueError, "version 2", partial(Monitor.from_dict, newer))
     assert_refused(FileNotFoundError, "monitor.json", partial(Monitor.load, path))

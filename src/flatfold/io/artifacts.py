@@ -262,7 +262,8 @@ def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(json.dumps(header).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if tensor.numel():  # an empty tensor may have strides that cannot be viewed as bytes
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

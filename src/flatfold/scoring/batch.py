@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, NamedTuple, Self
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import nn
 
 from ..io.artifacts import DamagedFile, read_json, write_json
@@ -304,7 +304,7 @@ def check_table(out: Path) -> None:
     check_out(out)
     if (length := len(os.fsencode(out.name))) > LONGEST:
         raise ValueError(
-            f"the name of a table has at most {LONGEST} bytes, because files next to it have longer ones, got {length}. "
+            f"the name of a table has at most {LONGEST} bytes, got {length}: files next to it have longer names. "
             "Choose a shorter --out."
         )
 
@@ -352,7 +352,13 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
     monitor = Monitor.of(calibrated)
     unreadable: dict[int, str] = {}
     number = calibrated.calibration.scores.cpu().numpy().dtype
-    kinds = {"path": np.str_, "predicted": np.int64, "score": number, "p_value": number, "is_ood": np.bool_}
+    kinds: dict[str, DTypeLike] = {
+        "path": np.str_,
+        "predicted": np.int64,
+        "score": number,
+        "p_value": number,
+        "is_ood": np.bool_,
+    }
 
     def paths(rows: Iterable[int]) -> NDArray[np.str_]:
         return np.array([_printable(job.source.name(row)) for row in rows], dtype="U")

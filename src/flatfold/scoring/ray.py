@@ -1,4 +1,4 @@
-"""Executor on a Ray cluster: each worker loads the model once, and a part that was lost with its worker is done again."""
+"""Executor on a Ray cluster: each worker loads the model once; a part that is lost with its worker is done again."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_on_ray(
         ConnectionError: Nothing answers at ``RAY_ADDRESS``.
         ValueError: Not a single worker fits into the cluster.
         RuntimeError: Workers have died again and again over the same part, or while they loaded.
-        Exception: Whatever a worker raises, with its message and the nearest built-in type; no other worker tries again.
+        Exception: Whatever a worker raises, with its message and the nearest built-in type; no worker tries again.
     """
     if actors is not None and actors < 1:
         raise ValueError(f"actors must be at least 1, got {actors}. Without a number, as many run as fit.")
@@ -75,7 +75,7 @@ def run_on_ray(
         # Workers find relative paths in this folder, unless Ray has sent them a copy of one.
         folder = None if ray.get_runtime_context().runtime_env.get("working_dir") else os.getcwd()
         results = from_items(items, override_num_blocks=min(len(items), MOST_BLOCKS)).map_batches(
-            Worker,  # type: ignore[arg-type]  # a class: Ray makes one in each process
+            Worker,
             batch_size=1,
             fn_constructor_args=(ray.put(job), ray.remote(num_cpus=0)(Ledger).remote(), folder),
             compute=ActorPoolStrategy(size=int(size), max_tasks_in_flight_per_actor=2),
@@ -145,7 +145,7 @@ class Worker:
             return pack_rows(part, self.score(part, range(start, stop)))
         except Exception as error:
             kind = next(name for name, base in KINDS.items() if isinstance(error, base))
-            return {name: np.array([v], object) for name, v in {"part": part, "raised": kind, "reason": str(error)}.items()}
+            return {"part": np.array([part]), "raised": np.array([kind]), "reason": np.array([str(error)], object)}
 
     def score(self, part: int, rows: range) -> ScoredRows:
         """Return the scores of a part."""
