@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from ..models.sources import ImageSource
 from .calibrated import CalibratedDetector
 from .guard import Guard
 from .guard_file import GuardFile
-from .monitor import Monitor, MonitorState
+from .monitor import Monitor
 from .tables import Columns, check_out, write_rows
 
 PART_ROWS = 1024  # at most so many, and at least a batch, are computed again after a kill
@@ -206,7 +206,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         shard: Which share of it this is.
         unreadable: How many images could not be scored.
         table: The sha256 of the table.
-        counts: The content of :attr:`monitor`.
+        counts: The content of :attr:`monitor`, as ``Monitor.to_dict`` gives it.
     """
 
     FORMAT: ClassVar[str] = "flatfold-scores"
@@ -216,17 +216,20 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shard: Shard
     unreadable: Annotated[int, msgspec.Meta(ge=0)]
     table: str
-    counts: MonitorState = msgspec.field(name="monitor")
+    counts: dict[str, Any] = msgspec.field(name="monitor")
+
+    def __post_init__(self) -> None:
+        self.monitor.seen  # noqa: B018 - raises if the counts are damaged
 
     @property
     def monitor(self) -> Monitor:
         """Counts of all images that were scored."""
-        return Monitor.from_state(self.counts)
+        return Monitor.from_dict(self.counts)
 
     @property
     def scored(self) -> int:
         """How many images have a row in the table."""
-        return sum(self.counts.seen)
+        return self.monitor.seen
 
     @classmethod
     def load(cls, out: Path) -> Summary:
@@ -378,6 +381,6 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
         write_rows([{"path": paths(unreadable), "reason": reasons}], unreadable_path(out))
     else:
         unreadable_path(out).unlink(missing_ok=True)
-    summary = Summary(key, shard, len(unreadable), sha256_of(out), monitor.state)
+    summary = Summary(key, shard, len(unreadable), sha256_of(out), monitor.to_dict())
     write_json(summary_path(out), summary)
     return summary

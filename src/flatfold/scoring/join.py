@@ -56,7 +56,7 @@ def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
             _concatenate(lists, partial, header=True)
     first, *others = (summary for summary, _ in shards)
     monitor = sum((summary.monitor for summary in others), first.monitor)
-    joined = Summary(first.job, Shard(), sum(s.unreadable for s, _ in shards), sha256_of(out), monitor.state)
+    joined = Summary(first.job, Shard(), sum(s.unreadable for s, _ in shards), sha256_of(out), monitor.to_dict())
     write_json(summary_path(out), joined)
     return joined
 
