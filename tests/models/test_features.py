@@ -229,13 +229,13 @@ def test_batches_and_picked_rows_keep_their_order(tmp_path):
     assert (rows.rows, len(rows), [len(x) for x, _ in rows]) == (11, 3, [4, 4, 3])
     for got, expected in zip(rows.read(range(3, 6)), (bank.features[3:6], bank.labels[3:6]), strict=True):
         assert torch.equal(got, expected)
-    some = rows.picked(np.array([7, 1, 4, 0, 9]))
+    some = rows.subset(np.array([7, 1, 4, 0, 9]))
     for part, expected in zip(zip(*some, strict=True), (bank.features, bank.labels), strict=True):
         assert torch.equal(torch.cat(part), expected[[7, 1, 4, 0, 9]])
-    assert len({rows.fingerprint, some.fingerprint, rows.picked(np.array([7, 1])).fingerprint}) == 3
-    assert torch.equal(some.picked(np.array([2, 0])).read(range(2))[0], bank.features[[4, 7]])
+    assert len({rows.fingerprint, some.fingerprint, rows.subset(np.array([7, 1])).fingerprint}) == 3
+    assert torch.equal(some.subset(np.array([2, 0])).read(range(2))[0], bank.features[[4, 7]])
     with pytest.raises(ValueError, match="between 0 and 10"):
-        rows.picked(np.array([11]))
+        rows.subset(np.array([11]))
     with pytest.raises(ValueError, match="batch_size"):
         FeatureRows(tmp_path / "bank", batch_size=0)
     plain = saved(tmp_path / "plain", FeatureBank(bank.features))

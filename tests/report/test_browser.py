@@ -7,7 +7,7 @@ from flatfold.paper import page as exhibits
 from flatfold.paper.page import write_reproduction
 from flatfold.report.curvature import render_curvature
 from flatfold.report.figure import Drawing
-from flatfold.report.page import render
+from flatfold.report.page import render_report
 from flatfold.report.summary import write_summary
 from tests.browser import needs_browser, scroll_width
 from tests.toy_ablations import make_material, make_results, save
@@ -34,7 +34,7 @@ def study():
 def pages(run, study, tmp_path_factory):
     """Return the addresses of a report, a study and a reproduction; only the first one's figures are drawn."""
     folder = tmp_path_factory.mktemp("pages")
-    (folder / "report.html").write_text(render(run), encoding="utf8")
+    (folder / "report.html").write_text(render_report(run), encoding="utf8")
     save(make_material("one"), folder / "one")
     save(make_material("a-network-with-a-long-name", results=make_results(better=-1.0)), folder / "two")
     (folder / "two").rename(folder / "a-network-with-a-long-name")
@@ -162,5 +162,5 @@ def test_a_study_sorts_by_value_and_not_by_text(visit, pages, study):
     page.locator("#curvature th button", has_text="trace").first.click()
     cells = page.locator("#curvature tbody th")
     values = {name: study.cell(name, "parameter", "trace").value for name in (*study.datasets, "near", "far")}
-    ranked = ["known" if name == "id" else name for name in sorted(values, key=values.get)]
+    ranked = ["ID" if name == "id" else name for name in sorted(values, key=values.get)]
     assert cells.evaluate_all("cells => cells.map((cell) => cell.firstChild.textContent)") == ranked

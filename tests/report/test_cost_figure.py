@@ -11,26 +11,29 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from flatfold.report.cost_figure import TALL, WIDE, Box, cost_figure, frontier, place, stairs
+from flatfold.report.cost_figure import TALL, WIDE, cost_figure, frontier, place_labels, stairs
 from flatfold.report.cost_figure import CostPoint as Point
 from flatfold.report.figure import RC
 
-BOUNDS = Box(0, 0, 800, 500)
+
+def overlaps(boxes):
+    """Return the areas that pairs of boxes, given by their lower left and upper right corners, share."""
+    sides = [np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]) for a, b in combinations(boxes, 2)]
+    return np.maximum(sides, 0).prod(axis=1)
 
 
 @pytest.mark.parametrize("spread", [90, 5])
-def test_no_two_of_20_names_overlap_however_close_their_points(spread):
-    rng = np.random.default_rng(0)
-    points = [tuple(p) for p in rng.normal((400, 250), spread, (20, 2)).clip(20, 480).tolist()]
-    boxes = place(points, [3.0] * 20, [(60.0, 12.0)] * 20, BOUNDS)
-    assert all(box.within(BOUNDS) for box in boxes)
-    assert all(a.overlap(b) == 0 for a, b in combinations(boxes, 2))
-    markers = [Box.around(x, y, 6, 6) for x, y in points]
-    assert all(box.overlap(marker) == 0 for box in boxes for marker in markers)
-    if spread == 90:  # where there is room, no name stands on the line of another
-        for i, box in enumerate(boxes):
-            others = [other for j, other in enumerate(boxes) if j != i]
-            assert not any(other.crossed(points[i], box.middle) for other in others), i
+def test_no_two_of_20_labels_overlap_however_close_their_points(spread):
+    points = np.random.default_rng(0).normal((400, 250), spread, (20, 2)).clip(20, 480)
+    wall = np.array([[300.0, 0.0, 310.0, 500.0]])
+    middles = place_labels(points, np.full(20, 3.0), np.tile([60.0, 12.0], (20, 1)), np.array([0, 0, 800, 500]), wall)
+    half = np.array([30.0, 6.0])
+    boxes = np.hstack([middles - half, middles + half])
+    assert (boxes >= 0).all()
+    assert (boxes <= [800, 500, 800, 500]).all()
+    assert not overlaps([*boxes, *wall]).any()
+    for marker in np.hstack([points - 3, points + 3]):
+        assert not overlaps([marker, *boxes])[:20].any()
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=20))
@@ -64,9 +67,8 @@ def test_every_method_is_named_and_no_name_covers_another(make_run, size):
     axes = drawn(results, size)
     names = [text for text in axes.texts if not text.get_path_effects()]  # others are white halos
     assert sorted(text.get_text() for text in names) == sorted(run.method for run in results.methods)
-    boxes = [Box(*Text.get_window_extent(text).extents) for text in names]  # without the line to the point
-    height = boxes[0].high - boxes[0].low
-    assert all(a.overlap(b) < 0.2 * height**2 for a, b in combinations(boxes, 2))
+    boxes = [Text.get_window_extent(text).extents for text in names]  # without the line to the point
+    assert (overlaps(boxes) < 0.2 * (boxes[0][3] - boxes[0][1]) ** 2).all()
 
 
 def test_the_bar_is_the_interval_and_the_marker_the_average(make_run):

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from flatfold.report.curvature_figures import (
     bin_count,
-    curve,
     quartiles,
     share,
+    spectral_curve,
     spectral_densities,
     top_eigenvalues,
     trace_axis,
@@ -46,7 +46,7 @@ def with_traces(study, id, near, far):
 
 def test_bars_are_counts_of_traces_and_all_data_sets_are_equally_high(study):
     drawing = trace_densities(study)
-    assert [key.label for key in drawing.keys] == ["known", *SETS]
+    assert [key.label for key in drawing.keys] == ["ID", *SETS]
     assert [(panel.title, panel.note) for panel in drawing.panels] == [
         ("over parameters", "± 10 %"),
         ("over features", "exact"),
@@ -64,7 +64,7 @@ def test_bars_are_counts_of_traces_and_all_data_sets_are_equally_high(study):
         assert axes.get_xscale() == "log"
         assert axes.get_xlabel() == "trace at one input, Hessian of the energy"
     for sizes, bars in [((0, 9), 10), ((24, 100), 10), ((100, 400), 20), ((5000, 800), 50)]:
-        assert bin_count({str(place): np.zeros(size) for place, size in enumerate(sizes)}) == bars, sizes
+        assert bin_count([np.zeros(size) for size in sizes]) == bars, sizes
 
 
 def test_traces_of_zero_are_counted_in_the_leftmost_bar_and_errors_are_medians(study):
@@ -112,7 +112,7 @@ def slow_density(nodes, weights, size, x, zeros=True):
 @pytest.mark.parametrize("space", ["parameter", "feature"])
 def test_a_spectrum_is_drawn_down_to_a_tenth_of_a_single_eigenvalue_with_its_largest_marked(study, space):
     drawing = spectral_densities(study, space)
-    assert [panel.title for panel in drawing.panels] == ["known", *SETS]
+    assert [panel.title for panel in drawing.panels] == ["ID", *SETS]
     axes = drawn(drawing.panels[2])
     line = next(line for line in axes.lines if len(line.get_xdata()) > 2)
     nodes, weights = study.nodes[f"{space}/far-set"], study.weights[f"{space}/far-set"]
@@ -147,13 +147,13 @@ def test_zeros_of_a_spectrum_are_told_as_a_share(study):
 
 
 def test_a_band_shows_how_far_probes_differ_and_zeros_do_not_depend_on_chance(study):
-    found, exact = (curve(study, space, "far-set") for space in ("parameter", "feature"))
+    found, exact = (spectral_curve(study, space, "far-set") for space in ("parameter", "feature"))
     assert np.all(found.lower <= found.mean)
     assert np.all(found.mean <= found.upper)
     assert np.any(found.upper > 1.05 * found.mean)
     assert np.array_equal(exact.lower, exact.upper)
     moved = {**study.nodes, "parameter/far-set": study.nodes["parameter/far-set"] + 1e-5}
-    near = curve(replace(study, nodes=moved), "parameter", "far-set")
+    near = spectral_curve(replace(study, nodes=moved), "parameter", "far-set")
     assert found.mean.max() == pytest.approx(near.mean.max(), rel=1e-3)
     assert found.zeros == near.zeros
     assert exact.mean[0] < 1e-3 * exact.mean.max()

@@ -13,9 +13,9 @@ from flatfold.report.figure import Drawing, Key, Panel, Span, look
 from flatfold.report.figures import (
     all_figures,
     alpha_curves,
-    headings,
     histograms,
     norm_figures,
+    norm_headings,
     regret,
     roc,
     roc_curves,
@@ -36,7 +36,7 @@ def test_histograms_come_best_first_and_count_every_data_set(make_run):
     assert [panel.title for panel in drawing.panels] == [run.method for run in results.ranked]
     best = max(mean.auroc for mean in results.averages if mean.over == "all")
     assert drawing.panels[0].note == f"AUROC {100 * best:.2f}"
-    assert [key.label for key in drawing.keys] == ["known", *MANY_SETS]
+    assert [key.label for key in drawing.keys] == ["ID", *MANY_SETS]
     axes = drawn(drawing.panels[0])
     assert len(axes.patches) == 12
     assert len({(to_hex(patch.get_edgecolor()), str(patch.get_linestyle())) for patch in axes.patches[:-1]}) == 11
@@ -81,7 +81,7 @@ def test_the_figure_of_alpha_shows_choice_best_and_regret(make_run):
 def test_norms_are_drawn_for_the_best_fold_and_for_the_best_method(make_run):
     results = make_run(("autofold", "fold-r", "msp", "ebo", "mls", "vim", "knn"))
     family = next(run.method for run in results.ranked if run.method in ("autofold", "fold-r"))
-    assert headings(results) == {
+    assert norm_headings(results) == {
         "norms-fold": f"{family}, the best of the FOLD family",
         "norms-best": f"{results.ranked[0].method}, the best of all",
     }

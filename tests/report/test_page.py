@@ -16,7 +16,7 @@ from flatfold.evaluate.results import METRICS
 from flatfold.evaluate.summary import summarise
 from flatfold.report import gallery
 from flatfold.report.figure import Drawing
-from flatfold.report.page import render, write_report
+from flatfold.report.page import render_report, write_report
 from flatfold.report.summary import render_summary, write_summary
 from tests.report.conftest import Page
 
@@ -39,7 +39,7 @@ def results(make_run):
 
 @pytest.fixture(scope="module")
 def page(results):
-    return Page(render(results)).check()
+    return Page(render_report(results)).check()
 
 
 def test_every_section_is_there_in_the_menu_and_its_figures_are_drawn(page):
@@ -76,7 +76,7 @@ def test_every_number_of_the_table_is_there_best_method_first(results, page):
 
 def test_without_intervals_nothing_is_marked_and_the_page_says_why(make_run, undrawn):
     results = make_run(certainty=False, extras=False)
-    page = Page(render(results)).check()
+    page = Page(render_report(results)).check()
     for row in page.rows("results-table").values():
         for cell in row[1:6]:
             assert "class" not in cell.attributes
@@ -99,7 +99,7 @@ def test_names_and_notes_cannot_become_markup(make_run):
         refused={HOSTILE: HOSTILE},
         wrong=[replace(wrong, name=HOSTILE + '</script>"') for wrong in results.wrong],
     )
-    page = Page(render(results))
+    page = Page(render_report(results))
     assert not re.search(r"<img(?! src=\"data:)", page.html)
     assert page.html.count("</script>") == 2
     for name in ("scores", "roc", "norms", "costs", "wrong", "datasets", "methods", "provenance"):
@@ -122,7 +122,7 @@ def test_the_same_results_give_the_same_files(results, page, tmp_path, monkeypat
 def test_empty_sections_are_neither_on_the_page_nor_in_the_menu(make_run, undrawn):
     results = make_run(("msp",), {"far-set": "far"}, curves=False, extras=False)
     quiet = replace(results, refused={}, methods=[replace(run, warnings=[]) for run in results.methods])
-    page = Page(render(quiet)).check()
+    page = Page(render_report(quiet)).check()
     expected = [name for name in SECTIONS if name not in ("norms", "alpha", "wrong")]
     assert page.values("id", "section") == expected
     assert page.values("href", "a") == [f"#{name}" for name in expected]
@@ -131,7 +131,7 @@ def test_empty_sections_are_neither_on_the_page_nor_in_the_menu(make_run, undraw
 
 def test_the_page_of_many_methods_names_all_and_draws_some(make_run, undrawn):
     methods = tuple(f"method{i}" for i in range(28))
-    page = Page(render(make_run(methods, known=50, unknown=30))).check()
+    page = Page(render_report(make_run(methods, known=50, unknown=30))).check()
     assert set(page.rows("results-table")) == set(methods)
     assert "16 more" in page.text("scores")
     assert "8 methods with the best average of 28" in page.text("roc")
@@ -144,7 +144,7 @@ def test_methods_data_sets_and_provenance_are_told(results, undrawn):
     second = replace(results.methods[1], hyper={**hyper, "alpha": 0.25}, learnt={}, tuned_on="ood")
     sources = {"seconds": 3.5, "seed": 0, "empty": None, "versions": {"torch": "2"}}
     suite = {**results.suite, "fingerprints": {"val": "a1"}}
-    page = Page(render(replace(results, methods=[first, second], provenance=sources, suite=suite)))
+    page = Page(render_report(replace(results, methods=[first, second], provenance=sources, suite=suite)))
     rows = page.rows("methods")
     assert [cell.text for cell in rows["autofold"][1:5]] == ["grid = 1..5", "alpha_ = 0.5", "val", "id"]
     assert [cell.text for cell in rows["autofold"][5:]] == ["0.100", "2.00", "1,234.5"]
@@ -167,21 +167,21 @@ def test_the_head_tells_what_was_found_on_what(make_run, undrawn):
 
     def text(best):
         marks = [replace(m, certainty=replace(m.certainty, best=m.method in best)) for m in results.averages]
-        return Page(render(replace(results, averages=marks))).text()
+        return Page(render_report(replace(results, averages=marks))).text()
 
     mean = results.cells[names[0], "all"]
     interval = between(*mean.certainty.intervals["auroc"])
     found = f"{names[0]} has the best average AUROC, {percent(mean.auroc)} % (95 % interval {interval})"
-    assert f"{found}; {names[1]} and {names[2]} cannot" in text(names)
-    assert f"{found}; {names[2]} cannot" in text([names[0], names[2]])
+    assert f"{found}; no significant difference from {names[1]} and {names[2]}." in text(names)
+    assert f"{found}; no significant difference from {names[2]}." in text([names[0], names[2]])
     alone = text(names[:1])
-    assert f"{found}; every other is significantly behind" in alone
+    assert f"{found}; every other method is significantly worse" in alone
     for fact in (
         "toy, resnet",
         "90.00 % accuracy",
-        "3 known classes",
-        "1,200 known test",
-        "1,400 unknown",
+        "3 classes",
+        "1,200 ID test",
+        "1,400 OOD",
         "3 methods",
     ):
         assert fact in alone, fact
@@ -192,7 +192,7 @@ def test_everything_to_know_before_a_comparison_is_in_the_box_once(make_run, und
     gaps = {"far-set": many, "near-set": {"c.png": "truncated"}}
     deviations = ["test has 5 images, 9000 were expected", "25 images of far-set could not be read"]
     results = replace(make_run(deviations=deviations), unreadable=gaps)
-    text = Page(render(results)).text()
+    text = Page(render_report(results)).text()
     for told in ("9000 were expected", "far-set: 25 images", "near-set: 1 image", "19.png: damaged", "and 5 more"):
         assert text.count(told) == 1, told
     assert "of far-set could not be read" not in text
@@ -213,7 +213,7 @@ def pictures(page):
 
 def test_every_wrong_image_is_in_the_page_once_and_the_best_method_is_shown(make_run, undrawn):
     results = make_run(("a", "b", "c"), pictures=8)
-    page = Page(render(results))
+    page = Page(render_report(results))
     shown, kept, best = pictures(page), stored(page)["pictures"], results.ranked[0].method
     key = {id(wrong): f"{wrong.dataset}/{wrong.row}" for wrong in results.wrong}
     assert set(shown) == {key[id(wrong)] for wrong in results.wrong if wrong.method == best}
@@ -230,13 +230,13 @@ def test_a_picture_says_score_share_class_and_place(make_run, undrawn):
     scores = iter([0.1011, 0.1012, 295.2, 1.0, 3e-12, 4e-12])
     paths = iter(["/data/x y.png", "C:\\birds\\x y.png", "one/x y.png/", "x y.png"] * 2)
     wrong = [replace(each, score=next(scores), name=next(paths)) for each in results.wrong]
-    page = Page(render(replace(results, wrong=wrong)))
+    page = Page(render_report(replace(results, wrong=wrong)))
     groups = stored(page)["methods"]["a"]
     told = [entry["score"] for name in ("id", "near-set", "far-set") for entry in groups[name]]
     assert told == [f"score {text}" for text in ("0.1011", "0.1012", "295", "1.00", "3.00e-12", "4.00e-12")]
     known, unknown = groups["id"][0], groups["near-set"][0]
-    assert (known["classes"], unknown["classes"]) == ("seen as bee, is 2", "seen as bee")  # 2 has no name
-    assert known["share"] == f"above {100 * wrong[0].share:.1f} % of known"
+    assert (known["classes"], unknown["classes"]) == ("predicted bee, is 2", "predicted bee")  # 2 has no name
+    assert known["share"] == f"above {100 * wrong[0].share:.1f} % of ID"
     assert known["place"].startswith(f"/data/x y.png, row {wrong[0].row} of")
     assert {entry["file"] for entries in groups.values() for entry in entries} == {"x y.png"}
     for word in ("file", "place", "score", "share", "classes"):
@@ -247,11 +247,11 @@ def test_the_gallery_shows_at_most_eight_of_a_data_set_and_fewer_when_they_are_l
     results = make_run(("a", "b"), pictures=11)
 
     def counts():
-        groups = stored(Page(render(results)))["methods"]
+        groups = stored(Page(render_report(results)))["methods"]
         return {len(entries) for method in groups.values() for entries in method.values()}
 
     worst = [f"id/{wrong.row}" for wrong in results.wrong if (wrong.method, wrong.dataset) == ("a", "id")][:8]
-    assert [entry["key"] for entry in stored(Page(render(results)))["methods"]["a"]["id"]] == worst
+    assert [entry["key"] for entry in stored(Page(render_report(results)))["methods"]["a"]["id"]] == worst
     assert counts() == {8}
     monkeypatch.setattr(gallery, "BUDGET", 20 * len(gallery.data_uri(next(iter(results.thumbnails.values())))))
     assert counts() <= {3, 4, 5, 6, 7}

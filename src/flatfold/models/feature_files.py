@@ -1,4 +1,4 @@
-"""Features that were saved before, in the place of images, and the linear layer that goes with them."""
+"""Features that were saved before, in the place of images, and the linear layer that belongs to them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from math import prod
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-from zipfile import BadZipFile, ZipFile
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -31,122 +30,11 @@ from ..io.store import read_checksum
 from .bank_store import DTYPES, StoredBank, load_bank
 from .sources import Source, check_rows
 
-# Arrays in files of other programs, known without reading them, and read a few rows at a time.
-
-
-_KINDS = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint"}  # of safetensors
-
-
-class Array(NamedTuple):
-    """An array in a file: what is known without reading it, and its rows, so many at a time."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    parts: Callable[[int], Iterator[Tensor]]
-
-
-@contextmanager
-def _readable(path: Path, kind: str) -> Iterator[None]:
-    try:
-        yield
-    except (BadZipFile, EOFError, NotImplementedError, OSError, SafetensorError, ValueError, zlib.error) as error:
-        raise ValueError(f"{path} must be a {kind} file, but cannot be read: {error}. Write it again.") from error
-
-
-def in_safetensors(path: Path) -> dict[str, Array]:
-    """Return the arrays of a safetensors file."""
-    with _readable(path, "safetensors"), safe_open(path, framework="pt") as file:
-        found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        return {
-            name: Array(tuple(part.get_shape()), _type_name(part.get_dtype()), partial(_slices, path, name))
-            for name, part in found.items()
-        }
-
-
-def _type_name(code: str) -> str:
-    """Return a type of safetensors as numpy and torch call it."""
-    return f"{_KINDS[code[:-2]]}{code[-2:]}" if code[:-2] in _KINDS else {"I8": "int8", "U8": "uint8"}.get(code, code)
-
-
-def _slices(path: Path, name: str, size: int) -> Iterator[Tensor]:
-    with _readable(path, "safetensors"), safe_open(path, framework="pt") as file:
-        array = file.get_slice(name)
-        rows = array.get_shape()[0]
-        for start in range(0, rows, size):
-            yield array[start : min(start + size, rows)]
-
-
-def in_npy(path: Path) -> dict[str, Array]:
-    """Return the arrays of a ``.npy`` file, which is one."""
-    with _readable(path, ".npy"):
-        array = npy.open_memmap(path, mode="r")
-    return {"features": Array(array.shape, array.dtype.name, partial(_pieces, array))}
-
-
-def _pieces(array: NDArray[Any], size: int) -> Iterator[Tensor]:
-    for part in row_chunks(len(array), size):
-        # A copy: torch wants memory that it may write to, in the byte order of the machine.
-        yield torch.from_numpy(np.array(array[part], dtype=array.dtype.newbyteorder("="), order="C"))
-
-
-def in_npz(path: Path) -> dict[str, Array]:
-    """Return the arrays of a ``.npz`` file."""
-    with _readable(path, ".npz"), ZipFile(path) as archive:
-        arrays = {}
-        for entry in archive.namelist():
-            with archive.open(entry) as file:
-                shape, _, dtype = _npy_header(file)
-            arrays[entry.removesuffix(".npy")] = Array(shape, dtype.name, partial(_unzipped, path, entry))
-        return arrays
-
-
-def _unzipped(path: Path, entry: str, size: int) -> Iterator[Tensor]:
-    with _readable(path, ".npz"), ZipFile(path) as archive, archive.open(entry) as file:
-        shape, by_column, dtype = _npy_header(file)
-        at_once = shape[0] if by_column else size
-        for start in range(0, shape[0], at_once):
-            part = (min(at_once, shape[0] - start), *shape[1:])
-            content = file.read(prod(part) * dtype.itemsize)
-            array = np.frombuffer(content, dtype).reshape(part, order="F" if by_column else "C")
-            yield from _pieces(array, size)
-
-
-def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether columns follow each other, and type of an array; the file is left at its first value."""
-    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(file))
-    if read is None:
-        raise ValueError("an array has a header of another version of numpy")
-    return read(file)
-
-
-def in_bank(path: Path) -> dict[str, Array]:
-    """Return the arrays of a bank on disk."""
-    bank = StoredBank.open(path)
-    rows = sum(len(shard.features) for shard in bank.shards(verify=False))
-    arrays = {"features": Array((rows, int(bank.key["width"])), bank.key["dtype"], partial(_shards, bank, 0))}
-    if bank.key["labels"] == "yes":
-        arrays["labels"] = Array((rows,), "int64", partial(_shards, bank, 1))
-    return arrays
-
-
-def _shards(bank: StoredBank, which: int, size: int) -> Iterator[Tensor]:
-    """Yield features (0) or labels (1) of a bank, whose files are compared with their checksums once."""
-    for shard in bank.shards(verify=which == 0):
-        values = (shard.features, shard.labels)[which]
-        if values is not None and len(values):  # else none of its images could be read
-            yield from torch.split(values, size)
-
-
-# Features in files of other programs, a few rows at a time: safetensors, ``.npy``, ``.npz``, and banks.
-
-
 ROWS_AT_ONCE = 4096
-
 SHOWN = 3  # names of arrays in a message
-
-_FLOATS = {"float16": torch.float32, "bfloat16": torch.float32, **DTYPES}  # as which each is read: no digit is lost
-
+_FLOATS = {"float16": torch.float32, "bfloat16": torch.float32, **DTYPES}  # the type each is read as: no digit is lost
 _INTEGERS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"}
+_SAFETENSORS_TYPES = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint"}
 
 
 class FeatureChunk(NamedTuple):
@@ -160,6 +48,14 @@ class FeatureChunk(NamedTuple):
     """``(n,)`` int64, as they are in the file."""
 
 
+class _Array(NamedTuple):
+    """An array in a file: its shape and type, and a function that yields a given number of rows at a time."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    parts: Callable[[int], Iterator[Tensor]]
+
+
 @dataclass(frozen=True)
 class FeatureFile:
     """Features in a file, and classes if there are any; made by :func:`open_features`.
@@ -169,8 +65,8 @@ class FeatureFile:
     """
 
     path: Path
-    _features: Array
-    _labels: Array | None
+    _features: _Array
+    _labels: _Array | None
 
     @property
     def rows(self) -> int:
@@ -193,7 +89,7 @@ class FeatureFile:
         return self._labels is not None
 
     def chunks(self, rows: int = ROWS_AT_ONCE) -> Iterator[FeatureChunk]:
-        """Yield all rows in their order, ``rows`` at a time, in memory that does not grow with their number.
+        """Yield all rows in their order, ``rows`` at a time.
 
         Raises:
             ValueError: A row has a NaN or infinite entry, which is named, or the file turns out to be damaged.
@@ -221,12 +117,11 @@ class FeatureFile:
 
 
 def open_features(path: Path | str) -> FeatureFile:
-    """Open a file of features without reading them.
+    """Open a file of features; all but an ``.npz`` file are read later and a few rows at a time.
 
     A safetensors or ``.npz`` file has an array ``features`` ``(n, d)``, or a single matrix of floats under any name,
     and may have integer ``labels`` ``(n,)``; a ``.npy`` file is such a matrix; a directory is a bank, as ``save_bank``
-    or ``extract`` with ``out=`` wrote it. No pickle is read. An array in a ``.npz`` file that is stored column by
-    column is read at once.
+    or ``extract`` with ``out=`` wrote it. No pickle is read.
 
     Args:
         path: The file or directory. What is neither a directory nor ends in ``.npy`` or ``.npz`` is taken for
@@ -250,49 +145,107 @@ def open_features(path: Path | str) -> FeatureFile:
     if not path.exists():
         raise FileNotFoundError(f"there are no features at {path}. Check the path.")
     if path.is_dir():
-        arrays = in_bank(path)
+        arrays = _in_bank(path)
+    elif path.suffix.lower() in (".npy", ".npz"):
+        arrays = _in_numpy_file(path)
     else:
-        arrays = {".npy": in_npy, ".npz": in_npz}.get(path.suffix.lower(), in_safetensors)(path)
-    return FeatureFile(path, *_picked(path, arrays))
-
-
-def _picked(path: Path, arrays: dict[str, Array]) -> tuple[Array, Array | None]:
-    """Return features and labels among the arrays of a file."""
+        arrays = _in_safetensors(path)
     matrices = [array for array in arrays.values() if array.dtype in _FLOATS and len(array.shape) == 2]
-    if "features" in arrays:
-        features = arrays["features"]
-    elif len(matrices) == 1:
-        features = matrices[0]
-    else:
+    if "features" not in arrays and len(matrices) != 1:
         raise ValueError(
-            f"{path} must hold an array 'features' (n, d), or a single matrix of floats; it holds {_listed(arrays)}. "
+            f"{path} must hold an array 'features' (n, d), or a single matrix of floats; it holds "
+            f"{_listed([f'{name!r} {array.shape} {array.dtype}' for name, array in sorted(arrays.items())])}. "
             "Save the features under that name, and their classes, if they are known, as 'labels'."
         )
+    features, labels = arrays.get("features") or matrices[0], arrays.get("labels")
     if len(features.shape) != 2 or 0 in features.shape:
         raise ValueError(f"{path}: features must have shape (n, d) with n, d > 0, got {features.shape}. Reshape them.")
     if features.dtype not in _FLOATS:
         raise TypeError(f"{path}: features must be {', '.join(_FLOATS)}, got {features.dtype}. Convert them.")
-    labels = arrays.get("labels")
     if labels is not None and labels.dtype not in _INTEGERS:
-        raise TypeError(f"{path}: labels must be whole class indices, got {labels.dtype}. Convert or remove them.")
+        raise TypeError(f"{path}: labels must be integer class indices, got {labels.dtype}. Convert or remove them.")
     if labels is not None and labels.shape != features.shape[:1]:
         raise ValueError(
             f"{path}: labels must have shape ({features.shape[0]},), one per row of features, got {labels.shape}."
         )
-    return features, labels
+    return FeatureFile(path, features, labels)
 
 
-def _listed(arrays: dict[str, Array]) -> str:
-    some = [f"{name!r} {array.shape} {array.dtype}" for name, array in sorted(arrays.items())[:SHOWN]]
-    more = f" and {len(arrays) - SHOWN} more" if len(arrays) > SHOWN else ""
-    return f"{', '.join(some) or 'none'}{more}"
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn the errors of readers into one that names the file."""
+    try:
+        yield
+    except (BadZipFile, EOFError, NotImplementedError, OSError, SafetensorError, ValueError, zlib.error) as error:
+        kind = path.suffix if path.suffix in (".npy", ".npz") else "safetensors"
+        raise ValueError(f"{path} must be a {kind} file, but cannot be read: {error}. Write it again.") from error
+
+
+def _in_safetensors(path: Path) -> dict[str, _Array]:
+    def parts(name: str, size: int) -> Iterator[Tensor]:
+        with _reading(path), safe_open(path, framework="pt") as file:
+            array = file.get_slice(name)
+            count = array.get_shape()[0]
+            for rows in row_chunks(count, size):
+                yield array[rows.start : min(rows.stop, count)]
+
+    def dtype(code: str) -> str:
+        """Return a type of safetensors as torch calls it."""
+        letters = code.rstrip("0123456789")
+        return f"{_SAFETENSORS_TYPES[letters]}{code.removeprefix(letters)}" if letters in _SAFETENSORS_TYPES else code
+
+    with _reading(path), safe_open(path, framework="pt") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        return {
+            name: _Array(tuple(array.get_shape()), dtype(array.get_dtype()), partial(parts, name))
+            for name, array in slices.items()
+        }
+
+
+def _in_numpy_file(path: Path) -> dict[str, _Array]:
+    with _reading(path):
+        if path.suffix.lower() == ".npy":
+            arrays: dict[str, NDArray[Any]] = {"features": open_memmap(path, mode="r")}
+        else:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
+                arrays = dict(loaded)
+    return {name: _Array(array.shape, array.dtype.name, partial(_rows_of, array)) for name, array in arrays.items()}
+
+
+def _rows_of(array: NDArray[Any], size: int) -> Iterator[Tensor]:
+    for rows in row_chunks(len(array), size):
+        # A copy: torch needs memory that it may write to, in the byte order of the machine.
+        yield torch.from_numpy(np.array(array[rows], dtype=array.dtype.newbyteorder("="), order="C"))
+
+
+def _in_bank(path: Path) -> dict[str, _Array]:
+    bank = StoredBank.open(path)
+
+    def parts(name: str, size: int) -> Iterator[Tensor]:
+        for shard in bank.shards(verify=name == "features"):  # each file is compared with its checksum once
+            values = getattr(shard, name)
+            if len(values):  # else none of its images could be read
+                yield from torch.split(values, size)
+
+    shards = list(bank.shards(verify=False))
+    rows, first = sum(len(shard.features) for shard in shards), shards[0].features
+    dtype = str(first.dtype).removeprefix("torch.")
+    arrays = {"features": _Array((rows, first.shape[1]), dtype, partial(parts, "features"))}
+    if shards[0].labels is not None:
+        arrays["labels"] = _Array((rows,), "int64", partial(parts, "labels"))
+    return arrays
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN]) or 'none'}{more}"
 
 
 class FeatureRows(Source):
     """The rows of a bank on disk as inputs, so that a network of one linear layer can be run on them.
 
-    Iterating gives ``x`` of shape ``(n, d)``, or pairs ``(x, y)`` with labels. The fingerprint holds the checksums in
-    the bank's manifest, with which its files are compared when it is opened.
+    Iterating gives ``x`` of shape ``(n, d)``, or pairs ``(x, y)`` with labels. The fingerprint holds the checksums of
+    the bank's files, with which they are compared when it is opened.
 
     Args:
         path: The directory of the bank, as ``save_bank`` or ``extract`` with ``out=`` wrote it.
@@ -331,18 +284,18 @@ class FeatureRows(Source):
         """Number of rows."""
         return len(self.bank) if self._chosen is None else len(self._chosen)
 
-    def picked(self, rows: NDArray[np.integer]) -> FeatureRows:
+    def subset(self, rows: NDArray[np.integer]) -> FeatureRows:
         """Return some rows, in the order asked for, as a source of their own; the features are not copied."""
         check_rows(rows, self.rows)
         chosen = torch.from_numpy(rows.astype(np.int64))
-        some = copy(self)
-        some.labels = None if self.labels is None else self.labels[chosen]
-        some._chosen = chosen if self._chosen is None else self._chosen[chosen]
-        return some
+        part = copy(self)
+        part.labels = None if self.labels is None else self.labels[chosen]
+        part._chosen = chosen if self._chosen is None else self._chosen[chosen]
+        return part
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of the checksums of the bank's files, of whether labels are given, and of picked rows."""
+        """The sha256 of the checksums of the bank's files, of whether labels are given, and of the rows of a subset."""
         identity = ["features", *self._checksums, "no labels" if self.labels is None else "labels"]
         identity += [] if self._chosen is None else [hashlib.sha256(self._chosen.numpy().tobytes()).hexdigest()]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
@@ -351,7 +304,7 @@ class FeatureRows(Source):
         """Return some rows of the bank."""
         where = slice(rows.start, rows.stop)
         x = self.bank.features[where if self._chosen is None else self._chosen[where]]
-        return x if self.labels is None else (x, self.labels[rows.start : rows.stop])
+        return x if self.labels is None else (x, self.labels[where])
 
 
 def linear_head(path: Path | str) -> nn.Linear:
@@ -364,7 +317,7 @@ def linear_head(path: Path | str) -> nn.Linear:
     Raises:
         FileNotFoundError: There is no such file.
         TypeError: The tensors are of another type.
-        ValueError: The file is damaged, or its tensors make no head.
+        ValueError: The file is damaged, or its tensors are not those of a head.
     """
     head = read_head(path)
     classes, width = head.weight.shape
@@ -381,16 +334,12 @@ def read_head(path: Path | str) -> Head:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}. Check the path.")
-    try:
+    with _reading(path):
         tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} must be a safetensors file, but cannot be read: {error}. Write it again.") from error
     if "weight" not in tensors or tensors.keys() - {"weight", "bias"}:
-        names = sorted(tensors)
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise ValueError(
             f"{path} must hold the tensors 'weight' and, if there is one, 'bias', of one linear layer; it holds "
-            f"{', '.join(map(repr, names[:SHOWN])) or 'none'}{more}. Save the state dict of the last layer alone."
+            f"{_listed([repr(name) for name in sorted(tensors)])}. Save the state dict of the last layer alone."
         )
     try:
         return Head(tensors["weight"], tensors.get("bias"))

@@ -1,4 +1,4 @@
-"""Images from folders, ``.npz`` files and arrays, as batches that can be read again from any row."""
+"""Images from folders, lists, ``.npz`` files and arrays, and the function that opens any of them by its path."""
 
 from __future__ import annotations
 
@@ -19,11 +19,81 @@ from torch import Tensor
 from ..core.validation import check_labels
 from .decoding import class_labels, find_images, holds_images, read_image
 from .fingerprint import file_statuses, hash_files
-from .parquet import TableImages
+from .parquet import TableImages, parquet_files
 from .sources import ImageSource
 from .transform import Transform
 
-__all__ = ["ArrayImages", "FolderImages", "NpzImages", "Transform", "read_image"]
+__all__ = ["ArrayImages", "FolderImages", "ListImages", "NpzImages", "Transform", "open_images", "read_image"]
+
+LISTS = (".txt", ".lst", ".list")
+FILES = (".parquet", ".npz", *LISTS)
+SHOWN = 80  # characters of a line in a message
+
+_LABEL = re.compile(r"\s*-?[0-9]{1,18}\s*")  # whatever int64 can hold, and a little less
+_SUSPECT = re.compile(r"^[/\\]|\.\.|:")  # only these few are worth taking a path apart
+
+
+def open_images(
+    place: Path | str,
+    transform: Transform,
+    batch_size: int = 64,
+    *,
+    labels: bool | str,
+    kind: str | None = None,
+    root: Path | str | None = None,
+    images: str | None = None,
+) -> ImageSource:
+    """Return the images of a folder, a table, an ``.npz`` file or a list.
+
+    Args:
+        place: A folder of images; a folder of parquet files; or a file that ends in ``.parquet``, ``.npz``, or, for a
+            list of paths, in ``.txt``, ``.lst`` or ``.list``.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        labels: Whether to read labels: by class folders, from a column or an array (of this name, if it is a name), or
+            the numbers of a list. A folder without class folders has none. With False nothing that could be a label is
+            looked at.
+        kind: "folder", "table", "npz" or "list", where the path does not decide.
+        root: The folder in which the paths of a list start. Unless given, they start in that of the list, and may also
+            be absolute.
+        images: Name of the column, or of the array, that holds the images; by default ``image``, or ``x``.
+
+    Raises:
+        FileNotFoundError: There is nothing at ``place``.
+        ValueError: It is of another kind, or of two; or there is a root for something that is not a list.
+    """
+    place = Path(place)
+    kind = image_kind(place) if kind is None else kind
+    if root is not None and kind != "list":
+        raise ValueError(f"root is where the paths of a list start, but {place} is not a list. Leave it out.")
+    if kind == "folder":
+        return FolderImages(place, transform, batch_size, bool(labels))
+    if kind == "list":
+        return ListImages(place, root, transform, batch_size, bool(labels))
+    columns = {"npz": ("x", "y"), "table": ("image", "label")}[kind]
+    names = images or columns[0], labels if isinstance(labels, str) else columns[1] if labels else None
+    return (NpzImages if kind == "npz" else TableImages)(place, transform, batch_size, *names)
+
+
+def image_kind(place: Path) -> str:
+    """Return what ``open_images`` takes a path for."""
+    if not place.exists():
+        raise FileNotFoundError(f"there are no images at {place}: it does not exist. Check the path.")
+    if place.is_dir():
+        tables = parquet_files(place)
+        if tables and holds_images(place):
+            raise ValueError(
+                f"{place} must hold either images or parquet files, but has both: {tables[0].name} is among images. "
+                "Pass the parquet file itself, or move either to a folder of its own."
+            )
+        return "table" if tables else "folder"
+    suffix = place.suffix.lower()
+    if suffix not in FILES:
+        raise ValueError(
+            f"images are read from a folder, or from a file that ends in {', '.join(FILES)} (the last three for lists "
+            f"of paths), got {place}. Pass the folder of the images, or a list of them."
+        )
+    return "table" if suffix == ".parquet" else "npz" if suffix == ".npz" else "list"
 
 
 class FolderImages(ImageSource):
@@ -162,16 +232,6 @@ def _class_indices(y: NDArray[np.integer], rows: int) -> Tensor:
     return labels
 
 
-# Images named by a list, one line each: plain paths, or the way OpenOOD says what belongs to a split.
-
-
-SHOWN = 80  # characters of a line in a message
-
-_LABEL = re.compile(r"\s*-?[0-9]{1,18}\s*")  # whatever int64 can hold, and a little less
-
-_SUSPECT = re.compile(r"^[/\\]|\.\.|:")  # only these few are worth taking a path apart
-
-
 class ListImages(ImageSource):
     """The images that a list names, in its order; the same image may be named again.
 
@@ -289,87 +349,3 @@ def _leads_out(name: str) -> bool:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
-
-
-# Images wherever they lie: one function that finds out what it was given.
-
-
-LISTS = (".txt", ".lst", ".list")
-
-FILES = (".parquet", ".npz", *LISTS)
-
-_DATASETS = ("state.json", "dataset_dict.json")  # what `datasets` leaves beside its tables
-
-
-def open_images(
-    place: Path | str,
-    transform: Transform,
-    batch_size: int = 64,
-    *,
-    labels: bool,
-    root: Path | str | None = None,
-    image: str = "image",
-    label: str = "label",
-    x: str = "x",
-    y: str = "y",
-) -> ImageSource:
-    """Return the images of a folder, a table, an ``.npz`` file or a list.
-
-    Args:
-        place: A folder of images; a folder of parquet files, or one that ``datasets`` wrote; or a file that ends in
-            ``.parquet``, ``.npz``, or, for a list of paths, in ``.txt``, ``.lst`` or ``.list``.
-        transform: Applied to every image.
-        batch_size: Images in a batch.
-        labels: Whether to read labels: by class folders, from a column or an array, or the numbers of a list. A folder
-            without class folders has none. With False nothing that could be a label is looked at.
-        root: The folder in which the paths of a list start. Unless given, they start in that of the list, and may also
-            be absolute.
-        image: Column of the images in a table.
-        label: Column of the labels in a table.
-        x: Name of the images in an ``.npz`` file.
-        y: Name of the labels in an ``.npz`` file.
-
-    Raises:
-        FileNotFoundError: There is nothing at ``place``.
-        ValueError: It is of another kind, or of two; or there is a root for something that is no list.
-    """
-    place = Path(place)
-    kind = _kind(place)
-    if root is not None and kind != "list":
-        raise ValueError(f"root is where the paths of a list start, but {place} is no list. Leave it out.")
-    if kind == "list":
-        return ListImages(place, root, transform, batch_size, labels)
-    if kind == "table":
-        return TableImages(place, transform, batch_size, image, label if labels else None)
-    if kind == "npz":
-        return NpzImages(place, transform, batch_size, x, y if labels else None)
-    return FolderImages(place, transform, batch_size, labels)
-
-
-def _kind(place: Path) -> str:
-    """Return "folder", "table", "npz" or "list"."""
-    if place.is_dir():
-        return _kind_of_folder(place)
-    suffix = place.suffix.lower()
-    if not place.exists():
-        raise FileNotFoundError(f"there are no images at {place}: it does not exist. Check the path.")
-    if suffix not in FILES:
-        raise ValueError(
-            f"images are read from a folder, or from a file that ends in {', '.join(FILES)} (the last three for lists "
-            f"of paths), got {place}. Pass the folder in which images lie, or a list of them."
-        )
-    return {".parquet": "table", ".npz": "npz"}.get(suffix, "list")
-
-
-def _kind_of_folder(place: Path) -> str:
-    if any((place / name).is_file() for name in _DATASETS):
-        return "table"
-    table = next((file for file in place.glob("*.parquet") if file.is_file() and not file.name.startswith(".")), None)
-    if table is None:
-        return "folder"
-    if holds_images(place):
-        raise ValueError(
-            f"{place} must hold either images or parquet files, but has both: {table.name} lies beside images. "
-            "Pass the parquet file itself, or move either to a folder of its own."
-        )
-    return "table"

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -51,8 +51,12 @@ class Source(ABC):
     def read(self, rows: range) -> Any:
         """Return the batch that holds these rows."""
 
+    @abstractmethod
+    def subset(self, rows: NDArray[np.integer]) -> Source:
+        """Return some rows, in the order asked for, as a source."""
+
     def attempt(self, rows: range) -> tuple[Any, dict[int, str]]:
-        """Return the batch of those rows that can be read, None if there are none, and why not the others."""
+        """Return the batch of those rows that can be read, None if there are none, and the reasons of the others."""
         return self.read(rows), {}
 
     def batch_ranges(self, ranges: Iterable[range]) -> list[range]:
@@ -98,6 +102,10 @@ class ImageSource(Source):
         digest.update(b"no labels" if self.labels is None else self.labels.numpy().tobytes())
         return digest.hexdigest()
 
+    def subset(self, rows: NDArray[np.integer]) -> ImageSource:
+        """Return some images, in the order asked for, as a source."""
+        return ImageSubset(self, rows)
+
     def read(self, rows: range) -> Tensor | tuple[Tensor, Tensor]:
         """Decode and prepare some images; raise `UnreadableImage` if one of them is broken."""
         batch, unreadable = self.attempt(rows)
@@ -114,46 +122,27 @@ class ImageSource(Source):
         prepared, unreadable = {}, {}
         for row in rows:
             try:
-                prepared[row] = self._prepared(row)
+                name, pixels = self.picture(row)
+                try:
+                    prepared[row] = name, self.transform(pixels)
+                except ValueError as error:  # too small for the crop, or 16 bits: it may be this image alone
+                    unreadable[row] = f"{name}: {error}"
             except UnreadableImage as error:
                 unreadable[row] = str(error)
         unreadable |= _odd_sizes(prepared)
         kept = {row: tensor for row, (_, tensor) in prepared.items() if row not in unreadable}
-        return (self._stacked(kept) if kept else None), dict(sorted(unreadable.items()))
-
-    def _stacked(self, prepared: dict[int, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
-        x = torch.stack(list(prepared.values()))
-        return x if self.labels is None else (x, self.labels[list(prepared)])
-
-    def _prepared(self, row: int) -> tuple[str, Tensor]:
-        name, pixels = self.picture(row)
-        try:
-            return name, self.transform(pixels)
-        except ValueError as error:  # too small for the crop, or 16 bits: it may be this image alone
-            raise UnreadableImage(f"{name}: {error}") from error
-
-
-def _odd_sizes(prepared: dict[int, tuple[str, Tensor]]) -> dict[int, str]:
-    """Say of each image of a batch that has another size than most why it cannot be in it."""
-    sizes = {row: tuple(tensor.shape[1:]) for row, (_, tensor) in prepared.items()}
-    count = Counter(sizes.values())
-    usual = max(sizes, key=lambda row: count[sizes[row]], default=None)  # the first of those that are most frequent
-    return {
-        row: f"the images of a batch must have one size, got (h, w) = {sizes[usual]} for {prepared[usual][0]} and "
-        f"{size} for {prepared[row][0]}. Give the transform a resize and a crop."
-        for row, size in sizes.items()
-        if usual is not None and size != sizes[usual]
-    }
-
-
-# Some images of a data set as a data set of their own.
+        unreadable = dict(sorted(unreadable.items()))
+        if not kept:
+            return None, unreadable
+        x = torch.stack(list(kept.values()))
+        return x if self.labels is None else (x, self.labels[list(kept)]), unreadable
 
 
 class ImageSubset(ImageSource):
     """Some rows of another source, with its transform, its batch size and, if it has any, its labels.
 
     The fingerprint holds that of the whole source and the rows: when only an image that was left out changes, the
-    picked images still count as changed.
+    subset still counts as changed.
 
     Args:
         source: Where the images come from.
@@ -164,37 +153,83 @@ class ImageSubset(ImageSource):
         super().__init__(source.transform, source.batch_size)
         check_rows(rows, source.rows)
         self.source = source
-        self.picked = rows.astype(np.int64)
-        self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.picked)]
+        self.chosen = rows.astype(np.int64)
+        self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.chosen)]
 
     @property
     def rows(self) -> int:
         """Number of images."""
-        return len(self.picked)
+        return len(self.chosen)
 
     def name(self, row: int) -> str:
         """Return what the source calls an image."""
-        return self.source.name(int(self.picked[row]))
+        return self.source.name(int(self.chosen[row]))
 
     def picture(self, row: int) -> tuple[str, Image.Image | NDArray[np.uint8]]:
         """Return what an error of the source calls an image, and its pixels."""
-        return self.source.picture(int(self.picked[row]))
+        return self.source.picture(int(self.chosen[row]))
 
     def identify(self, digest: hashlib._Hash) -> None:
         """Feed the fingerprint of the source and the rows."""
         digest.update(self.source.fingerprint.encode())
-        digest.update(self.picked.astype("<i8").tobytes())
+        digest.update(self.chosen.astype("<i8").tobytes())
 
 
-def check_rows(picked: NDArray[np.integer], available: int) -> None:
+@overload
+def take_subset(
+    source: ImageSource, count: int | None, seed: int | None = ..., balanced: bool = ...
+) -> ImageSource: ...
+@overload
+def take_subset(source: Source, count: int | None, seed: int | None = ..., balanced: bool = ...) -> Source: ...
+def take_subset(source: Source, count: int | None, seed: int | None = None, balanced: bool = False) -> Source:
+    """Return at most ``count`` rows of a source, in ascending order: the one way in which flatfold takes fewer images.
+
+    Args:
+        source: All of it if it has no more rows.
+        count: The number of rows, None for all.
+        seed: None takes evenly spaced rows. A number draws one row of each of ``count`` equal stretches, which keeps
+            the shares of classes and does not fall in step with classes that take turns.
+        balanced: With a seed, draw as many of each class as can be instead.
+    """
+    if count is None or source.rows <= count:
+        return source
+    edges = np.arange(count + 1) * source.rows // count
+    if seed is None:
+        return source.subset(edges[:-1])
+    rng = np.random.default_rng(seed)
+    if not balanced:
+        return source.subset(rng.integers(edges[:-1], edges[1:]))
+    order = rng.permutation(source.rows)
+    labels = np.zeros(source.rows, np.int64) if source.labels is None else source.labels.numpy()
+    rank = np.empty(source.rows, np.int64)  # of each row among those of its class
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        rank[members] = np.arange(len(members))
+    return source.subset(np.sort(order[np.argsort(rank[order], kind="stable")[:count]]))
+
+
+def check_rows(rows: NDArray[np.integer], available: int) -> None:
     """Raise unless these are rows of a source that has ``available`` of them."""
-    if not np.issubdtype(picked.dtype, np.integer) or picked.ndim != 1 or len(picked) == 0:
+    if not np.issubdtype(rows.dtype, np.integer) or rows.ndim != 1 or len(rows) == 0:
         raise ValueError(
-            f"picked rows must be whole numbers of shape (n,) with n > 0, got {picked.dtype} of shape {picked.shape}. "
+            f"rows must be integers of shape (n,) with n > 0, got {rows.dtype} of shape {rows.shape}. "
             "Turn a mask with numpy.flatnonzero."
         )
-    if picked.min() < 0 or picked.max() >= available:
+    if rows.min() < 0 or rows.max() >= available:
         raise ValueError(
-            f"picked rows must lie between 0 and {available - 1}, got {picked.min()} to {picked.max()}. "
-            "Count them in the source that they are picked from."
+            f"rows must be between 0 and {available - 1}, got {rows.min()} to {rows.max()}. "
+            "Count them in the source that they are taken from."
         )
+
+
+def _odd_sizes(prepared: dict[int, tuple[str, Tensor]]) -> dict[int, str]:
+    """Return the reason of each image that cannot be in a batch because most others have another size."""
+    sizes = {row: tuple(tensor.shape[1:]) for row, (_, tensor) in prepared.items()}
+    count = Counter(sizes.values())
+    usual = max(sizes, key=lambda row: count[sizes[row]], default=None)  # the first of those that are most frequent
+    return {
+        row: f"the images of a batch must have one size, got (h, w) = {sizes[usual]} for {prepared[usual][0]} and "
+        f"{size} for {prepared[row][0]}. Give the transform a resize and a crop."
+        for row, size in sizes.items()
+        if usual is not None and size != sizes[usual]
+    }

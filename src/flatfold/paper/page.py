@@ -13,10 +13,22 @@ from ..evaluate.summary import family_of
 from ..io.files import write_atomically
 from ..report.cost_figure import TALL, WIDE, cost_figure
 from ..report.curvature import detection_table, statistics_table
-from ..report.curvature_figures import SPACES, compare, spectral_densities, top_eigenvalues, trace_densities
+from ..report.curvature_figures import SPACES, spectral_densities, top_eigenvalues, trace_densities
 from ..report.figure import Drawing
-from ..report.figures import side_by_side
-from ..report.html import Html, definition_list, filled, head_cell, joined, percent, scrolling, table, tag, warning_box
+from ..report.html import (
+    Html,
+    compare,
+    definition_list,
+    filled,
+    head_cell,
+    joined,
+    scrolling,
+    side_by_side,
+    table,
+    tag,
+    warning_box,
+)
+from ..report.templates import percent
 from . import page_tables as csvs
 from .claims import Agreement, Check, Material, Verdict, load_material
 from .exhibits import verdicts
@@ -426,7 +438,7 @@ def _warnings(materials: Sequence[Material]) -> list[object]:
     """Return everything that makes these numbers others than they seem, each once."""
     where: dict[str, list[str]] = {}
     for material in materials:
-        refused = material.results.refused | material.ablations.refused
+        refused = material.results.left_out | material.ablations.refused
         told = [f"{method} was left out: {reason}" for method, reason in refused.items()]
         told += material.results.suite.get("deviations") or []
         if material.ablations.alphas["partial"] == 1:

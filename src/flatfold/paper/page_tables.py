@@ -9,9 +9,9 @@ from ..evaluate.results import ID, METRICS, Average, Results, Row
 from ..evaluate.study_results import Name, Space, Statistic, above
 from ..evaluate.summary import families
 from ..report.curvature import VERDICTS
-from ..report.curvature_figures import NAMES, SPACES, factor, quantity
-from ..report.html import Html, between, head_cell, joined, metric_cell, percent, scrolling, table, tag
-from ..report.page import column_heads
+from ..report.curvature_figures import NAMES, SPACES
+from ..report.html import Html, between, column_heads, head_cell, joined, metric_cell, scrolling, table, tag
+from ..report.templates import factor, percent, quantity
 from .ablations import NORMALISATIONS, Ablations, Cost, Effect
 from .claims import Material, number
 from .claims_curvature import REGIMES, figure, regimes

@@ -1,8 +1,9 @@
-"""Figure: how much the loss bends at single inputs, known and unknown."""
+"""Figures of a curvature study: traces, spectra, and the largest eigenvalues at single inputs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from math import isfinite, pi, sqrt
+from math import pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -10,95 +11,64 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ..curvature.estimate import ZERO, Density, Spectrum
+from ..curvature.estimate import ZERO, Spectrum
 from ..evaluate.results import ID
-from ..evaluate.study_results import Name, Space, Statistic, Study, typical_error
-from .figure import GREY, INK, KNOWN, RAISED, Drawing, Key, Look, Numbers, Panel, Span, logarithmic, look
-
-# Curvature of unknown images beside that of the known ones.
-
+from ..evaluate.study_results import Name, Space, Study, typical_error
+from .figure import (
+    GREY,
+    INK,
+    KNOWN,
+    Drawing,
+    Key,
+    Look,
+    Numbers,
+    Panel,
+    Span,
+    dataset_keys,
+    draw_histograms,
+    logarithmic,
+    look,
+)
+from .templates import LARGE, SMALL, power_of_ten
 
 SPACES: dict[Space, str] = {"parameter": "parameters", "feature": "features", "logit": "logits"}
-
 NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
-
-
-Column = tuple[Space, Name]
-
-Line = dict[Column, Statistic]
-
-
-class Comparison(NamedTuple):
-    """The figures of a study.
-
-    Attributes:
-        known: Of the known images, by space and statistic; parameters come first.
-        unknown: Of each unknown data set, in the order of the suite.
-        means: Over the near and over the far data sets, where there is more than one of them.
-    """
-
-    known: Line
-    unknown: dict[str, Line]
-    means: dict[str, Line]
-
-
-def compare(study: Study) -> Comparison:
-    """Return the statistics of a study by data set, and their means."""
-    columns: list[Column] = [(space, name) for space in SPACES for name in NAMES if (space, name) in study.columns]
-    cells = {(told.dataset, told.space, told.name): told for told in study.statistics}
-    known, *unknown = ({column: cells[name, *column] for column in columns} for name in study.datasets)
-    groups = [ood["group"] for ood in study.suite["ood"]]
-    means = study.means
-    return Comparison(
-        known,
-        dict(zip(study.datasets[1:], unknown, strict=True)),
-        {group: {c: means[group, *c] for c in columns} for group in study.groups if groups.count(group) > 1},
-    )
-
-
-# Of what a figure shows the curvature, in few words: a figure that leaves the page must still say it.
-
-
 SHORT_MATRICES = {"hessian": "Hessian", "ggn": "GGN"}
-
 SHORT_LOSSES = {"energy": "the energy", "ce_pred": "CE(predicted)", "ce": "CE(label)"}
+NORMALISATIONS = {"none": "no normalisation", "partial": "partial normalisation", "full": "full normalisation"}
+LARGEST = Key("λmax", Look(INK, (1.0, 1.5)))
+
+BINS = 10, 50  # at least and at most, of a histogram of traces
+WIDE, NARROW = 100, 10  # ratio of the ends above which powers of ten are ticks enough; below, axes are linear
+HIGHEST = 100  # times the highest OOD density: narrow spectra of ID images are cut off there
+MARGIN = 0.03  # of the axis of eigenvalues
+FEW = 12  # eigenvalues, up to which each is a dot
+DEPTH = 1e-12  # of the largest eigenvalue, where the axis ends
+LEAST = 6.25  # ratio of the ends of an axis that always has two of the ticks 1, 2, 5, 10, ...
 
 
 def matrix_and_loss(study: Study, space: Space) -> str:
-    """Return which matrix of which loss it is in a space, such as ``Hessian of the energy``."""
-    told = study.cell(ID, space, "trace")
-    return f"{SHORT_MATRICES[told.matrix]} of {SHORT_LOSSES[told.loss]}"
-
-
-BINS = 10, 50  # at least and at most
-
-WIDE, NARROW = 100, 10  # ratio of the ends above which powers of ten are ticks enough; below, no axis is logarithmic
+    """Return which matrix of which loss the curvature is in a space, such as ``Hessian of the energy``."""
+    statistic = study.cell(ID, space, "trace")
+    return f"{SHORT_MATRICES[statistic.matrix]} of {SHORT_LOSSES[statistic.loss]}"
 
 
 def trace_densities(study: Study) -> Drawing:
-    """Return one panel per space: the traces of known inputs and of each unknown data set, on a logarithmic axis.
+    """Return one panel per space: histograms of the traces at single inputs, on a logarithmic axis.
 
-    Each data set is as high as the others: known inputs spread over many powers of ten, and their share of any bar is
-    so small that nothing would be seen of them. Traces of exactly zero are in the leftmost bar. Where some are
-    negative, the axis is linear.
+    All data sets are drawn equally high, because ID traces spread over many powers of ten. Traces of exactly zero are
+    in the leftmost bar. Where some are negative, the axis is linear.
     """
     panels = []
-    for space, words in SPACES.items():
-        traces = {name: _finite(study.traces[f"{space}/{name}"]) for name in study.datasets}
-        panels.append(
-            Panel(
-                f"over {words}",
-                partial(_draw_traces, traces, matrix_and_loss(study, space)),
-                _note(study, space, traces),
-            )
-        )
-    return Drawing("curvature-traces", panels, legend(study))
-
-
-def legend(study: Study) -> list[Key]:
-    """Return the legend of known inputs and of each unknown data set, with the looks of all other figures."""
-    known = Key("known", Look(KNOWN), filled=True)
-    return [known, *(Key(name, look(number)) for number, name in enumerate(study.datasets[1:]))]
+    for space, name in SPACES.items():
+        traces = [study.traces[f"{space}/{dataset}"] for dataset in study.datasets]
+        traces = [values[np.isfinite(values)] for values in traces]
+        error, every = typical_error(study, space), np.concatenate(traces)
+        zeros = int(np.sum(every == 0))
+        note = "exact" if error is None else f"± {100 * error:.2g} %"
+        note += f", {zeros:,} of {len(every):,} are 0" if zeros else ""
+        panels.append(Panel(f"over {name}", partial(_draw_traces, traces, matrix_and_loss(study, space)), note))
+    return Drawing("curvature-traces", panels, dataset_keys(study.datasets[1:]))
 
 
 def trace_axis(values: Numbers) -> Span:
@@ -109,123 +79,33 @@ def trace_axis(values: Numbers) -> Span:
     return replace(span, logarithmic=span.low > 0 and span.high / span.low > NARROW)
 
 
-def _finite(values: Numbers) -> Numbers:
-    return values[np.isfinite(values)]
-
-
-def _note(study: Study, space: Space, traces: dict[str, Numbers]) -> str:
-    """Return the typical error of a trace, and how many traces are zero."""
-    error = typical_error(study, space)
-    told = "exact" if error is None else f"± {100 * error:.2g} %"
-    every = np.concatenate(list(traces.values()))
-    zeros = int(np.sum(every == 0))
-    return f"{told}, {zeros:,} of {len(every):,} are 0" if zeros else told
-
-
-def bin_count(traces: dict[str, Numbers]) -> int:
-    """Return how many bars there are: twice the root of the size of the smallest data set, from 10 to 50.
+def bin_count(traces: Sequence[Numbers]) -> int:
+    """Return the number of bars: twice the root of the size of the smallest data set, from 10 to 50.
 
     Example:
-        >>> bin_count({"id": np.zeros(500), "few": np.zeros(100)})
+        >>> bin_count([np.zeros(500), np.zeros(100)])
         20
     """
     least, most = BINS
-    smallest = min(len(values) for values in traces.values())
-    return min(max(round(2 * sqrt(smallest)), least), most)
+    return min(max(round(2 * sqrt(min(map(len, traces)))), least), most)
 
 
-def _draw_traces(traces: dict[str, Numbers], what: str, axes: Axes) -> None:
-    span = trace_axis(np.concatenate(list(traces.values())))
+def _draw_traces(traces: Sequence[Numbers], what: str, axes: Axes) -> None:
+    span = trace_axis(np.concatenate(traces))
     edges = span.edges(bin_count(traces))
-    for number, (name, values) in enumerate(traces.items()):
-        known = name == ID
-        line = Look(KNOWN) if known else look(number - 1)
-        counts, _ = np.histogram(span.clip(values), edges)
-        axes.hist(
-            edges[:-1],
-            bins=edges,
-            weights=counts / max(counts.max(), 1),
-            histtype="stepfilled" if known else "step",
-            color=line.colour,
-            linestyle=line.stroke,
-            linewidth=1.2,
-        )
+    counts = [np.histogram(span.clip(values), edges)[0] for values in traces]
+    draw_histograms(axes, edges, [count / max(count.max(), 1) for count in counts])
     span.apply(axes, "x")
     if span.logarithmic and span.high / span.low <= WIDE:
         logarithmic(axes, "x", subs=(1.0, 2.0, 5.0))
     axes.set_xlabel(f"trace at one input, {what}")
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-
-
-# Numbers that span many powers of ten, as words.
-
-
-SMALL, LARGE = 1e-3, 1e6  # outside, a power of ten is told
-
-
-def quantity(value: float, digits: int = 4) -> str:
-    """Return a number with so many significant digits, with a power of ten where it is very small or large.
-
-    Example:
-        >>> quantity(53740.14), quantity(1.5), quantity(0.000123456), quantity(0.0), quantity(-61.8)
-        ('53,740', '1.500', '1.235·10⁻⁴', '0', '−61.80')
-    """
-    if value == 0 or not isfinite(value):
-        return f"{value:g}" if value else "0"
-    size, sign = abs(value), "−" if value < 0 else ""
-    rounded, _, exponent = f"{size:.{digits - 1}e}".partition("e")
-    if SMALL <= size < LARGE:
-        return f"{sign}{size:,.{max(digits - 1 - int(exponent), 0)}f}"
-    return f"{sign}{rounded}·{_power(exponent)}"
-
-
-def factor(value: float, known: float) -> str:
-    r"""Return how many times the known figure another one is, nothing unless both are positive.
-
-    Example:
-        >>> factor(6.0, 4.0), factor(3.0, 4.0), factor(1.0, 0.0)
-        ('×\xa01.50', '×\xa00.750', '')
-    """
-    return f"×\u00a0{quantity(value / known, 3)}" if value > 0 and known > 0 else ""
-
-
-def tick(value: float, _position: int | None = None) -> str:
-    """Return the text of a tick: no more digits than it has.
-
-    Example:
-        >>> tick(0.05), tick(2.5e-06), tick(0.0), tick(-40.0), tick(1e7)
-        ('0.05', '2.5·10⁻⁶', '0', '−40', '10⁷')
-    """
-    size, sign = abs(value), "−" if value < 0 else ""
-    if value == 0 or SMALL <= size < LARGE:
-        return f"{sign}{size:.6g}"
-    rounded, _, exponent = f"{size:.5e}".partition("e")
-    return sign + f"{float(rounded):g}·" * (float(rounded) != 1) + _power(exponent)
-
-
-def _power(exponent: str) -> str:
-    return f"10{str(int(exponent)).translate(RAISED)}"
-
-
-# Figure: the spectrum of the mean curvature matrix, of known images and of each unknown data set.
-
-
-HIGHEST = 100  # times the highest density of an unknown set: a narrow spectrum of known images goes beyond
-
-ROOM = 0.03  # of the axis of eigenvalues
-
-DOTS = (1.0, 1.5)
-
-LARGEST = Key("λmax", Look(INK, DOTS))
 
 
 class Curve(NamedTuple):
-    """A spectrum as it is drawn: its density with a band, and its ends.
+    """A spectrum as it is drawn: its density with a band, its ends, and a note on its zeros.
 
-    ``zeros`` says how many eigenvalues are zero or, of an estimated spectrum, which cannot know, how many are nearer to
-    zero than the width of the kernel. ``least`` is a tenth of the height of a single eigenvalue: what is lower is the
-    tail of the kernel, no eigenvalue.
+    The note is the share of eigenvalues that are zero or, in an estimate, closer to zero than the width of the kernel.
+    ``least`` is a tenth of the height of a single eigenvalue: lower values are tails of the kernel.
     """
 
     grid: Numbers
@@ -239,13 +119,55 @@ class Curve(NamedTuple):
 
 
 def spectral_densities(study: Study, space: Space) -> Drawing:
-    """Return a panel of the known images alone, then one per unknown data set against them."""
-    known, *unknown = (curve(study, space, name) for name in study.datasets)
+    """Return the spectrum of the mean curvature matrix: a panel of the ID images, then one per OOD data set."""
+    reference, *curves = (spectral_curve(study, space, name) for name in study.datasets)
     label = f"eigenvalue, {matrix_and_loss(study, space)}"
-    panels = [Panel("known", partial(_draw_spectrum, [(known, None)], label), known.zeros)]
-    for number, (name, found) in enumerate(zip(study.datasets[1:], unknown, strict=True)):
-        panels.append(Panel(name, partial(_draw_spectrum, [(known, None), (found, look(number))], label), found.zeros))
-    return Drawing(f"curvature-spectrum-{space}", panels, [*legend(study), LARGEST], size=(3.4, 2.4))
+    panels = [Panel("ID", partial(_draw_spectrum, [(reference, None)], label), reference.zeros)]
+    for number, (name, curve) in enumerate(zip(study.datasets[1:], curves, strict=True)):
+        pair = [(reference, None), (curve, look(number))]
+        panels.append(Panel(name, partial(_draw_spectrum, pair, label), curve.zeros))
+    keys = [*dataset_keys(study.datasets[1:]), LARGEST]
+    return Drawing(f"curvature-spectrum-{space}", panels, keys, size=(3.4, 2.4))
+
+
+def spectral_curve(study: Study, space: Space, name: str) -> Curve:
+    """Return the density of one spectrum of a study.
+
+    An exact spectrum is drawn without its zeros. In an estimate it is chance whether a node falls on zero, so all of
+    its nodes are drawn.
+    """
+    statistic = study.cell(name, space, "lambda_max")
+    nodes, weights = (torch.from_numpy(np.array(part[f"{space}/{name}"])) for part in (study.nodes, study.weights))
+    smallest = float(nodes.min())
+    exact = statistic.stderr is None
+    if not exact:  # move nodes off zero, or the density would leave them out
+        least = 2 * ZERO * max(abs(statistic.value), float(nodes.abs().max()))
+        nodes = torch.where(nodes.abs() < least, least, nodes)
+    spectrum = Spectrum(
+        nodes=nodes,
+        weights=weights,
+        size=study.sizes[space],
+        lambda_min=smallest,
+        lambda_max=statistic.value,
+        method=statistic.method,
+        matrix=statistic.matrix,
+        loss=statistic.loss,
+        matvecs=statistic.matvecs,
+        seed=None,
+        rows=statistic.n,
+    )
+    density = spectrum.density()
+    near = float((weights * (nodes.abs() <= density.width)).sum(dim=1).mean())
+    return Curve(
+        density.grid.numpy(),
+        density.mean.numpy(),
+        density.lower.numpy(),
+        density.upper.numpy(),
+        f"{share(density.atom)} are zero" if exact else f"{share(near)} near zero",
+        smallest,
+        statistic.value,
+        0.1 / (spectrum.size * (density.width or 1.0) * sqrt(2 * pi)),  # the width is 0 if all eigenvalues are
+    )
 
 
 def share(part: float) -> str:
@@ -262,106 +184,54 @@ def share(part: float) -> str:
     return f"{100 * part:.1f} %" if part >= 0.0005 else "under 0.1 %"
 
 
-def curve(study: Study, space: Space, name: str) -> Curve:
-    """Return the density of one spectrum of a study.
+def tick_label(value: float, _position: int | None = None) -> str:
+    """Return the label of a tick without trailing zeros.
 
-    Eigenvalues that are zero are not in it. An estimate does not know them from its neighbours: whether one of its
-    points falls on zero is chance, so there all of them are drawn.
+    Example:
+        >>> tick_label(0.05), tick_label(2.5e-06), tick_label(0.0), tick_label(-40.0), tick_label(1e7)
+        ('0.05', '2.5·10⁻⁶', '0', '−40', '10⁷')
     """
-    exact = study.cell(name, space, "lambda_max").stderr is None
-    spectrum = _spectrum(study, space, name) if exact else _off_zero(_spectrum(study, space, name))
-    density = spectrum.density()
-    single = 1 / (spectrum.size * (density.width or 1.0) * sqrt(2 * pi))  # all eigenvalues may be zero
-    return Curve(
-        density.grid.numpy(),
-        density.mean.numpy(),
-        density.lower.numpy(),
-        density.upper.numpy(),
-        _zeros(spectrum, density, exact),
-        spectrum.lambda_min,
-        spectrum.lambda_max,
-        0.1 * single,
-    )
-
-
-def _off_zero(spectrum: Spectrum) -> Spectrum:
-    """Return the spectrum with its points at zero moved by what no eye can see, so that the density counts them."""
-    least = 2 * ZERO * max(abs(spectrum.lambda_max), float(spectrum.nodes.abs().max()))
-    return replace(spectrum, nodes=torch.where(spectrum.nodes.abs() < least, least, spectrum.nodes))
-
-
-def _zeros(spectrum: Spectrum, density: Density, exact: bool) -> str:
-    if exact:
-        return f"{share(density.atom)} are zero"
-    near = spectrum.weights * (spectrum.nodes.abs() <= density.width)
-    return f"{share(float(near.sum(dim=1).mean()))} near zero"
-
-
-def _spectrum(study: Study, space: Space, name: str) -> Spectrum:
-    nodes, weights = (torch.from_numpy(np.array(part[f"{space}/{name}"])) for part in (study.nodes, study.weights))
-    told = study.cell(name, space, "lambda_max")
-    return Spectrum(
-        nodes=nodes,
-        weights=weights,
-        size=study.sizes[space],
-        lambda_min=float(nodes.min()),
-        lambda_max=told.value,
-        method=told.method,
-        matrix=told.matrix,
-        loss=told.loss,
-        matvecs=told.matvecs,
-        seed=None,
-        rows=told.n,
-    )
+    size, sign = abs(value), "−" if value < 0 else ""
+    if value == 0 or SMALL <= size < LARGE:
+        return f"{sign}{size:.6g}"
+    rounded, _, exponent = f"{size:.5e}".partition("e")
+    return sign + f"{float(rounded):g}·" * (float(rounded) != 1) + power_of_ten(int(exponent))
 
 
 def _draw_spectrum(pair: list[tuple[Curve, Look | None]], label: str, axes: Axes) -> None:
     floor, top = pair[-1][0].least, min(HIGHEST * pair[-1][0].upper.max(), max(curve.upper.max() for curve, _ in pair))
-    for shown, line in pair:
-        mean, lower, upper = (np.maximum(part, floor) for part in (shown.mean, shown.lower, shown.upper))
+    for curve, line in pair:
+        mean, lower, upper = (np.maximum(part, floor) for part in (curve.mean, curve.lower, curve.upper))
         if line is None:
-            axes.fill_between(shown.grid, floor, mean, color=KNOWN, linewidth=0)
+            axes.fill_between(curve.grid, floor, mean, color=KNOWN, linewidth=0)
         else:
-            axes.fill_between(shown.grid, lower, upper, color=line.colour, alpha=0.25, linewidth=0)
-            axes.plot(shown.grid, mean, color=line.colour, ls=line.stroke, lw=1.1)
-        axes.axvline(shown.largest, color=GREY if line is None else line.colour, lw=1, ls=LARGEST.look.stroke)
+            axes.fill_between(curve.grid, lower, upper, color=line.colour, alpha=0.25, linewidth=0)
+            axes.plot(curve.grid, mean, color=line.colour, ls=line.stroke, lw=1.1)
+        axes.axvline(curve.largest, color=GREY if line is None else line.colour, lw=1, ls=LARGEST.look.stroke)
     top = max(2 * top, 10 * floor)
     logarithmic(axes, "y", subs=(1.0,) if top > WIDE * floor else (1.0, 2.0, 5.0))
     axes.set_ylim(floor, top)
     ends = [end for curve, _ in pair for end in (0.0, curve.smallest, curve.largest)]
-    room = ROOM * (max(ends) - min(ends)) or 1.0
-    axes.set_xlim(min(ends) - room, max(ends) + room)
+    margin = MARGIN * (max(ends) - min(ends)) or 1.0
+    axes.set_xlim(min(ends) - margin, max(ends) + margin)
     axes.locator_params(axis="x", nbins=4)
-    axes.xaxis.set_major_formatter(FuncFormatter(tick))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_label))
     axes.set_xlabel(label)
     axes.set_ylabel("density")
-
-
-# Figure: the largest eigenvalues of the feature Hessian at single inputs, by how features are normalised.
-
-
-TITLES = {"none": "no normalisation", "partial": "partial normalisation", "full": "full normalisation"}
-
-FEW = 12  # eigenvalues, up to which each is a dot
-
-DEPTH = 1e-12  # of the largest: what is smaller is below the axis
-
-LEAST = 6.25  # ratio of the ends of the axis: two of the ticks 1, 2, 5, 10, ... are always between them
 
 
 def top_eigenvalues(study: Study) -> Drawing:
     """Return one panel per normalisation: the median over inputs of each eigenvalue, with a band of quartiles.
 
-    The Hessian has one eigenvalue less than there are classes, and no more than features: what comes after is zero, has
-    no place on a logarithmic axis, and is left out.
+    The Hessian has one eigenvalue less than there are classes, and no more than features; the others are zero.
     """
     rank = min(study.suite["n_classes"] - 1, study.suite["n_features"])
-    panels = []
     label = f"eigenvalue,\n{matrix_and_loss(study, 'feature')}"
+    panels = []
     for kind, alpha in study.alphas.items():
         bands = {name: quartiles(study.eigenvalues[f"{kind}/{name}"][:, :rank]) for name in study.datasets}
-        panels.append(Panel(TITLES[kind], partial(_draw_eigenvalues, bands, label), f"α = {alpha:g}"))
-    return Drawing("curvature-eigenvalues", panels, legend(study), size=(3.4, 2.6))
+        panels.append(Panel(NORMALISATIONS[kind], partial(_draw_eigenvalues, bands, label), f"α = {alpha:g}"))
+    return Drawing("curvature-eigenvalues", panels, dataset_keys(study.datasets[1:]), size=(3.4, 2.6))
 
 
 def quartiles(values: Numbers) -> Numbers:
@@ -379,24 +249,20 @@ def _draw_eigenvalues(bands: dict[str, Numbers], label: str, axes: Axes) -> None
     every = np.concatenate([band.ravel() for band in bands.values()])
     top = float(every.max(initial=0.0)) or 1.0
     floor = max(float(every[every > 0].min(initial=top)), DEPTH * top)
+    count = len(bands[ID][0])
+    index = np.arange(1, count + 1)
     for number, (name, band) in enumerate(bands.items()):
         low, middle, high = np.where(band > 0, band, np.nan)
-        index = np.arange(1, band.shape[1] + 1)
         line = Look(GREY) if name == ID else look(number - 1)
         shade, strength = (KNOWN, 0.6) if name == ID else (line.colour, 0.15)
         axes.fill_between(index, np.fmax(low, floor), high, color=shade, alpha=strength, linewidth=0)
-        marker = "o" if len(index) <= FEW else ""
+        marker = "o" if count <= FEW else ""
         axes.plot(index, middle, color=line.colour, ls=line.stroke, lw=1.3, marker=marker, ms=3)
     logarithmic(axes, "y", subs=(1.0,) if top > WIDE * floor else (1.0, 2.0, 5.0))
     room = max(1.5, (LEAST * floor / top) ** 0.5)
     axes.set_ylim(floor / room, room * top)
     axes.set_ylabel(label)
     axes.set_xlabel("rank of the eigenvalue, largest first")
-    axes.set_xlim(*_beside(len(next(iter(bands.values()))[0])))
+    margin = max(0.04 * count, 0.25)
+    axes.set_xlim(1 - margin, count + margin)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-
-
-def _beside(count: int) -> tuple[float, float]:
-    """Return the ends of the axis of ranks, with room beside the first and the last."""
-    room = max(0.04 * count, 0.25)
-    return 1 - room, count + room

@@ -1,4 +1,4 @@
-"""A figure of several panels: for the page as one SVG each, for a paper as one file."""
+"""Figures of several panels: one inline SVG per panel for a page, one SVG and PDF file for a paper."""
 
 import io
 import re
@@ -20,43 +20,22 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from ..io.files import write_atomically
+from .templates import power_of_ten
 
-# An SVG file as an element of a page.
-
-
-def for_a_page(svg: str, name: str, label: str) -> str:
-    """Return an SVG file as an element that can stand beside others in a page.
-
-    Its size and its rule for all elements go, for both would be the page's; ids stay where something refers to them.
-
-    Args:
-        svg: The file.
-        name: Before all of its ids, which makes them its own.
-        label: What is read out in place of the picture.
-    """
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", svg)
-    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
-    box = re.search(r'viewBox="[^"]*"', svg)
-    assert box is not None
-    head = f'<svg {box[0]} role="img" aria-label="{escape(label)}" xmlns:xlink="http://www.w3.org/1999/xlink">'
-    return re.sub(r"\n\s*", "\n", head + svg[svg.index(">") + 1 :])
-
-
-# Colours, lines and ticks that all figures share.
-
+Numbers = NDArray[np.floating]
 
 INK, GREY, KNOWN, ACCENT = "#1f2933", "#9aa5b1", "#c3cad3", "#00704f"
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b8e23")  # colour-blind safe
-
+NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # no dates: same results, same bytes
+TITLE_LENGTH = 32  # letters that fit above a panel
+DPI = 144  # of what is rasterised inside a figure
+MARGIN = 0.03  # of an axis, beyond its ends
+DECADES = 100  # ratio of the ends above which an axis is logarithmic
 RC: dict[Any, object] = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,  # journals refuse the type 3 fonts that are the default
-    "text.parse_math": False,  # a name with two dollar signs is no formula
+    "text.parse_math": False,  # a name with two dollar signs is not a formula
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.edgecolor": GREY,
@@ -74,25 +53,21 @@ RC: dict[Any, object] = {
     "text.color": INK,
 }
 
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
 
 class Look(NamedTuple):
-    """How a line is drawn: its colour and its dashes, as lengths of ink and gap; none for a solid line."""
+    """Style of a line: its colour and its dashes, as lengths of ink and gap; none for a solid line."""
 
     colour: str
     dashes: tuple[float, ...] = ()
 
     @property
     def stroke(self) -> Any:
-        """The dashes as matplotlib wants them."""
+        """The dashes as matplotlib's ``linestyle``."""
         return (0, self.dashes) if self.dashes else "-"
 
 
 def look(number: int) -> Look:
-    """Return the look of the ``number``-th line: no two numbers share one, however many there are.
-
-    After the colours come dashes: none, one long, one long and one short, one long and two short, ...
+    """Return the style of the ``number``-th line, different for every number: first the colours vary, then the dashes.
 
     Example:
         >>> look(0), look(8)
@@ -102,44 +77,31 @@ def look(number: int) -> Look:
     return Look(PALETTE[colour], (4.0, 1.5, *(1.0, 1.5) * (shorts - 1)) if shorts else ())
 
 
-def power_of_ten(value: float, _position: int | None = None) -> str:
-    """Return the text of a tick at a power of ten, nothing for one between them.
+def decade_label(value: float, _position: int | None = None) -> str:
+    """Return the label of a tick at a power of ten, none for a tick between them.
 
     Example:
-        >>> power_of_ten(0.01), power_of_ten(1e-7), power_of_ten(300.0)
+        >>> decade_label(0.01), decade_label(1e-7), decade_label(300.0)
         ('0.01', '10⁻⁷', '')
     """
     exponent = round(log10(value)) if value > 0 else 0
     if not isclose(value, 10.0**exponent, rel_tol=1e-6):
         return ""
-    return f"{value:g}" if -3 <= exponent <= 3 else f"10{str(exponent).translate(RAISED)}"
+    return f"{value:g}" if -3 <= exponent <= 3 else power_of_ten(exponent)
 
 
 def logarithmic(axes: Axes, which: str, subs: tuple[float, ...] = (1.0,)) -> None:
-    """Make the axis ``x`` or ``y`` logarithmic; with ``subs`` of 1, 2 and 5 such ticks are labelled too."""
+    """Make the axis ``x`` or ``y`` logarithmic; with ``subs`` of 1, 2 and 5 their multiples are labelled too."""
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=subs, numticks=6))
-    axis.set_major_formatter(FuncFormatter(power_of_ten if len(subs) == 1 else lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(decade_label if len(subs) == 1 else lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-NOTHING_TOLD = {"Date": None, "Creator": None, "Format": None, "Type": None}  # no dates: same results, same bytes
-
-LINE = 32  # letters above a panel
-
-DPI = 144  # of what is rasterised inside a figure
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture of a figure.
-
-    Attributes:
-        title: Above it.
-        draw: Puts it into axes.
-        note: Said softly behind the title on the page.
-    """
+    """One picture of a figure; on a page, the note comes after the title in grey."""
 
     title: str
     draw: Callable[[Axes], None]
@@ -157,14 +119,9 @@ class Key:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure.
+    """A figure: the name of its files, its panels (none without data for it) and their common legend.
 
-    Attributes:
-        name: Of its files, and of everything inside its SVGs.
-        panels: In reading order; none where the results have nothing for it.
-        keys: The legend of all panels.
-        columns: How many panels stand side by side in a file, at most.
-        size: Of a panel, in inches.
+    A file has at most so many ``columns``; ``size`` is that of a panel, in inches.
     """
 
     name: str
@@ -174,15 +131,23 @@ class Drawing:
     size: tuple[float, float] = (3.4, 2.2)
 
     def inline(self) -> list[str]:
-        """Return one SVG element per panel, without title, with ids that no other element of a page has."""
-        return [self._inline(number, panel) for number, panel in enumerate(self.panels)]
+        """Return one SVG element per panel, without its title, with ids that are unique in a page."""
+        elements = []
+        for number, panel in enumerate(self.panels):
+            name = f"{self.name}-{number}"
+            with matplotlib.rc_context({**RC, "svg.hashsalt": name}):  # without a salt, ids differ from run to run
+                figure = Figure(figsize=self.size, layout="constrained")
+                panel.draw(figure.subplots())
+                svg = _file(figure, "svg").decode()
+            elements.append(_inline_svg(svg, name, f"{self.name}: {panel.title}"))
+        return elements
 
     def svg(self) -> str:
         """Return the whole figure, with titles and legend, as an SVG file."""
         return self._saved("svg")["svg"].decode()
 
     def save(self, folder: Path) -> None:
-        """Write ``NAME.svg`` and ``NAME.pdf``; without panels, remove those of an earlier run."""
+        """Write ``NAME.svg`` and ``NAME.pdf``; without panels, remove the files of an earlier run."""
         paths = {kind: folder / f"{self.name}.{kind}" for kind in ("svg", "pdf")}
         if self.panels:
             for kind, content in self._saved(*paths).items():
@@ -191,19 +156,12 @@ class Drawing:
             for path in paths.values():
                 path.unlink(missing_ok=True)
 
-    def _inline(self, number: int, panel: Panel) -> str:
-        name = f"{self.name}-{number}"
-        with matplotlib.rc_context({**RC, "svg.hashsalt": name}):  # without a salt, ids differ from run to run
-            figure = Figure(figsize=self.size, layout="constrained")
-            panel.draw(figure.subplots())
-            return for_a_page(_bytes(figure, "svg").decode(), name, f"{self.name}: {panel.title}")
-
     def _saved(self, *kinds: str) -> dict[str, bytes]:
         with matplotlib.rc_context({**RC, "svg.hashsalt": self.name}):
             across = 2 if len(self.panels) == 4 else min(self.columns, len(self.panels))
             rows = -(-len(self.panels) // across)
             width, height = self.size
-            apart = ConstrainedLayoutEngine(wspace=0.06)  # titles reach from side to side
+            apart = ConstrainedLayoutEngine(wspace=0.06)
             figure = Figure(figsize=(width * across, (height + 0.25) * rows + 0.4), layout=apart)
             places: list[Axes] = figure.subplots(rows, across, squeeze=False).flatten().tolist()
             self._add_legend(figure)
@@ -213,8 +171,8 @@ class Drawing:
                 _set_title(axes, panel)
                 panel.draw(axes)
             figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # it is laid out now; a second time would only cost
-            return {kind: _bytes(figure, kind) for kind in kinds}
+            figure.set_layout_engine("none")  # a second layout would change nothing
+            return {kind: _file(figure, kind) for kind in kinds}
 
     def _add_legend(self, figure: Figure) -> None:
         if not self.keys:
@@ -232,35 +190,31 @@ class Drawing:
             text.set_text(key.label)
 
 
-def _set_title(axes: Axes, panel: Panel) -> None:
-    """Write title and note on one line where both fit, else the note below."""
-    if len(panel.title) + len(panel.note) > LINE:
-        axes.set_title(f"{panel.title}\n{panel.note}".rstrip())
-    else:
-        axes.set_title(panel.title)
-        axes.set_title(panel.note, loc="right", fontweight="normal")
+def dataset_keys(names: Sequence[str]) -> list[Key]:
+    """Return the legend of the ID data and of each OOD data set, with the same styles in every figure."""
+    return [Key("ID", Look(KNOWN), filled=True), *(Key(name, look(number)) for number, name in enumerate(names))]
 
 
-def _bytes(figure: Figure, kind: str) -> bytes:
-    content = io.BytesIO()
-    told = NOTHING_TOLD if kind == "svg" else {"CreationDate": None}
-    figure.savefig(content, format=kind, metadata=told, transparent=True, dpi=DPI)
-    return content.getvalue()
-
-
-# The part of an axis that numbers fill, without the few that lie far out.
-
-
-Numbers = NDArray[np.floating]
-
-ROOM = 0.03  # of the axis
-
-DECADES = 100  # traces of confident samples span many; above this ratio a logarithmic axis is used
+def draw_histograms(axes: Axes, edges: Sequence[float], heights: Sequence[Numbers]) -> None:
+    """Draw the bars of the ID data, filled, and those of each OOD data set as a line."""
+    for number, values in enumerate(heights):
+        line = look(number - 1) if number else Look(KNOWN)
+        axes.hist(
+            edges[:-1],
+            bins=list(edges),
+            weights=values,
+            histtype="step" if number else "stepfilled",
+            color=line.colour,
+            linestyle=line.stroke,
+            linewidth=1.2,
+        )
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
 
 
 @dataclass(frozen=True)
 class Span:
-    """The ends of an axis, and whether it is logarithmic."""
+    """The ends of an axis, without the few values far out, and whether it is logarithmic."""
 
     low: float
     high: float
@@ -268,7 +222,7 @@ class Span:
 
     @classmethod
     def of(cls, values: Numbers) -> Self:
-        """Return the span of all but 1 % of the finite values, half of them left out at either end."""
+        """Return the span of all but 1 % of the finite values, of which half are left out at either end."""
         finite = values[np.isfinite(values)].astype(np.float64)
         if finite.size == 0:
             return cls(0.0, 1.0, False)
@@ -290,12 +244,42 @@ class Span:
         return [float(edge) for edge in edges]
 
     def apply(self, axes: Axes, which: str) -> None:
-        """Make the axis ``x`` or ``y`` of ``axes`` this one, with a little room at its ends."""
+        """Set the axis ``x`` or ``y`` of ``axes``, with a small margin."""
         if self.logarithmic:
             logarithmic(axes, which)
-            room = (self.high / self.low) ** ROOM
+            room = (self.high / self.low) ** MARGIN
             ends = self.low / room, self.high * room
         else:
-            ends = self.low - ROOM * (self.high - self.low), self.high + ROOM * (self.high - self.low)
+            ends = self.low - MARGIN * (self.high - self.low), self.high + MARGIN * (self.high - self.low)
             axes.locator_params(axis="x" if which == "x" else "y", nbins=5)  # long numbers would run into each other
         (axes.set_xlim if which == "x" else axes.set_ylim)(*ends)
+
+
+def _set_title(axes: Axes, panel: Panel) -> None:
+    """Write title and note on one line where both fit, else the note below."""
+    if len(panel.title) + len(panel.note) > TITLE_LENGTH:
+        axes.set_title(f"{panel.title}\n{panel.note}".rstrip())
+    else:
+        axes.set_title(panel.title)
+        axes.set_title(panel.note, loc="right", fontweight="normal")
+
+
+def _file(figure: Figure, kind: str) -> bytes:
+    content = io.BytesIO()
+    metadata = NO_METADATA if kind == "svg" else {"CreationDate": None}
+    figure.savefig(content, format=kind, metadata=metadata, transparent=True, dpi=DPI)
+    return content.getvalue()
+
+
+def _inline_svg(svg: str, name: str, label: str) -> str:
+    """Return an SVG file as an element of a page: without size and style rules, with ids that start with ``name``."""
+    svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
+    box = re.search(r'viewBox="[^"]*"', svg)
+    assert box is not None
+    head = f'<svg {box[0]} role="img" aria-label="{escape(label)}" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    return re.sub(r"\n\s*", "\n", head + svg[svg.index(">") + 1 :])

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from ..evaluate.results import METRICS, Results
 from ..evaluate.summary import SummaryRow, families, family_of, load_runs, summarise
 from ..io.files import write_atomically
-from .page import columns_of, groups_of, title_of
-from .templates import interval, percent, render
+from .page import columns_of, groups_of
+from .templates import interval, percent, render, suite_title
 
 
 def write_summary(folder: Path) -> Path:
@@ -30,7 +30,7 @@ def render_summary(runs: dict[Path, Results], folder: Path) -> Markup:
     """Return the page; links are relative to ``folder``."""
     results = list(runs.values())
     groups, rows = families(results), summarise(results)
-    deviations = [f"{title_of(run)}: {text}" for run in results for text in run.suite.get("deviations", [])]
+    deviations = [f"{suite_title(run.suite)}: {text}" for run in results for text in run.suite.get("deviations", [])]
     return render(
         "summary.html",
         title=", ".join(dict.fromkeys(str(run.suite["name"]) for run in results)),
@@ -50,13 +50,13 @@ def _left_out(groups: dict[str, list[Results]], rows: Sequence[SummaryRow]) -> l
     sentences = []
     for family, group in groups.items():
         shown = {row.method for row in rows if row.family == family}
-        methods = dict.fromkeys(name for run in group for name in (*(m.method for m in run.methods), *run.refused))
+        methods = dict.fromkeys(name for run in group for name in (*(m.method for m in run.methods), *run.left_out))
         sentences += [f"{family}: {_reason(method, group)}" for method in methods if method not in shown]
     return sentences
 
 
 def _reason(method: str, group: Sequence[Results]) -> str:
-    refusals = [(title_of(run), run.refused[method]) for run in group if method in run.refused]
+    refusals = [(suite_title(run.suite), run.left_out[method]) for run in group if method in run.left_out]
     if len(refusals) == len(group):
         return f"{method} was left out: {refusals[0][1]}"
     missing = f"{method} is not in every run and left out here."

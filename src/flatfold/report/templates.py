@@ -66,6 +66,11 @@ def _environment(folder: Path) -> Environment:
     return environment
 
 
+def suite_title(suite: Mapping[str, str]) -> str:
+    """Return the name of a suite and, where it has one, of its network."""
+    return f"{suite['name']}, {suite['network']}" if suite["network"] else str(suite["name"])
+
+
 def percent(value: float) -> str:
     """Return a share in percent.
 

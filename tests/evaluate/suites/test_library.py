@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from flatfold import FeatureBank, Transform, save_bank
-from flatfold.evaluate.suites.library import even_rows, limit_suite, load_suites, open_suite_file, suite_names
+from flatfold.evaluate.suites.library import limit_suite, load_suites, open_suite_file, suite_names
 from flatfold.models.images import ArrayImages
+from flatfold.models.sources import take_subset
 from tests.toy_suite import World, pixels, row_numbers
 
 
@@ -109,6 +110,10 @@ def test_a_limited_suite_has_at_most_so_many_images_of_each_data_set_and_says_so
 def source(labels):
     y = None if labels is None else np.array(labels)
     return ArrayImages(pixels(20 if labels is None else len(labels)), y, Transform(mode="L"))
+
+
+def even_rows(source, count, seed):
+    return take_subset(source, count, seed, balanced=True).chosen
 
 
 def test_classes_are_taken_evenly_and_without_labels_any_images_are_taken():

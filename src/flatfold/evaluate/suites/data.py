@@ -1,6 +1,6 @@
 """The images of a suite file: from where, which of them, how many there should be."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...models.feature_files import FeatureRows
-from ...models.images import FolderImages, ListImages, NpzImages, Transform
-from ...models.parquet import TableImages
-from ...models.sources import ImageSource, ImageSubset, Source
+from ...models.images import FolderImages, ListImages, Transform, open_images
+from ...models.sources import Source
 from .schema import KINDS, SPLITS, TRANSFORM, Table, expanded, title, told
 from .suite import OodSet
 
@@ -120,7 +119,7 @@ class SuiteData:
             raise ValueError(f"first = {wanted} needs as many images, but there are {len(rows)}.")
         rows = rows[:wanted]
         self._check_apart(section, *_identities(source, self.place(table), rows))
-        return source if wanted == source.rows else picked(source, rows)
+        return source if wanted == source.rows else source.subset(rows)
 
     def _check_apart(self, section: str, place: tuple[Any, ...], images: NDArray[Any]) -> None:
         """Raise if a section takes images that another one takes and must not share."""
@@ -189,19 +188,18 @@ class SuiteData:
         """Return all images of the file or folder that a section names."""
         transform = replace(self.transform, **{key: table[key] for key in TRANSFORM.keys() & table.keys()})
         kind, path, x = self.place(table)
-        y = table.get("y", COLUMNS.get(kind, "xy")[1]) if labelled else None
-        size = self.batch_size
-        make: dict[str, Callable[[], Source]] = {
-            "npz": lambda: NpzImages(path, transform, size, x, y),
-            "folder": lambda: FolderImages(path, transform, size, labels=labelled),
-            "list": lambda: ListImages(path, x, transform, size, labels=labelled),
-            "table": lambda: TableImages(path, transform, size, x, y),
-            "bank": lambda: FeatureRows(path, size, labels=labelled),
-        }
-        key = (kind, path, x, y, transform)
+        labels = table.get("y", True) if labelled else False
+        root, images = (x, None) if kind == "list" else (None, x)
+        key = (kind, path, x, labels, transform)
         if key not in self.read:
             with told(kind):
-                self.read[key] = make[kind]()
+                self.read[key] = (
+                    FeatureRows(path, self.batch_size, labels=labelled)
+                    if kind == "bank"
+                    else open_images(
+                        path, transform, self.batch_size, labels=labels, kind=kind, root=root, images=images
+                    )
+                )
         return self.read[key]
 
     def _path(self, text: str) -> Path:
@@ -213,16 +211,6 @@ def _identities(source: Source, place: tuple[Any, ...], rows: Rows) -> tuple[tup
     if isinstance(source, ListImages):
         return ("list", source.root.resolve()), np.array(source.paths)[rows]
     return place, rows
-
-
-def picked(source: Source, rows: Rows) -> Source:
-    """Return some rows of a source as a source."""
-    return source.picked(rows) if isinstance(source, FeatureRows) else ImageSubset(_images(source), rows)
-
-
-def _images(source: Source) -> ImageSource:
-    assert isinstance(source, ImageSource)
-    return source
 
 
 def _of_each_class(rows: Rows, labels: Rows, per_class: int, seed: int) -> Rows:

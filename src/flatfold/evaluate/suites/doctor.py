@@ -15,10 +15,9 @@ from ...core.validation import UnreadableImage
 from ...io.progress import track
 from ...models.extract import extract_features
 from ...models.images import FolderImages, ListImages, Transform
-from ...models.sources import ImageSource, ImageSubset, Source
+from ...models.sources import ImageSource, ImageSubset, Source, take_subset
 from ..banks import Settings, accuracy, accuracy_fits
-from .data import SuiteData, picked
-from .library import even_rows
+from .data import SuiteData
 from .schema import KINDS, OPENOOD, SPLITS, TRANSFORM, Table, expanded, title, unset_variables
 from .suite import OodSet, Suite
 from .toml_file import MAKERS, Network, SuiteFile, load_network
@@ -134,7 +133,7 @@ class Pictures:
 def origin(source: ImageSource, row: int) -> tuple[int, str]:
     """Return the number that an image has in its file or folder, and its path in there if it is a file."""
     while isinstance(source, ImageSubset):
-        row = int(source.picked[row])
+        row = int(source.chosen[row])
         source = source.source
     return row, source.paths[row] if isinstance(source, FolderImages | ListImages) else f"row {row}"
 
@@ -341,7 +340,7 @@ def with_accuracy(
     """
     try:
         test = suite_file.data(network).split("test")
-        some = test if test.rows <= limit else picked(test, even_rows(test, limit, network.draws))
+        some = take_subset(test, limit, network.draws, balanced=True)
         bank, layer, unreadable = extract_features(model, some, head=network.table.get("head"), unreadable=1.0)
         share = accuracy(bank, layer.head)
     except FAILURES as error:

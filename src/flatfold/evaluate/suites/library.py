@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from ...models.sources import Source
-from .data import Rows, picked
+from ...models.sources import Source, take_subset
 from .digit_networks import DIGIT_NETWORKS
 from .digits import digits
 from .schema import BUILT_IN, OPENOOD, built_in_names
@@ -137,7 +134,7 @@ def limit_suite(suite: Suite, limit: int, keep_val: bool = False) -> Suite:
         return suite
 
     def take(source: Source) -> Source:
-        return source if source.rows <= limit else picked(source, even_rows(source, limit, seed=0))
+        return take_subset(source, limit, seed=0, balanced=True)
 
     return replace(
         suite,
@@ -148,20 +145,3 @@ def limit_suite(suite: Suite, limit: int, keep_val: bool = False) -> Suite:
         ood_val=None if suite.ood_val is None else take(suite.ood_val),
         deviations=(*suite.deviations, f"at most {limit} images of each data set were taken"),
     )
-
-
-def even_rows(source: Source, count: int, seed: int) -> Rows:
-    """Return random rows, in ascending order, as many of each class as can be.
-
-    Args:
-        source: Where they are from.
-        count: How many, at most.
-        seed: Of the choice.
-    """
-    order = np.random.default_rng(seed).permutation(source.rows)
-    labels = np.zeros(source.rows, np.int64) if source.labels is None else source.labels.numpy()
-    turn = np.empty(source.rows, np.int64)  # the how-manieth of its class each row is
-    for label in np.unique(labels):
-        own = order[labels[order] == label]
-        turn[own] = np.arange(len(own))
-    return np.sort(order[np.argsort(turn[order], kind="stable")[:count]])

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +14,7 @@ from PIL import Image
 from ...core.autofold import MIN_PER_CLASS
 from ...core.validation import UnreadableImage
 from ...io.files import write_atomically
-from ...models.images import FolderImages, ListImages, NpzImages, Transform
-from ...models.parquet import TableImages
+from ...models.images import ListImages, Transform, image_kind, open_images
 from ...models.sources import ImageSource
 from .schema import KEYS, SPLITS, VARIABLE, told
 from .suite import NAME, check_names
@@ -94,9 +93,9 @@ def look(path: Path, labelled: bool, images: Path | None = None) -> Seen:
         ValueError: It is no source of images, has no labels although they are needed, or is a list whose first images
             are not where its paths should start.
     """
-    kind = _kind(path)
+    kind = image_kind(path)
     root = (images or path.parent) if kind == "list" else None
-    source = _opened(kind, path, root, labelled)
+    source = open_images(path, Transform(), labels=labelled, kind=kind, root=root)
     if labelled and source.labels is None:
         raise ValueError(f"known images need labels, but {path} has none. Give each class a sub-folder.")
     if isinstance(source, ListImages):
@@ -104,28 +103,6 @@ def look(path: Path, labelled: bool, images: Path | None = None) -> Seen:
     counts = np.zeros(0, np.int64) if source.labels is None else np.unique(source.labels, return_counts=True)[1]
     sizes, grey = _sizes(source)
     return Seen(kind, path, root, source.rows, len(counts), int(counts.min(initial=source.rows)), sizes, grey)
-
-
-def _kind(path: Path) -> str:
-    if path.is_dir():
-        tables = (path / "state.json").exists() or any(path.glob("*.parquet"))
-        return "table" if tables else "folder"
-    if not path.exists():
-        raise FileNotFoundError(f"there is nothing at {path}. Check the path.")
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"images come from a folder or a file that ends in {', '.join(SUFFIXES)}, got {path}.")
-    return SUFFIXES[path.suffix]
-
-
-def _opened(kind: str, path: Path, root: Path | None, labelled: bool) -> ImageSource:
-    plain = Transform()
-    make: dict[str, Callable[[], ImageSource]] = {
-        "folder": lambda: FolderImages(path, plain, labels=labelled),
-        "npz": lambda: NpzImages(path, plain, y="y" if labelled else None),
-        "list": lambda: ListImages(path, root or path.parent, plain, labels=labelled),
-        "table": lambda: TableImages(path, plain, label="label" if labelled else None),
-    }
-    return make[kind]()
 
 
 def _check_root(source: ListImages, path: Path, images: Path | None) -> None:
