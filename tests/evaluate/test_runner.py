@@ -113,7 +113,7 @@ def test_rows_norms_and_accuracy_are_those_of_the_public_functions(suite, tmp_pa
     assert row.aupr_in == ff.aupr(known, noise, positive="id")
     assert list(row.certainty.intervals) == ["auroc"]  # without a bootstrap
     assert np.array_equal(results.scores[f"fold/{ID}"], known.numpy())
-    for name, bank in banks.judged.items():
+    for name, bank in banks.test_sets.items():
         np.testing.assert_allclose(results.norms[name], bank.features.norm(dim=1), rtol=1e-6)
     right = banks.head(banks.test.features).argmax(-1) == suite.test.labels
     assert results.suite["accuracy"] == float(right.double().mean()) < 0.9
@@ -167,10 +167,10 @@ def test_a_method_of_the_user_gets_training_data_and_its_warnings_are_kept(suite
 def test_methods_that_see_images_are_judged_beside_the_others(suite, tmp_path):
     results = run(suite, ["odin", "mdsens", "odin:temperature=1"], tmp_path)
     assert results.methods[0].hyper == {"temperature": 1000, "epsilon": 0.0014, "std": 1.0}  # nothing was normalised
-    odin = ff.Odin(std=1.0).fit(ff.logits_function(suite.model))
+    odin = ff.detectors.Odin(std=1.0).fit(ff.logits_function(suite.model))
     assert np.allclose(results.scores["odin/dark"], odin(torch.cat(list(suite.ood[1].images))), rtol=1e-5)
     stem = ff.layers_of(suite.model, suite.train.read(range(2)), "stem")
-    mdsens = ff.MdsEns().fit(stem, list(suite.train))
+    mdsens = ff.detectors.MdsEns().fit(stem, list(suite.train))
     assert np.allclose(results.scores["mdsens/noise"], mdsens(torch.cat(list(suite.ood[0].images))), rtol=1e-3)
     assert all(run.microseconds_per_sample > 0 for run in results.methods)
     # scores are kept, but not taken for other settings, other training images or another network
@@ -187,7 +187,7 @@ def test_methods_that_see_images_are_judged_beside_the_others(suite, tmp_path):
 def test_scores_of_images_are_kept_and_an_interrupted_run_goes_on(suite, tmp_path, monkeypatch):
     monkeypatch.setattr("flatfold.models.layers.SHARD_ROWS", 16)
     whole = run(suite, ["odin"], tmp_path / "whole")
-    original, calls = ff.Odin.score, []
+    original, calls = ff.detectors.Odin.score, []
 
     def dies_in_the_third_batch(self, x):
         calls.append(len(x))
@@ -195,7 +195,7 @@ def test_scores_of_images_are_kept_and_an_interrupted_run_goes_on(suite, tmp_pat
             raise KeyboardInterrupt
         return original(self, x)
 
-    monkeypatch.setattr(ff.Odin, "score", dies_in_the_third_batch)
+    monkeypatch.setattr(ff.detectors.Odin, "score", dies_in_the_third_batch)
     with pytest.raises(KeyboardInterrupt):
         run(suite, ["odin"], tmp_path / "cut")
     calls[:] = [0, 0, 0]
@@ -229,7 +229,7 @@ def test_odin_knows_how_images_were_normalised_and_is_tuned_on_validation_images
     for images, name, std in ((normalised, "odin", (0.25,)), (suite.val, "odin:std=0.5", 0.5)):
         assert run(replace(suite, val=images), [name], tmp_path, Settings(replicates=0)).methods[0].hyper["std"] == std
     (method,) = run(suite, ["odin:temperature=1@ood"], tmp_path).methods
-    odin = ff.Odin(1, 0.0014, 1.0).fit(ff.logits_function(suite.model))
+    odin = ff.detectors.Odin(1, 0.0014, 1.0).fit(ff.logits_function(suite.model))
     known, unknown = (
         odin(torch.cat([b[0] if isinstance(b, tuple) else b for b in s])) for s in (suite.val, suite.ood_val)
     )
@@ -246,20 +246,37 @@ def test_methods_that_cannot_be_run_are_refused_before_the_network_runs(suite, t
     assert run(replace(suite, ood_val=None), ["fold@id"], tmp_path).methods[0].tuned_on == "id"
 
 
-def test_a_method_that_fails_costs_that_method_only(suite, tmp_path, monkeypatch):
-    scores = ff.Ebo.forward
-    monkeypatch.setattr(ff.Mls, "score", lambda self, h: h[:, 99])
-    monkeypatch.setattr(ff.Ebo, "forward", lambda self, h: scores(self, h) * (float("nan") if len(h) == 20 else 1))
+def test_a_method_that_refuses_or_fails_costs_that_method_only_and_a_failure_is_visible(
+    suite, tmp_path, monkeypatch, caplog
+):
+    scores = ff.detectors.Ebo.forward
+    monkeypatch.setattr(ff.detectors.Mls, "score", lambda self, h: h[:, 99])
+    monkeypatch.setattr(
+        ff.detectors.Ebo, "forward", lambda self, h: scores(self, h) * (float("nan") if len(h) == 20 else 1)
+    )
     results = run(suite, ["knn:k=121", "mls", "ebo", "msp"], tmp_path)
     assert {row.method for row in results.rows} == {run.method for run in results.methods} == {"msp"}
-    reasons = {"knn:k=121": "120", "mls": "IndexError", "ebo": "dark"}
-    assert results.refused.keys() == reasons.keys()
-    assert all(keyword in results.refused[name] for name, keyword in reasons.items()), results.refused
-    with pytest.raises(ValueError, match="knn:k=121"):
-        run(suite, ["knn:k=121"], tmp_path)
+    assert results.refused.keys() == {"knn:k=121"}
+    assert "120" in results.refused["knn:k=121"]
+    assert {name: words.partition(":")[0] for name, words in results.failed.items()} == {
+        "mls": "IndexError", "ebo": "ValueError",
+    }  # fmt: skip
+    assert "dark" in results.failed["ebo"]
+    assert [record.exc_info[0] for record in caplog.records if "mls failed" in record.message] == [IndexError]
+    assert "knn:k=121" not in caplog.text
+    for name in ("knn:k=121", "mls"):
+        with pytest.raises(ValueError, match=name):
+            run(suite, [name], tmp_path)
     results = run(replace(suite, train=None), ["msp", "knn", "mdsens", "odin"], tmp_path, Settings(replicates=0))
     assert [run.method for run in results.methods] == ["msp", "odin"]  # the others need training data
     assert (results.refused.keys(), results.suite["n_train"]) == ({"knn", "mdsens"}, 0)
+
+
+def test_the_warm_up_hides_no_error(suite, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(ff.Fold, "score", lambda self, h: h[:, 99])
+    results = run(suite, ["msp"], tmp_path, Settings(replicates=0))
+    assert (results.failed, [run.method for run in results.methods]) == ({}, ["msp"])
+    assert [record.exc_info[0] for record in caplog.records if "fold failed" in record.message] == [IndexError]
 
 
 def test_names_images_and_labels_that_would_spoil_the_results_are_refused(suite, tmp_path):

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from .console import count
 from .options import (
@@ -28,7 +29,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..scoring.batch import Engine, Parts, Summary, Task
+    from ..scoring.batch import Executor, Parts, ScoredRows, ScoringJob, Summary
 
 SHOWN = 3  # images without a score that are named
 
@@ -37,36 +38,27 @@ INCOMPLETE = 3  # exit code when some images have no score
 
 @grouped
 def score(
-    images: Annotated[Path, typer.Argument(help=f"Images to score: {IMAGES}.")],
-    guard: Annotated[Path, typer.Option(help="Guard file, from `flatfold fit` or Guard.save.")],
+    images: Annotated[Path, Argument(help=f"Images to score: {IMAGES}.")],
+    guard: Annotated[Path, Option(help="Guard file, from `flatfold fit` or Guard.save.")],
     model: ModelOptions,
-    out: Annotated[Path, typer.Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
-    fpr: Annotated[
-        float | None,
-        typer.Option(help="False-alarm rate: share of ID inputs that may raise an alarm. Default: the guard's."),
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(help="Part i/n of the images to score, i from 1; `flatfold join` merges the tables.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume/--restart", help="Resume an interrupted run, or score all images again.")
-    ] = True,
+    out: Annotated[Path, Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
+    fpr: Annotated[float | None, Option(help="Share of ID inputs that may raise alarms. Default: the guard's.")] = None,
+    shard: Annotated[str | None, Option(help="Part to score, as i/n; `flatfold join` merges the tables.")] = None,
+    resume: Annotated[bool, Option("--resume/--restart", help="Resume an earlier run, or start again.")] = True,
     workers: Workers = 0,
     device: Device = "cpu",
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where to compute: in this process, or on a Ray cluster.")
-    ] = "local",
-    actors: Annotated[int | None, typer.Option(min=1, help="Ray actors. Default: as many as fit.")] = None,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs per Ray actor; use with --device cuda.")] = 0.0,
+    engine: Annotated[Literal["local", "ray"], Option(help="Run in this process or on a Ray cluster.")] = "local",
+    actors: Annotated[int | None, Option(min=1, help="Ray actors. Default: as many as fit.")] = None,
+    gpus: Annotated[float, Option(min=0, help="GPUs per Ray actor; use with --device cuda.")] = 0.0,
     *,
     options: ImageOptions,
     transform: TransformOptions,
     own: With = None,
 ) -> None:
-    """Score images with a guard and its model; the table has one row per image.
+    """Score images with a guard and its model.
 
-    Columns: path, predicted (the most likely class), score (higher = more out-of-distribution), p_value and is_ood. At
-    most a share --fpr of ID inputs raises an alarm.
+    Writes a table with one row per image. Columns: path, predicted (the most likely class), score (higher = more
+    out-of-distribution), p_value and is_ood. At most a share --fpr of ID inputs raises an alarm.
 
     Images are prepared with the transform stored in the guard file, else with --resize, --crop, --mean, --std, --mode
     and --interpolation. Memory use does not grow with the number of images. An interrupted run resumes when the same
@@ -76,36 +68,36 @@ def score(
     Exit codes: 0 all images are scored; 1 invalid input; 2 invalid usage; 3 done, but some images have no score; 130
     interrupted.
 
-    Example: flatfold score photos/ --guard guard.safetensors --model nets:resnet20 --weights resnet20.pt
-    --out scores.csv
+    Example: flatfold score photos/ --guard guard.safetensors --model nets:resnet20 --weights resnet20.pt --out
+    scores.csv
 
     Example: flatfold score photos.parquet --guard guard.safetensors --model torchvision/resnet50 --pretrained DEFAULT
     --device cuda --workers 8 --shard 1/4 --out scores-1.parquet
     """
-    from ..scoring.batch import Shard, Task, score_here, score_images
+    from ..scoring.batch import ScoringJob, Shard, run_local, score_images
     from ..scoring.guard_file import read_guard
 
     load_plugins(own)
     check_fpr(fpr)
     check_table(out, images)
     try:
-        part = Shard() if shard is None else Shard.parsed(shard)
+        part = Shard() if shard is None else Shard.parse(shard)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--shard") from error
     if engine == "ray":
         _check_ray(workers, own)
-        from ..scoring.ray import score_on_ray  # late: Ray is an extra
+        from ..scoring.ray import run_on_ray  # late: Ray is an extra
 
-        watch = Stopwatch(partial(score_on_ray, actors=actors, gpus=gpus))
+        watch = Stopwatch(partial(run_on_ray, actors=actors, gpus=gpus))
     elif actors is not None or gpus:
         raise typer.BadParameter("--actors and --gpus apply to --engine ray only.")
     else:
-        watch = Stopwatch(partial(score_here, workers=workers))
-    source = options.open(images, transform.transform(guard, read_guard(guard).transform))
+        watch = Stopwatch(partial(run_local, workers=workers))
+    file = read_guard(guard)
+    source = options.open(images, transform.transform(guard, file.transform))
+    job = ScoringJob(file, model.open, source, fpr, device)
     try:
-        summary = score_images(
-            Task(guard, model.open, source, fpr, device), out, shard=part, engine=watch, restart=not resume
-        )
+        summary = score_images(job, out, shard=part, executor=watch, restart=not resume)
     except KeyboardInterrupt:
         same = "the same command" if resume else "the same command without --restart"
         typer.echo(f"flatfold: interrupted; run {same} to resume", err=True)
@@ -128,17 +120,17 @@ def _check_ray(workers: int, own: list[Path] | None) -> None:
 
 
 class Stopwatch:
-    """An engine that counts the images it is given and measures its time."""
+    """An executor that counts the images it is given and measures its time."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
         self.images = 0
         self.start = 0.0
 
-    def __call__(self, task: Task, parts: Parts) -> Iterator[tuple[int, str]]:
-        """Yield the parts that the engine computes."""
+    def __call__(self, job: ScoringJob, parts: Parts) -> Iterator[tuple[int, ScoredRows]]:
+        """Yield the parts that the executor computes."""
         self.images, self.start = sum(map(len, parts.values())), perf_counter()
-        return self.engine(task, parts)
+        return self.executor(job, parts)
 
     def report(self, total: int) -> str:
         """Return how long the images took that no earlier run had scored."""
@@ -166,9 +158,9 @@ def print_summary(summary: Summary, out: Path, watch: Stopwatch | None = None) -
 
 
 def _list_unreadable(number: int, out: Path) -> Iterator[str]:
-    from ..scoring.batch import unreadable_of
+    from ..scoring.batch import unreadable_path
 
-    path = unreadable_of(out)
+    path = unreadable_path(out)
     yield f"{count(number, 'image')} could not be scored -> {path}"
     with path.open(encoding="utf-8", newline="") as file:
         for row in islice(csv.DictReader(file), SHOWN):
@@ -179,12 +171,10 @@ def _list_unreadable(number: int, out: Path) -> Iterator[str]:
 
 
 def join(
-    tables: Annotated[
-        list[Path], typer.Argument(help="Tables of all shards, in any order; their .unreadable.csv are skipped.")
-    ],
-    out: Annotated[Path, typer.Option(help="Table to write, with the suffix of the others.")],
+    tables: Annotated[list[Path], Argument(help="Tables of all shards, in any order.")],
+    out: Annotated[Path, Option(help="Table to write, with the suffix of the others.")],
 ) -> None:
-    """Merge the tables of `flatfold score --shard` into the table of one run.
+    """Merge the tables of `flatfold score --shard`.
 
     Every table needs its .summary.json next to it. All shards must be there once, from the same images, guard, --fpr
     and --batch-size. Writes OUT.summary.json, and OUT.unreadable.csv if some images have no score.
@@ -193,9 +183,9 @@ def join(
 
     Example: flatfold join scores-1.csv scores-2.csv scores-3.csv --out scores.csv
     """
-    from ..scoring.batch import unreadable_of
+    from ..scoring.batch import unreadable_path
     from ..scoring.join import join_tables
 
     check_table(out)
-    skipped = {unreadable_of(table) for table in tables}  # scores-*.csv includes scores-1.csv.unreadable.csv
+    skipped = {unreadable_path(table) for table in tables}  # scores-*.csv includes scores-1.csv.unreadable.csv
     print_summary(join_tables([table for table in tables if table not in skipped], out), out)
