@@ -227,7 +227,7 @@ def test_results_of_one_run_and_of_several_are_not_mixed_in_one_folder(own):
 
 
 def test_a_method_that_fails_unexpectedly_ends_in_an_error_after_all_files_are_written(own, monkeypatch):
-    monkeypatch.setattr(ff.Mls, "score", lambda self, h: h[:, 9999])
+    monkeypatch.setattr(ff.detectors.Mls, "score", lambda self, h: h[:, 9999])
     done = bench(own[0], "--out", "failed", suite="alone.toml", methods="msp,mls")
     assert done.returncode == 1
     assert "mls failed" in done.stderr
