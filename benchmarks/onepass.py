@@ -31,7 +31,7 @@ def run() -> list[bool]:
         results = run_suite(suite, names, Path(folder), point)  # the features are there, so this is all the rest
         rest = results.provenance["seconds"]
         intervals = run_suite(suite, names, Path(folder)).provenance["seconds"] - rest
-    images = sum(map(len, [banks.train, banks.val, *banks.judged.values()]))
+    images = sum(map(len, [banks.train, banks.val, *banks.test_sets.values()]))
     print(f"      extraction of {images:,} images {extraction:.1f} s, then {len(names)} methods {rest:.1f} s")
     print(f"      bootstrap intervals of their {4 * len(results.rows):,} figures, 1000 replicates, {intervals:.1f} s")
     for method in sorted(results.methods, key=lambda method: -method.fit_seconds):

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from inspect import CO_OPTIMIZED
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -38,7 +39,8 @@ def walk(task: Task) -> list[str]:
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name != "<module>":
+        function = code.co_flags & CO_OPTIMIZED  # neither a module nor the body of a class
+        if event == "call" and function and code.co_filename.startswith(PACKAGE):
             modules.setdefault(code.co_filename.removeprefix(PACKAGE).removesuffix(".py"))
 
     threading.setprofile(note)

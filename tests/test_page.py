@@ -17,7 +17,7 @@ NAMES = """
 """
 CURVATURE = """
     Density Estimate Spectrum feature_eigenvalues feature_lambda_max feature_spectrum feature_trace
-    layer_eigenvalues layer_trace logit_eigenvalues logit_lambda_max logit_spectrum logit_trace
+    logit_eigenvalues logit_lambda_max logit_spectrum logit_trace
     param_lambda_max param_spectrum param_trace
 """
 

@@ -105,7 +105,7 @@ def test_confident_inputs_keep_their_digits_in_float32(network, loss):
     expected = param_lambda_max(model, [x], level="sample", loss=loss, rtol=1e-8).value
     got = param_lambda_max(model.float(), [x.float()], level="sample", loss=loss).value
     assert_close(got, expected, rtol=1e-3, atol=0)  # logits of 60 have five digits after the point
-    ggn = param_trace(model, [x.float()], level="sample", matrix="ggn", method="hutchinson", probes=300)
+    ggn = param_trace(model, [x.float()], level="sample", matrix="ggn", method="xtrace", probes=300)
     assert_close(ggn.value, param_trace(model, [x.float()], level="sample", matrix="ggn").value, rtol=1e-3, atol=0)
 
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flatfold.curvature import param_lambda_max, param_trace
 from flatfold.curvature import per_sample as gradients
-from flatfold.curvature.per_sample import ByLayer, kept, layer_products, row_products
+from flatfold.curvature.per_sample import LayerwiseForward, cached_forward, layer_products, row_products
 from flatfold.models.batches import split_batch
 from tests.small_networks import Net, dense_matrix, images, make
 
@@ -67,6 +67,16 @@ def three(run, width=3):
     model = Net(run, first=nn.Linear(3, width), second=nn.Linear(3, width), last=nn.Linear(width, CLASSES))
     model.second.weight = model.first.weight
     return model
+
+
+def turned(rows):
+    """Return the rows in another order, of which the first is the same."""
+    return torch.cat([rows[:1], rows[1:].flip(0)])
+
+
+def dead(x):
+    """Return what leaves nothing of inputs that begin with 9, behind a ReLU."""
+    return 1e3 * (x[:, :1] == 9)
 
 
 def not_called(model, x):
@@ -159,6 +169,14 @@ BY_INPUT = {
     "tokens first": (three(lambda m, x: m.last(m.first(x.transpose(0, 1)).tanh().mean(0)), 6), (N, 3)),
     "folded": (three(lambda m, x: m.last(m.first(x.flatten(0, 1)).relu().unflatten(0, x.shape[:2]).sum(1)), 6), (2, 3)),
     "rows turned": (three(lambda m, x: m.last(m.first(x.flip(0)).tanh().flip(0))), VECTOR),
+    "turned but the first": (
+        three(lambda m, x: m.last(m.first(turned(x)).tanh()[turned(torch.arange(len(x)))])),
+        VECTOR,
+    ),
+    "turned, the first dead": (
+        three(lambda m, x: m.last((m.first(x.flip(0)) - dead(x.flip(0))).relu().flip(0))),
+        VECTOR,
+    ),
     "tied": (three(lambda m, x: m.last(m.second(m.first(x).relu()).relu())), VECTOR),
     "called twice": (three(lambda m, x: m.last(m.first(m.first(x).relu()))), VECTOR),
     "used elsewhere": (three(lambda m, x: m.last(m.first(x) + x @ m.first.weight.sin())), VECTOR),
@@ -198,6 +216,8 @@ def case(name):
             parameter.normal_(std=0.5)
     if name == "listed for some":
         x[0] = -x[0].abs()
+    if name == "turned, the first dead":
+        x[0, 0] = 9
     return model, x
 
 
@@ -229,7 +249,7 @@ def check_against_oracle(model, x, params=None, batch=None):
 
 
 def goes_by_layer(model, x):
-    return isinstance(kept(model, dict(model.named_parameters()), split_batch(x)).way, ByLayer)
+    return isinstance(cached_forward(model, dict(model.named_parameters()), split_batch(x)), LayerwiseForward)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -310,7 +330,7 @@ def test_inputs_by_name_and_those_for_all_inputs_are_passed_on():
 def test_little_memory_gives_the_same_values(monkeypatch):
     for name in ("norms", "attention"):
         model, x = case(name)
-        whole = kept(model, dict(model.named_parameters()), split_batch(x)).bytes
+        whole = cached_forward(model, dict(model.named_parameters()), split_batch(x)).bytes
         for memory in (1, whole * CLASSES // 2, whole * CLASSES):
             monkeypatch.setattr(gradients, "MEMORY", memory)
             check_against_oracle(model, x)

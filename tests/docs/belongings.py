@@ -48,8 +48,8 @@ def world():
         "bias": rng.normal(size=5).astype(np.float32),
         "features": rng.random((20, 7)).astype(np.float32),
         "labels": np.arange(20, dtype=np.int32) % 5,
-        "known_scores": rng.normal(size=50),
-        "unknown_scores": rng.normal(1, 1, size=50),
+        "id_scores": rng.normal(size=50),
+        "ood_scores": rng.normal(1, 1, size=50),
     }
 
 
@@ -76,9 +76,9 @@ def guard():
 
 
 def features():
-    """Features of some inputs and of known ones, and the layer behind them."""
+    """Features to score, ID features, and the last layer."""
     g = torch.Generator().manual_seed(0)
-    for name in ("f", "known", "more_known"):
+    for name in ("f", "val", "more_val"):
         rows = {"features": torch.rand(40, 7, generator=g), "labels": torch.arange(40) % 5}
         save_file(rows, f"{name}.safetensors")
     head = {"weight": torch.randn(5, 7, generator=g), "bias": torch.randn(5, generator=g)}

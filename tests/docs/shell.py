@@ -19,7 +19,7 @@ from tests.command import flatfold
 from tests.docs.page import ROOT
 
 SERVICE = "http://127.0.0.1:8000"  # where `flatfold serve` listens unless told otherwise
-MOVED = {"/where/openood/lies": "openood", "cuda": "cpu"}
+MOVED = {"/path/to/OpenOOD": "openood", "cuda": "cpu"}
 RECOGNISED = ("ray", "sbatch")  # a cluster and a scheduler are nothing for a test
 
 

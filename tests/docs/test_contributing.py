@@ -82,6 +82,9 @@ def test_the_examples_show_what_they_promise(capsys):
     python([str(ROOT / "examples" / "stream.py")])
     lines = capsys.readouterr().out.splitlines()
     assert [("not like" in line) for line in lines[:8]] == [False] * 4 + [True] * 4  # from the hour of the change
+    python([str(ROOT / "examples" / "layer_curvature.py")])
+    *_, head = re.findall(r"trace ([\de.+-]+) ID, ([\de.+-]+) OOD", capsys.readouterr().out)
+    assert float(head[1]) > 10 * float(head[0])
 
 
 def test_files_are_run_beside_their_neighbours_and_refused_without_a_new_method():

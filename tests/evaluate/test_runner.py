@@ -113,7 +113,7 @@ def test_rows_norms_and_accuracy_are_those_of_the_public_functions(suite, tmp_pa
     assert row.aupr_in == ff.aupr(known, noise, positive="id")
     assert list(row.certainty.intervals) == ["auroc"]  # without a bootstrap
     assert np.array_equal(results.scores[f"fold/{ID}"], known.numpy())
-    for name, bank in banks.judged.items():
+    for name, bank in banks.test_sets.items():
         np.testing.assert_allclose(results.norms[name], bank.features.norm(dim=1), rtol=1e-6)
     right = banks.head(banks.test.features).argmax(-1) == suite.test.labels
     assert results.suite["accuracy"] == float(right.double().mean()) < 0.9
@@ -246,20 +246,35 @@ def test_methods_that_cannot_be_run_are_refused_before_the_network_runs(suite, t
     assert run(replace(suite, ood_val=None), ["fold@id"], tmp_path).methods[0].tuned_on == "id"
 
 
-def test_a_method_that_fails_costs_that_method_only(suite, tmp_path, monkeypatch):
+def test_a_method_that_refuses_or_fails_costs_that_method_only_and_a_failure_is_visible(
+    suite, tmp_path, monkeypatch, caplog
+):
     scores = ff.Ebo.forward
     monkeypatch.setattr(ff.Mls, "score", lambda self, h: h[:, 99])
     monkeypatch.setattr(ff.Ebo, "forward", lambda self, h: scores(self, h) * (float("nan") if len(h) == 20 else 1))
     results = run(suite, ["knn:k=121", "mls", "ebo", "msp"], tmp_path)
     assert {row.method for row in results.rows} == {run.method for run in results.methods} == {"msp"}
-    reasons = {"knn:k=121": "120", "mls": "IndexError", "ebo": "dark"}
-    assert results.refused.keys() == reasons.keys()
-    assert all(keyword in results.refused[name] for name, keyword in reasons.items()), results.refused
-    with pytest.raises(ValueError, match="knn:k=121"):
-        run(suite, ["knn:k=121"], tmp_path)
+    assert results.refused.keys() == {"knn:k=121"}
+    assert "120" in results.refused["knn:k=121"]
+    assert {name: words.partition(":")[0] for name, words in results.failed.items()} == {
+        "mls": "IndexError", "ebo": "ValueError",
+    }  # fmt: skip
+    assert "dark" in results.failed["ebo"]
+    assert [record.exc_info[0] for record in caplog.records if "mls failed" in record.message] == [IndexError]
+    assert "knn:k=121" not in caplog.text
+    for name in ("knn:k=121", "mls"):
+        with pytest.raises(ValueError, match=name):
+            run(suite, [name], tmp_path)
     results = run(replace(suite, train=None), ["msp", "knn", "mdsens", "odin"], tmp_path, Settings(replicates=0))
     assert [run.method for run in results.methods] == ["msp", "odin"]  # the others need training data
     assert (results.refused.keys(), results.suite["n_train"]) == ({"knn", "mdsens"}, 0)
+
+
+def test_the_warm_up_hides_no_error(suite, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(ff.Fold, "score", lambda self, h: h[:, 99])
+    results = run(suite, ["msp"], tmp_path, Settings(replicates=0))
+    assert (results.failed, [run.method for run in results.methods]) == ({}, ["msp"])
+    assert [record.exc_info[0] for record in caplog.records if "fold failed" in record.message] == [IndexError]
 
 
 def test_names_images_and_labels_that_would_spoil_the_results_are_refused(suite, tmp_path):

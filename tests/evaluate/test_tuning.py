@@ -199,7 +199,7 @@ def test_percentiles_that_leave_no_feature_are_passed_over_and_among_equal_ones_
     bank = ff.FeatureBank(3 * weight[labels] + torch.rand(40, 8, generator=g), labels)
     detector = ff.create("autofold-a").fit(bank, ff.Head(weight))
     assert detector.percentiles_.tolist() == [65, 70, 75, 80, 85, 90]
-    with pytest.raises(ValueError, match="none of them"):
+    with pytest.raises(ValueError, match="none of"):
         ff.create("autofold-a", percentile=[95, 96]).fit(bank, ff.Head(weight))
     for bad in ([], "90"):
         with pytest.raises(ValueError, match="percentile"):

@@ -47,7 +47,7 @@ def scores_of(method, banks, alpha):
     """Scores in float64, straight from the formulas; ReAct clips at the 90th percentile of the validation features."""
     weight, bias = banks.head.weight.double().numpy(), banks.head.bias.double().numpy()
     found = {}
-    for name, bank in banks.judged.items():
+    for name, bank in banks.test_sets.items():
         h = bank.features.double().numpy()
         if method == "react":
             h = np.minimum(h, np.percentile(banks.val.features.numpy(), 90))
@@ -209,7 +209,7 @@ def test_separations_are_those_of_folds_scores_and_the_norms(banks):
     found = separations(banks, ALPHAS, seed=5)
     rows = [(row.normalisation, row.alpha, row.dataset) for row in found.separations]
     assert rows == [(kind, alpha, name) for kind, alpha in ALPHAS.items() for name in (*SETS, "all")]
-    for name, bank in banks.judged.items():
+    for name, bank in banks.test_sets.items():
         assert found.norms[name] == pytest.approx(bank.features.norm(dim=1).numpy())
         for kind, alpha in ALPHAS.items():
             expected = ff.Fold(alpha).fit(banks.val, banks.head)(bank.features).numpy()

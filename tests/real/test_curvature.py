@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from flatfold import curvature
 from flatfold.curvature.operators import batch_operator
-from flatfold.curvature.problem import prepared
+from flatfold.curvature.problem import open_problem
 
 from .conftest import example, images
 
@@ -35,8 +35,8 @@ def test_the_exact_trace_is_the_diagonal_of_the_hessian_where_it_is_looked_at(re
     model, x = resnet20.double(), batch["textures_dtd10_32"][:2].double()
     try:
         names = ["linear.bias", "layer2.0.bn2", "layer2.2.bn1", "bn1"]
-        with prepared(model, [x], params=names) as task:
-            operator = batch_operator(task, next(task.each("")), "hessian")
+        with open_problem(model, [x], params=names) as problem:
+            operator = batch_operator(problem, next(problem.each("")), "hessian")
             expected = float(operator(torch.eye(operator.size, dtype=torch.float64)).trace())
         got = curvature.param_trace(model, [x], params=names)
         assert (got.method, got.stderr) == ("exact", None)
@@ -56,13 +56,6 @@ def test_float32_and_batches_change_the_traces_by_rounding_only(resnet20, batch)
     finally:
         resnet20.float()
     assert_close(whole.value, exact.value, rtol=1e-4, atol=0)
-
-
-def test_the_last_layer_bends_as_the_features_do(resnet20, batch):
-    x = batch["mnist_test"]
-    logits = resnet20(x).detach()
-    by_layer = curvature.layer_trace(resnet20, "layer3", x)  # the mean over 64 pixels follows: a factor of 1/64
-    assert_close(64 * by_layer, curvature.feature_trace(resnet20.linear.weight.detach(), logits), rtol=1e-4, atol=1e-9)
 
 
 def test_the_largest_eigenvalue_is_found_in_few_products(resnet20, batch):

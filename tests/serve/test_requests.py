@@ -40,8 +40,9 @@ def prepare(content, most_pixels=50_000_000, transform=TRANSFORM):
     return decode_image(content, "the image", transform, most_pixels)
 
 
-def test_files_of_a_form_come_in_their_order_with_all_their_bytes():
-    contents = [bytes([i]) * i + b"\r\n--limi\r\n" for i in range(5)]
+def test_files_of_a_form_come_in_their_order_with_all_their_bytes_and_not_from_the_disk(monkeypatch):
+    monkeypatch.setattr("tempfile.SpooledTemporaryFile.rollover", None)
+    contents = [bytes([i]) * 10 ** (2 * i) + b"\r\n--limi\r\n" for i in range(5)]
     files = files_of(*form([(f"{i}.png", content) for i, content in enumerate(contents)]), 5)
     assert [file.name for file in files] == [f"{i}.png" for i in range(5)]
     assert [file.content for file in files] == contents

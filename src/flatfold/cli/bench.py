@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from .console import count, log_progress, open_console, resumable
 from .options import METHOD, BatchSize, DrawReport, SuiteName, SuiteOptions, With, grouped, load_plugins
@@ -31,51 +32,45 @@ def bench(
     options: SuiteOptions,
     methods: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help=f"Methods, separated by commas: each a {METHOD}. NAME@ood tunes hyper-parameters on the suite's OOD "
             "validation images, NAME@id on ID images only. Default: all methods, untuned."
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for results, features and report. Default: out/SUITE.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Folder for results, features and report. Default: out/SUITE.")] = None,
     batch_size: BatchSize = 256,
-    limit: Annotated[
-        int | None, typer.Option(min=2, help="Largest number of images per data set, for a quick look.")
-    ] = None,
-    bootstrap: Annotated[
-        int, typer.Option(min=0, help="Bootstrap samples per interval; 0 leaves only the intervals of AUROC.")
-    ] = 1000,
-    resume: Annotated[
-        bool, typer.Option("--resume/--restart", help="Reuse the features of an earlier run, or extract them again.")
-    ] = True,
+    limit: Annotated[int | None, Option(min=2, help="Largest number of images per data set.")] = None,
+    bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for those of AUROC only.")] = 1000,
+    resume: Annotated[bool, Option("--resume/--restart", help="Reuse features of an earlier run, or not.")] = True,
     report: DrawReport = True,
     own: With = None,
 ) -> None:
-    """Evaluate methods on a suite: AUROC and FPR95 on every OOD data set.
+    """Evaluate methods on the data sets of a suite.
 
-    Features are extracted once and kept in the output folder; an interrupted run resumes from there. Writes
-    results.json, results.csv, averages.csv, scores.safetensors, thumbnails.safetensors, report.html and figures. With
-    several networks or seeds, each gets a folder, and summary.csv, summary.json and report.html hold the means.
+    Prints AUROC and FPR95 for every OOD data set. Features are extracted once and kept in the output folder; an
+    interrupted run resumes from there. Writes results.json, results.csv, averages.csv, scores.safetensors,
+    thumbnails.safetensors, report.html and figures. With several networks or seeds, each gets a folder, and
+    summary.csv, summary.json and report.html hold the means.
 
     Exit codes: 0 done; 1 invalid input, or a method failed unexpectedly; 2 invalid usage; 130 interrupted.
 
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
     """
     from .. import detectors
-    from ..evaluate.runner import checked_specs, forget, run
+    from ..evaluate.runner import check_specs, forget, run
     from ..evaluate.spec import parse_specs
     from ..report.page import write_report
 
     log_progress()
     load_plugins(own)
-    specs = checked_specs(detectors.methods() if methods is None else parse_specs(methods))
+    specs = check_specs(detectors.methods() if methods is None else parse_specs(methods))
     settings = options.settings(bootstrap)
     folder = out or Path("out") / Path(suite).stem
     check_folder(folder)
     suites = options.suites(suite, folder, batch_size, limit)
     several = len(suites[0].siblings) > 1
     check_single(folder, several)
+    failed: dict[str, str] = {}
     for each in suites:
         place = folder / each.network if several else folder
         with resumable(place):
@@ -84,12 +79,16 @@ def bench(
             results = run(each, specs, place, settings)
             results.save(place)
             page = write_report(place) if report else None
+        failed |= results.failed
         print_results(results)
         typer.echo(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}")
         if page is not None:
             typer.echo(f"report -> {page}")
     if several:
         _summarise(folder, suites[0].siblings, report)
+    if failed:
+        typer.echo(f"flatfold: {', '.join(failed)} failed unexpectedly; the log has the traceback.", err=True)
+        raise typer.Exit(1)
 
 
 def check_folder(folder: Path) -> None:
@@ -137,8 +136,8 @@ def print_results(results: Results) -> None:
         console.print("* chosen by AutoFold on ID validation data")
     if any(run.tuned_on != "nothing" for run in results.methods):
         console.print("tuned: the data that hyper-parameters were chosen on, ID or OOD.")
-    for reason in dict.fromkeys(results.refused.values()):
-        methods = [method for method, other in results.refused.items() if other == reason]
+    for reason in dict.fromkeys(results.left_out.values()):
+        methods = [method for method, other in results.left_out.items() if other == reason]
         console.print(f"{', '.join(methods)} {'was' if len(methods) == 1 else 'were'} left out: {reason}", markup=False)
     for deviation in results.suite.get("deviations", ()):
         console.print(f"Before you compare: {deviation}.", markup=False, style="yellow")
@@ -199,13 +198,12 @@ def _summary_table(family: str, rows: Sequence[SummaryRow]) -> Table:
 
 
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="Output folder of `flatfold bench` or `flatfold curvature`, such as out/digits.")
-    ],
+    folder: Annotated[Path, Argument(help="Output folder of `flatfold bench` or `flatfold curvature`.")],
 ) -> None:
-    """Write report.html, curvature.html and figures from result files, without running anything.
+    """Write the HTML pages again from result files.
 
-    Writes the pages for which the folder holds results; for several networks, those of each and one with their means.
+    Writes report.html, curvature.html and their figures, as far as the folder holds results; for several networks,
+    those of each and one with their means.
 
     Example: flatfold report out/digits
     """
@@ -232,7 +230,7 @@ def _holding(folder: Path, name: str) -> list[Path]:
 
 
 def methods(own: With = None) -> None:
-    """List every method with its hyper-parameters and the data it learns from.
+    """List all methods with their hyper-parameters.
 
     Example: flatfold methods
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from .console import open_console
 
@@ -39,19 +40,15 @@ UNLIMITED = 10_000  # columns of text, more than any table has
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="Output folder of `flatfold bench`.")],
-    b: Annotated[
-        Path | None, typer.Argument(help="A second such folder. Without it, two methods of A are compared.")
-    ] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(help="Labels from the table of the run, separated by commas. Default with B: all in both runs."),
-    ] = None,
-    csv: Annotated[Path | None, typer.Option(help="File for every difference, with interval and p-value.")] = None,
+    a: Annotated[Path, Argument(help="Output folder of `flatfold bench`.")],
+    b: Annotated[Path | None, Argument(help="Another such folder. Default: compare two methods of A.")] = None,
+    methods: Annotated[str | None, Option(help="Methods, separated by commas. Default: all in both runs.")] = None,
+    csv: Annotated[Path | None, Option(help="File for every difference, with interval and p-value.")] = None,
 ) -> None:
-    """Compare two runs, or two methods of one run, with intervals and tests for the differences.
+    """Compare two runs, or two methods of one run.
 
-    Runs that scored the same images are compared image by image, which detects smaller differences.
+    Differences have intervals and p-values. Runs that scored the same images are compared image by image, which detects
+    smaller differences.
 
     Example: flatfold compare out/before out/after --csv changes.csv
 

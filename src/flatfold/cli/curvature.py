@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from .bench import check_folder, check_single, title_of
 from .console import count, log_progress, open_console, resumable
@@ -31,40 +32,26 @@ LEGEND = (
 def curvature(
     suite: SuiteName,
     options: SuiteOptions,
-    samples: Annotated[int, typer.Option(min=2, help="Largest number of images per data set.")] = 500,
-    matrix: Annotated[
-        str,
-        typer.Option(help="Matrix over the parameters: hessian, or ggn, its positive semi-definite Gauss-Newton part."),
-    ] = "hessian",
+    samples: Annotated[int, Option(min=2, help="Largest number of images per data set.")] = 500,
+    matrix: Annotated[str, Option(help="Matrix over the parameters: hessian or ggn (Gauss-Newton).")] = "hessian",
     loss: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Loss over the parameters: energy (logsumexp of the logits, as in the paper) or ce_pred "
             "(cross-entropy of the predicted class). ce needs labels, which OOD images do not have."
         ),
     ] = "energy",
-    probes: Annotated[
-        int, typer.Option(min=1, help="Random directions per estimate of the spectrum over the parameters.")
-    ] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Lanczos steps per random direction.")] = 16,
+    probes: Annotated[int, Option(min=1, help="Random directions for the spectrum over the parameters.")] = 4,
+    steps: Annotated[int, Option(min=1, help="Lanczos steps per random direction.")] = 16,
     alpha: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's choice on validation images."
-        ),
+        float | None, Option(min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for study, features and report. Default: out/SUITE, as for bench.")
-    ] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Images per pass; needs several times the memory of bench.")
-    ] = 64,
-    resume: Annotated[
-        bool, typer.Option("--resume/--restart", help="Reuse what an earlier study measured, or measure it again.")
-    ] = True,
+    out: Annotated[Path | None, Option(help="Folder for study, features and report. Default: out/SUITE.")] = None,
+    batch_size: Annotated[int, Option(min=1, help="Images per pass; needs several times the memory of bench.")] = 64,
+    resume: Annotated[bool, Option("--resume/--restart", help="Reuse parts of an earlier study, or not.")] = True,
     report: DrawReport = True,
 ) -> None:
-    """Measure the curvature of the loss on ID images and on every OOD data set.
+    """Measure the curvature of the loss on ID and OOD images.
 
     The paper finds a larger curvature on OOD images, over the parameters and over the features. This command measures
     both on the same images: largest eigenvalue (lambda_max), trace and spectrum of the Hessian, and the trace for each

@@ -6,31 +6,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from .options import IMAGES, ModelOptions, TransformOptions, With, grouped, load_plugins
 
 
 @grouped
 def export(
-    guard: Annotated[Path, typer.Argument(help="Guard file, from `flatfold fit` or Guard.save.")],
+    guard: Annotated[Path, Argument(help="Guard file, from `flatfold fit` or Guard.save.")],
     model: ModelOptions,
-    images: Annotated[Path, typer.Option(help=f"Images to check the export on: {IMAGES}.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to write: .onnx, or .pt2 for torch.export. Default: GUARD with .onnx.", dir_okay=False),
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(min=2, max=1024, help="Largest number of images to check, spread over all of them.")
-    ] = 128,
+    images: Annotated[Path, Option(help=f"Images to check the export on: {IMAGES}.")],
+    out: Annotated[Path | None, Option(help="File to write, .onnx or .pt2. Default: GUARD.onnx.")] = None,
+    limit: Annotated[int, Option(min=2, max=1024, help="Number of images to check.")] = 128,
     *,
     transform: TransformOptions,
     own: With = None,
 ) -> None:
-    """Write a guard and its model as one graph: x -> logits, score, p_value, is_ood, for any batch size.
+    """Export a guard and its model as one graph.
 
-    The file needs neither flatfold nor, as .onnx, torch. It is written only if it reproduces the guard's results on
-    real images, in batches of 1, 7 and 64. Images are prepared with the transform stored in the guard file; a guard
-    fitted on tensors stores none and needs --resize, --crop, --mean, --std, --mode or --interpolation.
+    The graph maps x to logits, score, p_value and is_ood, for any batch size. The file needs neither flatfold nor, as
+    .onnx, torch. It is written only if it reproduces the guard's results on real images, in batches of 1, 7 and 64.
+    Images are prepared with the transform stored in the guard file; a guard fitted on tensors stores none and needs
+    --resize, --crop, --mean, --std, --mode or --interpolation.
 
     Exit codes: 0 done; 1 invalid input, or different results; 2 invalid usage.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from .console import captured_warnings, count
 from .options import (
@@ -34,40 +35,31 @@ if TYPE_CHECKING:
 
 @grouped
 def fit(
-    images: Annotated[Path, typer.Argument(help=f"ID images that the model was not trained on: {IMAGES}.")],
+    images: Annotated[Path, Argument(help=f"ID images that the model was not trained on: {IMAGES}.")],
     model: ModelOptions,
-    out: Annotated[Path, typer.Option(help="File to write, such as guard.safetensors.")],
-    method: Annotated[str, typer.Option(help=f"Detection method: a {METHOD}.")] = "autofold",
-    fpr: Annotated[float, typer.Option(help="False-alarm rate: share of ID inputs that may raise an alarm.")] = FPR,
-    per_class: Annotated[
-        bool, typer.Option("--per-class", help="Use one threshold per predicted class; the rate then holds for each.")
-    ] = False,
-    calibration: Annotated[
-        Path | None, typer.Option(help="More such images for calibration. Default: a random half of IMAGES.")
-    ] = None,
+    out: Annotated[Path, Option(help="File to write, such as guard.safetensors.")],
+    method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = "autofold",
+    fpr: Annotated[float, Option(help="False-alarm rate: share of ID inputs that may raise an alarm.")] = FPR,
+    per_class: Annotated[bool, Option("--per-class", help="Guarantee the rate for every predicted class.")] = False,
+    calibration: Annotated[Path | None, Option(help="Images for calibration. Default: half of IMAGES.")] = None,
     *,
     transform: TransformOptions,
-    head: Annotated[
-        str | None, typer.Option(help="Name of the model's last linear layer. Default: found automatically.")
-    ] = None,
+    head: Annotated[str | None, Option(help="Name of the last linear layer. Default: found automatically.")] = None,
     device: Device = "cpu",
     workers: Workers = 0,
     max_unreadable: MaxUnreadable = 0.01,
-    limit: Annotated[int | None, typer.Option(min=2, help="Largest number of images, spread over all of them.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for the calibration half and for --limit.")] = 0,
+    limit: Annotated[int | None, Option(min=2, help="Largest number of images, spread over all of them.")] = None,
+    seed: Annotated[int, Option(min=0, help="Random seed for the calibration half and for --limit.")] = 0,
     options: ImageOptions,
     label_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Parquet column or .npz array that holds the labels. Default: label, or y.", show_default=False
-        ),
+        str | None, Option(help="Parquet column or .npz array that holds the labels. Default: label, or y.")
     ] = None,
-    labels: Annotated[
-        bool, typer.Option("--labels/--no-labels", help="Read labels, or fit without; some methods need none.")
-    ] = True,
+    labels: Annotated[bool, Option("--labels/--no-labels", help="Read labels, or fit without.")] = True,
     own: With = None,
 ) -> None:
-    """Fit a guard: a detector for a model, with a threshold that at most a share --fpr of ID inputs exceeds.
+    """Fit a guard for a model on ID images.
+
+    A guard is a detector with a threshold that at most a share --fpr of ID inputs exceeds.
 
     IMAGES must look like the inputs to come, show classes that the model knows, and must not be its training images, on
     which it is overconfident. Labels come from class folders, the numbers of a list (path, space, class), a column or
@@ -76,11 +68,11 @@ def fit(
 
     Exit codes: 0 done; 1 invalid input; 2 invalid usage; 130 interrupted.
 
-    Example: flatfold fit val/ --model nets:resnet20 --weights resnet20.pt --mean 0.485,0.456,0.406
-    --std 0.229,0.224,0.225 --out guard.safetensors
+    Example: flatfold fit val/ --model nets:resnet20 --weights resnet20.pt --mean 0.485,0.456,0.406 --std
+    0.229,0.224,0.225 --out guard.safetensors
 
-    Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --resize 256 --crop 224
-    --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --method knn:k=10 --fpr 0.01 --out guard.safetensors
+    Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --resize 256 --crop 224 --mean
+    0.485,0.456,0.406 --std 0.229,0.224,0.225 --method knn:k=10 --fpr 0.01 --out guard.safetensors
     """
     load_plugins(own)
     detector = make_detector(method, images, calibration, "IMAGES")
@@ -92,7 +84,7 @@ def fit(
     from ..scoring.guard import Guard
 
     prepared = transform.transform()
-    source = take_subset(options.open(images, prepared, label_column if labels else False), limit, seed)
+    source = take_subset(options.open(images, prepared, labels and (label_column or True)), limit, seed)
     held_out = None
     if calibration is not None:
         places = options if calibration.suffix.lower() in LISTS else replace(options, root=None)

@@ -6,14 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,80 +33,59 @@ METHOD = "name from `flatfold methods`, hyper-parameters after colons (knn:k=10)
 
 Model = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Network: a function package.module:function, searched in the current folder first, or a library's "
-        "network as torchvision/resnet50, timm/NAME, transformers/NAME or openood/NAME.",
-        show_default=False,
+        "network as torchvision/resnet50, timm/NAME, transformers/NAME or openood/NAME."
     ),
 ]
-Weights = Annotated[
-    Path | None,
-    typer.Option(help="File with the network's state dict (safetensors or torch.save).", show_default=False),
-]
-Pretrained = Annotated[
-    str | None,
-    typer.Option(help="Name of published weights of a library's network, such as DEFAULT.", show_default=False),
-]
-Device = Annotated[str, typer.Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
-Workers = Annotated[int, typer.Option(min=0, help="Number of processes that read images ahead.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images per forward pass.")]
+Weights = Annotated[Path | None, Option(help="File with the network's state dict (safetensors or torch.save).")]
+Pretrained = Annotated[str | None, Option(help="Name of published weights of a library's network, such as DEFAULT.")]
+Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
+Workers = Annotated[int, Option(min=0, help="Number of processes that read images ahead.")]
+BatchSize = Annotated[int, Option(min=1, help="Images per forward pass.")]
 MaxUnreadable = Annotated[
-    float, typer.Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
+    float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]
 SuiteName = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="Built-in suite (digits, which downloads nothing; cifar10, cifar100, imagenet200, imagenet1k of OpenOOD) "
         "or a suite file such as mine.toml, see `flatfold suite init`."
     ),
 ]
 Data = Annotated[
-    Path | None,
-    typer.Option(help="Folder with OpenOOD's `data` and `results`. Default: the environment variable OPENOOD."),
+    Path | None, Option(help="Folder with OpenOOD's `data` and `results`. Default: the environment variable OPENOOD.")
 ]
 DrawReport = Annotated[
-    bool, typer.Option("--report/--no-report", help="Write the HTML page, or leave that to `flatfold report`.")
+    bool, Option("--report/--no-report", help="Write the HTML page, or leave that to `flatfold report`.")
 ]
 With = Annotated[
     list[Path] | None,
-    typer.Option(
+    Option(
         "--with",
         metavar="FILE",
         help="Python file that adds methods with @flatfold.register(...); repeat for more files.",
-        show_default=False,
     ),
 ]
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take option groups: a parameter whose type is a dataclass stands for the options in its fields."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {
-        name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)
-    }
-    parameters = []
-    for name, parameter in signature(command).parameters.items():
-        if name not in groups:
-            parameters.append(
-                Parameter(name, Parameter.KEYWORD_ONLY, default=parameter.default, annotation=hints[name])
-            )
-            continue
-        types = get_type_hints(groups[name], include_extras=True)
-        for field in fields(groups[name]):
-            default = Parameter.empty if field.default is MISSING else field.default
-            option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name])
-            parameters.append(option)
+    groups, parameters = {}, []
+    for parameter in signature(command, eval_str=True).parameters.values():
+        group, options = parameter.annotation, [parameter]
+        if isinstance(group, type) and is_dataclass(group):
+            options = list(signature(group, eval_str=True).parameters.values())
+            groups[parameter.name] = group, [option.name for option in options]
+        parameters += [option.replace(kind=Parameter.KEYWORD_ONLY) for option in options]
 
     @wraps(command)
     def run(**values: Any) -> None:
-        made = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
-        }
-        command(**values, **made)
+        for name, (make, names) in groups.items():
+            values[name] = make(**{option: values.pop(option) for option in names})
+        command(**values)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
@@ -151,13 +131,13 @@ def open_model(model: str, weights: Path | None = None, pretrained: str | None =
 class TransformOptions:
     """How images become tensors."""
 
-    resize: Annotated[int | None, typer.Option(min=1, help="Length of the shorter side after resizing.")] = None
-    crop: Annotated[int | None, typer.Option(min=1, help="Side of the square cropped from the centre.")] = None
-    mean: Annotated[str | None, typer.Option(help="Channel means to subtract, such as 0.485,0.456,0.406.")] = None
-    std: Annotated[str | None, typer.Option(help="Channel deviations to divide by, such as 0.229,0.224,0.225.")] = None
-    mode: Annotated[str | None, typer.Option(help="Colour mode of the network's input: RGB or L (grey).")] = None
+    resize: Annotated[int | None, Option(min=1, help="Length of the shorter side after resizing.")] = None
+    crop: Annotated[int | None, Option(min=1, help="Side of the square cropped from the centre.")] = None
+    mean: Annotated[str | None, Option(help="Channel means to subtract, such as 0.485,0.456,0.406.")] = None
+    std: Annotated[str | None, Option(help="Channel deviations to divide by, such as 0.229,0.224,0.225.")] = None
+    mode: Annotated[str | None, Option(help="Colour mode of the network's input: RGB or L (grey).")] = None
     interpolation: Annotated[
-        str | None, typer.Option(help="Interpolation used for resizing: bilinear (default) or bicubic.")
+        str | None, Option(help="Interpolation used for resizing: bilinear (default) or bicubic.")
     ] = None
 
     def transform(self, guard: Path | None = None, stored: Transform | None = None) -> Transform:
@@ -195,28 +175,20 @@ class ImageOptions:
     """How images are found in lists, tables and arrays."""
 
     root: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder that the paths of a list start from. Default: the list's folder.", show_default=False
-        ),
+        Path | None, Option(help="Folder that the paths of a list start from. Default: the list's folder.")
     ] = None
     image_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Parquet column or .npz array that holds the images. Default: image, or x.", show_default=False
-        ),
+        str | None, Option(help="Parquet column or .npz array that holds the images. Default: image, or x.")
     ] = None
     batch_size: BatchSize = 64
 
-    def open(self, place: Path, transform: Transform, labels: str | bool | None = False) -> ImageSource:
-        """Return the images of a place; ``labels`` names their column, is None for the default, False for no labels."""
+    def open(self, place: Path, transform: Transform, labels: str | bool = False) -> ImageSource:
+        """Return the images of a place, with labels if asked for; a text names their column or array."""
         from ..models.images import open_images
 
-        wanted = True if labels is None else labels
+        size, column = self.batch_size, self.image_column
         try:
-            return open_images(
-                place, transform, self.batch_size, labels=wanted, root=self.root, images=self.image_column
-            )
+            return open_images(place, transform, size, labels=labels, root=self.root, images=column)
         except ValueError as error:
             hint = "--root, --image-column" + ("" if labels is False else ", --label-column, --no-labels")
             raise ValueError(f"{error} See also the options {hint}.") from error
@@ -228,23 +200,21 @@ class SuiteOptions:
 
     networks: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Names of the suite's networks, separated by commas. Default: all; digits has cnn (the default), mlp "
             "and residual."
         ),
     ] = None
     seed: Annotated[
         str | None,
-        typer.Option(
-            help="Random seed for data splits and training; several as 0,1,2. Default: the suite file's, or 0."
-        ),
+        Option(help="Random seed for data splits and training; several as 0,1,2. Default: the suite file's, or 0."),
     ] = None
     data: Data = None
     device: Device = "cpu"
     workers: Workers = 0
     max_unreadable: MaxUnreadable = 0.01
     any_counts: Annotated[
-        bool, typer.Option("--any-counts", help="Accept a data set whose number of images is not the expected one.")
+        bool, Option("--any-counts", help="Accept a data set whose number of images is not the expected one.")
     ] = False
 
     def suites(

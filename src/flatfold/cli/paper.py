@@ -248,7 +248,7 @@ def reproduce(
 
     Example: flatfold reproduce cifar10 --data ~/OpenOOD --device cuda --workers 8
     """
-    from ..evaluate.runner import checked_specs
+    from ..evaluate.runner import check_specs
     from ..evaluate.spec import parse_specs
     from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
     from ..evaluate.suites.library import DIGITS
@@ -259,7 +259,7 @@ def reproduce(
 
     log_progress()
     load_plugins(own)
-    chosen = None if methods is None else tuple(checked_specs(parse_specs(methods)))
+    chosen = None if methods is None else tuple(check_specs(parse_specs(methods)))
     plan = Plan(samples=samples, rounds=rounds, methods=chosen, alpha=alpha)
     settings = options.settings(bootstrap)
     folder = out or Path("out") / "paper" / Path(suite).stem

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from .console import count
 from .options import (
@@ -37,36 +38,27 @@ INCOMPLETE = 3  # exit code when some images have no score
 
 @grouped
 def score(
-    images: Annotated[Path, typer.Argument(help=f"Images to score: {IMAGES}.")],
-    guard: Annotated[Path, typer.Option(help="Guard file, from `flatfold fit` or Guard.save.")],
+    images: Annotated[Path, Argument(help=f"Images to score: {IMAGES}.")],
+    guard: Annotated[Path, Option(help="Guard file, from `flatfold fit` or Guard.save.")],
     model: ModelOptions,
-    out: Annotated[Path, typer.Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
-    fpr: Annotated[
-        float | None,
-        typer.Option(help="False-alarm rate: share of ID inputs that may raise an alarm. Default: the guard's."),
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(help="Part i/n of the images to score, i from 1; `flatfold join` merges the tables.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume/--restart", help="Resume an interrupted run, or score all images again.")
-    ] = True,
+    out: Annotated[Path, Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
+    fpr: Annotated[float | None, Option(help="Share of ID inputs that may raise alarms. Default: the guard's.")] = None,
+    shard: Annotated[str | None, Option(help="Part to score, as i/n; `flatfold join` merges the tables.")] = None,
+    resume: Annotated[bool, Option("--resume/--restart", help="Resume an earlier run, or start again.")] = True,
     workers: Workers = 0,
     device: Device = "cpu",
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where to compute: in this process, or on a Ray cluster.")
-    ] = "local",
-    actors: Annotated[int | None, typer.Option(min=1, help="Ray actors. Default: as many as fit.")] = None,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs per Ray actor; use with --device cuda.")] = 0.0,
+    engine: Annotated[Literal["local", "ray"], Option(help="Run in this process or on a Ray cluster.")] = "local",
+    actors: Annotated[int | None, Option(min=1, help="Ray actors. Default: as many as fit.")] = None,
+    gpus: Annotated[float, Option(min=0, help="GPUs per Ray actor; use with --device cuda.")] = 0.0,
     *,
     options: ImageOptions,
     transform: TransformOptions,
     own: With = None,
 ) -> None:
-    """Score images with a guard and its model; the table has one row per image.
+    """Score images with a guard and its model.
 
-    Columns: path, predicted (the most likely class), score (higher = more out-of-distribution), p_value and is_ood. At
-    most a share --fpr of ID inputs raises an alarm.
+    Writes a table with one row per image. Columns: path, predicted (the most likely class), score (higher = more
+    out-of-distribution), p_value and is_ood. At most a share --fpr of ID inputs raises an alarm.
 
     Images are prepared with the transform stored in the guard file, else with --resize, --crop, --mean, --std, --mode
     and --interpolation. Memory use does not grow with the number of images. An interrupted run resumes when the same
@@ -76,8 +68,8 @@ def score(
     Exit codes: 0 all images are scored; 1 invalid input; 2 invalid usage; 3 done, but some images have no score; 130
     interrupted.
 
-    Example: flatfold score photos/ --guard guard.safetensors --model nets:resnet20 --weights resnet20.pt
-    --out scores.csv
+    Example: flatfold score photos/ --guard guard.safetensors --model nets:resnet20 --weights resnet20.pt --out
+    scores.csv
 
     Example: flatfold score photos.parquet --guard guard.safetensors --model torchvision/resnet50 --pretrained DEFAULT
     --device cuda --workers 8 --shard 1/4 --out scores-1.parquet
@@ -179,12 +171,10 @@ def _list_unreadable(number: int, out: Path) -> Iterator[str]:
 
 
 def join(
-    tables: Annotated[
-        list[Path], typer.Argument(help="Tables of all shards, in any order; their .unreadable.csv are skipped.")
-    ],
-    out: Annotated[Path, typer.Option(help="Table to write, with the suffix of the others.")],
+    tables: Annotated[list[Path], Argument(help="Tables of all shards, in any order.")],
+    out: Annotated[Path, Option(help="Table to write, with the suffix of the others.")],
 ) -> None:
-    """Merge the tables of `flatfold score --shard` into the table of one run.
+    """Merge the tables of `flatfold score --shard`.
 
     Every table needs its .summary.json next to it. All shards must be there once, from the same images, guard, --fpr
     and --batch-size. Writes OUT.summary.json, and OUT.unreadable.csv if some images have no score.

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from .console import captured_warnings, count
 from .options import FPR, METHOD, With, check_fpr, check_table, load_plugins, make_detector
@@ -26,47 +27,32 @@ DEFAULT = "fold"
 def score_features(
     features: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="Features to score: safetensors, .npy, .npz or a saved feature bank with an array `features` (n, d) "
             "and optionally `labels`."
         ),
     ],
-    guard: Annotated[Path | None, typer.Option(help="Guard file. Give this or --head.")] = None,
+    guard: Annotated[Path | None, Option(help="Guard file. Give this or --head.")] = None,
     head: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Last linear layer of the model: safetensors file with `weight` (c, d) and `bias` (c,). Give this or "
             "--guard."
         ),
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help=f"Method to fit to --head: a {METHOD}. Default: {DEFAULT}.")
-    ] = None,
-    fit: Annotated[
-        Path | None, typer.Option(help="ID features to fit the method on, for methods that learn from data.")
-    ] = None,
-    calibration: Annotated[
-        Path | None, typer.Option(help="Other ID features, for p-values and alarms at a guaranteed rate.")
-    ] = None,
-    per_class: Annotated[
-        bool,
-        typer.Option("--per-class", help="Calibrate one threshold per predicted class; the rate then holds for each."),
-    ] = False,
-    fpr: Annotated[
-        float | None,
-        typer.Option(
-            help=f"False-alarm rate: share of ID inputs that may raise an alarm. Default: the guard's, or {FPR}."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Table to write: *.csv, *.jsonl or *.parquet. Default: CSV to stdout.")
-    ] = None,
+    method: Annotated[str | None, Option(help=f"Method to fit to --head: a {METHOD}. Default: {DEFAULT}.")] = None,
+    fit: Annotated[Path | None, Option(help="ID features, for methods that learn from data.")] = None,
+    calibration: Annotated[Path | None, Option(help="Other ID features, for p-values and alarms.")] = None,
+    per_class: Annotated[bool, Option("--per-class", help="Guarantee the rate for every predicted class.")] = False,
+    fpr: Annotated[float | None, Option(help=f"Rate of alarms on ID inputs. Default: the guard's, or {FPR}.")] = None,
+    out: Annotated[Path | None, Option(help="Table (*.csv, *.jsonl, *.parquet). Default: CSV to stdout.")] = None,
     own: With = None,
 ) -> None:
-    """Score features with a guard, or with a method fitted to the model's last layer; one row per row of features.
+    """Score features with a guard, or with a fitted method.
 
-    Columns: row, predicted (the most likely class), score (higher = more out-of-distribution), p_value and is_ood, and
-    label if the file has labels. With --head, p_value and is_ood need --calibration.
+    Writes a table with one row per row of features. Columns: row, predicted (the most likely class), score (higher =
+    more out-of-distribution), p_value and is_ood, and label if the file has labels. With --head, p_value and is_ood
+    need --calibration.
 
     Exit codes: 0 done; 1 invalid input; 2 invalid usage; 130 interrupted.
 
@@ -74,8 +60,8 @@ def score_features(
 
     Example: flatfold score-features f.safetensors --head head.safetensors --method fold:alpha=0.5 > scores.csv
 
-    Example: flatfold score-features f.npy --head head.safetensors --method autofold --fit val.safetensors
-    --calibration more_val.safetensors --fpr 0.01 --out scores.parquet
+    Example: flatfold score-features f.npy --head head.safetensors --method autofold --fit val.safetensors --calibration
+    more_val.safetensors --fpr 0.01 --out scores.parquet
     """
     if (guard is None) == (head is None):
         raise typer.BadParameter("give either --guard or --head.")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from .console import count, open_console
 from .options import Data, parse_numbers
@@ -36,44 +37,27 @@ def _suite() -> None: ...
 
 @suite_app.command()
 def init(
-    file: Annotated[Path, typer.Argument(help="Suite file to write, such as mine.toml.")],
-    train: Annotated[Path | None, typer.Option(help=f"ID training images: {LABELLED}")] = None,
-    val: Annotated[Path | None, typer.Option(help="ID validation images. Default: a random part of --test.")] = None,
-    test: Annotated[Path | None, typer.Option(help="ID test images.")] = None,
-    near: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=DIR", help="OOD images similar to the ID ones; repeat for more.")
-    ] = None,
-    far: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=DIR", help="Other OOD images; repeat for more.")
-    ] = None,
-    ood_val: Annotated[Path | None, typer.Option(help="OOD validation images, for tuning with @ood.")] = None,
-    images: Annotated[
-        Path | None, typer.Option(help="Folder that the paths of .txt lists start from. Default: each list's folder.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Network: package.module:function, or library/name as in torchvision/resnet50.")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="File with the network's state dict (safetensors or torch.save).")
-    ] = None,
-    accuracy: Annotated[
-        float | None, typer.Option(help="Expected accuracy of the network on --test in percent, such as 91.7.")
-    ] = None,
-    resize: Annotated[int | None, typer.Option(min=1, help="Length of the shorter side after resizing.")] = None,
-    crop: Annotated[int | None, typer.Option(min=1, help="Side of the square cropped from the centre.")] = None,
-    mean: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBERS", help="Channel means of values from 0 to 1; one number for grey images."),
-    ] = None,
-    std: Annotated[
-        str | None, typer.Option(metavar="NUMBERS", help="Channel standard deviations, such as 0.229,0.224,0.225.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    file: Annotated[Path, Argument(help="Suite file to write, such as mine.toml.")],
+    train: Annotated[Path | None, Option(help=f"ID training images: {LABELLED}")] = None,
+    val: Annotated[Path | None, Option(help="ID validation images. Default: a random part of --test.")] = None,
+    test: Annotated[Path | None, Option(help="ID test images.")] = None,
+    near: Annotated[list[str] | None, Option(metavar="NAME=DIR", help="OOD images similar to ID images.")] = None,
+    far: Annotated[list[str] | None, Option(metavar="NAME=DIR", help="Other OOD images.")] = None,
+    ood_val: Annotated[Path | None, Option(help="OOD validation images, for tuning with @ood.")] = None,
+    images: Annotated[Path | None, Option(help="Root of the paths in .txt lists. Default: the list's folder.")] = None,
+    model: Annotated[str | None, Option(help="Network: package.module:function or library/name.")] = None,
+    weights: Annotated[Path | None, Option(help="State dict of the network (safetensors or torch.save).")] = None,
+    accuracy: Annotated[float | None, Option(help="Expected accuracy on --test in percent, such as 91.7.")] = None,
+    resize: Annotated[int | None, Option(min=1, help="Length of the shorter side after resizing.")] = None,
+    crop: Annotated[int | None, Option(min=1, help="Side of the square cropped from the centre.")] = None,
+    mean: Annotated[str | None, Option(metavar="NUMBERS", help="Channel means, for values from 0 to 1.")] = None,
+    std: Annotated[str | None, Option(metavar="NUMBERS", help="Channel deviations, such as 0.229,0.224,0.225.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a suite file for your own network and images, with comments for all other keys.
+    """Write a suite file for your own network and images.
 
-    Parts that are not given appear in the file as commented examples. Images are inspected, and the result is noted
-    in a comment next to them.
+    Parts that are not given appear in the file as commented examples. Images are inspected, and the result is noted in
+    a comment next to them.
 
     Example: flatfold suite init mine.toml --test photos/test --near birds=photos/birds --model nets:make
     """
@@ -122,22 +106,18 @@ def _parse_channels(option: str, text: str | None) -> tuple[float, ...] | None:
 
 
 def doctor(
-    suite: Annotated[str, typer.Argument(help="Built-in suite, or a suite file such as mine.toml.")],
+    suite: Annotated[str, Argument(help="Built-in suite, or a suite file such as mine.toml.")],
     data: Data = None,
-    accuracy: Annotated[
-        bool, typer.Option("--accuracy/--no-accuracy", help="Run each network on some test images, or only load it.")
-    ] = True,
-    limit: Annotated[int, typer.Option(min=1, help="Largest number of test images per network.")] = 1000,
-    read: Annotated[
-        bool, typer.Option("--read/--no-read", help="Decode every image, or only the first 20 of each data set.")
-    ] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Check only the networks of this seed.")] = None,
+    accuracy: Annotated[bool, Option("--accuracy/--no-accuracy", help="Run each network, or only load it.")] = True,
+    limit: Annotated[int, Option(min=1, help="Largest number of test images per network.")] = 1000,
+    read: Annotated[bool, Option("--read/--no-read", help="Decode every image, or 20 per data set.")] = False,
+    seed: Annotated[int | None, Option(min=0, help="Check only the networks of this seed.")] = None,
 ) -> None:
-    """Check a suite before a long run: what it needs, where, and what is missing or wrong.
+    """Check a suite before a long run.
 
-    Checks every list, folder and checkpoint, counts images and runs each network on some test images: an unexpected
-    accuracy points to another transform, class order or checkpoint. With --read every image is decoded, which finds
-    broken ones and different sizes.
+    Lists what it needs, where, and what is missing or wrong. Checks every list, folder and checkpoint, counts images
+    and runs each network on some test images: an unexpected accuracy points to another transform, class order or
+    checkpoint. With --read every image is decoded, which finds broken ones and different sizes.
 
     Exit codes: 0 everything is there; 1 something is missing or wrong; 2 invalid usage.
 

@@ -1,7 +1,6 @@
-"""How sharply a network's loss bends: over its parameters, its features, its logits and any layer between.
+"""Curvature of a network's loss over its parameters, its features and its logits.
 
-The public names of ``flatfold.curvature``. Over parameters the functions take a model and batches, over features and
-logits the class weights and logits.
+Over parameters the functions take a model and batches, over features and logits the class weights and logits.
 """
 
 from .eigenvalues import param_lambda_max, param_spectrum
@@ -16,7 +15,6 @@ from .features import (
     logit_spectrum,
     logit_trace,
 )
-from .layers import layer_eigenvalues, layer_trace
 from .trace import param_trace
 
 __all__ = [
@@ -27,8 +25,6 @@ __all__ = [
     "feature_lambda_max",
     "feature_spectrum",
     "feature_trace",
-    "layer_eigenvalues",
-    "layer_trace",
     "logit_eigenvalues",
     "logit_lambda_max",
     "logit_spectrum",

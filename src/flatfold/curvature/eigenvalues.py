@@ -1,4 +1,4 @@
-"""The largest eigenvalue of a network's curvature over its parameters, and how all of them are distributed."""
+"""The largest eigenvalue and the spectrum of a network's curvature over its parameters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from .estimate import Estimate, Level, Loss, Matrix, Spectrum, check_choice
 from .exact import ggn_eigenvalues
-from .lanczos import Largest, lanczos_quadrature, largest
+from .lanczos import lanczos_quadrature, largest
 from .operators import Operator, batch_operator, mean_operator
-from .problem import Task, prepared, single_inputs
+from .problem import Problem, open_problem, single_inputs
 
 LANCZOS = "Lanczos"
 
@@ -32,9 +32,9 @@ def param_lambda_max(
 ) -> Estimate:
     """Return the largest eigenvalue of the curvature of the mean loss, or of the loss of each single input.
 
-    It is the largest with its sign, not the largest in size: a Hessian may have negative ones. Lanczos' method with
-    full reorthogonalisation needs some ten products where power iteration needs many more, and bounds its error. For
-    single inputs the Gauss-Newton matrix has a rank below the number of classes, and is solved exactly.
+    It is the algebraically largest: a Hessian may have negative ones. Lanczos' method with full reorthogonalisation
+    needs some ten products, and bounds its error. For single inputs the Gauss-Newton matrix has a rank below the number
+    of classes, and is solved exactly.
 
     Args:
         model: Returns logits; batch normalisation must be in evaluation mode.
@@ -43,26 +43,28 @@ def param_lambda_max(
         level: ``"dataset"`` for one number, ``"sample"`` for one per input.
         matrix: ``"hessian"`` or ``"ggn"``.
         loss: As in :func:`~flatfold.curvature.param_trace`.
-        rtol: Relative error that is small enough.
-        max_matvecs: Products with the matrix, at most.
+        rtol: Relative tolerance.
+        max_matvecs: Largest number of products with the matrix.
         params: As in :func:`~flatfold.curvature.param_trace`.
-        seed: Of the vector that Lanczos' method starts from.
+        seed: Seed of the start vector.
         device: Where to run; by default where the model is.
 
     Returns:
-        The eigenvalue; ``stderr`` is the norm of the residual, so that an eigenvalue lies within it. Where the products
-        did not suffice, ``method`` says so.
+        The eigenvalue; an eigenvalue is within ``stderr``, the norm of the residual. ``method`` says so if the products
+        did not suffice.
     """
     _check(level, matrix)
     if not rtol > 0 or max_matvecs < 1:
         raise ValueError(f"rtol must be above 0 and max_matvecs at least 1, got {rtol} and {max_matvecs}.")
-    with prepared(model, batches, loss, params, device) as task:
+    with open_problem(model, batches, loss, params, device) as problem:
         if level == "sample":
-            value, stderr, matvecs, method = _of_inputs(task, matrix, rtol, max_matvecs, seed)
-            return Estimate(value, stderr, method, matrix, loss, matvecs, None if stderr is None else seed, task.rows)
-        found = _largest(mean_operator(task, matrix), rtol, max_matvecs, seed)
-        method = LANCZOS if found.converged else f"{LANCZOS}, stopped after {found.products} products"
-        return Estimate(found.value, found.bound, method, matrix, loss, found.products, seed, task.rows)
+            value, stderr, matvecs, method = _of_inputs(problem, matrix, rtol, max_matvecs, seed)
+            return Estimate(
+                value, stderr, method, matrix, loss, matvecs, None if stderr is None else seed, problem.rows
+            )
+        top = largest(mean_operator(problem, matrix), rtol, max_matvecs, torch.Generator().manual_seed(seed))
+        method = LANCZOS if top.converged else f"{LANCZOS}, stopped after {top.products} products"
+        return Estimate(top.value, top.bound, method, matrix, loss, top.products, seed, problem.rows)
 
 
 class _Settings(TypedDict, total=False):
@@ -102,8 +104,7 @@ def param_spectrum(
 ) -> Spectrum | list[Spectrum]:
     """Return the distribution of all eigenvalues, by stochastic Lanczos quadrature.
 
-    Each probe gives a distribution of its own; their spread is the band of the density. More probes help more than more
-    steps do.
+    Each probe gives one distribution; their spread is the band of the density. More probes help more than more steps.
 
     Args:
         model: As in :func:`param_lambda_max`.
@@ -114,7 +115,7 @@ def param_spectrum(
         steps: Products per probe.
         probes: Random vectors to start from; all take their steps together.
         params: As in :func:`~flatfold.curvature.param_trace`.
-        seed: Of the probes.
+        seed: Seed of the probes.
         device: Where to run; by default where the model is.
     """
     _check(level, matrix)
@@ -124,27 +125,27 @@ def param_spectrum(
     def spectrum(operator: Operator, rows: int | None = None) -> Spectrum:
         generator = torch.Generator().manual_seed(seed)
         nodes, weights = lanczos_quadrature(operator, steps, probes, generator)
-        met = nodes[weights > 0]
+        used = nodes[weights > 0]
         return Spectrum(
             nodes,
             weights,
             operator.size,
-            float(met.min()),
-            float(met.max()),
+            float(used.min()),
+            float(used.max()),
             method="stochastic Lanczos quadrature",
             matrix=matrix,
             loss=loss,
             matvecs=operator.products,
             seed=seed,
-            rows=rows or task.rows,
+            rows=rows or problem.rows,
         )
 
-    with prepared(model, batches, loss, params, device) as task:
+    with open_problem(model, batches, loss, params, device) as problem:
         if level == "dataset":
-            return spectrum(mean_operator(task, matrix))
+            return spectrum(mean_operator(problem, matrix))
         return [
-            spectrum(batch_operator(task, one, matrix), rows=1)
-            for batch in task.each("spectra")
+            spectrum(batch_operator(problem, one, matrix), rows=1)
+            for batch in problem.each("spectra")
             for one in single_inputs(batch)
         ]
 
@@ -155,26 +156,23 @@ def _check(level: str, matrix: str) -> None:
 
 
 def _of_inputs(
-    task: Task, matrix: Matrix, rtol: float, max_matvecs: int, seed: int
+    problem: Problem, matrix: Matrix, rtol: float, max_matvecs: int, seed: int
 ) -> tuple[Tensor, Tensor | None, int, str]:
     """Return the largest eigenvalue of each input, the bounds where not exact, the products it took, and the method."""
     values, bounds, matvecs, stopped = [], [], 0, 0
-    for batch in task.each("largest eigenvalues"):
+    for batch in problem.each("largest eigenvalues"):
         if matrix == "ggn":
-            eigenvalues = ggn_eigenvalues(task.model, task.parameters, batch)
+            eigenvalues = ggn_eigenvalues(problem.model, problem.parameters, batch)
             values.append(eigenvalues[:, 0].double())
             matvecs = eigenvalues.shape[1]
             continue
         for one in single_inputs(batch):
-            found = _largest(batch_operator(task, one, matrix), rtol, max_matvecs, seed)
-            values.append(torch.tensor([found.value], dtype=torch.float64))
-            bounds.append(torch.tensor([found.bound], dtype=torch.float64))
-            matvecs, stopped = max(matvecs, found.products), stopped + (not found.converged)
+            operator = batch_operator(problem, one, matrix)
+            top = largest(operator, rtol, max_matvecs, torch.Generator().manual_seed(seed))
+            values.append(torch.tensor([top.value], dtype=torch.float64))
+            bounds.append(torch.tensor([top.bound], dtype=torch.float64))
+            matvecs, stopped = max(matvecs, top.products), stopped + (not top.converged)
     if not bounds:
         return torch.cat(values).cpu(), None, matvecs, "exact"
     method = f"{LANCZOS}, stopped after {matvecs} products for {stopped} inputs" if stopped else LANCZOS
     return torch.cat(values), torch.cat(bounds), matvecs, method
-
-
-def _largest(operator: Operator, rtol: float, max_matvecs: int, seed: int) -> Largest:
-    return largest(operator, rtol, max_matvecs, torch.Generator().manual_seed(seed))

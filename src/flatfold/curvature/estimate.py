@@ -1,4 +1,4 @@
-"""What a curvature statistic is worth: its value, how certain it is, and what exactly was measured."""
+"""Results of curvature measurements: values with their errors, spectra and densities."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Estimate:
         loss: ``"energy"``, ``"ce_pred"`` or ``"ce"``.
         matvecs: Products of the matrix with a vector that each input took part in, the most where inputs differ; for
             the exact trace, passes back through the network.
-        seed: Of what was random, None where nothing was.
+        seed: Seed of the random vectors, None where there were none.
         rows: Number of inputs.
     """
 
@@ -61,13 +61,12 @@ class Estimate:
 
 
 def check_choice(name: str, value: object, known: Collection[str]) -> None:
-    """Raise unless an argument is one of the known words."""
+    """Raise unless an argument is one of the allowed strings."""
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}.")
 
 
-# An eigenvalue at most this share of the largest is zero. Products in float32 carry errors up to some 7e-7 of the
-# largest eigenvalue, so zeros come out as large as that; and no kernel could tell such a value from 0.
+# An eigenvalue at most this share of the largest counts as zero: products in float32 have errors up to 7e-7 of it.
 ZERO = 1e-6
 MARGIN = 5  # kernel widths that the grid goes beyond the ends: all but 6e-7 of the mass there
 PER_WIDTH = 4  # points of the grid in a kernel width
@@ -81,7 +80,7 @@ class Density:
         grid: Where it is evaluated, ``(g,)``.
         mean: Density of the eigenvalues away from zero, ``(g,)``; together with ``atom`` it integrates to 1.
         lower, upper: A band of one standard error of the mean over the probes, ``(g,)``, never below 0; equal to
-            ``mean`` where exact. A single probe knows nothing of its error and has no band either.
+            ``mean`` where exact, and for a single probe, whose error is not known.
         atom: Share of the eigenvalues that are zero.
         width: Standard deviation of the kernel, 0 where every eigenvalue is zero.
     """
@@ -157,11 +156,12 @@ class Spectrum:
         """
         check_above_zero("width", width, "0.01")
         scale = max(abs(self.lambda_min), abs(self.lambda_max), float(self.nodes.abs().max()))
-        grid = self._grid(width * scale) if grid is None else _checked(grid).to(self.nodes)
+        grid = self._grid(width * scale) if grid is None else _check_grid(grid).to(self.nodes)
         is_zero = self.nodes.abs() <= ZERO * scale
         atom = float((self.weights * is_zero).sum(dim=1).mean())
-        rows = _smoothed(self.nodes, self.weights * ~is_zero, grid, width * scale)
-        mean, error = rows.mean(dim=0), _standard_error(rows)
+        rows = _smooth(self.nodes, self.weights * ~is_zero, grid, width * scale)
+        mean = rows.mean(dim=0)
+        error = rows.std(dim=0) / sqrt(len(rows)) if len(rows) > 1 else torch.zeros_like(mean)
         return Density(grid, mean, (mean - error).clamp(min=0), mean + error, atom, width * scale)
 
     def _grid(self, sigma: float) -> Tensor:
@@ -171,7 +171,7 @@ class Spectrum:
         return torch.linspace(low, high, points, dtype=self.nodes.dtype, device=self.nodes.device)
 
 
-def _checked(grid: Tensor) -> Tensor:
+def _check_grid(grid: Tensor) -> Tensor:
     if grid.ndim != 1 or len(grid) == 0 or not grid.isfinite().all():
         raise ValueError(
             f"grid must be a vector of finite points, got shape {tuple(grid.shape)}. Leave it out for one that fits."
@@ -179,18 +179,13 @@ def _checked(grid: Tensor) -> Tensor:
     return grid
 
 
-def _smoothed(nodes: Tensor, weights: Tensor, grid: Tensor, sigma: float) -> Tensor:
+def _smooth(nodes: Tensor, weights: Tensor, grid: Tensor, sigma: float) -> Tensor:
     """Return the density of each row at each point, ``(probes, g)``."""
     if sigma == 0:  # nothing but zeros
         return torch.zeros(len(nodes), len(grid), dtype=nodes.dtype, device=nodes.device)
     rows = []
     for points, masses in zip(nodes, weights, strict=True):
-        kept = masses > 0
-        distance = (grid[:, None] - points[kept]) / sigma
-        rows.append((-0.5 * distance.square()).exp() @ masses[kept] / (sigma * sqrt(2 * pi)))
+        positive = masses > 0
+        distance = (grid[:, None] - points[positive]) / sigma
+        rows.append((-0.5 * distance.square()).exp() @ masses[positive] / (sigma * sqrt(2 * pi)))
     return torch.stack(rows)
-
-
-def _standard_error(rows: Tensor) -> Tensor:
-    """Return that of the mean over the rows, 0 where there is one only."""
-    return rows.std(dim=0) / sqrt(len(rows)) if len(rows) > 1 else torch.zeros_like(rows[0])

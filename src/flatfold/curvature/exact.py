@@ -1,4 +1,4 @@
-r"""The Gauss-Newton matrix of single inputs, exactly: its trace and its eigenvalues, from passes back from the logits.
+r"""Exact trace and eigenvalues of the Gauss-Newton matrix of single inputs, from passes back from the logits.
 
 With the class probabilities p the Hessian of every loss here over the logits is ``diag p - p p'``, the covariance of
 the class drawn from p. Take one class after the other, the likeliest first. With r_i the probability of all classes
@@ -8,7 +8,7 @@ after the i-th and m_i their mean, the covariance is made of what each class dif
 
 So c - 1 passes give ``J'(e_i - m_i)``, and the trace is a sum of their squared lengths. No difference of nearly equal
 numbers occurs: a confident input keeps its digits in float32. What remains after the first few classes is the
-covariance among the others, which the less there is of it, the less it needs to be known exactly.
+covariance among the others, which is small and may be estimated.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from ..core.hessian import as_double
 from ..models.batches import Batch
-from .per_sample import Kept, Parameters, kept_parts
+from .per_sample import CachedForward, Parameters, cached_parts
 
-TOGETHER = 16  # cotangents from which a layer's inputs, prepared once for all of them, cost next to nothing
+TOGETHER = 16  # cotangents from which preparing a layer's inputs costs next to nothing
 
 
 def ggn_traces(
@@ -33,35 +33,25 @@ def ggn_traces(
     probes: int = 0,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | None, int]:
-    r"""Return the trace of the Gauss-Newton matrix of each input.
+    r"""Return the trace of the Gauss-Newton matrix of each input, its standard error, and the number of passes back.
 
     .. math:: \operatorname{tr} G = \sum_{i<c} \frac{p_i\, r_i}{p_i + r_i}\, \|J^\top (e_i - m_i)\|^2
 
-    Args:
-        model: In evaluation mode, on the device of the batch; gradients must be enabled.
-        parameters: Those to differentiate by, named as in the model.
-        batch: n inputs.
-        top: Number of classes, the likeliest of each input, that are done exactly; by default all.
-        probes: Draws for all other classes, 2 or more. Each is one pass back from a sum with random signs of their
-            terms, whose squared length is right on average.
-        generator: Of the random signs.
-
-    Returns:
-        The traces ``(n,)`` in float64, their standard errors ``(n,)`` or None where they are exact, and the number of
-        passes back.
+    All classes are done exactly, or the ``top`` likeliest of each input; each of ``probes`` draws for the others is one
+    pass back from a sum of their terms with random signs, whose squared length is right on average.
     """
     if top is not None and (top < 0 or probes < 2):
         raise ValueError(
-            "the likeliest classes leave a rest that is estimated: top must be 0 or more and probes 2 or more, got "
-            f"top={top} and probes={probes}. Leave top out to be exact for all classes."
+            f"top must be 0 or more and probes 2 or more, got top={top} and probes={probes}. "
+            "Leave top out to be exact for all classes."
         )
     values, errors, passes = [], [], 0
-    for kept in kept_parts(model, parameters, batch, TOGETHER):
-        classes = OrderedClasses(kept.logits)
+    for cached in cached_parts(model, parameters, batch, TOGETHER):
+        classes = OrderedClasses(cached.logits)
         first = classes.terms if top is None else min(top, classes.terms)
-        total = _first_terms(kept, classes, first)
+        total = _first_terms(cached, classes, first)
         if first < classes.terms:
-            draws = _draws(kept, classes, first, probes, generator)
+            draws = _draws(cached, classes, first, probes, generator)
             total = total + draws.mean(dim=1)
             errors.append(draws.std(dim=1) / probes**0.5)
         values.append(total)
@@ -70,33 +60,19 @@ def ggn_traces(
 
 
 def ggn_eigenvalues(model: nn.Module, parameters: Parameters, batch: Batch) -> Tensor:
-    """Return the largest eigenvalues of the Gauss-Newton matrix of each input, all others of which are zero.
-
-    Args:
-        model: In evaluation mode, on the device of the batch; gradients must be enabled.
-        parameters: Those to differentiate by, named as in the model.
-        batch: n inputs with c logits each.
-
-    Returns:
-        ``(n, c)``, largest first, never negative, in float64; the last one is zero.
-    """
+    """Return the largest eigenvalues of the Gauss-Newton matrix of each input, all others of which are zero."""
     values = []
-    for kept in kept_parts(model, parameters, batch):
-        classes = OrderedClasses(kept.logits)
+    for cached in cached_parts(model, parameters, batch):
+        classes = OrderedClasses(cached.logits)
         cotangents = torch.stack([classes.direction(i) for i in range(classes.terms)])
-        values.append(classes.eigenvalues(kept.products(cotangents, pairs=True)))
+        values.append(classes.eigenvalues(cached.products(cotangents, pairs=True)))
     return torch.cat(values)
 
 
 class OrderedClasses:
     """The classes of each input, the likeliest first, and how each differs from those after it.
 
-    Args:
-        logits: ``(n, c)``, with two classes or more.
-
-    Attributes:
-        terms: Number of terms that make up the covariance, c - 1.
-        weights: Of each term, ``p r / (p + r)``, ``(n, c - 1)`` in float64.
+    ``terms``, c - 1, is the number of terms of the covariance; ``weights``, ``(n, c - 1)``, are ``p r / (p + r)``.
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -109,10 +85,10 @@ class OrderedClasses:
 
     def direction(self, i: int) -> Tensor:
         """Return the i-th class less the mean of those after it, ``e_i - m_i``, over the logits ``(n, c)``."""
-        found = torch.zeros_like(self._p)
-        found[:, i + 1 :] = -_quotient(self._p[:, i + 1 :], self._after[:, i : i + 1])
-        found[:, i] = 1
-        return self._by_class(found)
+        ordered = torch.zeros_like(self._p)
+        ordered[:, i + 1 :] = -_quotient(self._p[:, i + 1 :], self._after[:, i : i + 1])
+        ordered[:, i] = 1
+        return self._by_class(ordered)
 
     def rest(self, first: int) -> Tensor:
         """Return the probability of all classes from the ``first`` on, ``(n,)``."""
@@ -128,23 +104,19 @@ class OrderedClasses:
         signs = torch.randint(0, 2, shares.shape, generator=generator, device=place).to(shares) * 2 - 1
         terms = shares * signs
         before = _quotient(terms, self._after[:, first:]).cumsum(dim=1)
-        found = torch.zeros_like(self._p)
-        found[:, first:-1] = terms
-        found[:, first + 1 :] -= self._p[:, first + 1 :] * before
-        return self._by_class(found)
+        ordered = torch.zeros_like(self._p)
+        ordered[:, first:-1] = terms
+        ordered[:, first + 1 :] -= self._p[:, first + 1 :] * before
+        return self._by_class(ordered)
 
     def eigenvalues(self, products: Tensor) -> Tensor:
-        """Return the eigenvalues ``(n, c)``, largest first, from the products of all pairs of directions pulled back.
-
-        Args:
-            products: ``(n, c - 1, c - 1)`` in float64.
-        """
+        """Return the eigenvalues ``(n, c)``, largest first, from the products of all pairs of pulled-back vectors."""
         roots = self.weights.sqrt()
         values = torch.linalg.eigvalsh(roots[:, :, None] * products * roots[:, None, :]).flip(1).clamp_min(0)
         return torch.cat([values, values.new_zeros(len(values), 1)], dim=1)
 
-    def _by_class(self, found: Tensor) -> Tensor:
-        return torch.zeros_like(found).scatter(1, self._order, found)
+    def _by_class(self, ordered: Tensor) -> Tensor:
+        return torch.zeros_like(ordered).scatter(1, self._order, ordered)
 
 
 def _quotient(part: Tensor, whole: Tensor) -> Tensor:
@@ -152,19 +124,21 @@ def _quotient(part: Tensor, whole: Tensor) -> Tensor:
     return part / whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
-def _first_terms(kept: Kept, classes: OrderedClasses, first: int) -> Tensor:
+def _first_terms(cached: CachedForward, classes: OrderedClasses, first: int) -> Tensor:
     """Return the sum of the first terms of the trace, ``(n,)``."""
     total = torch.zeros_like(classes.weights[:, 0])
     directions = (classes.direction(i) for i in range(first))
-    for start in range(0, first, kept.together):
-        some = torch.stack(list(islice(directions, kept.together)))
-        total += (kept.products(some) * classes.weights[:, start : start + len(some)]).sum(dim=1)
+    for start in range(0, first, cached.together):
+        some = torch.stack(list(islice(directions, cached.together)))
+        total += (cached.products(some) * classes.weights[:, start : start + len(some)]).sum(dim=1)
     return total
 
 
-def _draws(kept: Kept, classes: OrderedClasses, first: int, probes: int, generator: torch.Generator | None) -> Tensor:
+def _draws(
+    cached: CachedForward, classes: OrderedClasses, first: int, probes: int, generator: torch.Generator | None
+) -> Tensor:
     """Return independent estimates of the sum of all other terms, ``(n, probes)``."""
     sums = [classes.signed_sum(first, generator) for _ in range(probes)]
-    size = kept.together
-    found = [kept.products(torch.stack(sums[start : start + size])) for start in range(0, probes, size)]
-    return torch.cat(found, dim=1) * classes.rest(first)[:, None]
+    size = cached.together
+    products = [cached.products(torch.stack(sums[start : start + size])) for start in range(0, probes, size)]
+    return torch.cat(products, dim=1) * classes.rest(first)[:, None]

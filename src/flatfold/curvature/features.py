@@ -1,8 +1,8 @@
 """Curvature of the energy in features and in logits: closed forms, exact, for single inputs and for data sets.
 
-For a last layer ``z = W h + b`` with class probabilities ``p = softmax(z)`` the energy ``logsumexp(z)`` bends by
-``diag p - p p'`` in the logits and by ``W' (diag p - p p') W`` in the features. Neither needs the features or the bias
-once the logits are known, and neither needs labels: the cross-entropy of any label has the same Hessians.
+For a last layer ``z = W h + b`` with class probabilities ``p = softmax(z)`` the energy ``logsumexp(z)`` has the Hessian
+``diag p - p p'`` in the logits and ``W' (diag p - p p') W`` in the features. Neither needs features or bias once the
+logits are known, and neither needs labels: the cross-entropy of any label has the same Hessians.
 
 All functions compute in float64 where digits could be lost and answer in the type of the logits. Eigenvalues are exact
 up to the rounding of that type, relative to the largest: pass ``logits.double()`` to see very small ones.
@@ -76,7 +76,7 @@ def feature_eigenvalues(weight: Tensor, logits: Tensor, k: int | None = None) ->
 def feature_lambda_max(weight: Tensor, logits: Tensor) -> Tensor:
     """Return the largest eigenvalue of the Hessian in the features, for each input.
 
-    Heads with more than 256 classes and features do it by iteration, to 1e-5 of the value or better.
+    For heads with more than 256 classes and features it is iterative, to 1e-5 of the value or better.
 
     Args:
         weight: Class weights of the last layer, ``(c, d)``.

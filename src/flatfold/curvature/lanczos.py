@@ -1,4 +1,4 @@
-"""The Lanczos process: a large symmetric matrix seen through a small tridiagonal one, and its largest eigenvalue."""
+"""The Lanczos process: the largest eigenvalue of a symmetric matrix, and quadrature rules for its spectrum."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,13 +13,13 @@ ROUNDING = 8  # units in the last place; two ways to compute a product of a netw
 
 
 class Tridiagonal(NamedTuple):
-    r"""What the Lanczos process knows after some steps, for each of its start vectors.
+    r"""The state of the Lanczos process after some steps, for each of its start vectors.
 
     .. math:: A\, Q_m = Q_m T_m + \beta_m\, q_{m+1} e_m^\top
 
     Attributes:
         alpha: Diagonals of :math:`T_m`, ``(starts, m)`` in float64.
-        beta: Beside the diagonal, and last :math:`\beta_m`, ``(starts, m)`` in float64; 0 from where a process ended.
+        beta: The off-diagonals, and last :math:`\beta_m`, ``(starts, m)`` in float64; 0 from where a process ended.
         scale: Largest length of a product with a vector of length 1 so far, ``(starts,)``: a lower bound of the norm.
     """
 
@@ -29,35 +29,23 @@ class Tridiagonal(NamedTuple):
 
 
 class Largest(NamedTuple):
-    """The largest eigenvalue as the Lanczos process sees it.
-
-    Attributes:
-        value: The largest Ritz value; it does not lie above the largest eigenvalue, rounding aside.
-        bound: Length of its residual, and the rounding of the products: an eigenvalue lies within this distance. The
-            error itself is smaller once the value has converged, near ``bound ** 2`` over the distance to the next one.
-        products: Products that it took.
-        converged: Whether the residual met the tolerance.
-    """
+    """The largest eigenvalue, as the Lanczos process approximates it."""
 
     value: float
+    """The largest Ritz value, at most the largest eigenvalue, rounding aside."""
     bound: float
+    """Length of its residual plus the rounding of the products: an eigenvalue is within this distance."""
     products: int
     converged: bool
 
 
 def lanczos(operator: Operator, starts: Tensor, steps: int) -> Iterator[Tridiagonal]:
-    """Yield what is known after each step, for all start vectors in lockstep.
+    """Yield the state after each of ``steps`` steps, for all start vectors ``(size, starts)`` of length 1 together.
 
     Every new vector is made orthogonal to all before it, twice, so that no eigenvalue appears a second time. The
-    process of a start vector ends early where the vectors span what the matrix maps into itself: the tridiagonal matrix
-    then has eigenvalues of the large one, exactly. Products are scaled to length 1 before anything is subtracted: a
-    matrix with entries of 1e-30 is treated like any other. All vectors are kept, ``(starts, size)`` a step in the
-    operator's type.
-
-    Args:
-        operator: The matrix.
-        starts: Vectors of length 1, ``(size, starts)``.
-        steps: At most so many steps; never more than the matrix has columns.
+    process of a start vector ends early where the vectors span an invariant subspace: the tridiagonal matrix then has
+    eigenvalues of the large one, exactly. Products are scaled to length 1 before anything is subtracted, so the scale
+    of the matrix does not matter. All vectors are kept, ``(starts, size)`` a step in the operator's type.
     """
     basis = [starts.T.contiguous()]
     scale = torch.zeros(starts.shape[1], dtype=torch.float64, device=operator.device)
@@ -68,7 +56,7 @@ def lanczos(operator: Operator, starts: Tensor, steps: int) -> Iterator[Tridiago
         alphas.append(length * _dots(basis[-1], product))
         rest, share = _unit(_orthogonal(product, basis))
         beta = length * share
-        # What is left of a vector inside the span of the others is rounding, at the latest when they span everything.
+        # What is left of a vector inside the span of the others is rounding.
         goes_on = beta > rounding(operator) * scale
         betas.append(beta * goes_on)
         basis.append(rest * goes_on[:, None])
@@ -84,14 +72,7 @@ def largest(operator: Operator, rtol: float, max_matvecs: int, generator: torch.
 
     for the largest eigenvalue :math:`\theta` of :math:`T_m` with eigenvector ``s`` and Ritz vector :math:`y = Q_m s`.
     It stops when this residual is at most ``rtol`` of the value and the value has not moved more than that since the
-    last step; or when the process ends, since the value is then exact. An eigenvalue that is zero to the precision of
-    the products counts as found when its residual is, too.
-
-    Args:
-        operator: The matrix.
-        rtol: Relative tolerance.
-        max_matvecs: Most products to spend.
-        generator: Of the start vector.
+    last step; or when the process ends, since the value is then exact.
     """
     check_above_zero("rtol", rtol, "1e-5")
     check_count("max_matvecs", max_matvecs)
@@ -100,8 +81,7 @@ def largest(operator: Operator, rtol: float, max_matvecs: int, generator: torch.
         values, vectors = ritz(state, 0)
         value, residual = float(values[-1]), float(state.beta[0, -1] * vectors[-1, -1].abs())
         tolerance = max(rtol * abs(value), noise * float(state.scale[0]))
-        # A small residual alone may be an accident: of an eigenvalue whose share in the start vector is tiny, one step
-        # sees next to nothing, the following one all.
+        # A small residual alone may be accidental, where the share of an eigenvector in the start vector is tiny.
         settled = residual <= tolerance and value - previous <= tolerance
         converged = settled or float(state.beta[0, -1]) == 0
         if converged:
@@ -111,18 +91,11 @@ def largest(operator: Operator, rtol: float, max_matvecs: int, generator: torch.
 
 
 def ritz(state: Tridiagonal, start: int) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues ``(m,)``, smallest first, and eigenvectors ``(m, m)`` of one tridiagonal matrix.
-
-    Of a process that ended early only what came before its end counts.
-
-    Args:
-        state: Of the Lanczos process.
-        start: Which start vector.
-    """
+    """Return eigenvalues ``(m,)``, smallest first, and eigenvectors ``(m, m)`` of the tridiagonal matrix of a start."""
     ended = (state.beta[start] == 0).nonzero()
     m = int(ended[0]) + 1 if len(ended) else state.alpha.shape[1]
-    beside = state.beta[start, : m - 1]
-    matrix = torch.diag(state.alpha[start, :m]) + torch.diag(beside, 1) + torch.diag(beside, -1)
+    off_diagonal = state.beta[start, : m - 1]
+    matrix = torch.diag(state.alpha[start, :m]) + torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1)
     values, vectors = torch.linalg.eigh(matrix.cpu())
     return values, vectors
 
@@ -133,7 +106,7 @@ def rounding(operator: Operator) -> float:
 
 
 def _orthogonal(vectors: Tensor, basis: list[Tensor]) -> Tensor:
-    """Return ``vectors`` less their shares along the basis; the second round takes out what the first one left."""
+    """Return ``vectors`` less their shares along the basis; the second round removes rounding of the first."""
     for _ in range(2):
         for direction in basis:
             vectors = vectors - direction * _dots(direction, vectors)[:, None].to(vectors.dtype)
@@ -142,7 +115,7 @@ def _orthogonal(vectors: Tensor, basis: list[Tensor]) -> Tensor:
 
 def _unit(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``(starts, size)`` with rows of length 1, or 0 where there is nothing, and their lengths in float64."""
-    # By the largest entry first: squares of tiny or huge entries do not exist, in float32 from 1e-23 on.
+    # By the largest entry first: squares of entries below 1e-23 are zero in float32.
     peak = vectors.abs().amax(dim=1).double()
     vectors = (vectors / peak.where(peak > 0, 1.0)[:, None]).to(vectors.dtype)
     length = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
@@ -162,19 +135,9 @@ def lanczos_quadrature(
        \approx \frac1k \sum_{j=1}^k \sum_{l=1}^m s_{jl1}^2\, f(\theta_{jl})
 
     with nodes :math:`\theta_{jl}`, the eigenvalues of the j-th tridiagonal matrix, and weights, the squared first
-    components of its eigenvectors. A rule is exact for polynomials up to degree ``2 m - 1`` in what its start vector
-    sees; what start vectors see differs, so more of them matter more than more steps. All rules advance together, one
-    product with ``(size, probes)`` a step, and ``steps + 1`` such matrices are held in memory.
-
-    Args:
-        operator: The matrix.
-        steps: Nodes of a rule, fewer where the matrix has fewer distinct eigenvalues.
-        probes: Number of rules.
-        generator: Of the start vectors.
-
-    Returns:
-        Nodes, smallest first, and weights, both ``(probes, m)`` in float64 on the CPU. A row of weights sums to 1. A
-        rule that needs fewer nodes than others repeats its last one with weight 0.
+    components of its eigenvectors: both ``(probes, m)``, in float64 on the CPU. All rules advance together, one product
+    with ``(size, probes)`` a step, and ``steps + 1`` such matrices are held in memory. A rule that has fewer nodes than
+    others repeats its last one with weight 0.
     """
     check_count("steps", steps)
     check_count("probes", probes)

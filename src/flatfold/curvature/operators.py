@@ -1,4 +1,4 @@
-"""A symmetric matrix that is only known by its products, and random vectors to multiply it with."""
+"""Curvature matrices as linear operators: products with vectors, and random vectors to multiply them with."""
 
 from __future__ import annotations
 
@@ -13,34 +13,28 @@ from torch import Tensor
 from ..core.validation import check_count
 from ..models.batches import Batch
 from .estimate import Matrix
-from .problem import Task, logit_hessian_product
+from .problem import Problem, logit_hessian_product
 
 ASYMMETRY = 1e-2  # of an entry: far beyond what rounding leaves
 ROUNDING = 1e-5  # of the norm of the matrix: a part of any network may compute in float32
 
 
 def check_symmetric(one: float, other: float, usual: float, most: float) -> None:
-    """Raise unless ``u' A v`` and ``v' A u`` are equal up to rounding: a matrix of second derivatives is symmetric.
+    """Raise unless ``one``, ``u' A v``, and ``other``, ``v' A u``, are equal up to rounding.
 
-    In torch 2.13 that of a weight normalisation is not: its second derivative is wrong.
-
-    Args:
-        one: ``u' A v``.
-        other: ``v' A u``.
-        usual: Their size where vectors have no direction in common, ``|u| |A v|`` over the root of their length.
-        most: The most they can be, ``|u| |v|`` times the norm of the matrix, as far as it is known.
+    ``usual`` is their size for vectors without a common direction, ``most`` the largest that they can be. In torch 2.13
+    the Hessian of a weight normalisation is not symmetric: its second derivative is wrong.
     """
     if abs(one - other) > ASYMMETRY * (abs(one) + abs(other) + usual) + ROUNDING * most:
         raise ValueError(
             f"a curvature matrix must be symmetric, but this one has {one:.4g} and {other:.4g} for the same two "
-            "directions. Either torch has a wrong second derivative for a step of the network, as for weight_norm "
-            "(remove the parametrization first), or there is no curvature but rounding, as in the energy of "
-            "log-probabilities (use loss='ce_pred')."
+            "directions. Either torch has a wrong second derivative, as for weight_norm (remove the parametrization "
+            "first), or the curvature is only rounding, as in the energy of log-probabilities (use loss='ce_pred')."
         )
 
 
 @contextmanager
-def told_if_missing() -> Iterator[None]:
+def explain_missing_derivatives() -> Iterator[None]:
     """Turn the error of a step that cannot be differentiated twice into a ``ValueError``."""
     try:
         yield
@@ -49,27 +43,21 @@ def told_if_missing() -> Iterator[None]:
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ValueError(
-            f"a step of the network has no second derivative: {reason}. For single inputs, and for the trace, "
-            "matrix='ggn' needs the first ones only."
+            f"a step of the network has no second derivative: {reason}. "
+            "For single inputs, and for the trace, use matrix='ggn', which needs first derivatives only."
         ) from error
 
 
 def is_about_derivatives(error: RuntimeError) -> bool:
-    """Tell whether torch, in its own words, lacks a derivative."""
+    """Tell whether an error of torch is about a missing derivative."""
     return "differentia" in str(error) or "derivative" in str(error)
 
 
 @dataclass
 class Operator:
-    """A symmetric matrix, given by what it does to vectors.
+    """A symmetric matrix, given by ``apply``, which maps ``(size, k)`` to ``(size, k)``, one vector per column.
 
-    Attributes:
-        apply: Maps ``(size, k)`` to ``(size, k)``: ``k`` vectors at once, one per column. They may lie in memory row by
-            row or column by column.
-        size: Rows and columns of the matrix.
-        dtype: In which vectors are handed over and come back.
-        device: On which they live.
-        products: Vectors multiplied so far.
+    ``products`` counts the vectors multiplied so far.
 
     Example:
         >>> operator = Operator(lambda v: 2 * v, size=3, dtype=torch.float64, device=torch.device("cpu"))
@@ -96,20 +84,19 @@ class Operator:
         if result.shape != vectors.shape:
             raise ValueError(
                 f"a product with vectors of shape {tuple(vectors.shape)} must have their shape, got "
-                f"{tuple(result.shape)}. One column goes in for each that comes out."
+                f"{tuple(result.shape)}."
             )
         if not result.isfinite().all():
             raise ValueError(
                 "products with the curvature matrix must be finite, but one has a NaN or an infinite entry. "
-                "Look at the model's weights and inputs, or take them in float64."
+                "Check the model's weights and inputs, or use float64."
             )
         self._check_symmetric(vectors, result)
         return result
 
     def _check_symmetric(self, vectors: Tensor, images: Tensor) -> None:
         """Raise if ``u' A v`` and ``v' A u`` differ, for the last vector and one before it: it costs no product."""
-        # Views would keep all columns in memory.
-        v, v_image = vectors[:, -1].double().clone(), images[:, -1].double().clone()
+        v, v_image = vectors[:, -1].double().clone(), images[:, -1].double().clone()  # views would keep all columns
         u, u_image = self._last or (vectors[:, 0].double(), images[:, 0].double())
         self._last = v, v_image
         lengths = [float(vector.norm()) for vector in (u, v, u_image, v_image)]
@@ -121,23 +108,11 @@ class Operator:
         check_symmetric(float(u @ v_image), float(v @ u_image), usual, most)
 
 
-def random_signs(operator: Operator, columns: int, generator: torch.Generator) -> Tensor:
-    """Return vectors of +1 and -1, each with even odds, ``(size, columns)``.
-
-    They are drawn one after the other where the generator lives, so a seed gives the same ones on every device, and
-    however many are asked for at once.
-    """
-    drawn = torch.empty(columns, operator.size, dtype=operator.dtype, device=generator.device)
-    for row in drawn:
-        row.bernoulli_(0.5, generator=generator)
-    return drawn.mul_(2).sub_(1).T.to(operator.device)
-
-
 def random_directions(operator: Operator, columns: int, generator: torch.Generator) -> Tensor:
     """Return vectors of length 1 in directions that are all equally likely, ``(size, columns)``.
 
-    Unlike signs, they are orthogonal to no fixed vector: none of a few eigenvectors can be missed. They are drawn in
-    the way of :func:`random_signs`.
+    They are drawn one after the other where the generator lives, so a seed gives the same ones on every device, and
+    however many are drawn at once.
     """
     drawn = torch.empty(columns, operator.size, dtype=operator.dtype, device=generator.device)
     for row in drawn:
@@ -146,13 +121,13 @@ def random_directions(operator: Operator, columns: int, generator: torch.Generat
     return drawn.T.to(operator.device)
 
 
-def batch_operator(task: Task, batch: Batch, matrix: Matrix) -> Operator:
+def batch_operator(problem: Problem, batch: Batch, matrix: Matrix) -> Operator:
     """Return the matrix of the mean loss over one batch; its graph lives as long as the operator."""
-    product, _, _ = _product(task, batch, matrix)
-    return Operator(lambda vectors: product(vectors) / batch.rows, task.size, task.dtype, task.device)
+    product, _, _ = _product(problem, batch, matrix)
+    return Operator(lambda vectors: product(vectors) / batch.rows, problem.size, problem.dtype, problem.device)
 
 
-def mean_operator(task: Task, matrix: Matrix) -> Operator:
+def mean_operator(problem: Problem, matrix: Matrix) -> Operator:
     """Return the matrix of the mean loss over all inputs; every product is a pass over the data.
 
     Where all inputs are one batch, its graph is built once and kept.
@@ -161,24 +136,24 @@ def mean_operator(task: Task, matrix: Matrix) -> Operator:
 
     def apply(vectors: Tensor) -> Tensor:
         if kept:
-            return kept[0](vectors) / task.rows
+            return kept[0](vectors) / problem.rows
         total, sums, met = torch.zeros_like(vectors), [0.0, 0.0], 0
-        for batch in task.each("product with the matrix"):
-            product, loss, size = _product(task, batch, matrix)
+        for batch in problem.each("product with the matrix"):
+            product, loss, size = _product(problem, batch, matrix)
             total += product(vectors)
             sums = [sums[0] + loss, sums[1] + size]
             met += 1
-        task.check_same(sums[0] / task.rows, sums[1] / task.rows)
+        problem.check_same(sums[0] / problem.rows, sums[1] / problem.rows)
         kept.extend([product] if met == 1 else [])
-        return total / task.rows
+        return total / problem.rows
 
-    return Operator(apply, task.size, task.dtype, task.device)
+    return Operator(apply, problem.size, problem.dtype, problem.device)
 
 
-def _product(task: Task, batch: Batch, matrix: Matrix) -> tuple[Callable[[Tensor], Tensor], float, float]:
+def _product(problem: Problem, batch: Batch, matrix: Matrix) -> tuple[Callable[[Tensor], Tensor], float, float]:
     """Return the product with the matrix of a batch's summed loss, that loss, and the sum of its largest logits."""
-    logits, values, _ = task.losses(batch)
-    parameters = list(task.parameters.values())
+    logits, values, _ = problem.losses(batch)
+    parameters = list(problem.parameters.values())
     total = values.sum()
     product = _ggn_product(logits, parameters) if matrix == "ggn" else _hessian_product(total, parameters)
     size = logits.detach().abs().amax(dim=-1).sum()
@@ -206,12 +181,12 @@ def _ggn_product(logits: Tensor, parameters: Sequence[Tensor]) -> Callable[[Sequ
 def _back(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None, create_graph: bool = False
 ) -> list[Tensor]:
-    """Return one pass back from some outputs to some inputs; it is zero for those that take no part."""
+    """Return one pass back from some outputs to some inputs, zero for those that are not used."""
     moving = [number for number, output in enumerate(outputs) if output.requires_grad]
     if not moving:
         return [torch.zeros_like(one) for one in inputs]
-    with told_if_missing():
-        found = torch.autograd.grad(
+    with explain_missing_derivatives():
+        gradients = torch.autograd.grad(
             [outputs[number] for number in moving],
             inputs,
             None if cotangents is None else [cotangents[number] for number in moving],
@@ -219,16 +194,14 @@ def _back(
             retain_graph=True,
             materialize_grads=True,
         )
-    return list(found)
+    return list(gradients)
 
 
 def _on_columns(
     product: Callable[[Sequence[Tensor]], list[Tensor]], parameters: Sequence[Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """Return a product on flat columns ``(size, k)`` from one on a vector in the shapes of the parameters.
-
-    They go one after the other: several at once, by ``is_grads_batched``, took longer in all networks of some size.
-    """
+    """Return a product on flat columns ``(size, k)`` from one on a vector in the shapes of the parameters."""
+    # One column after the other: several at once, by is_grads_batched, took longer in all but tiny networks.
     sizes = [parameter.numel() for parameter in parameters]
 
     def column(vector: Tensor) -> Tensor:

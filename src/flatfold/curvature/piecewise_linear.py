@@ -1,4 +1,4 @@
-r"""Whether the trace of the Hessian takes no more than first derivatives.
+r"""Test whether the trace of the Hessian needs first derivatives only.
 
 The Hessian of a loss is the Gauss-Newton matrix plus :math:`\sum_c \frac{\partial L}{\partial z_c} \nabla^2 z_c`. Where
 a network is piecewise linear in its activations and uses each parameter once, every logit is piecewise affine in each
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..models.batches import Batch
 from ..models.forward import forward, logits_of
 from .operators import is_about_derivatives
-from .per_sample import Parameters, uses
+from .per_sample import Parameters, count_uses
 
 # Which layers do not bend what they are given, and which others come to see what depends on the parameters.
 
@@ -45,8 +45,8 @@ PIECEWISE_LINEAR: frozenset[type[nn.Module]] = frozenset(
 
 
 def is_known(module: nn.Module) -> bool:
-    """Tell whether a module is one of these layers, or only holds others, and does what its class does."""
-    usual = "forward" not in vars(module)  # one that somebody has replaced may do anything
+    """Tell whether a module is one of these layers, or a container, with the forward of its class."""
+    usual = "forward" not in vars(module)  # a replaced one may do anything
     return usual and type(module) in PIECEWISE_LINEAR | {nn.Sequential, nn.ModuleList, nn.ModuleDict}
 
 
@@ -65,12 +65,12 @@ def others_fixed(model: nn.Module, parameters: Parameters) -> Iterator[None]:
 
 
 @contextmanager
-def unknown_behind(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Yield a list that fills with the layers of torch that are not known and are given what requires a gradient."""
-    found: list[nn.Module] = []
+def record_nonlinear(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield a list that fills with the layers of torch that are not known and whose inputs require a gradient."""
+    layers: list[nn.Module] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.extend([module] if any(map(_may_depend, (*args, *kwargs.values()))) else [])
+        layers.extend([module] if any(map(_may_depend, (*args, *kwargs.values()))) else [])
 
     with ExitStack() as hooks:
         for module in model.modules():
@@ -79,7 +79,7 @@ def unknown_behind(model: nn.Module) -> Iterator[list[nn.Module]]:
             from_torch = place.startswith("torch.nn.") or (place.startswith("torch.") and not any(module.children()))
             if from_torch and not is_known(module):
                 hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
-        yield found
+        yield layers
 
 
 def _may_depend(value: Any) -> bool:
@@ -87,24 +87,18 @@ def _may_depend(value: Any) -> bool:
     return value.requires_grad if isinstance(value, Tensor) else isinstance(value, (tuple, list, dict))
 
 
-INPUTS = 4  # of a batch, on which second derivatives are looked at
-ROUNDING = 100  # times the precision of the numbers: what is larger is no rounding error
+INPUTS = 4  # of a batch, at which second derivatives are computed
+ROUNDING = 100  # times the precision of the numbers: a larger value is not a rounding error
 
 
 def trace_is_first_order(model: nn.Module, parameters: Parameters, batch: Batch) -> bool:
     """Tell whether the Hessian and the Gauss-Newton matrix of every loss here have the same trace.
 
-    Each parameter must belong to a layer of torch that is known to be affine in it, and that runs once. Behind these
-    layers all others of torch must be known to be piecewise linear; what runs before them may be anything, for the
-    parameters do not move it. What a forward pass does between its layers, and layers from elsewhere without
-    parameters, are judged on a few inputs: the logits must not bend when the outputs of all layers are moved together.
-    This takes one second derivative. It also says no to a product of two branches, where the traces are equal but
-    nothing shows it.
-
-    Args:
-        model: In evaluation mode, on the device of the batch; gradients must be enabled.
-        parameters: Those to differentiate by, named as in the model.
-        batch: Inputs, of which a few are used, from the first to the last.
+    Each parameter must belong to a layer of torch that is known to be affine in it, and that runs once. After these
+    layers all others of torch must be known to be piecewise linear; layers before them may be anything. What a forward
+    pass does between its layers, and layers from elsewhere without parameters, are tested on a few inputs: the logits
+    must be affine when the outputs of all layers are moved together. This takes one second derivative. The answer is
+    also no for a product of two branches, although the traces are equal.
     """
     owners = _owners(model, parameters)
     if owners is None:
@@ -114,28 +108,28 @@ def trace_is_first_order(model: nn.Module, parameters: Parameters, batch: Batch)
     moved: list[tuple[nn.Module, Any]] = []
     with others_fixed(model, parameters), ExitStack() as hooks:
         for number, layer in enumerate(layers):
-            # Ahead of the hooks of others, which may bend what they are given.
+            # Before the hooks of others, which may be nonlinear.
             hook = layer.register_forward_hook(_moved_by(step, number, moved), prepend=True)
             hooks.callback(hook.remove)
-        bending = hooks.enter_context(unknown_behind(model))
+        nonlinear = hooks.enter_context(record_nonlinear(model))
         logits = logits_of(forward(model, _some_of(batch)))
-        counts, steps = uses(logits, parameters)
+        counts, steps = count_uses(logits, parameters)
         called = Counter(layer for layer, made in moved if made in steps)
         usual = all(counts[name] <= called[layer] <= 1 for name, layer in owners.items())
         # A checkpoint runs its layers again on the way back, with the hooks.
-        return usual and not bending and _is_affine_in(step, logits)
+        return usual and not nonlinear and _is_affine_in(step, logits)
 
 
 def _owners(model: nn.Module, parameters: Parameters) -> dict[str, nn.Module] | None:
     """Return the layer that each parameter belongs to, None if one of them is not known."""
     names = {id(parameter): name for name, parameter in parameters.items()}
-    found: dict[str, nn.Module] = {}
+    owners: dict[str, nn.Module] = {}
     for module in model.modules():
         own = {names[id(value)]: name for name, value in module.named_parameters(recurse=False) if id(value) in names}
         if own and not ({"weight", "bias"}.issuperset(own.values()) and is_known(module)):
             return None
-        found |= dict.fromkeys(own, module)
-    return found
+        owners |= dict.fromkeys(own, module)
+    return owners
 
 
 def _some_of(batch: Batch) -> Batch:

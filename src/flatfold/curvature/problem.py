@@ -1,9 +1,9 @@
-"""What a curvature statistic depends on: a model, some of its parameters, a loss, and batches as often as needed."""
+"""A curvature problem: a model, some of its parameters, a loss and batches, checked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,13 @@ from ..models.batches import Batch, split_batch
 from ..models.eval_mode import evaluating
 from ..models.forward import forward, logits_of
 from .estimate import LOSSES, Loss, check_choice
-from .per_sample import Parameters, check_graphs, noted_calls
+from .per_sample import Parameters, check_graphs, record_calls
 
-ALONE = 1e-2  # relative change of logits with the rest of the batch: TensorFloat-32 stays well below
+ALONE = 1e-2  # relative change of logits with the rest of the batch that rounding may explain
 
 
 def logits_per_input(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the logits of a batch, ``(n, c)`` with two classes or more, or say what came instead."""
+    """Return the logits of a batch, ``(n, c)`` with two classes or more."""
     logits = logits_of(forward(model, batch))
     if logits.ndim != 2 or len(logits) != batch.rows or logits.shape[1] < 2:
         raise ValueError(
@@ -38,65 +38,53 @@ def logits_per_input(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def check_batch_norm(model: nn.Module) -> None:
-    """Raise if a batch normalisation would mix the inputs of a batch: then no input has a curvature of its own."""
+    """Raise if a batch normalisation would mix the inputs of a batch."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             what = "is in training mode" if module.running_mean is not None else "keeps no running statistics"
             raise ValueError(
-                f"{name or 'the model'} is a batch normalisation that {what}, so that the loss of an input depends on "
-                "the others in its batch. Call model.eval(), with track_running_stats=True in that layer."
+                f"{name or 'the model'} is a batch normalisation that {what}, so the loss of an input depends on the "
+                "others in its batch. Call model.eval(), with track_running_stats=True in that layer."
             )
 
 
 def check_alone(model: nn.Module, parameters: Parameters, batch: Batch) -> None:
-    """Raise if logits change with the rest of their batch, or by themselves, or do not show the way to the parameters.
-
-    Args:
-        model: In evaluation mode, on the device of the batch; gradients must be enabled.
-        parameters: Those to differentiate by, named as in the model.
-        batch: Inputs, which are run together, and half of them by themselves.
-    """
+    """Raise if logits change with the rest of their batch, or at random, or have no graph to the parameters."""
     half = max(1, batch.rows // 2)
     with torch.no_grad():
         together = logits_per_input(model, batch)[:half]
-    with noted_calls(model, parameters) as calls:
+    with record_calls(model, parameters) as calls:
         apart = logits_per_input(model, batch.part(0, half))
     check_graphs(model, calls)
     if not apart.requires_grad:
         raise ValueError(
-            "none of the chosen parameters reaches the logits, so that nothing bends with them. Choose others, or take "
+            "none of the chosen parameters reaches the logits, so there is no curvature. Choose others, or take "
             ".detach() and torch.no_grad() out of the forward pass."
         )
     change, size = float((together - apart.detach()).abs().max()), float(together.abs().max())
-    if change > ALONE * size:  # not so for NaN, which is told where the loss is taken
+    if change > ALONE * size:  # not so for NaN, which raises where the loss is computed
         raise ValueError(
-            f"the logits of an input must depend on it alone, but in a second pass with other inputs they change by "
-            f"{change:.2g}, at a size of {size:.2g}. Look for a normalisation over the batch, for dropout that is "
-            "always on, or for an argument with as many entries as inputs that is none of theirs."
+            f"the logits of an input must depend on it alone, but with other inputs they change by {change:.2g}, at a "
+            f"size of {size:.2g}. Look for a normalisation over the batch, for dropout that is always on, or for an "
+            "argument that has as many entries as there are inputs but does not belong to them."
         )
 
 
 def targets(loss: Loss, logits: Tensor, labels: Tensor | None) -> Tensor | None:
-    """Return the class that each row is measured against, ``(n,)``; None for the energy, which needs none.
-
-    Args:
-        loss: Which loss.
-        logits: ``(n, c)``.
-        labels: ``(n,)``, where the data has them.
-    """
+    """Return the target class of each row, ``(n,)``; None for the energy, which needs none."""
     if loss == "energy":
         return None
     if loss == "ce_pred":
         return logits.detach().argmax(dim=-1)
     if labels is None:
         raise ValueError(
-            "loss='ce' needs labels, but these batches have none. Give pairs (inputs, labels), or use loss='ce_pred', "
-            "which takes the predicted class, or loss='energy'."
+            "loss='ce' needs labels, but these batches have none. Give pairs (inputs, labels), or use "
+            "loss='ce_pred' or loss='energy'."
         )
     n_classes = logits.shape[-1]
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
         raise ValueError(
-            f"labels must lie in 0..{n_classes - 1}, for the model has {n_classes} outputs, "
+            f"labels must be in 0..{n_classes - 1}, because the model has {n_classes} outputs, "
             f"got {int(labels.min())}..{int(labels.max())}."
         )
     return labels.to(logits.device)
@@ -108,25 +96,18 @@ def losses(logits: Tensor, target: Tensor | None) -> Tensor:
     .. math:: \log\sum_c e^{z_c} = z_t + \log\Big(1 + \sum_{c \ne t} e^{z_c - z_t}\Big), \qquad t = \arg\max_c z_c
 
     Its first and second derivatives, by autograd, have all digits for every input, however confident.
-
-    Args:
-        logits: ``(n, c)``.
-        target: ``(n,)``, or None for the energy.
-
-    Returns:
-        ``(n,)``.
     """
     top = logits.detach().argmax(dim=-1, keepdim=True)
     largest = logits.gather(-1, top)
-    behind = (logits - largest).scatter(-1, top, 0.0)  # no slope of 1 - 1 where the difference is to itself
-    others = behind.exp().scatter(-1, top, 0.0).sum(dim=-1).log1p()
-    return others + largest.squeeze(-1) if target is None else others - behind.gather(-1, target[:, None]).squeeze(-1)
+    gaps = (logits - largest).scatter(-1, top, 0.0)  # no slope of 1 - 1 where the difference is to itself
+    others = gaps.exp().scatter(-1, top, 0.0).sum(dim=-1).log1p()
+    return others + largest.squeeze(-1) if target is None else others - gaps.gather(-1, target[:, None]).squeeze(-1)
 
 
 def logit_hessian_product(probs: Tensor, vectors: Tensor) -> Tensor:
     """Return ``(diag p - p p') v`` for rows of probabilities ``(n, c)`` and vectors ``(..., n, c)``."""
     top = probs.argmax(dim=-1, keepdim=True).expand(*vectors.shape[:-1], 1)
-    vectors = vectors - vectors.gather(-1, top)  # a common shift changes nothing, and would leave only rounding
+    vectors = vectors - vectors.gather(-1, top)  # a common shift changes nothing but rounding
     return probs * (vectors - (vectors * probs).sum(dim=-1, keepdim=True))
 
 
@@ -135,16 +116,10 @@ ROUNDING = 100  # times the precision of the logits: what rounding may change of
 
 
 @dataclass
-class Task:
-    """A model with its parameters, a loss and data: everything that a curvature statistic depends on.
+class Problem:
+    """A model in evaluation mode on ``device``, the parameters to differentiate by, a loss, and repeatable batches.
 
-    Attributes:
-        model: In evaluation mode, on ``device``.
-        parameters: Those that the loss is differentiated by.
-        batches: Can be iterated again and again.
-        loss: Which one.
-        device: Where the model is.
-        rows: Inputs in one pass; 0 before the first.
+    ``rows`` is the number of inputs of one pass, 0 before the first.
     """
 
     model: nn.Module
@@ -154,7 +129,7 @@ class Task:
     device: torch.device
     rows: int = field(default=0, init=False)
     _mean: float | None = field(default=None, init=False)
-    _seen: int = field(default=0, init=False)
+    _checked: int = field(default=0, init=False)
 
     @property
     def size(self) -> int:
@@ -167,19 +142,18 @@ class Task:
         return next(iter(self.parameters.values())).dtype
 
     def each(self, title: str) -> Iterator[Batch]:
-        """Yield the batches, on the device, one after the other; the first pass counts the inputs.
-
-        Args:
-            title: Of the progress bar.
-        """
+        """Yield the batches on the device, with a progress bar; the first pass counts the inputs."""
         rows = 0
         for batch in track(self.batches, title):
-            told = split_batch(batch)
-            if told.rows:
-                rows += told.rows
-                ready = recordable(told.to(self.device))
-                self._look_at(ready)
-                yield ready
+            inputs = split_batch(batch)
+            if not inputs.rows:
+                continue
+            rows += inputs.rows
+            inputs = recordable(inputs.to(self.device))
+            if self._checked < min(inputs.rows, 2):  # the first batch, and the first that has several inputs
+                check_alone(self.model, self.parameters, inputs)
+                self._checked = min(inputs.rows, 2)
+            yield inputs
         if not rows:
             raise ValueError("there are no inputs: batches must yield at least one, as x or (x, labels).")
         if self.rows and rows != self.rows:
@@ -189,28 +163,17 @@ class Task:
         self.rows = rows
 
     def check_same(self, mean: float, size: float) -> None:
-        """Raise if the mean loss of a pass is not that of the first: the inputs must have been others.
-
-        Args:
-            mean: The mean loss.
-            size: The mean of the largest absolute logit, which the loss owes its rounding to.
-        """
+        """Raise if the mean loss of a pass is not that of the first, given the mean ``size`` of the largest logits."""
         if self._mean is None:
             self._mean = mean
         if abs(mean - self._mean) > SAME * abs(self._mean) + ROUNDING * torch.finfo(self.dtype).eps * size:
             raise ValueError(
-                f"the mean loss was {self._mean:.6g} in one pass over the data and {mean:.6g} in another: the batches "
-                "change. Turn random augmentation and sampling off, or give a list of batches."
+                f"the batches change: the mean loss was {self._mean:.6g} in one pass and {mean:.6g} in another. "
+                "Turn random augmentation and sampling off, or give a list of batches."
             )
 
-    def _look_at(self, batch: Batch) -> None:
-        """Check the model on the first batch, and on the first that has several inputs."""
-        if self._seen < min(batch.rows, 2):
-            check_alone(self.model, self.parameters, batch)
-            self._seen = min(batch.rows, 2)
-
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the logits ``(n, c)`` of a batch, its losses ``(n,)``, and what they were measured against."""
+        """Return the logits ``(n, c)`` of a batch, its losses ``(n,)``, and the target classes."""
         logits = logits_per_input(self.model, batch)
         target = targets(self.loss, logits, batch.labels)
         values = losses(logits, target)
@@ -218,13 +181,13 @@ class Task:
         if bad:
             raise ValueError(
                 f"the loss must be finite, but it is NaN or infinite for {bad} of {batch.rows} inputs of a batch. "
-                "Look for NaN among inputs and weights; half precision overflows."
+                "Look for NaN in inputs and weights; half precision overflows."
             )
         return logits, values, target
 
 
 def recordable(batch: Batch) -> Batch:
-    """Return a batch without tensors from ``torch.inference_mode``, which no graph may hold."""
+    """Return a batch without tensors from ``torch.inference_mode``, which cannot be part of a graph."""
 
     def ready(value: Any) -> Any:
         return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
@@ -239,52 +202,38 @@ def single_inputs(batch: Batch) -> Iterator[Batch]:
 
 
 @contextmanager
-def prepared(
+def open_problem(
     model: nn.Module,
     batches: Iterable[Any],
     loss: Loss = "energy",
     params: Sequence[str] | None = None,
     device: torch.device | str | None = None,
-) -> Iterator[Task]:
-    """Make a task, and leave the model as it was at the end: its modes, its device, its ``requires_grad``.
-
-    Args:
-        model: Returns logits.
-        batches: Inputs, or pairs of inputs and labels.
-        loss: Which one.
-        params: Names of parameters, or of modules for all parameters inside; by default all that require a gradient.
-        device: Where to run; by default where the model is.
-    """
+) -> Iterator[Problem]:
+    """Yield a problem; restore the model's modes, device and ``requires_grad`` at the end."""
     check_choice("loss", loss, LOSSES)
     check_batch_norm(model)
-    chosen = _chosen(model, params)
+    chosen = _choose(model, params)
     with recording(model, device) as place, ExitStack() as undo:
         undo.enter_context(sdpa_kernel(SDPBackend.MATH))  # the fast kernels have no second derivative
         for parameter in chosen.values():
             undo.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(True)
-        yield Task(model, chosen, _again_and_again(batches), loss, place)
+        yield Problem(model, chosen, _repeatable(batches), loss, place)
 
 
 @contextmanager
 def recording(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
-    """Record gradients of a model at rest in full precision, whatever surrounds the call; undo all of it at the end.
+    """Record gradients of a model in evaluation mode and full precision, whatever surrounds the call; yield its device.
 
-    Under ``torch.inference_mode`` nothing would be recorded, and every curvature would be 0; under ``torch.autocast``
-    it would have two digits.
-
-    Yields:
-        The device to move inputs to.
+    Under ``torch.inference_mode`` every curvature would be 0; under ``torch.autocast`` it would have two digits.
     """
-    with torch.inference_mode(False), evaluating(model, device) as place, torch.enable_grad(), _full_precision(place):
+    with torch.inference_mode(False), evaluating(model, device) as place, torch.enable_grad(), ExitStack() as stack:
+        if is_autocast_available(place.type):
+            stack.enter_context(torch.autocast(place.type, enabled=False))
         yield place
 
 
-def _full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    return torch.autocast(device.type, enabled=False) if is_autocast_available(device.type) else nullcontext()
-
-
-def _chosen(model: nn.Module, params: Sequence[str] | None) -> dict[str, nn.Parameter]:
+def _choose(model: nn.Module, params: Sequence[str] | None) -> dict[str, nn.Parameter]:
     every = dict(model.named_parameters())
     if params is None:
         chosen = {name: parameter for name, parameter in every.items() if parameter.requires_grad}
@@ -294,30 +243,28 @@ def _chosen(model: nn.Module, params: Sequence[str] | None) -> dict[str, nn.Para
             )
     else:
         names = [params] if isinstance(params, str) else list(params)
-        fits = {name: [full for full in every if full == name or full.startswith(f"{name}.")] for name in names}
-        unknown = [name for name, full in fits.items() if not full]
-        if unknown or not names:
+        matches = [{full for full in every if full == name or full.startswith(f"{name}.")} for name in names]
+        if not names or not all(matches):
             some = ", ".join(list(every)[:5])
             raise ValueError(f"params must name parameters or modules that have some, such as {some}, got {params!r}.")
-        wanted = {full for found in fits.values() for full in found}
+        wanted = set.union(*matches)
         chosen = {name: parameter for name, parameter in every.items() if name in wanted}
     bad = [name for name, parameter in chosen.items() if is_lazy(parameter) or parameter.is_inference()]
     if bad:
         raise ValueError(
-            f"gradients need parameters with values, made where gradients are recorded, but {bad[0]} is not. "
+            f"{bad[0]} has no values yet, or was made where no gradients are recorded. "
             "Call a lazy module once; make and load the model outside of torch.inference_mode()."
         )
     kinds = {parameter.dtype for parameter in chosen.values()}
     if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
-        found = ", ".join(sorted(map(str, kinds)))
         raise ValueError(
-            f"curvature needs parameters that are all float32 or all float64, got {found}. "
+            f"parameters must be all float32 or all float64, got {', '.join(sorted(map(str, kinds)))}. "
             "Second derivatives in half precision have no correct digit: call model.float()."
         )
     return chosen
 
 
-def _again_and_again(batches: Iterable[Any]) -> Iterable[Any]:
+def _repeatable(batches: Iterable[Any]) -> Iterable[Any]:
     """Return batches that can be iterated more than once."""
     bare = isinstance(batches, (Tensor, Mapping)) or (
         isinstance(batches, tuple) and len(batches) == 2 and isinstance(batches[1], Tensor) and batches[1].ndim == 1

@@ -5,8 +5,8 @@ For every loss here the Gauss-Newton matrix is :math:`J^\top (\operatorname{diag
 .. math:: \operatorname{tr} G = \sum_c p_c\, \| J^\top (e_c - p) \|^2
 
 takes a pass back for every class but one, no label and no random number. Where the network is piecewise linear and each
-parameter lies on a path at most once, the rest of the Hessian has a zero diagonal, and this is the trace of the Hessian
-itself. Only what lies behind the parameters matters: over the last linear layer it is so for every network.
+parameter is used at most once, the rest of the Hessian has a zero diagonal, and this is the trace of the Hessian
+itself. Only what comes after the parameters matters: over the last linear layer it is so for every network.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ from .estimate import Estimate, Level, Loss, Matrix, check_choice
 from .exact import ggn_traces
 from .operators import batch_operator
 from .piecewise_linear import trace_is_first_order
-from .problem import Task, prepared, single_inputs
-from .xtrace import hutch_pp, hutchinson, widening, xtrace
+from .problem import Problem, open_problem, single_inputs
+from .xtrace import widening, xtrace
 
-ESTIMATORS = {"xtrace": xtrace, "hutch++": hutch_pp, "hutchinson": hutchinson}
+Method = Literal["auto", "exact", "xtrace"]
 
-Method = Literal["auto", "exact", "xtrace", "hutch++", "hutchinson"]
-
-EXACT_CLASSES = 100  # up to so many every class is done exactly; beyond, the likeliest, and the rest is estimated
+EXACT_CLASSES = 100  # up to which every class is done exactly; beyond, the likeliest, and the rest is estimated
 TOP_CLASSES = 32
 MATVECS = 30  # of an estimate
 PROBES = 16  # for the rest of the classes
-FIRST_BATCHES = 8  # in all of which some inputs are looked at, and then in ever fewer
+FIRST_BATCHES = 8  # which are all tested for being piecewise linear; afterwards fewer and fewer
 
 
 def param_trace(
@@ -64,12 +62,12 @@ def param_trace(
         method: ``"auto"`` is exact for the Gauss-Newton matrix, and for the Hessian of networks that are found to be
             piecewise linear from the chosen parameters on, by their layers and by a few inputs of the first 8 batches,
             the 16th, the 32nd and so on. So it is for the last linear layer of every network. Otherwise it is XTrace on
-            each batch, or on each input, with vectors of its own. ``"exact"`` refuses where that is not possible.
-            ``"xtrace"``, ``"hutch++"`` and ``"hutchinson"`` estimate in any case.
+            each batch, or on each input, with independent vectors. ``"exact"`` raises where that is not possible.
+            ``"xtrace"`` estimates in any case.
         probes: Products with the matrix for an estimate, 30 by default. Among more than 100 classes, draws for those
             beyond the 32 likeliest, 16 by default.
         params: Names of parameters, or of modules, to differentiate by; by default all that require a gradient.
-        seed: Of whatever is random.
+        seed: Seed of the random vectors.
         device: Where to run; by default where the model is.
 
     Returns:
@@ -77,16 +75,16 @@ def param_trace(
     """
     check_choice("level", level, ("dataset", "sample"))
     check_choice("matrix", matrix, ("hessian", "ggn"))
-    check_choice("method", method, ("auto", "exact", *ESTIMATORS))
+    check_choice("method", method, ("auto", "exact", "xtrace"))
     if probes is not None and probes < 2:
-        raise ValueError(f"probes must be at least 2, for an error bar needs two draws, got {probes}.")
+        raise ValueError(f"probes must be at least 2, because an error bar needs two draws, got {probes}.")
     generator = torch.Generator().manual_seed(seed)
-    with prepared(model, batches, loss, params, device) as task:
-        if method in ESTIMATORS:
-            parts = list(_estimated(task, level, matrix, method, probes or MATVECS, generator))
+    with open_problem(model, batches, loss, params, device) as problem:
+        if method == "xtrace":
+            parts = _estimate_all(problem, level, matrix, probes or MATVECS, generator)
         else:
-            parts = _best(task, level, matrix, method == "exact", probes, generator)
-        return _joined(parts, task, level, matrix, seed)
+            parts = _best(problem, level, matrix, method == "exact", probes, generator)
+        return _join(parts, problem, level, matrix, seed)
 
 
 class _Part(NamedTuple):
@@ -98,107 +96,90 @@ class _Part(NamedTuple):
     matvecs: int
     rows: int
 
-    @property
-    def total(self) -> float:
-        """The sum over its inputs."""
-        return float(self.values.sum()) * self._inputs_per_value
-
-    @property
-    def variance(self) -> float:
-        """Of that sum; the errors of single inputs are independent."""
-        return 0.0 if self.stderr is None else float(self.stderr.square().sum()) * self._inputs_per_value**2
-
-    @property
-    def _inputs_per_value(self) -> int:
-        return 1 if self.values.ndim else self.rows
+    def sum(self) -> tuple[float, float]:
+        """Return the sum over its inputs, and its variance; the errors of single inputs are independent."""
+        factor = 1 if self.values.ndim else self.rows
+        variance = 0.0 if self.stderr is None else float(self.stderr.square().sum())
+        return float(self.values.sum()) * factor, variance * factor**2
 
 
 def _best(
-    task: Task, level: Level, matrix: Matrix, exactly: bool, probes: int | None, generator: torch.Generator
+    problem: Problem, level: Level, matrix: Matrix, exactly: bool, probes: int | None, generator: torch.Generator
 ) -> list[_Part]:
     """Return the traces of each batch, exact where they can be."""
     parts: list[_Part] = []
     first_order = True
-    for number, batch in enumerate(task.each("trace"), start=1):
-        if matrix == "hessian" and first_order and _is_looked_at(number):
-            first_order = trace_is_first_order(task.model, task.parameters, batch)
+    for number, batch in enumerate(problem.each("trace"), start=1):
+        tested = number <= FIRST_BATCHES or number.bit_count() == 1  # all tests together must not cost more and more
+        if matrix == "hessian" and first_order and tested:
+            first_order = trace_is_first_order(problem.model, problem.parameters, batch)
             if exactly and not first_order:
                 raise ValueError(
-                    "the trace of this network's Hessian has no exact form: it is not piecewise linear behind "
-                    "the chosen parameters, or uses one of them twice. method='auto' estimates it; matrix='ggn' is "
-                    "exact for every network."
+                    "the trace of this network's Hessian has no exact form: it is not piecewise linear after the "
+                    "chosen parameters, or uses one of them twice. Use method='auto' to estimate it, or matrix='ggn'."
                 )
-            if parts and not first_order:  # nor is there reason to trust what came before: from the beginning
-                return list(_estimated(task, level, matrix, "xtrace", probes or MATVECS, generator))
+            if parts and not first_order:  # so the parts before may be wrong, too
+                return _estimate_all(problem, level, matrix, probes or MATVECS, generator)
         if first_order:
-            parts.append(_from_classes(task, batch, exactly, probes or PROBES, generator))
+            parts.append(_from_classes(problem, batch, exactly, probes or PROBES, generator))
         else:
-            parts.extend(_by("xtrace", task, batch, level, matrix, probes or MATVECS, generator))
+            parts.extend(_estimate(problem, batch, level, matrix, probes or MATVECS, generator))
     return parts
 
 
-def _is_looked_at(number: int) -> bool:
-    """Tell whether a batch is one of the first, or of the 16th, 32nd and so on: looking must not cost more and more."""
-    return number <= FIRST_BATCHES or number.bit_count() == 1
-
-
-def _from_classes(task: Task, batch: Batch, exactly: bool, draws: int, generator: torch.Generator) -> _Part:
+def _from_classes(problem: Problem, batch: Batch, exactly: bool, draws: int, generator: torch.Generator) -> _Part:
     """Return the traces of single inputs by passes back from their classes."""
     with torch.no_grad():
-        logits, _, _ = task.losses(batch)
+        logits, _, _ = problem.losses(batch)
     some = not exactly and logits.shape[1] > EXACT_CLASSES
     values, stderr, passes = ggn_traces(
-        task.model, task.parameters, batch, TOP_CLASSES if some else None, draws, generator
+        problem.model, problem.parameters, batch, TOP_CLASSES if some else None, draws, generator
     )
     method = "likeliest classes exactly, the rest estimated" if some else "exact"
     return _Part(values, None if stderr is None else widening(draws) * stderr, method, passes, batch.rows)
 
 
-def _estimated(
-    task: Task, level: Level, matrix: Matrix, method: str, probes: int, generator: torch.Generator
-) -> Iterator[_Part]:
-    for batch in task.each("trace"):
-        yield from _by(method, task, batch, level, matrix, probes, generator)
+def _estimate_all(
+    problem: Problem, level: Level, matrix: Matrix, probes: int, generator: torch.Generator
+) -> list[_Part]:
+    batches = problem.each("trace")
+    return [part for batch in batches for part in _estimate(problem, batch, level, matrix, probes, generator)]
 
 
-def _by(
-    method: str, task: Task, batch: Batch, level: Level, matrix: Matrix, probes: int, generator: torch.Generator
+def _estimate(
+    problem: Problem, batch: Batch, level: Level, matrix: Matrix, probes: int, generator: torch.Generator
 ) -> Iterator[_Part]:
-    """Yield the estimate for a batch, or one for each of its inputs, with vectors of its own."""
+    """Yield the estimate for a batch, or one for each of its inputs, with independent vectors."""
     for inputs in single_inputs(batch) if level == "sample" else [batch]:
-        operator = batch_operator(task, inputs, matrix)
-        value, stderr = ESTIMATORS[method](operator, probes, generator)
-        told = [torch.tensor(number, dtype=torch.float64) for number in (value, stderr)]
-        yield _Part(told[0], told[1], method, operator.products, inputs.rows)
+        operator = batch_operator(problem, inputs, matrix)
+        value, stderr = torch.tensor(xtrace(operator, probes, generator), dtype=torch.float64)
+        yield _Part(value, stderr, "xtrace", operator.products, inputs.rows)
 
 
-def _joined(parts: list[_Part], task: Task, level: Level, matrix: Matrix, seed: int) -> Estimate:
+def _join(parts: list[_Part], problem: Problem, level: Level, matrix: Matrix, seed: int) -> Estimate:
     """Return one estimate from those of all batches, whose errors are independent."""
     exact = all(part.stderr is None for part in parts)
     value: float | Tensor
     stderr: float | Tensor | None
     if level == "sample":
         value = torch.cat([part.values.reshape(-1) for part in parts]).cpu()
-        stderr = torch.cat([_errors(part) for part in parts]).cpu()
+        errors = [torch.zeros_like(part.values) if part.stderr is None else part.stderr for part in parts]
+        stderr = torch.cat([error.reshape(-1) for error in errors]).cpu()
     else:
-        value = sum(part.total for part in parts) / task.rows
-        stderr = sqrt(sum(part.variance for part in parts)) / task.rows
+        totals, variances = zip(*(part.sum() for part in parts), strict=True)
+        value, stderr = sum(totals) / problem.rows, sqrt(sum(variances)) / problem.rows
     if not (torch.as_tensor(value).isfinite() & torch.as_tensor(stderr).isfinite()).all():
         raise ValueError(
-            "a trace must be finite, but it is NaN or infinite: so are derivatives of the network, or their squares. "
-            "Look for roots and logarithms of 0 in it and for huge weights, or take it in float64."
+            "the trace must be finite, but derivatives of the network, or their squares, are NaN or infinite. "
+            "Look for roots and logarithms of 0 and for huge weights, or use float64."
         )
     return Estimate(
         value,
         None if exact else stderr,
         method=parts[0].method,
         matrix=matrix,
-        loss=task.loss,
+        loss=problem.loss,
         matvecs=max(part.matvecs for part in parts),
         seed=None if exact else seed,
-        rows=task.rows,
+        rows=problem.rows,
     )
-
-
-def _errors(part: _Part) -> Tensor:
-    return (torch.zeros_like(part.values) if part.stderr is None else part.stderr).reshape(-1)

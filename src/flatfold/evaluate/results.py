@@ -212,6 +212,11 @@ class Results:
         here = {mean.over for mean in self.averages}
         return ["near", "far", "all"] if {"near", "far"} <= here else ["all"]
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The methods without figures, and why: refused ones and failed ones."""
+        return self.refused | {method: f"it failed with {error}" for method, error in self.failed.items()}
+
     @cached_property
     def cells(self) -> dict[tuple[str, str], Row | Average]:
         """The figures by method and column."""

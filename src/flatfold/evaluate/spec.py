@@ -1,9 +1,10 @@
-"""What ``--methods`` understands: ``knn``, ``knn:k=10``, ``react:percentile=95:alpha=0.5``, ``knn@id``, ``vim@ood``."""
+"""Methods as ``--methods`` names them: ``knn``, ``knn:k=10``, ``react:percentile=95:alpha=0.5``, ``knn@id``."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..detectors import get_method, hyperparameters, parse_method
+from ..detectors import get_method, hyperparameters
+from ..detectors.registry import parse_method
 
 TuneOn = Literal["id", "ood"]
 
@@ -14,8 +15,8 @@ class Spec:
 
     Args:
         name: As in the registry.
-        hyper: Hyper-parameters that are not to be the default.
-        tune: ``"id"`` tunes by masking logits of in-distribution data, ``"ood"`` on a validation set of unknown inputs.
+        hyper: Hyper-parameters that are not the default.
+        tune: ``"id"`` tunes by masking logits of ID data, ``"ood"`` on a validation set of OOD inputs.
     """
 
     name: str
@@ -24,14 +25,14 @@ class Spec:
 
     def __post_init__(self) -> None:
         method = get_method(self.name)
-        hyperparameters(self.name, **self.hyper)  # which refuses those that do not exist
+        hyperparameters(self.name, **self.hyper)  # raises for names that do not exist
         if self.tune not in (None, "id", "ood"):
-            raise ValueError(f"{self.name}@{self.tune} says nothing: a method is tuned @id or @ood.")
+            raise ValueError(f"{self.name}@{self.tune} is not valid: a method is tuned @id or @ood.")
         if self.tune and not self.grid:
-            own = "it chooses for itself" if method.tuned_on == "id" else "it has no hyper-parameter to choose"
-            raise ValueError(f"{self.label} cannot be tuned: {own}. Leave out the @.")
+            reason = "it chooses for itself" if method.tuned_on == "id" else "it has no hyper-parameter to choose"
+            raise ValueError(f"{self.label} cannot be tuned: {reason}. Leave out the @.")
         if self.tune == "id" and method.sees != "features":
-            raise ValueError(f"{self.label} cannot be: {self.name} sees inputs, not features. Tune it @ood.")
+            raise ValueError(f"{self.name} sees inputs, not features, and cannot be tuned on ID data. Use @ood.")
 
     @property
     def grid(self) -> dict[str, Any]:
@@ -40,7 +41,7 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """The name in tables and figures: it says what a reader must know, and what the method was tuned on."""
+        """The name in tables and figures, with hyper-parameters and the data it was tuned on."""
         hyper = "".join(f":{key}={value}" for key, value in self.hyper.items())
         return f"{self.name}{hyper}" + (f"@{self.tune}" if self.tune else "")
 
@@ -51,18 +52,18 @@ class Spec:
 
 
 def parse_spec(text: str) -> Spec:
-    """Return what a word of ``--methods`` asks for.
+    """Return the method that a word of ``--methods`` names.
 
     Example:
         >>> parse_spec("gen:top=10@ood")
         Spec(name='gen', hyper={'top': 10}, tune='ood')
     """
-    body, at, tune = text.strip().partition("@")
-    return Spec(*parse_method(body), tune if at else None)  # type: ignore[arg-type]  # other words are refused there
+    method, at, tune = text.strip().partition("@")
+    return Spec(*parse_method(method), tune=tune if at else None)  # type: ignore[arg-type]  # Spec checks it
 
 
 def parse_specs(text: str) -> list[Spec]:
-    """Return what ``--methods`` asks for: words with commas between them, but not those inside brackets."""
+    """Return the methods that ``--methods`` names, separated by commas; those inside brackets do not count."""
     words, depth = [""], 0
     for letter in text:
         depth += (letter in "[(") - (letter in "])")

@@ -73,7 +73,7 @@ def run_study(
     eigenvalues: dict[str, Array] = {}
     with StudyParts(out / PARTS, weights_hash(suite.model)) as parts:
         for data in track(_data_sets(suite, banks), "data sets"):
-            features = FeatureCurvature(banks.judged[data.name], banks.head)
+            features = FeatureCurvature(banks.test_sets[data.name], banks.head)
             measured[data.name] = {
                 "parameter": ParameterCurvature(suite.model, data, plan, settings, parts).measure(),
                 "feature": features.measure("feature", data.name, data.group),
@@ -178,7 +178,9 @@ def _all_detections(
     for space in measured[ID]:
         rows += detections(space, 0.0, {name: spaces[space].traces for name, spaces in measured.items()}, suite.ood)
         if space != "parameter" and alpha > 0:
-            at = {name: FeatureCurvature(bank, banks.head).traces(space, alpha) for name, bank in banks.judged.items()}
+            at = {
+                name: FeatureCurvature(bank, banks.head).traces(space, alpha) for name, bank in banks.test_sets.items()
+            }
             rows += detections(space, alpha, at, suite.ood)
     return rows
 

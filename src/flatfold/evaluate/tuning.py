@@ -1,12 +1,12 @@
-"""Hyper-parameters from data: from unknown inputs as OpenOOD does it, or from in-distribution data alone.
+"""Tune hyper-parameters on OOD inputs, as OpenOOD does, or on in-distribution data alone.
 
-**On OOD data.** Every point of a grid is fitted and judged by its AUROC between ID validation data and a validation set
-of unknown inputs; the first maximum wins (OpenOOD's "APS"). Features are there already, so no network runs.
+**On OOD data.** Every point of a grid is fitted and gets its AUROC between ID validation data and a validation set of
+OOD inputs; the first maximum wins (OpenOOD's "APS"). Features are there already, so no network runs.
 
-**On ID data.** AutoFold makes a pseudo-unknown of a sample by masking the logit of its own class. For any method that
-sees features this means: take the class out of the head and out of the data that the method learns from, and score the
-samples of that class as the unknown inputs they have become. The mean AUROC over classes judges any hyper-parameter, or
-several at once; for FOLD's exponent it is AutoFold's own curve. In-distribution data is all it ever sees.
+**On ID data.** AutoFold makes a pseudo-OOD input of a sample by masking the logit of its own class. For any method that
+sees features this means: leave the class out of the head and out of the data that the method learns from, and score the
+samples of that class as OOD inputs. The mean AUROC over classes is the criterion for any hyper-parameter, or several at
+once; for FOLD's exponent it is AutoFold's own curve.
 """
 
 import warnings
@@ -28,7 +28,7 @@ from ..core.autofold import (
 )
 from ..core.bank import FeatureBank, Head
 from ..core.metrics import auroc
-from ..core.validation import check_fit
+from ..core.validation import MethodRefused, check_fit
 from ..detectors import create, get_method
 from ..detectors.base import Detector
 
@@ -37,7 +37,7 @@ Criterion = Literal["paired", "one_vs_rest"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a grid and how it was judged, or why it could not be."""
+    """One point of a grid and its value, or the reason why the method refused it."""
 
     hyper: dict[str, Any]
     value: float | None
@@ -51,7 +51,7 @@ class Tuning:
 
     Attributes:
         method: Name in the registry.
-        hyper: The hyper-parameters that won, with those that were given: ``create(method, **hyper)``.
+        hyper: The best hyper-parameters, with those that were given: ``create(method, **hyper)``.
         tuned_on: ``"id"`` or ``"ood"``.
         trials: Every point of the grid, in the order in which they were tried.
     """
@@ -82,7 +82,7 @@ def tune(
         head: Of the model.
         val: ID validation data; with labels, unless ``ood`` is given.
         train: ID training data, for the methods that learn from it.
-        ood: Unknown inputs to tune on. Without them the choice is made on ID data alone.
+        ood: OOD inputs to tune on. Without them the choice is made on ID data alone.
         grid: Values of each hyper-parameter, the first of which varies fastest; ``alpha`` puts partial normalisation in
             front. By default OpenOOD's grid for the method.
         criterion: On ID data, ``"paired"`` compares samples with themselves, masked; ``"one_vs_rest"`` compares the
@@ -103,7 +103,7 @@ def tune(
     if entry.sees != "features":
         raise ValueError(f"{method} sees inputs, and tuning works on features. Tune it in a benchmark: {method}@ood.")
     if entry.fits_on == "train" and train is None:
-        raise ValueError(f"{method} learns from training data. Give it as train=.")
+        raise MethodRefused(f"{method} learns from training data. Give it as train=.")
     fit_bank = train if entry.fits_on == "train" and train is not None else val
     grid = {key: values for key, values in entry.grid.items() if key not in hyper} if grid is None else grid
     if twice := sorted(set(grid) & set(hyper)):
@@ -112,13 +112,13 @@ def tune(
 
     if ood is not None:
 
-        def judge(point: dict[str, Any]) -> tuple[float, float | None]:
+        def value(point: dict[str, Any]) -> tuple[float, float | None]:
             detector = create(method, **hyper, **point).fit(fit_bank, head)
             return auroc(detector(val.features), detector(ood.features)), None
 
-        return search(method, hyper, points, judge, "ood")
-    mask = _Masking(head, fit_bank, val, criterion, max_classes, seed)
-    return search(method, hyper, points, lambda point: mask(lambda: create(method, **hyper, **point)), "id")
+        return search(method, hyper, points, value, "ood")
+    masking = _Masking(head, fit_bank, val, criterion, max_classes, seed)
+    return search(method, hyper, points, lambda point: masking.auroc(lambda: create(method, **hyper, **point)), "id")
 
 
 def grid_points(grid: Mapping[str, Sequence[Any]], method: str = "this method") -> list[dict[str, Any]]:
@@ -138,42 +138,37 @@ def search(
     method: str,
     hyper: dict[str, Any],
     points: Sequence[dict[str, Any]],
-    judge: Callable[[dict[str, Any]], tuple[float, float | None]],
+    value: Callable[[dict[str, Any]], tuple[float, float | None]],
     tuned_on: Literal["id", "ood"],
 ) -> Tuning:
-    """Judge every point and take the best: the first on OOD data, the middle of exact ties on ID data.
+    """Compute the value and standard error of every point and take the best.
 
-    Points that a method refuses (more neighbours than there are samples, say) are kept with the reason; when all are
-    refused, the first reason is raised.
+    That is the first maximum on OOD data, the middle of exact ties on ID data. Points that a method refuses (more
+    neighbours than there are samples, say) are kept with the reason; when all are refused, the first reason is raised.
     """
     trials = []
     for point in points:
         try:
-            trials.append(Trial(point, *judge(point)))
-        except ValueError as error:
+            trials.append(Trial(point, *value(point)))
+        except MethodRefused as error:
             trials.append(Trial(point, None, refused=str(error)))
-    judged = [trial for trial in trials if trial.value is not None]
-    if not judged:
-        raise ValueError(f"no point of the grid can be used: {trials[0].refused}")
-    curve = torch.tensor([trial.value for trial in judged], dtype=torch.float64)
-    best = int(curve.argmax()) if tuned_on == "ood" else middle_of_maximum(curve)
-    if tuned_on == "id":
-        _warn_if_flat(method, curve, judged, judged[best])
-    return Tuning(method, {**hyper, **judged[best].hyper}, tuned_on, tuple(trials))
-
-
-def _warn_if_flat(method: str, curve: Tensor, judged: list[Trial], best: Trial) -> None:
-    stderr = torch.tensor([trial.stderr or 0.0 for trial in judged], dtype=torch.float64)
-    if why := flatness(curve, stderr):
+    valid = [trial for trial in trials if trial.value is not None]
+    if not valid:
+        raise MethodRefused(f"no point of the grid can be used: {trials[0].refused}")
+    curve = torch.tensor([trial.value for trial in valid], dtype=torch.float64)
+    best = valid[int(curve.argmax()) if tuned_on == "ood" else middle_of_maximum(curve)].hyper
+    stderr = torch.tensor([trial.stderr or 0.0 for trial in valid], dtype=torch.float64)
+    if tuned_on == "id" and (why := flatness(curve, stderr)):
         warnings.warn(
             f"the choice for {method} is hardly better than any other: the criterion is flat, {why}. "
-            f"Took {', '.join(f'{key} = {value}' for key, value in best.hyper.items())}.",
-            stacklevel=4,
+            f"Took {', '.join(f'{key} = {value}' for key, value in best.items())}.",
+            stacklevel=3,
         )
+    return Tuning(method, {**hyper, **best}, tuned_on, tuple(trials))
 
 
 class _Masking:
-    """The criterion on ID data: how well a method tells samples from pseudo-unknowns."""
+    """The criterion on ID data: the AUROC of a method between samples and pseudo-OOD inputs."""
 
     def __init__(
         self, head: Head, fit_bank: FeatureBank, val: FeatureBank, criterion: str, max_classes: int | None, seed: int
@@ -181,30 +176,30 @@ class _Masking:
         if criterion not in ("paired", "one_vs_rest"):
             raise ValueError(f"criterion must be paired or one_vs_rest, got {criterion!r}.")
         if val.labels is None:
-            raise ValueError("tuning on ID data masks the class of each sample, but val has no labels. Give them.")
+            raise MethodRefused("tuning on ID data masks the class of each sample, but val has no labels. Give them.")
         self.head, self.fit_bank, self.val, self.criterion = head, fit_bank, val, criterion
-        known = val.labels if fit_bank.labels is None else val.labels[torch.isin(val.labels, fit_bank.labels)]
-        if len(known) < len(val):
+        labels = val.labels if fit_bank.labels is None else val.labels[torch.isin(val.labels, fit_bank.labels)]
+        if len(labels) < len(val):
             warnings.warn("samples of classes that the training data does not have are left out.", stacklevel=4)
-        self.groups = group_rows(val.labels, calibration_classes(known, max_classes, seed, "tuning on ID data"))
+        self.groups = group_rows(val.labels, calibration_classes(labels, max_classes, seed, "tuning on ID data"))
 
     @torch.no_grad()
-    def __call__(self, make: Callable[[], Detector]) -> tuple[float, float]:
+    def auroc(self, make: Callable[[], Detector]) -> tuple[float, float]:
         """Return the mean AUROC over classes and its standard error."""
         features = self.val.features
         if self.criterion == "one_vs_rest":
             masked = torch.stack([detector(features) for _, detector in self._masked(make)])
             value, stderr = one_vs_rest_auroc(masked.double(), self.groups)
         else:
-            known = make().fit(self.fit_bank, self.head)(features)
-            masked = known.clone()
+            scores = make().fit(self.fit_bank, self.head)(features)
+            masked = scores.clone()
             for rows, detector in self._masked(make):
                 masked[rows] = detector(features[rows])
-            value, stderr = paired_auroc(known.double(), masked.double(), self.groups)
+            value, stderr = paired_auroc(scores.double(), masked.double(), self.groups)
         return float(value), float(stderr)
 
     def _masked(self, make: Callable[[], Detector]) -> Iterator[tuple[Tensor, Detector]]:
-        """Yield the rows of each class and a detector that has never met it."""
+        """Yield the rows of each class and a detector that was fitted without it."""
         labels = cast(Tensor, self.val.labels)
         for label in self.groups.classes.tolist():
             yield labels == label, make().fit_without(self.fit_bank, self.head, label)

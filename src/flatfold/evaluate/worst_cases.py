@@ -1,7 +1,6 @@
-"""The images on which a method was most wrong: known ones that looked unknown, unknown ones that looked known."""
+"""The images with the most misleading scores: ID images with high ones, OOD images with low ones."""
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,66 +9,52 @@ from PIL import Image
 from ..models.sources import ImageSource
 from ..models.transform import in_mode
 from .banks import Banks
-from .methods import Judged
+from .methods import MethodResult
 from .results import ID, WorstCase
 from .suites.suite import Suite
 
 SHOWN = 8  # images of each data set
-
 SIDE = 64  # pixels of the longer side of a thumbnail
 
 
-Thumbnails = dict[str, NDArray[np.uint8]]
+def worst_cases(
+    evaluated: Sequence[MethodResult], suite: Suite, banks: Banks
+) -> tuple[list[WorstCase], dict[str, NDArray[np.uint8]]]:
+    """Return the worst images of each method and data set, worst first, and a thumbnail of every one of them.
 
-
-class _Place(NamedTuple):
-    """An image by its data set, its number there, and its position among those that could be read."""
-
-    dataset: str
-    row: int
-    position: int
-
-
-def most_wrong(judged: Iterable[Judged], suite: Suite, banks: Banks) -> tuple[list[WorstCase], Thumbnails]:
-    """Return the worst images of each method and data set, worst first, and a small copy of every one of them.
-
-    Args:
-        judged: The methods with their scores.
-        suite: Where the images come from; a data set of features has none to show.
-        banks: What the network saw in them.
+    A data set of features has no images to show.
     """
-    every = {ID: suite.test} | {ood.name: ood.images for ood in suite.ood}
-    sources = {name: source for name, source in every.items() if isinstance(source, ImageSource)}
-    found = [(each, place) for each in judged for place in _worst(each, banks) if place.dataset in sources]
-    pictures = {place: sources[place.dataset].picture(place.row) for place in dict.fromkeys(p for _, p in found)}
-    wrong = []
-    for each, place in found:
-        labels = sources[ID].labels if place.dataset == ID else None
-        label = None if labels is None else int(labels[place.row])
-        wrong.append(_described(each, place, pictures[place][0], label, banks))
-    return wrong, {f"{place.dataset}/{place.row}": thumbnail(pixels) for place, (_, pixels) in pictures.items()}
-
-
-def _worst(judged: Judged, banks: Banks) -> Iterator[_Place]:
-    for dataset, scores in judged.scores.items():
-        order = np.argsort(-scores if dataset == ID else scores, kind="stable")
-        for position in order[:SHOWN].tolist():
-            yield _Place(dataset, banks.row_of(dataset, position), position)
-
-
-def _described(judged: Judged, place: _Place, name: str, label: int | None, banks: Banks) -> WorstCase:
-    score = judged.scores[place.dataset][place.position]
-    features = banks.judged[place.dataset].features[place.position : place.position + 1]
-    return WorstCase(
-        method=judged.run.method,
-        dataset=place.dataset,
-        row=place.row,
-        name=name,
-        score=float(score),
-        share=float((judged.scores[ID] < score).mean()),
-        predicted=int(banks.head(features).argmax()),
-        label=label,
-    )
+    sources = {ID: suite.test} | {ood.name: ood.images for ood in suite.ood}
+    cases, thumbnails, names = [], {}, {}
+    for result in evaluated:
+        for dataset, scores in result.scores.items():
+            source = sources[dataset]
+            if not isinstance(source, ImageSource):
+                continue
+            order = np.argsort(-scores if dataset == ID else scores, kind="stable")
+            for position in order[:SHOWN].tolist():
+                row = banks.row_of(dataset, position)
+                key = f"{dataset}/{row}"
+                if key not in thumbnails:
+                    names[key], pixels = source.picture(row)
+                    thumbnails[key] = thumbnail(pixels)
+                logits = banks.head(banks.test_sets[dataset].features[position : position + 1])
+                score, label = scores[position], None
+                if dataset == ID and source.labels is not None:
+                    label = int(source.labels[row])
+                cases.append(
+                    WorstCase(
+                        method=result.run.method,
+                        dataset=dataset,
+                        row=row,
+                        name=names[key],
+                        score=float(score),
+                        share=float((result.scores[ID] < score).mean()),
+                        predicted=int(logits.argmax()),
+                        label=label,
+                    )
+                )
+    return cases, thumbnails
 
 
 def thumbnail(pixels: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -244,7 +244,7 @@ def scored(name: str, banks: Banks, **hyper: Any) -> Scores:
         **hyper: Hyper-parameters of the method.
     """
     detector = create(name, **hyper).fit(banks.val, banks.head).eval()
-    return {dataset: detector(bank.features).float().numpy() for dataset, bank in banks.judged.items()}
+    return {dataset: detector(bank.features).float().numpy() for dataset, bank in banks.test_sets.items()}
 
 
 def logit_traces(banks: Banks, alpha: float) -> Scores:
@@ -254,7 +254,7 @@ def logit_traces(banks: Banks, alpha: float) -> Scores:
         banks: Features; ``id`` stands for the known test images.
         alpha: The exponent.
     """
-    judged = {name: FeatureCurvature(bank, banks.head) for name, bank in banks.judged.items()}
+    judged = {name: FeatureCurvature(bank, banks.head) for name, bank in banks.test_sets.items()}
     return {name: curvature.traces("logit", alpha).astype(np.float32) for name, curvature in judged.items()}
 
 
@@ -435,7 +435,7 @@ def separations(banks: Banks, alphas: Mapping[Normalisation, float], seed: int =
         alphas: The exponent of each normalisation.
         seed: Of the bootstrap.
     """
-    norms = {name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.judged.items()}
+    norms = {name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.test_sets.items()}
     kinds = {kind: scored("fold", banks, alpha=alphas[kind]) for kind in NORMALISATIONS}
     rows = []
     for column, members in columns(norms).items():

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.shaping import check_alpha
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings
-from ..evaluate.methods import NO_TRAIN, InputJudge, peak_memory
+from ..evaluate.methods import NO_TRAIN, InputMethodRunner, peak_memory
 from ..evaluate.results import MethodRun, in_family
 from ..evaluate.spec import Spec, parse_spec
 from ..evaluate.suites.suite import Suite
@@ -226,10 +226,10 @@ class _Measure:
         return prepare
 
     def _on_images(self, run: MethodRun) -> Prepare:
-        judge = InputJudge(self.suite, Path(), self.settings)
+        judge = InputMethodRunner(self.suite, Path(), self.settings)
 
         def prepare() -> Action:
-            detector = judge.fitted(run.name, run.hyper)
+            detector = judge.fit(run.name, run.hyper)
             return lambda: detector(self.images)
 
         return prepare

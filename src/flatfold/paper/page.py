@@ -438,7 +438,7 @@ def _warnings(materials: Sequence[Material]) -> list[object]:
     """Return everything that makes these numbers others than they seem, each once."""
     where: dict[str, list[str]] = {}
     for material in materials:
-        refused = material.results.refused | material.ablations.refused
+        refused = material.results.left_out | material.ablations.refused
         told = [f"{method} was left out: {reason}" for method, reason in refused.items()]
         told += material.results.suite.get("deviations") or []
         if material.ablations.alphas["partial"] == 1:

@@ -11,7 +11,7 @@ from typing import Any
 from .. import __version__
 from ..evaluate.banks import Settings, extract_all, short_key
 from ..evaluate.results import Results, load_results
-from ..evaluate.runner import checked_specs, forget, provenance, run
+from ..evaluate.runner import check_specs, forget, provenance, run
 from ..evaluate.study import forget_study, run_study
 from ..evaluate.study_results import JSON as STUDY
 from ..evaluate.study_results import Study
@@ -84,7 +84,7 @@ class _Reproduction:
     def _benchmark(self) -> None:
         tuning = self.suite.ood_val is not None
         self.banks = extract_all(self.suite, self.place / "banks", self.settings, tuning)
-        specs = checked_specs(self.plan.specs(self.banks), self.suite)
+        specs = check_specs(self.plan.specs(self.banks), self.suite)
         self.results: Results = run(self.suite, specs, self.place, self.settings)
         self.results.save(self.place)
 

@@ -50,13 +50,13 @@ def _left_out(groups: dict[str, list[Results]], rows: Sequence[SummaryRow]) -> l
     sentences = []
     for family, group in groups.items():
         shown = {row.method for row in rows if row.family == family}
-        methods = dict.fromkeys(name for run in group for name in (*(m.method for m in run.methods), *run.refused))
+        methods = dict.fromkeys(name for run in group for name in (*(m.method for m in run.methods), *run.left_out))
         sentences += [f"{family}: {_reason(method, group)}" for method in methods if method not in shown]
     return sentences
 
 
 def _reason(method: str, group: Sequence[Results]) -> str:
-    refusals = [(suite_title(run.suite), run.refused[method]) for run in group if method in run.refused]
+    refusals = [(suite_title(run.suite), run.left_out[method]) for run in group if method in run.left_out]
     if len(refusals) == len(group):
         return f"{method} was left out: {refusals[0][1]}"
     missing = f"{method} is not in every run and left out here."

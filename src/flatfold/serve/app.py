@@ -19,7 +19,6 @@ from .service import Service
 from .settings import Settings, error_response, unavailable
 
 _GET = ["GET", "HEAD"]
-
 _ROUTING_ERRORS = {
     404: "unknown path. Available: / (the page), /score, /stream, /metrics, /healthz.",
     405: "method not allowed. /score takes POST, all other paths take GET.",
@@ -49,7 +48,7 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
     if service.settings.token is not None:
         backend = BearerToken(service.settings.token)
         app.add_middleware(AuthenticationMiddleware, backend=backend, on_error=backend.reject)
-    app.add_middleware(AccessMiddleware, settings=service.settings, metrics=service.metrics)  # the outermost
+    app.add_middleware(AccessMiddleware, settings=service.settings, count=service.metrics.count_answer)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _query_error)
     _add_routes(app, service)
@@ -82,9 +81,10 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    return error_response(error.status_code, _ROUTING_ERRORS.get(error.status_code, error.detail), error.headers)
+    message = _ROUTING_ERRORS.get(error.status_code, error.detail)
+    return error_response(HTTPException(error.status_code, message, error.headers))
 
 
 async def _query_error(request: Request, error: Any) -> Response:
     value = request.query_params.get("explain", "")[:80]
-    return error_response(422, f"query parameter 'explain' must be 'true' or 'false', got {value!r}.")
+    return error_response(HTTPException(422, f"query parameter 'explain' must be 'true' or 'false', got {value!r}."))

@@ -10,16 +10,15 @@ import asyncio
 from typing import cast
 
 import h11
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from .middleware import SECURITY_HEADERS
-from .settings import RETRY, error_response
+from .settings import error_response, unavailable
 
 MAX_CONNECTIONS = 512  # that are served; each is an open file
-
 IDLE_SECONDS = 1.0  # without a request, after which a connection is closed when others need its place
-
 LINGER_SECONDS = 2.0  # for a client to read its last answer
 
 
@@ -62,7 +61,7 @@ class DeadlineProtocol(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()  # the answer was sent already
             return
-        answer = _last_answer(400, "invalid HTTP/1.1 request.")
+        answer = _last_answer(HTTPException(400, "invalid HTTP/1.1 request."))
         head = h11.Response(status_code=400, headers=answer.raw_headers, reason=STATUS_PHRASES[400])
         for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
@@ -98,7 +97,7 @@ class DeadlineProtocol(H11Protocol):
         elif len(self.connections) > 2 * MAX_CONNECTIONS:
             self.transport.abort()  # even an answer takes an open file
         else:
-            self.app = _last_answer(503, "too many connections. Try again later.", RETRY)
+            self.app = _last_answer(unavailable("too many connections"))
             self._set_deadline(LINGER_SECONDS)
 
 
@@ -107,8 +106,8 @@ def protocol_with_deadline(seconds: float) -> type[DeadlineProtocol]:
     return type("DeadlineProtocol", (DeadlineProtocol,), {"seconds": seconds})
 
 
-def _last_answer(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def _last_answer(error: HTTPException) -> JSONResponse:
     """Return an answer that does not pass the middleware, and closes its connection."""
-    response = error_response(status, message, headers)
+    response = error_response(error)
     response.raw_headers += [*SECURITY_HEADERS, (b"connection", b"close")]
     return response

@@ -7,6 +7,7 @@ import hmac
 import logging
 import re
 from base64 import b64encode
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from importlib.resources import files
@@ -21,13 +22,10 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .metrics import Metrics
-from .settings import RETRY, Settings, error_response
+from .settings import Settings, error_response, unavailable
 
 PUBLIC_PATH = "/healthz"  # needs no token
-
 CLIENT_CLOSED = 499  # status counted for a request whose client did not wait for the answer
-
 DRAIN_SECONDS, DRAIN_BYTES = 5.0, 2**26  # limits on reading the rest of a refused body
 
 log = logging.getLogger(__name__)
@@ -61,8 +59,8 @@ SECURITY_HEADERS = [
 class AccessMiddleware:
     """Check length, host and origin of each request, add the security headers, and turn every error into JSON."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
-        self.settings, self.metrics = settings, metrics
+    def __init__(self, app: ASGIApp, settings: Settings, count: Callable[[str, int, float], None]) -> None:
+        self.settings, self._count = settings, count
         self.app = self._with_cors(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,27 +73,25 @@ class AccessMiddleware:
         try:
             await self._answer(scope, exchange)
         finally:
-            self.metrics.count_answer(scope["path"], exchange.status or CLIENT_CLOSED, perf_counter() - started)
+            self._count(scope["path"], exchange.status or CLIENT_CLOSED, perf_counter() - started)
 
     async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
+        response: ASGIApp
         try:
             self._check(scope, Headers(scope=scope))
-        except HTTPException as error:
-            response = error_response(error.status_code, error.detail, error.headers)
-            await response(scope, exchange.receive, exchange.send)
-            return
-        try:
             await self.app(scope, exchange.receive, exchange.send)
             return
+        except HTTPException as error:  # of the check; the routes answer theirs
+            response = error_response(error)
         except ClientDisconnect:
             return
         except asyncio.CancelledError:  # by uvicorn, which stops waiting for running requests
-            response = error_response(503, "the service is shutting down. Try again later.", RETRY)
+            response = self._with_cors(error_response(unavailable("the service is shutting down")))
         except Exception:
             log.exception("a request failed")
-            response = error_response(500, "internal error; see the server log.")
+            response = self._with_cors(error_response(HTTPException(500, "internal error; see the server log.")))
         if exchange.status is None:
-            await self._with_cors(response)(scope, exchange.receive, exchange.send)
+            await response(scope, exchange.receive, exchange.send)
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
         """Let web pages of the allowed origins read what an app answers."""
@@ -125,7 +121,7 @@ class AccessMiddleware:
 
 
 class _Exchange:
-    """One request and its answer: adds headers, remembers the status and whether the body was read."""
+    """One request and its answer: adds the headers, and remembers the status and whether the body was read."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.status: int | None = None
@@ -184,4 +180,4 @@ class BearerToken(AuthenticationBackend):
         headers = {"WWW-Authenticate": "Bearer"}
         if conn.scope["path"] == "/" and conn.scope.get("method") in ("GET", "HEAD"):
             return Response(PAGE, 401, headers, "text/html")
-        return error_response(401, str(error), headers)
+        return error_response(HTTPException(401, str(error), headers))

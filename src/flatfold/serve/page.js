@@ -1,14 +1,14 @@
-// Names of files and of classes, and the sentences of the service, are text and never markup: textContent alone takes them.
+// Names of files and classes, and messages of the service, are text and never markup: only textContent takes them.
 const AT_ONCE = 4; // requests under way: the service scores together what comes together
 const MOST_CARDS = 60;
 const PAUSE = 2000; // milliseconds between two looks at the stream
-const LEVEL = 0.01; // p-values up to here are called more than chance
-const SMALLEST = 1e-300; // p-values below are not told apart
+const LEVEL = 0.01; // p-values up to this one are called more than chance
+const SMALLEST = 1e-300; // smaller p-values are shown as one bound
 const UNREACHABLE = "The service cannot be reached. Is it still running, and the network up? Then try again.";
-const UNREADABLE = "This file cannot be read. Is it a folder, or was it moved since? Choose the images themselves.";
-const CUT_OFF = "The service is there, but ended the connection while this file was sent. Is it too large? Try a smaller one.";
-const REFUSED = "This token was refused. Is it complete, and the one of this service? Type it again.";
-const SPACED = "A token is a row of letters, digits and signs without spaces. Type it again.";
+const UNREADABLE = "This file cannot be read. Is it a folder, or was it moved? Choose the images themselves.";
+const CUT_OFF = "The service closed the connection while this file was sent. Is it too large? Try a smaller one.";
+const REFUSED = "The service refused this token. Check it and type it again.";
+const SPACED = "A token consists of letters, digits and signs without spaces. Type it again.";
 const part = (id) => document.getElementById(id);
 
 // Numbers as text
@@ -48,7 +48,7 @@ async function ask(path, options = {}) {
   if (answer.status === 401 && used !== token) return ask(path, options); // the right one came in between
   const body = await answer.json().catch(() => null);
   if (answer.ok && body) return body;
-  const sentence = body?.error ?? `The service answered with status ${answer.status} and said no more. Try again.`;
+  const sentence = body?.error ?? `The service answered with status ${answer.status} without a message. Try again.`;
   throw Object.assign(new Error(sentence), { status: answer.status });
 }
 
@@ -124,7 +124,7 @@ function finish({ file, card }, row) {
   const numbers = `p = ${figures(row.p_value)} · score ${figures(row.score, 4)}`;
   const said = (row.explanation ?? "").replace(/^(un)?known \(p = [^)]*\): /, ""); // both stand above it
   const why = said.replaceAll(" %", "\u00a0%");
-  write(card, verdict, { "verdict b": verdict, class: row.is_ood ? `taken for ${name}` : name, numbers, why });
+  write(card, verdict, { "verdict b": verdict, class: row.is_ood ? `predicted: ${name}` : name, numbers, why });
   last = { score: row.score, verdict };
   part("status").textContent = `${file.name}: ${verdict}, ${name}, p = ${figures(row.p_value)}.`;
 }
@@ -168,14 +168,14 @@ async function score(item) {
   const { signal } = round;
   running += 1;
   item.card ??= newCard(item.file);
-  write(item.card, "waiting", { "verdict b": "looking" });
+  write(item.card, "waiting", { "verdict b": "scoring" });
   try {
     finish(item, (await send(item.file, signal)).rows[0]);
   } catch (error) {
     if (signal.aborted) return;
     if (error.status === 401) {
       waiting.unshift(item);
-      write(item.card, "waiting", { "verdict b": "waits for the token" });
+      write(item.card, "waiting", { "verdict b": "waiting for the token" });
       lock();
     } else fail(item, error);
   } finally {
@@ -212,7 +212,7 @@ part("clear").addEventListener("click", () => {
   part("cards").replaceChildren();
   part("none").hidden = false;
   part("clear").hidden = true;
-  part("status").textContent = "Cleared. What the service has seen it goes on counting.";
+  part("status").textContent = "Cleared. The counts of the service are kept.";
   part("files").focus();
   draw();
 });

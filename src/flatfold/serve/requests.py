@@ -23,13 +23,9 @@ from ..models.transform import Transform
 from .settings import too_large, unavailable
 
 FEATURES, FORM = "application/octet-stream", "multipart/form-data"
-
 DECODE_SECONDS = 10.0  # for one file: 2 MB can be made to take minutes, as a JPEG of 30,000 scans
-
 MAX_NAME = 200  # characters of a file name that are kept
-
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # TIFF tags
-
 _TIFF_NUMBERS = {3: "H", 4: "I"}  # TIFF types of these tags
 
 
@@ -44,22 +40,23 @@ def limit_body(request: Request, max_body: int, take: Callable[[int], None]) -> 
     """Return the request with a body that raises as soon as it exceeds ``max_body`` or the memory limit ``take``."""
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise HTTPException(415, "unsupported Content-Encoding. Send the body uncompressed.")
-    limit = f"{max_body / 1e6:g} MB"
-    error = too_large("the request body is too large", limit, "Send fewer inputs at once or a smaller image")
-    if int(request.headers.get("content-length", "0")) > max_body:  # an integer: the server has checked it
-        raise error
     received = 0
+
+    def check(size: int) -> None:
+        if size > max_body:
+            advice = "Send fewer inputs at once or a smaller image"
+            raise too_large("the request body is too large", f"{max_body / 1e6:g} MB", advice)
 
     async def receive() -> Message:
         nonlocal received
         message = await request.receive()
         size = len(message.get("body", b""))
         received += size
-        if received > max_body:
-            raise error
+        check(received)
         take(size)
         return message
 
+    check(int(request.headers.get("content-length", "0")))  # an integer: the server has checked it
     return Request(request.scope, receive)
 
 

@@ -16,7 +16,6 @@ from .deadline import protocol_with_deadline
 from .service import Service
 
 KEEP_ALIVE_SECONDS = 5
-
 SHUTDOWN_SECONDS = 2.0  # for threads that still run after all requests have ended
 
 
@@ -36,23 +35,14 @@ def is_loopback(host: str) -> bool:
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket that already listens; port 0 takes any free port."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
-        raise OSError(f"{host!r} is not an address of this machine: {error.strerror}.") from error
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(2048)
-    except OSError as error:
-        bound.close()
         raise OSError(
             f"cannot listen on {host} port {port}: {error.strerror}. "
             "Try another --port (0 takes any free one) or another --host."
         ) from error
-    return bound
 
 
 def address_of(bound: socket.socket) -> str:

@@ -1,4 +1,4 @@
-"""From batches of inputs to rows of an answer, and the live monitor that counts them."""
+"""From batches of inputs to rows of an answer, and counts of all rows so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ..scoring.guard import Guard
 from ..scoring.monitor import Monitor
 
 EXPLAINED_PAIRS = 3  # pairs of classes that an explanation names
-
 _INPUT_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError)
 
 Row = dict[str, Any]
@@ -41,29 +40,10 @@ class Input(NamedTuple):
         return self.kind, self.values.shape
 
 
-class LiveMonitor:
-    """A monitor that one thread may read while another one counts."""
-
-    def __init__(self, calibrated: CalibratedDetector) -> None:
-        self._monitor, self._empty = Monitor.of(calibrated), Monitor.of(calibrated)
-        self._lock = threading.Lock()
-
-    def add(self, verdict: Verdict) -> None:
-        """Count a verdict."""
-        with self._lock:
-            self._monitor.add(verdict)
-
-    def snapshot(self) -> Monitor:
-        """Return a copy of the monitor."""
-        with self._lock:
-            return self._monitor + self._empty
-
-
 class Scorer:
     """Score inputs of one kind and shape; the row of an input does not depend on the other inputs of its batch.
 
     Attributes:
-        monitor: Counts the verdicts.
         transform: How images are prepared; None without a model, which leaves features only.
     """
 
@@ -86,12 +66,18 @@ class Scorer:
         self.names = names
         made_by = self.calibrated.detector.made_by
         self.method = made_by[0] if made_by else type(self.calibrated.detector).__name__
-        self.monitor = LiveMonitor(self.calibrated)
+        self._live, self._empty = Monitor.of(self.calibrated), Monitor.of(self.calibrated)
+        self._lock = threading.Lock()  # other threads read the live monitor
         self.explains = self._can_explain()
+
+    def monitor(self) -> Monitor:
+        """Return a copy of the live monitor of all verdicts so far."""
+        with self._lock:
+            return self._live + self._empty
 
     def facts(self) -> dict[str, Any]:
         """Return the guard's settings and the counts so far as JSON values; None for missing or infinite numbers."""
-        calibration, monitor = self.calibrated.calibration, self.monitor.snapshot()
+        calibration, monitor = self.calibrated.calibration, self.monitor()
         bins = monitor.histogram()
         return {
             "method": self.method,
@@ -135,7 +121,8 @@ class Scorer:
         else:
             verdict = Verdict(result.logits, *self.calibrated(result.features, result.logits))
         explanations = self._explanations(inputs, result.features, verdict)
-        self.monitor.add(verdict)
+        with self._lock:
+            self._live.add(verdict)
         columns = (verdict.logits.argmax(dim=-1), verdict.score, verdict.p_value, verdict.is_ood)
         rows = []
         for i, (predicted, score, p_value, is_ood) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):

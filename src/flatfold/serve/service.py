@@ -1,4 +1,4 @@
-"""One request from its body to its rows: reading, decoding, batching, and the memory that all requests share."""
+"""A request from its body to its rows: decoding, batching, the memory that all requests share, and metrics."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple
 
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from .. import __version__
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
-from .metrics import Metrics
+from ..scoring.monitor import Monitor
 from .requests import FEATURES, FORM, File, decode_features, decode_image, limit_body, read_body, read_form
 from .scorer import Input, Row, Scorer
 from .settings import Settings, too_large, unavailable
 
+ROUTES = frozenset({"/", "/score", "/stream", "/healthz", "/metrics"})
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MEMORY = 2**30  # bytes of all bodies and prepared inputs; what decoders and the model need comes on top
-
 DECODERS = 2  # threads that decode images; each may need memory for the largest image allowed
-
+Score = Callable[[Sequence[Input]], Sequence[Row | Exception]]
 _FEATURES_HINT = f"features as {FEATURES} (little-endian float32)"
-
-_T = TypeVar("_T")
 
 
 class Service:
-    """A guard with its queue, threads, counters and limits.
-
-    Attributes:
-        closing: Whether the service is about to end.
-    """
+    """A guard with its queue, threads, counters and limits."""
 
     def __init__(self, guard: Guard | CalibratedDetector, settings: Settings) -> None:
         self.settings = settings
@@ -42,7 +42,7 @@ class Service:
         self.metrics = Metrics(self.scorer.monitor, self.scorer.method, lambda: self.batcher.waiting)
         self.batcher = Batcher(self.scorer, settings.max_batch, settings.max_waiting, self.metrics.count_batch)
         self.memory = MemoryLimit(max(MEMORY, 4 * settings.max_body))
-        self.closing = False
+        self.closing = False  # whether the service is about to end
         self._decoders = ThreadPoolExecutor(DECODERS, "flatfold-images")
 
     async def score(self, request: Request, explain: bool) -> list[Row]:
@@ -89,29 +89,25 @@ class Service:
     async def _answer(self, kind: str, files: list[File], explain: bool, take: Callable[[int], None]) -> list[Row]:
         try:
             async with asyncio.timeout(self.settings.timeout):
-                decode = self._decode_features if kind == FEATURES else self._decode_images
-                rows = await self.batcher.rows(await decode(files, explain, take))
+                rows = await self.batcher.rows(await self._decode(kind, files, explain, take))
         except TimeoutError:
             raise unavailable(f"no answer within {self.settings.timeout:g} seconds, the service is busy") from None
         return rows if kind != FORM else [{"name": file.name} | row for file, row in zip(files, rows, strict=True)]
 
-    async def _decode_features(self, files: list[File], explain: bool, take: Callable[[int], None]) -> list[Input]:
-        limits = self.scorer.width, self.settings.max_waiting
-        features = await self._in_thread(decode_features, files[0].content, *limits)
-        return [Input("features", row, f"row {i} of the features", explain) for i, row in enumerate(features)]
-
-    async def _decode_images(self, files: list[File], explain: bool, take: Callable[[int], None]) -> list[Input]:
-        inputs = []
+    async def _decode(self, kind: str, files: list[File], explain: bool, take: Callable[[int], None]) -> list[Input]:
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._decoders)
+        if kind == FEATURES:
+            width, max_rows = self.scorer.width, self.settings.max_waiting
+            features = await in_thread(decode_features, files[0].content, width, max_rows)
+            return [Input("features", row, f"row {i} of the features", explain) for i, row in enumerate(features)]
+        transform, inputs = self.scorer.transform, []
+        assert transform is not None  # as _media_type has checked
         for i, (name, content) in enumerate(files):  # one by one, so that memory is taken before the next is decoded
             label = "the image" if name is None else f"the image {name!r}" if name else f"image {i}"
-            options = self.scorer.transform, self.settings.max_pixels
-            values = await self._in_thread(decode_image, content, label, *options)
+            values = await in_thread(decode_image, content, label, transform, self.settings.max_pixels)
             take(values.nbytes)
             inputs.append(Input("image", values, label, explain))
         return inputs
-
-    async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, function, *arguments)
 
 
 async def _cancel_on_disconnect(request: Request, rows: Awaitable[list[Row]]) -> list[Row]:
@@ -174,13 +170,7 @@ class Batcher:
     event loop's thread.
     """
 
-    def __init__(
-        self,
-        score: Callable[[Sequence[Input]], Sequence[Row | Exception]],
-        max_batch: int,
-        max_waiting: int,
-        count_batch: Callable[[int], object],
-    ) -> None:
+    def __init__(self, score: Score, max_batch: int, max_waiting: int, count_batch: Callable[[int], object]) -> None:
         self._score, self._max_batch, self._max_waiting, self._count_batch = score, max_batch, max_waiting, count_batch
         self._queue: deque[_Waiting] = deque()
         self._thread = ThreadPoolExecutor(1, "flatfold-model")
@@ -239,3 +229,55 @@ class Batcher:
             (batch if fits else rest).append(entry)
         self._queue = rest
         return batch
+
+
+class Metrics:
+    """Counters of one service, in the text format of Prometheus."""
+
+    def __init__(self, monitor: Callable[[], Monitor], method: str, waiting: Callable[[], int]) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter("flatfold_requests", "Requests answered.", ["route", "status"], registry=registry)
+        self._refused = Counter(
+            "flatfold_refused", "Requests answered with a status of 400 or more.", registry=registry
+        )
+        self._seconds = Histogram("flatfold_request_seconds", "From request to answer.", ["route"], registry=registry)
+        self._batches = Histogram(
+            "flatfold_batch_size", "Inputs in one forward pass.", buckets=BATCH_SIZES, registry=registry
+        )
+        Info("flatfold_build", "What is running.", registry=registry).info({"version": __version__, "method": method})
+        registry.register(_LiveCollector(monitor, waiting))
+
+    def count_batch(self, size: int) -> None:
+        """Count one forward pass."""
+        self._batches.observe(size)
+
+    def count_answer(self, path: str, status: int, seconds: float) -> None:
+        """Count one answer; unknown paths share a label, or they would fill the memory."""
+        route = path if path in ROUTES else "other"
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+        if status >= 400:
+            self._refused.inc()
+
+    def text(self) -> bytes:
+        """Return all metrics in the text format."""
+        return generate_latest(self._registry)
+
+
+class _LiveCollector(Collector):
+    """Metrics that are computed when Prometheus asks."""
+
+    def __init__(self, monitor: Callable[[], Monitor], waiting: Callable[[], int]) -> None:
+        self._monitor, self._waiting = monitor, waiting
+
+    def collect(self) -> Iterable[Metric]:
+        monitor = self._monitor()
+        yield CounterMetricFamily("flatfold_inputs", "Inputs scored.", value=monitor.seen)
+        yield CounterMetricFamily("flatfold_alarms", "Inputs that raised an alarm.", value=monitor.alarms)
+        yield GaugeMetricFamily(
+            "flatfold_alarm_rate", "Share of alarms, NaN before the first.", value=monitor.alarm_rate
+        )
+        yield GaugeMetricFamily(
+            "flatfold_drift", "Distance of the scores from the calibration scores, 0 to 1.", value=monitor.drift
+        )
+        yield GaugeMetricFamily("flatfold_waiting", "Inputs that wait for the model.", value=self._waiting())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -11,11 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-
 MIN_TOKEN = 16  # characters
-
-RETRY = {"Retry-After": "1"}
-
 _HOST = r"[a-z0-9._-]+|\[[0-9a-f:.]+\]"
 
 
@@ -81,9 +76,9 @@ def too_large(problem: str, limit: str, advice: str) -> HTTPException:
 
 def unavailable(problem: str) -> HTTPException:
     """Return the error of a request that may succeed when it is sent again (503)."""
-    return HTTPException(503, f"{problem}. Try again later.", RETRY)
+    return HTTPException(503, f"{problem}. Try again later.", {"Retry-After": "1"})
 
 
-def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return the answer to a failed request; clients read the message, so it must not reveal internals."""
-    return JSONResponse({"error": message}, status, headers)
+def error_response(error: HTTPException) -> JSONResponse:
+    """Return the answer to a failed request; clients read its message, so that it must not reveal internals."""
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)

@@ -150,7 +150,7 @@ def test_the_loss_and_the_matrix_reach_the_parameters(suite, tmp_path):
 
 def test_feature_statistics_are_those_of_the_dense_hessian(whole):
     study, banks = whole
-    for name, bank in banks.judged.items():
+    for name, bank in banks.test_sets.items():
         dense = feature_hessians(bank, banks.head, 0)
         traces = dense.diagonal(dim1=1, dim2=2).sum(-1).numpy()
         np.testing.assert_allclose(study.traces[f"feature/{name}"], traces, rtol=1e-6)
