@@ -165,7 +165,7 @@ def test_the_finding_tells_where_unknown_images_do_not_exceed_the_known(five, un
         ),
         (
             with_values(five, two, c__parameter__lambda_max=0.8),
-            ["in 4 of 5", "× 0.800 to 2.00", "Not so in c (λmax over parameters × 0.800)."],
+            ["in 4 of 5", "× 0.800 to 2.00", ". Not so in c (λmax over parameters × 0.800)."],
             [],
         ),
         (with_values(five, two, c__logit__trace=0.1), ["in all 5"], ["Not so"]),  # logits are not counted
