@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatfold import FolderImages, Transform, UnreadableImage, extract, load_bank
-from flatfold.models.bank_store import StoredBank
+from flatfold.models.bank_store import read_shards
 from flatfold.models.feature_files import open_features
 from flatfold.models.layers import labelled_batches, read_first_batch, score_inputs
 from tests.refusals import refused
@@ -123,7 +123,7 @@ def assert_left_out(tmp_path, broken, **settings):
     assert torch.equal(load_bank(out).features, bank.features)
     assert torch.equal(open_features(out).bank().features, bank.features)
     assert open_features(out).rows == len(kept)
-    reasons = {row: reason for shard in StoredBank.open(out).shards(verify=True) for row, reason in shard[2].items()}
+    reasons = {row: reason for shard in read_shards(out, verify=True) for row, reason in shard[2].items()}
     assert list(reasons) == list(broken)
     assert all(f"{row:03d}.png could not be read" in reason for row, reason in reasons.items())
     model = Net()

@@ -181,6 +181,9 @@ class PartStore:
     def remove(self) -> None:
         """Remove the directory: its content is somewhere else now."""
         self.clear()
+        if self._lock is not None:
+            for path in self.folder.glob(".tmp??????"):  # of safetensors, in a process that was killed
+                path.unlink(missing_ok=True)
         self.close()
         if self.folder.is_dir():
             sweep(self.folder)

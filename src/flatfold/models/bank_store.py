@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -45,7 +47,7 @@ class Shard(NamedTuple):
 
 
 class _Form(msgspec.Struct):
-    """The entries of a bank's key that say which tensors a shard has."""
+    """The entries of a bank's key that describe the tensors of a shard."""
 
     width: _Count
     dtype: Literal["float32", "float64"]
@@ -53,7 +55,7 @@ class _Form(msgspec.Struct):
 
 
 class _Info(msgspec.Struct):
-    """Facts that a bank keeps: part i covers the rows from ``i * shard_rows`` on; ``rows`` is known at the end."""
+    """The info of a bank: part i covers the rows from ``i * shard_rows`` on; ``rows`` is known at the end."""
 
     shard_rows: _Count
     rows: _Count | None = None
@@ -85,83 +87,32 @@ def load_bank(path: Path | str, verify: bool = True) -> FeatureBank:
         FileNotFoundError: There is no such directory.
         DamagedBank: Something is missing, unfinished, or not as it was written.
     """
-    folder = StoredBank.open(path)
-    shards = list(folder.shards(verify))
-    features = [shard.features for shard in shards]
-    labels = [shard.labels for shard in shards if shard.labels is not None]
+    shards = list(read_shards(path, verify))
+    features, labels, _ = shards[0]
+    if len(shards) > 1:
+        features = torch.cat([shard.features for shard in shards])
+        labels = None if labels is None else torch.cat([shard.labels for shard in shards if shard.labels is not None])
     try:
-        return FeatureBank(_join(features), _join(labels) if labels else None)
+        return FeatureBank(features, labels)
     except (TypeError, ValueError) as error:
         raise DamagedBank(f"the bank in {path} holds values that a bank may not have: {error}") from error
 
 
-@dataclass(frozen=True)
-class StoredBank:
-    """A finished bank on disk, read shard by shard."""
-
-    folder: Path
-    key: dict[str, str]
-    shard_rows: int
-    rows: int
-
-    @classmethod
-    def open(cls, path: Path | str) -> StoredBank:
-        """Read the manifest of a bank."""
-        folder = Path(path)
-        if not folder.is_dir():
-            raise FileNotFoundError(f"there is no bank at {folder}: no such directory. Check the path.")
-        with _bank_errors(folder):
-            manifest = read_manifest(folder)
-            info = _info(manifest.info)
-        if info.rows is None:
-            raise DamagedBank(
-                f"the bank in {folder} is not finished. Call extract(..., out=...) again: it continues there."
-            )
-        return cls(folder, manifest.key, info.shard_rows, info.rows)
-
-    def names(self) -> Iterator[str]:
-        """Yield the names of all shards in order; a hostile manifest may promise any number of them."""
-        return (shard_name(start // self.shard_rows) for start in range(0, self.rows, self.shard_rows))
-
-    def shards(self, verify: bool) -> Iterator[Shard]:
-        """Yield the shards in order, mapped into memory."""
-        left = self.rows
-        for name in self.names():
-            yield _read_shard(self.folder, name, self.key, min(self.shard_rows, left), verify)
-            left -= self.shard_rows
-
-
-class MemoryBank:
-    """Rows kept in memory until the end of a run."""
-
-    rows: int | None = None
-    confirmed = True
-
-    def __init__(self) -> None:
-        self.unreadable: dict[int, str] = {}
-        self._features: list[Tensor] = []
-        self._labels: list[Tensor] = []
-
-    def missing(self, start: int, stop: int) -> list[range]:
-        """Return all of it: no earlier run has left anything."""
-        return [range(start, stop)] if start < stop else []
-
-    def add(self, rows: range, features: Tensor, labels: Tensor | None, unreadable: Mapping[int, str]) -> None:
-        """Take the features of those rows that could be read, and the reasons of the others."""
-        self._features.append(features)
-        self._labels += [] if labels is None else [labels]
-        self.unreadable |= unreadable
-
-    def end(self, rows: int) -> None:
-        """Note that the data has ``rows`` rows."""
-        self.rows = rows
-
-    def finish(self) -> FeatureBank:
-        """Return the bank of all rows."""
-        return FeatureBank(torch.cat(self._features), torch.cat(self._labels) if self._labels else None)
-
-    def close(self) -> None:
-        """Do nothing: no file is open."""
+def read_shards(path: Path | str, verify: bool) -> Iterator[Shard]:
+    """Yield the shards of a finished bank in order, mapped into memory."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no bank at {folder}: no such directory. Check the path.")
+    with _bank_errors(folder):
+        manifest = read_manifest(folder)
+        info = _convert(manifest.info, _Info)
+    if info.rows is None:
+        raise DamagedBank(
+            f"the bank in {folder} is not finished. Call extract(..., out=...) again: it continues there."
+        )
+    for start in range(0, info.rows, info.shard_rows):
+        size = min(info.shard_rows, info.rows - start)
+        yield _read_shard(folder, shard_name(start // info.shard_rows), manifest.key, size, verify)
 
 
 @dataclass
@@ -173,63 +124,22 @@ class _Pending:
     unreadable: dict[int, str] = field(default_factory=dict)
     covered: int = 0
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all features, and all labels if there are any."""
+        features = {"features": torch.cat(self.features)}
+        return features | ({"labels": torch.cat(self.labels)} if self.labels else {})
 
-class BankWriter:
-    """Rows written to a directory in shards of fixed size, in any number of runs.
 
-    Shard i always covers the rows from ``i * shard_rows`` on, whatever the batch size. When an earlier run has left
-    shards, nothing is written before the network has given, for rows of one of them, what is stored there.
+class RowSink(ABC):
+    """Takes the rows of a run; ``rows`` is None until the end of the data was met."""
 
-    Args:
-        path: The directory; intact shards of a bank of the same key are kept, and so is its ``shard_rows``.
-        key: Everything that the rows depend on.
-        width: Number of columns.
-        dtype: Of the rows, float32 or float64.
-        labels: Whether the rows have labels.
-        shard_rows: Rows in a shard of a new bank.
-        computed_in: The dtype in which the network computes.
-        scores: Whether the rows are scores, which are compared by how far they vary and not by their size.
+    shard_rows = sys.maxsize
+    confirmed = True
 
-    Attributes:
-        rows: Number of rows, None until the end of the data was met.
-        first_stored: The first row that an earlier run has stored, or None.
-        confirmed: Whether the network gives what an earlier run has stored.
-    """
-
-    def __init__(
-        self,
-        path: Path | str,
-        key: Mapping[str, str],
-        *,
-        width: int,
-        dtype: torch.dtype,
-        labels: bool,
-        shard_rows: int,
-        computed_in: torch.dtype = torch.float32,
-        scores: bool = False,
-    ) -> None:
-        if isinstance(shard_rows, bool) or not isinstance(shard_rows, int) or shard_rows < 1:
-            raise ValueError(f"shard_rows must be a positive whole number, got {shard_rows!r}. 4096 is the default.")
-        self.folder = Path(path)
-        with _bank_errors(self.folder):
-            if (self.folder / MANIFEST).exists() and "data" not in read_manifest(self.folder).key:
-                raise ValueError(f"{path} holds a bank that extract did not write and cannot continue. {_ELSEWHERE}")
-            full_key = {**key, **_form(width, dtype, labels)}
-            self._store = PartStore(self.folder, full_key, {"shard_rows": shard_rows, "rows": None})
-            info = _info(self._store.info)
-        self.rows, self.shard_rows = info.rows, info.shard_rows
-        self._tolerance = _HALF_TOLERANCE.get(computed_in, TOLERANCE)
-        self._scores = scores
+    def __init__(self) -> None:
+        self.rows: int | None = None
         self._pending: dict[int, _Pending] = {}
         self._finished: dict[int, dict[int, str]] = {}  # the unreadable rows of each finished shard
-        for index in [int(name) for name in self._store if name.isdecimal()]:
-            if self._size(index) > 0:
-                with suppress(DamagedBank):  # of a run with other shards, whose manifest was lost
-                    self._finished[index] = self._read(index).unreadable
-        self.first_stored = next((row for index in sorted(self._finished) for row in self._stored_rows(index)), None)
-        self.confirmed = self.first_stored is None
-        if self._finished and not self._is_complete():
-            log.info("continuing the bank in %s: %d shards are there", self.folder, len(self._finished))
 
     @property
     def unreadable(self) -> dict[int, str]:
@@ -243,6 +153,80 @@ class BankWriter:
         indices = range(start // size, -(-stop // size)) if start < stop else ()
         return [range(max(start, i * size), min(stop, i * size + size)) for i in indices if i not in self._finished]
 
+    def add(self, rows: range, features: Tensor, labels: Tensor | None, unreadable: Mapping[int, str]) -> None:
+        """Take the features of those rows that could be read; rows of finished shards are passed over."""
+        read = [row for row in rows if row not in unreadable]
+        for part in self.missing(rows.start, rows.stop):
+            mine = slice(bisect_left(read, part.start), bisect_left(read, part.stop))
+            pending = self._pending.setdefault(part.start // self.shard_rows, _Pending())
+            pending.features.append(features[mine])
+            pending.labels += [] if labels is None else [labels[mine]]
+            pending.unreadable |= {row: reason for row, reason in unreadable.items() if row in part}
+            pending.covered += len(part)
+
+    def end(self, rows: int) -> None:
+        """Note that the data has ``rows`` rows."""
+        self.rows = rows
+
+    @abstractmethod
+    def finish(self) -> FeatureBank:
+        """Return the bank of all rows."""
+
+    def close(self) -> None:  # noqa: B027 - only some have files
+        """Let other processes write to the directory, if there is one."""
+
+
+class MemoryBank(RowSink):
+    """Rows kept in memory."""
+
+    def finish(self) -> FeatureBank:
+        """Return the bank of all rows."""
+        return FeatureBank(**self._pending[0].tensors())
+
+
+class BankWriter(RowSink):
+    """Rows written to a directory in shards of fixed size, in any number of runs.
+
+    Shard i always covers the rows from ``i * shard_rows`` on, whatever the batch size. Intact shards of an earlier run
+    with the same key are kept, and so is its ``shard_rows``; then nothing is written before the network, which computes
+    in ``computed_in``, has given for rows of one of them what is stored there. ``scores`` are compared by how far they
+    vary and not by their size. ``first_stored`` is the first row that an earlier run has left.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        key: Mapping[str, str],
+        *,
+        width: int,
+        labels: bool,
+        shard_rows: int,
+        dtype: torch.dtype = torch.float32,
+        computed_in: torch.dtype = torch.float32,
+        scores: bool = False,
+    ) -> None:
+        if isinstance(shard_rows, bool) or not isinstance(shard_rows, int) or shard_rows < 1:
+            raise ValueError(f"shard_rows must be a positive whole number, got {shard_rows!r}. 4096 is the default.")
+        super().__init__()
+        self.folder = Path(path)
+        with _bank_errors(self.folder):
+            if (self.folder / MANIFEST).exists() and "data" not in read_manifest(self.folder).key:
+                raise ValueError(f"{path} holds a bank that extract did not write and cannot continue. {_ELSEWHERE}")
+            full_key = {**key, **_form(width, dtype, labels)}
+            self._store = PartStore(self.folder, full_key, {"shard_rows": shard_rows, "rows": None})
+            info = _convert(self._store.info, _Info)
+        self.rows, self.shard_rows = info.rows, info.shard_rows
+        self._tolerance = _HALF_TOLERANCE.get(computed_in, TOLERANCE)
+        self._scores = scores
+        for index in [int(name) for name in self._store if name.isdecimal()]:
+            if self._size(index) > 0:
+                with suppress(DamagedBank):  # of a run with other shards, whose manifest was lost
+                    self._finished[index] = self._read(index).unreadable
+        self.first_stored = next((row for index in sorted(self._finished) for row in self._stored_rows(index)), None)
+        self.confirmed = self.first_stored is None
+        if self._finished and not self._is_complete():
+            log.info("continuing the bank in %s: %d shards are there", self.folder, len(self._finished))
+
     def confirm(self, rows: Sequence[int], features: Tensor) -> None:
         """Compare rows, those that could be read, with what an earlier run stored for them, if it did."""
         for index in sorted({row // self.shard_rows for row in rows} & self._finished.keys()):
@@ -255,19 +239,12 @@ class BankWriter:
                 return
 
     def add(self, rows: range, features: Tensor, labels: Tensor | None, unreadable: Mapping[int, str]) -> None:
-        """Take the features of those rows that could be read; rows of finished shards are passed over."""
+        """Take the features of those rows that could be read, and write the shards that are complete."""
         if self.rows is not None and rows.stop > self.rows:
             raise ValueError(self._other_rows(f"at least {rows.stop}"))
-        read = [row for row in rows if row not in unreadable]
         if not self.confirmed:
-            self.confirm(read, features)
-        for part in self.missing(rows.start, rows.stop):
-            mine = slice(bisect_left(read, part.start), bisect_left(read, part.stop))
-            pending = self._pending.setdefault(part.start // self.shard_rows, _Pending())
-            pending.features.append(features[mine])
-            pending.labels += [] if labels is None else [labels[mine]]
-            pending.unreadable |= {row: reason for row, reason in unreadable.items() if row in part}
-            pending.covered += len(part)
+            self.confirm([row for row in rows if row not in unreadable], features)
+        super().add(rows, features, labels, unreadable)
         self._write_pending()
 
     def end(self, rows: int) -> None:
@@ -306,9 +283,7 @@ class BankWriter:
     def _write_pending(self) -> None:
         for index, pending in list(self._pending.items()):
             if self.confirmed and pending.covered == self._size(index):
-                tensors = {"features": torch.cat(pending.features)}
-                tensors |= {"labels": torch.cat(pending.labels)} if pending.labels else {}
-                self._store.write(shard_name(index), tensors, {"unreadable": pending.unreadable})
+                self._store.write(shard_name(index), pending.tensors(), {"unreadable": pending.unreadable})
                 self._finished[index] = pending.unreadable
                 del self._pending[index]
 
@@ -336,35 +311,21 @@ class BankWriter:
         )
 
 
-Sink = MemoryBank | BankWriter
-
-
 def shard_name(index: int) -> str:
     """Return the name of the part that holds a shard."""
     return f"{index:05d}"
 
 
 def _form(width: int, dtype: torch.dtype, labels: bool) -> dict[str, str]:
-    """Return the entries of a key that say which tensors a shard has."""
     return {"width": str(width), "dtype": str(dtype).removeprefix("torch."), "labels": "yes" if labels else "no"}
-
-
-def _info(info: Mapping[str, Any]) -> _Info:
-    try:
-        return msgspec.convert(info, _Info)
-    except msgspec.ValidationError as error:
-        raise DamagedFile(f"it is not the manifest of a bank: {error}") from error
 
 
 def _read_shard(folder: Path, name: str, key: Mapping[str, str], size: int, verify: bool) -> Shard:
     """Return a shard that covers ``size`` rows, mapped into memory."""
     with _bank_errors(folder, name):
         info, tensors = read_part(folder, name, key, verify)
-        try:
-            unreadable = msgspec.convert(info.get("unreadable"), dict[int, str], str_keys=True)
-            form = msgspec.convert(key, _Form, strict=False)
-        except msgspec.ValidationError as error:
-            raise DamagedFile(str(error)) from error
+        unreadable: dict[int, str] = _convert(info.get("unreadable"), dict[int, str])
+        form = _convert(key, _Form)
         rows = size - len(unreadable)
         wanted: dict[str, Any] = {"features": ((rows, form.width), DTYPES[form.dtype])}
         if form.labels == "yes":
@@ -372,6 +333,13 @@ def _read_shard(folder: Path, name: str, key: Mapping[str, str], size: int, veri
         if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != wanted:
             raise DamagedFile("it does not hold the tensors that the manifest promises")
         return Shard(tensors["features"], tensors.get("labels"), unreadable)
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=kind is not _Form, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise DamagedFile(f"it is not that of a bank: {error}") from error
 
 
 @contextmanager
@@ -382,11 +350,5 @@ def _bank_errors(folder: Path, name: str = "") -> Iterator[None]:
     except FileNotFoundError as error:
         raise DamagedBank(f"{folder} is not a bank: it has no {MANIFEST}. Check the path, or extract again.") from error
     except DamagedFile as error:
-        place = (
-            f"{folder / name}.safetensors is not as it was written: " if name else f"the bank in {folder} is damaged: "
-        )
-        raise DamagedBank(f"{place}{str(error).rstrip('.')}. {_AGAIN}") from error
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        what = f"{folder / name}.safetensors is not as it was written" if name else f"the bank in {folder} is damaged"
+        raise DamagedBank(f"{what}: {str(error).rstrip('.')}. {_AGAIN}") from error

@@ -1,4 +1,4 @@
-"""What a data loader yields, taken apart: arguments for the model on one side, labels on the other."""
+"""Batches of a data loader, split into arguments for the model and labels."""
 
 from __future__ import annotations
 
@@ -12,23 +12,13 @@ from torch import Tensor
 from ..core.validation import check_labels
 
 LABEL_KEYS = ("labels", "label", "y", "target", "targets")
-
 INPUT_KEYS = ("x", "image", "images", "input", "inputs")
-
 _PREPARED = "Images, arrays and paths become one tensor first: torch.stack([transform(image) for image in images])."
-
 _KNOWN = "Use a tensor, a pair (x, y), or a dict such as {'pixel_values': x, 'labels': y}."
 
 
 class Batch(NamedTuple):
-    """One batch: call the model as ``model(*args, **kwargs)``.
-
-    Attributes:
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        labels: ``(n,)`` int64, or None when the loader gives none.
-        rows: Number of inputs n.
-    """
+    """One batch of ``rows`` inputs: call the model as ``model(*args, **kwargs)``; labels are ``(n,)`` int64 or None."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -42,26 +32,30 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> Batch:
         """Return this batch with its inputs on ``device``; labels stay where they are."""
-        args = tuple(_moved(value, device) for value in self.args)
-        return self._replace(args=args, kwargs={name: _moved(value, device) for name, value in self.kwargs.items()})
+
+        def move(value: Any) -> Any:
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        kwargs = {name: move(value) for name, value in self.kwargs.items()}
+        return self._replace(args=tuple(map(move, self.args)), kwargs=kwargs)
 
     def one_per_input(self, value: Any) -> bool:
-        """Tell whether an argument is a tensor with an entry for each input."""
+        """Return whether an argument is a tensor with an entry for each input."""
         return isinstance(value, Tensor) and value.ndim > 0 and len(value) == self.rows
 
     def part(self, start: int, stop: int) -> Batch:
         """Return inputs ``start`` to ``stop``; an argument that does not come once per input goes with any of them."""
 
-        def part(value: Any) -> Any:
+        def cut(value: Any) -> Any:
             return value[start:stop] if self.one_per_input(value) else value
 
-        kwargs = {name: part(value) for name, value in self.kwargs.items()}
+        kwargs = {name: cut(value) for name, value in self.kwargs.items()}
         labels = None if self.labels is None else self.labels[start:stop]
-        return Batch(tuple(part(value) for value in self.args), kwargs, labels, len(range(self.rows)[start:stop]))
+        return Batch(tuple(map(cut, self.args)), kwargs, labels, len(range(self.rows)[start:stop]))
 
 
 def split_batch(batch: Any) -> Batch:
-    """Take a batch apart.
+    """Split a batch into inputs and labels.
 
     Args:
         batch: A tensor; ``(x,)`` or ``(x, y)``, where x may be a dict of keyword arguments; or a dict. In a dict the
@@ -74,17 +68,22 @@ def split_batch(batch: Any) -> Batch:
     """
     inputs, labels = _inputs_and_labels(batch)
     args, kwargs = _arguments(inputs)
-    rows = _count(args, kwargs)
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if not tensors:
+        raise TypeError(f"a batch must hold a tensor for the model, got {sorted(kwargs) or 'none'}. {_KNOWN}")
+    if tensors[0].ndim == 0:
+        raise ValueError("a batch must have a first dimension that counts its inputs, got a tensor without dimensions.")
+    rows = len(tensors[0])
     return Batch(args, kwargs, None if labels is None else _class_indices(labels, rows), rows)
 
 
 def _inputs_and_labels(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
-        found = [name for name in LABEL_KEYS if name in batch]
-        if len(found) > 1:
-            raise ValueError(f"a batch must have one entry of labels, got {' and '.join(map(repr, found))}. Drop one.")
-        inputs = {str(name): value for name, value in batch.items() if name not in found}
-        return inputs, batch[found[0]] if found else None
+        names = [name for name in LABEL_KEYS if name in batch]
+        if len(names) > 1:
+            raise ValueError(f"a batch must have one entry of labels, got {' and '.join(map(repr, names))}. Drop one.")
+        inputs = {str(name): value for name, value in batch.items() if name not in names}
+        return inputs, batch[names[0]] if names else None
     if isinstance(batch, (tuple, list)):
         if len(batch) not in (1, 2):
             raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN} {_PREPARED}")
@@ -94,23 +93,11 @@ def _inputs_and_labels(batch: Any) -> tuple[Any, Any]:
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
-        names = [str(name) for name in inputs]
-        if len(names) == 1 and names[0] in INPUT_KEYS:
-            return (inputs[names[0]],), {}
-        return (), {str(name): value for name, value in inputs.items()}
+        kwargs = {str(name): value for name, value in inputs.items()}
+        return (tuple(kwargs.values()), {}) if len(kwargs) == 1 and kwargs.keys() <= set(INPUT_KEYS) else ((), kwargs)
     if not isinstance(inputs, Tensor):
         raise TypeError(f"a batch must hold a tensor, got {type(inputs).__name__}. {_KNOWN} {_PREPARED}")
     return (inputs,), {}
-
-
-def _count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the number of inputs: the length of the first tensor."""
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    if not tensors:
-        raise TypeError(f"a batch must hold a tensor for the model, got {sorted(kwargs) or 'none'}. {_KNOWN}")
-    if tensors[0].ndim == 0:
-        raise ValueError("a batch must have a first dimension that counts its inputs, got a tensor without dimensions.")
-    return len(tensors[0])
 
 
 def _class_indices(labels: Any, rows: int) -> Tensor:
@@ -126,7 +113,3 @@ def _class_indices(labels: Any, rows: int) -> Tensor:
     indices: Tensor = labels.detach().cpu().long()
     check_labels(indices, rows)
     return indices
-
-
-def _moved(value: Any, device: torch.device | str) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""Image files on disk: find them, tell their classes, decode them."""
+"""Image files on disk: find them, label them by folder, decode them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..core.validation import TooManyPixels, UnreadableImage
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
-# What those names stand for, whatever a file is called: Pillow knows kinds that start another program (EPS) besides.
+# The formats of those names, whatever a file is called: Pillow also knows some that start another program (EPS).
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
-# Errors of the system that speak of the file: it is not there, is none, or (EINVAL) leads to a place outside of itself.
-# All others pass - a full table of open files, a disk or a server that did not answer - and would come back otherwise.
-_OF_THE_FILE = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
+# Errors of the system about the file itself: it does not exist, is not a file, or (EINVAL) leads outside of itself.
+# All others may go away: too many open files, a disk or a server that did not answer.
+_FILE_ERRORS = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
 
 _NO_FOLDER = {errno.ENOTDIR, errno.EBADF, errno.ELOOP}  # of a link that leads nowhere
 
@@ -33,17 +33,12 @@ _TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 def read_image(file: Path | str | BinaryIO, name: str | None = None, most_pixels: int | None = None) -> Image.Image:
     """Return the decoded image in a file: a BMP, GIF, JPEG, PNG, PPM (PGM, PBM), TIFF or WEBP, whatever its name.
 
-    Args:
-        file: A path or an open binary file.
-        name: What to call it in an error message; the path unless given.
-        most_pixels: Width times height up to which an image is decoded; None for the limit of Pillow, which holds in
-            any case.
+    Errors call it ``name``. Images of more than ``most_pixels`` pixels, or more than Pillow allows, are not decoded.
 
     Raises:
-        UnreadableImage: It is not there, or no image, or only part of one.
+        UnreadableImage: It does not exist, is not an image, or only part of one.
         TooManyPixels: It declares a larger size than is decoded, and may be meant to fill the memory.
-        OSError: The system could not read it (no permission, too many open files, a failing disk), which says nothing
-            about the image.
+        OSError: The system could not read it (no permission, too many open files), whatever the image is like.
         MemoryError: Likewise.
     """
     called = str(name or file)
@@ -54,13 +49,15 @@ def read_image(file: Path | str | BinaryIO, name: str | None = None, most_pixels
     except MemoryError as error:
         raise MemoryError(f"{called} could not be read: there was no memory left. Try fewer workers.") from error
     except Exception as error:  # decoders raise all kinds on broken bytes: SyntaxError, struct.error, IndexError ...
-        if isinstance(error, OSError) and error.errno not in _OF_THE_FILE:
+        if isinstance(error, OSError) and error.errno not in _FILE_ERRORS:
             error.filename = error.filename or called  # a read that fails does not know its file
             raise
         kind = TooManyPixels if isinstance(error, _TOO_LARGE) else UnreadableImage
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):
+            reason = "it is of no known kind of image"
         raise kind(
-            f"{called} could not be read as an image: {_reason(error)}. "
-            "Open it in a viewer; replace or remove the file."
+            f"{called} could not be read as an image: {reason}. Open it in a viewer; replace or remove the file."
         ) from error
 
 
@@ -86,47 +83,34 @@ def _check_size(size: tuple[int, int], called: str, most_pixels: int | None) -> 
 
 
 def _declared_size(file: Path | str | BinaryIO) -> tuple[int, int]:
-    """Return width and height of an image that Pillow finds too large to open, (0, 0) if they cannot be told."""
+    """Return width and height of an image that Pillow finds too large to open, (0, 0) if they are unknown."""
     if isinstance(file, Path | str):
         with open(file, "rb") as opened:
             return _declared_size(opened)
     for kind in FORMATS:
-        with suppress(Exception):  # by which a decoder says that it is for others
+        with suppress(Exception):  # the decoder is for another format
             file.seek(0)
             return Image.OPEN[kind][0](file, "").size
     return 0, 0
-
-
-def _reason(error: Exception) -> str:
-    """Return what is wrong with a file, without its name."""
-    if isinstance(error, UnidentifiedImageError):
-        return "it has the form of no known kind of image"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def find_images(root: Path) -> tuple[str, ...]:
     """Return all image files below ``root`` in a fixed order, without hidden files and folders.
 
     The order is that of the parts of their paths: ``a/z.png`` comes before ``a.png``, as ``a`` does before ``a.png``.
-
-    Args:
-        root: The folder.
-
-    Returns:
-        Paths relative to ``root``, with ``/`` between their parts: of 100,000 of them a ``Path`` each would take five
-        times the memory.
+    Paths are texts relative to ``root``, with ``/`` between their parts: a ``Path`` takes five times the memory.
     """
     if not root.is_dir():
-        came = "is a file" if root.exists() else "does not exist"
-        raise NotADirectoryError(f"images are read from a folder, but {root} {came}. Check the path.")
-    found = tuple(_walk(str(root), "", frozenset()))
-    if not found:
+        problem = "is a file" if root.exists() else "does not exist"
+        raise NotADirectoryError(f"images are read from a folder, but {root} {problem}. Check the path.")
+    paths = tuple(_walk(str(root), "", frozenset()))
+    if not paths:
         raise ValueError(f"{root} holds no image: no file ends in {', '.join(sorted(EXTENSIONS))}. Check the path.")
-    return found
+    return paths
 
 
 def holds_images(root: Path) -> bool:
-    """Tell whether ``find_images`` would find one; the search ends with the first."""
+    """Return whether ``find_images`` would find one; the search ends with the first."""
     return any(True for _ in _walk(str(root), "", frozenset()))
 
 
@@ -137,8 +121,8 @@ def class_labels(root: Path, paths: tuple[str, ...]) -> tuple[tuple[str, ...], T
         return (), None
     if loose is not None:
         raise ValueError(
-            f"{root} must hold either images or one sub-folder per class, but has both: {loose} lies beside class "
-            "folders. Move it, or pass labels=False to read all images without labels."
+            f"{root} must hold either images or one sub-folder per class, but has both: {loose} is not in a class "
+            "folder. Move it, or pass labels=False to read all images without labels."
         )
     with os.scandir(root) as entries:
         classes = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
@@ -153,7 +137,7 @@ def class_labels(root: Path, paths: tuple[str, ...]) -> tuple[tuple[str, ...], T
 
 
 def _walk(folder: str, inside: str, above: frozenset[str]) -> Iterator[str]:
-    """Yield the images below a folder, each behind ``inside``; sorted folder by folder, so that nothing is kept."""
+    """Yield the images below a folder, each after ``inside``, sorted folder by folder."""
     here = os.path.realpath(folder)
     if here in above:  # a link that points back up: its images are already there
         return
@@ -175,7 +159,7 @@ def _walk(folder: str, inside: str, above: frozenset[str]) -> Iterator[str]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is a folder or leads to one."""
+    """Return whether an entry is a folder or a link to one."""
     try:
         return entry.is_dir()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A model in evaluation mode for a while, and everything as it was afterwards."""
+"""A context in which a model is in evaluation mode, and after which it is as it was before."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 _LOCK = threading.RLock()
-
-_SHARED: dict[Hashable, tuple[int, Callable[[], None]]] = {}  # how many threads need it, and what undoes it
+_SHARED: dict[Hashable, tuple[int, Callable[[], None]]] = {}  # the number of threads that need it, and what undoes it
 
 
 @contextmanager
@@ -28,34 +27,30 @@ def evaluating(model: nn.Module, device: torch.device | str | None = None) -> It
     home = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
     target = home if device is None else usable_device(device)
     with ExitStack() as undo:
-        undo.enter_context(_shared(model, lambda: _at_rest(model)))
+        undo.enter_context(_shared(model, lambda: _begin_evaluation(model)))
         if target != home:
-            _check_on_one_device(model, target)
+            devices = {str(tensor.device) for tensor in chain(model.parameters(), model.buffers())}
+            if len(devices) > 1:
+                raise ValueError(
+                    f"device={str(target)!r} needs a model on one device, this one is on "
+                    f"{', '.join(sorted(devices))}. Leave device= out to run the model where it is."
+                )
             undo.callback(model.to, home)
             model.to(target)
         undo.enter_context(torch.no_grad())
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
             # a compiled model skips the hooks that were added after its first call
-            undo.enter_context(_shared("torch.compile", _compile_nothing))
+            undo.enter_context(_shared("torch.compile", _begin_eager))
         yield target
 
 
 def usable_device(device: torch.device | str) -> torch.device:
-    """Return ``device`` after trying it, or say that this machine has none of that name."""
+    """Return ``device``, or raise if this machine does not have it."""
     try:
         return torch.empty(0, device=device).device
     except (AssertionError, RuntimeError) as error:  # torch raises either, depending on what is missing
         reason = str(error).partition("\n")[0]
         raise ValueError(f"device {str(device)!r} cannot be used here: {reason}. Try 'cpu'.") from error
-
-
-def _check_on_one_device(model: nn.Module, target: torch.device) -> None:
-    homes = {str(tensor.device) for tensor in chain(model.parameters(), model.buffers())}
-    if len(homes) > 1:
-        raise ValueError(
-            f"device={str(target)!r} needs a model that lies on one device, this one lies on "
-            f"{', '.join(sorted(homes))}. Leave device= out to run the model where it is."
-        )
 
 
 @contextmanager
@@ -75,36 +70,31 @@ def _shared(what: Hashable, begin: Callable[[], Callable[[], None]]) -> Iterator
                 undo()
 
 
-def _compile_nothing() -> Callable[[], None]:
+def _begin_eager() -> Callable[[], None]:
     stance = ExitStack()
     stance.enter_context(torch.compiler.set_stance("force_eager"))
     return stance.close
 
 
-def _at_rest(model: nn.Module) -> Callable[[], None]:
-    """Put a model into evaluation mode and return what undoes it; one that is in it already is only looked at."""
-    if not _in_training(model):
-        return lambda: None
-    was = {module: module.training for module in model.modules()}
-    model.eval()
-    return lambda: _restore_modes(was)
-
-
-def _in_training(model: nn.Module) -> bool:
-    """Tell whether a part of a model is in training mode; ``modules()`` would take thrice as long, at every call."""
-    waiting = [model]
+def _begin_evaluation(model: nn.Module) -> Callable[[], None]:
+    """Put a model into evaluation mode, unless it is, and return what undoes it."""
+    waiting = [model]  # `modules()` would take three times as long, at every call
     while waiting:
         module = waiting.pop()
         if module.training:
-            return True
+            break
         waiting += [part for part in module._modules.values() if part is not None]
-    return False
+    else:
+        return lambda: None
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    return lambda: _restore_modes(modes)
 
 
-def _restore_modes(was: dict[nn.Module, bool]) -> None:
+def _restore_modes(modes: dict[nn.Module, bool]) -> None:
     # Parents come first, so that a `train` that was overridden (LoRA merges weights there) is undone by its own code.
-    for module, training in was.items():
+    for module, training in modes.items():
         if module.training != training:
             module.train(training)
-    for module, training in was.items():  # a module with two parents may have been switched again
+    for module, training in modes.items():  # a module with two parents may have been switched again
         module.training = training

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..core.bank import FeatureBank, Head
 from ..core.validation import UnreadableImage, check_finite
 from ..io.progress import track
-from .bank_store import BankWriter, MemoryBank, Sink
+from .bank_store import BankWriter, MemoryBank, RowSink
 from .batches import Batch, split_batch
 from .eval_mode import evaluating
 from .fingerprint import data_key, weights_hash
@@ -135,7 +135,7 @@ def extract_features(
         first = inputs.batch
         found, (features, logits) = probe(model, first.to(place), head)
         warn_of_other_logits(found, stacklevel)  # towards the caller of extract or Guard.fit
-        sink: Sink = MemoryBank()
+        sink: RowSink = MemoryBank()
         if out is not None:
             sink = BankWriter(
                 out,
@@ -213,13 +213,9 @@ def first_inputs(source: Source, start: int = 0) -> Inputs:
 def read_batches(
     source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int = 0
 ) -> Iterator[BatchResult]:
-    """Yield what can be read of the batches of a source, in order.
+    """Yield what can be read of all batches of a source, or of those with these rows, in order.
 
-    Args:
-        source: The data.
-        ranges: The rows of each batch; all by default.
-        title: Of the progress bar; None shows none.
-        workers: Processes that read ahead; 0 reads in this one.
+    A ``title`` shows a progress bar; ``workers`` processes read ahead, 0 reads in this one.
     """
     ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
     attempts = _Attempts(source, ranges)
@@ -236,7 +232,7 @@ def read_batches(
         yield BatchResult(rows, None if raw is None else split_batch(raw), unreadable)
 
 
-def missing_batches(source: Source, sink: Sink, title: str, workers: int = 0) -> Iterator[BatchResult]:
+def missing_batches(source: Source, sink: RowSink, title: str, workers: int = 0) -> Iterator[BatchResult]:
     """Yield the batches of a source that hold a row ``sink`` misses, and tell it where the data ends."""
     yield from read_batches(source, source.batch_ranges(sink.missing(0, source.rows)), title, workers)
     sink.end(source.rows)
@@ -262,7 +258,7 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: Sink) -> Iterator[BatchResult]:
+def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: RowSink) -> Iterator[BatchResult]:
     """Yield the batches of a loader that hold a row ``sink`` misses or has yet to confirm, up to the last of them."""
     start = 0
     for batch in chain([first], others):

@@ -27,7 +27,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import row_chunks
 from ..core.validation import check_finite
 from ..io.store import read_checksum
-from .bank_store import DTYPES, StoredBank, load_bank
+from .bank_store import DTYPES, load_bank, read_shards, shard_name
 from .sources import Source, check_rows
 
 ROWS_AT_ONCE = 4096
@@ -38,14 +38,11 @@ _SAFETENSORS_TYPES = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint"}
 
 
 class FeatureChunk(NamedTuple):
-    """Some rows of a file."""
+    """Some rows of a file from number ``first`` on: finite features ``(n, d)``, labels ``(n,)`` int64 if it has any."""
 
     first: int
-    """The number of the first of them, from 0."""
     features: Tensor
-    """``(n, d)``, finite."""
     labels: Tensor | None
-    """``(n,)`` int64, as they are in the file."""
 
 
 class _Array(NamedTuple):
@@ -58,11 +55,7 @@ class _Array(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """Features in a file, and classes if there are any; made by :func:`open_features`.
-
-    Attributes:
-        path: The file, or the directory of a bank.
-    """
+    """Features ``(rows, width)`` in a file or in the directory of a bank, and labels if it has any."""
 
     path: Path
     _features: _Array
@@ -85,15 +78,11 @@ class FeatureFile:
 
     @property
     def has_labels(self) -> bool:
-        """Whether there are classes."""
+        """Whether there are labels."""
         return self._labels is not None
 
     def chunks(self, rows: int = ROWS_AT_ONCE) -> Iterator[FeatureChunk]:
-        """Yield all rows in their order, ``rows`` at a time.
-
-        Raises:
-            ValueError: A row has a NaN or infinite entry, which is named, or the file turns out to be damaged.
-        """
+        """Yield all rows in order, ``rows`` at a time; a row that is not finite or cannot be read is an error."""
         labels = repeat(None) if self._labels is None else self._labels.parts(rows)
         first = 0
         for h, y in zip(self._features.parts(rows), labels, strict=False):
@@ -117,29 +106,17 @@ class FeatureFile:
 
 
 def open_features(path: Path | str) -> FeatureFile:
-    """Open a file of features; all but an ``.npz`` file are read later and a few rows at a time.
+    """Open a file of features; all but an ``.npz`` file are read later, a few rows at a time. No pickle is read.
 
-    A safetensors or ``.npz`` file has an array ``features`` ``(n, d)``, or a single matrix of floats under any name,
-    and may have integer ``labels`` ``(n,)``; a ``.npy`` file is such a matrix; a directory is a bank, as ``save_bank``
-    or ``extract`` with ``out=`` wrote it. No pickle is read.
-
-    Args:
-        path: The file or directory. What is neither a directory nor ends in ``.npy`` or ``.npz`` is taken for
-            safetensors.
+    A safetensors file (any name that does not end in ``.npy`` or ``.npz``) or an ``.npz`` file has an array
+    ``features`` ``(n, d)``, or a single matrix of floats under any name, and may have integer ``labels`` ``(n,)``; a
+    ``.npy`` file is such a matrix; a directory is a bank, as ``save_bank`` or ``extract`` with ``out=`` wrote it.
 
     Raises:
         DamagedBank: A bank is unfinished, or not as it was written.
         FileNotFoundError: There is no such file.
         TypeError: Features or labels are of another type.
         ValueError: The file is damaged, or holds no features.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> import numpy as np
-        >>> with TemporaryDirectory() as folder:
-        ...     np.save(f"{folder}/f.npy", np.eye(5, 3, dtype=np.float32))
-        ...     [(chunk.first, tuple(chunk.features.shape)) for chunk in open_features(f"{folder}/f.npy").chunks(2)]
-        [(0, (2, 3)), (2, (2, 3)), (4, (1, 3))]
     """
     path = Path(path)
     if not path.exists():
@@ -219,15 +196,13 @@ def _rows_of(array: NDArray[Any], size: int) -> Iterator[Tensor]:
 
 
 def _in_bank(path: Path) -> dict[str, _Array]:
-    bank = StoredBank.open(path)
-
     def parts(name: str, size: int) -> Iterator[Tensor]:
-        for shard in bank.shards(verify=name == "features"):  # each file is compared with its checksum once
+        for shard in read_shards(path, verify=name == "features"):  # each file is compared with its checksum once
             values = getattr(shard, name)
             if len(values):  # else none of its images could be read
                 yield from torch.split(values, size)
 
-    shards = list(bank.shards(verify=False))
+    shards = list(read_shards(path, verify=False))
     rows, first = sum(len(shard.features) for shard in shards), shards[0].features
     dtype = str(first.dtype).removeprefix("torch.")
     arrays = {"features": _Array((rows, first.shape[1]), dtype, partial(parts, "features"))}
@@ -246,28 +221,6 @@ class FeatureRows(Source):
 
     Iterating gives ``x`` of shape ``(n, d)``, or pairs ``(x, y)`` with labels. The fingerprint holds the checksums of
     the bank's files, with which they are compared when it is opened.
-
-    Args:
-        path: The directory of the bank, as ``save_bank`` or ``extract`` with ``out=`` wrote it.
-        batch_size: Rows in a batch.
-        labels: False to leave out the labels of the bank; True needs a bank that has them.
-
-    Attributes:
-        bank: The features, ``(n, d)``, and all labels that there are.
-        labels: ``(n,)`` int64, or None when they are not wanted.
-
-    Raises:
-        DamagedBank: Something is missing, unfinished, or not as it was written.
-        ValueError: Labels are wanted of a bank without any.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> import torch
-        >>> from flatfold import FeatureBank, save_bank
-        >>> with TemporaryDirectory() as folder:
-        ...     save_bank(FeatureBank(torch.eye(3)), folder)
-        ...     [tuple(x.shape) for x in FeatureRows(folder, batch_size=2, labels=False)]
-        [(2, 3), (1, 3)]
     """
 
     def __init__(self, path: Path | str, batch_size: int = 64, labels: bool = True) -> None:
@@ -277,7 +230,8 @@ class FeatureRows(Source):
             raise ValueError(f"labels are wanted, but the bank in {path} has none. Pass labels=False to do without.")
         self.labels = self.bank.labels if labels else None
         self._chosen: Tensor | None = None
-        self._checksums = [read_checksum(Path(path), name) for name in StoredBank.open(path).names()]
+        shards = sum(1 for _ in read_shards(path, verify=False))
+        self._checksums = [read_checksum(Path(path), shard_name(index)) for index in range(shards)]
 
     @property
     def rows(self) -> int:
@@ -308,17 +262,7 @@ class FeatureRows(Source):
 
 
 def linear_head(path: Path | str) -> nn.Linear:
-    """Return a linear layer in evaluation mode from a safetensors file.
-
-    Args:
-        path: A file with the tensors ``weight`` ``(c, d)`` and, for a layer with one, ``bias`` ``(c,)``, and no
-            others; float32 or float64, which the layer keeps.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        TypeError: The tensors are of another type.
-        ValueError: The file is damaged, or its tensors are not those of a head.
-    """
+    """Return the linear layer of ``read_head`` in evaluation mode, with weights of the type that they have there."""
     head = read_head(path)
     classes, width = head.weight.shape
     # On "meta" nothing is drawn for weights that are replaced at once.
@@ -330,7 +274,7 @@ def linear_head(path: Path | str) -> nn.Linear:
 
 
 def read_head(path: Path | str) -> Head:
-    """Return the weight and bias in a file that :func:`linear_head` takes; it raises the same."""
+    """Return a head from a safetensors file with ``weight`` ``(c, d)``, ``bias`` ``(c,)`` or none, and nothing else."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}. Check the path.")

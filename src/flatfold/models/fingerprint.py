@@ -1,4 +1,4 @@
-"""What tells one extraction from another: the weights and the data."""
+"""Fingerprints of weights, data and files: what a stored result was computed from."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 from .eval_mode import evaluating
 from .forward import plain_name
 from .sources import Source
+
+MOST_FILES = 20
+BLOCK = 2**16
+Item = TypeVar("Item")
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -40,7 +44,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def _tensors(entry: Any) -> Iterator[Tensor]:
-    """Yield the tensors of an entry; what else it holds is a module's private state, which may look otherwise later."""
+    """Yield the tensors of an entry; a module's private state, which may be in it too, may change at any time."""
     if isinstance(entry, Tensor):
         yield entry
     elif isinstance(entry, (tuple, list)):  # a quantised layer packs weight and bias into one entry
@@ -49,47 +53,27 @@ def _tensors(entry: Any) -> Iterator[Tensor]:
 
 
 def data_key(loader: Iterable[Any], key: str | None) -> str:
-    """Return a string that identifies the data of ``loader``, or say that one must be given.
-
-    Args:
-        loader: A source has a fingerprint of its own.
-        key: The user's name for the data; for a source it is added to the fingerprint.
-    """
+    """Return a string that identifies the data of ``loader``: the fingerprint of a source, and the user's ``key``."""
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler) if isinstance(loader, DataLoader) else None
     if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
         raise ValueError(
-            "out= needs a loader that gives the same order in every pass, but this one shuffles: rows of an "
-            "interrupted pass could not be told apart. Use shuffle=False."
+            "out= needs a loader that gives the same order in every run, but this one shuffles: rows of an interrupted "
+            "run could not be identified. Use shuffle=False."
         )
     if isinstance(loader, Source):
         return loader.fingerprint if key is None else f"{loader.fingerprint} {key}"
     if not key:
         raise ValueError(
-            "out= needs to know which data this is, so that a bank of other data is never mistaken for it; a "
-            f"{type(loader).__name__} does not say. Pass key='...', any string that changes with the data and its "
-            "preparation, or use FolderImages or NpzImages."
+            f"out= needs an identity of the data, which a {type(loader).__name__} does not have. Pass key='...', any "
+            "string that changes with the data and its preparation, or use FolderImages or NpzImages."
         )
     return key
-
-
-# What tells one set of files from another: names, sizes and times of change, and some bytes of some of them.
-
-
-MOST_FILES = 20
-
-BLOCK = 2**16
-
-
-Item = TypeVar("Item")
 
 
 def hash_files(digest: hashlib._Hash, root: Path, paths: Sequence[str]) -> None:
     """Feed relative paths, sizes and times of change of files below ``root``, and some bytes.
 
-    Args:
-        digest: Takes them.
-        root: The folder in which the paths start.
-        paths: In a fixed order. One at which there is no file has neither size nor time.
+    A path at which there is no file has neither size nor time.
     """
     there = []
     for path, status in file_statuses(root, paths):
@@ -105,10 +89,6 @@ def hash_samples(digest: hashlib._Hash, files: Sequence[Path]) -> None:
 
     Archives and copies may have one time of change for all files, and images that are not compressed one size. So few
     files take no time, however many there are.
-
-    Args:
-        digest: Takes what tells the bytes from others.
-        files: In a fixed order.
     """
     for path in evenly_spaced(files):
         with path.open("rb") as file:
@@ -130,7 +110,7 @@ def evenly_spaced(items: Sequence[Item]) -> list[Item]:
 
 
 def file_statuses(root: Path, paths: Sequence[str]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield each path with what the system knows of the file there, None if there is none; each is asked for once."""
+    """Yield each path with the status of the file there, None if there is none."""
     for path in paths:
         try:
             status = os.stat(os.path.join(root, path))  # a Path for each would take longer than the question

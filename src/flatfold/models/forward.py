@@ -1,4 +1,4 @@
-"""A forward pass that can be watched from outside."""
+"""A forward pass whose linear layers are recorded, and whose shape errors become a ValueError about the input."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from .batches import Batch
 
 COMPILED = "_orig_mod"  # where torch.compile keeps its module
 
+# What torch raises for a wrong shape or type; networks also assert. Kinds of RuntimeError such as
+# torch.OutOfMemoryError stay what they are.
+_INPUT_ERRORS = (RuntimeError, NotImplementedError, AssertionError)
+_CALL_ERRORS = ("unexpected keyword argument", "D input (got ")  # in a TypeError or ValueError about inputs
+_MACHINE_ERRORS = ("memory", "CUDA error", "device", "DataLoader worker")  # on the CPU, plain RuntimeErrors too
+_TYPE_ERRORS = ("scalar type", "dtype", "Input type")
+_CHANNELS = (1, 3, 4)
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
     """One call of a linear layer during a forward pass.
 
-    Attributes:
-        name: The layer's name in the model.
-        outputs: Number of outputs of the layer.
-        shape: Shape of what came out.
-        features: What went in, ``(n, d)``; None when the layer ran at several positions of an input.
-        logits: What came out, ``(n, c)``; None likewise.
+    ``features`` ``(n, d)`` went in and ``logits`` ``(n, c)`` came out; both are None when the layer ran at several
+    positions of an input. ``shape`` is that of the output.
     """
 
     name: str
@@ -37,7 +41,7 @@ class Call:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a module or a tensor as it is without ``torch.compile``, which puts a module around others.
+    """Return the name of a module or a tensor without the parts that ``torch.compile`` adds.
 
     Example:
         >>> plain_name("_orig_mod.layer4._orig_mod.fc")
@@ -47,33 +51,28 @@ def plain_name(name: str) -> str:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Tell whether a module is a linear layer or a 1x1 convolution, which is one at every pixel."""
+    """Return whether a module is a linear layer or a 1x1 convolution, which is one at every pixel."""
     if isinstance(module, (nn.Conv1d, nn.Conv2d)):
         return module.groups == 1 and set(module.kernel_size) == {1} and set(module.stride) == {1}
     return isinstance(module, nn.Linear)
 
 
 @contextmanager
-def recorded(layers: Mapping[str, nn.Module], rows: int) -> Iterator[list[Call]]:
-    """Collect the calls of some linear layers by this thread, in order, while the block runs.
-
-    Args:
-        layers: The layers by name.
-        rows: Number of inputs that go through the model.
-    """
+def record_calls(layers: Mapping[str, nn.Module], rows: int) -> Iterator[list[Call]]:
+    """Collect the calls of linear layers by this thread, in order, while ``rows`` inputs go through the model."""
     calls: list[Call] = []
     with ExitStack() as hooks:
         for name, layer in layers.items():
-            hooks.enter_context(_hooked(name, layer, calls, rows))
+            hooks.enter_context(_hook(name, layer, calls, rows))
         yield calls
 
 
 @contextmanager
-def _hooked(name: str, layer: nn.Module, calls: list[Call], rows: int) -> Iterator[None]:
-    watching = threading.get_ident()
+def _hook(name: str, layer: nn.Module, calls: list[Call], rows: int) -> Iterator[None]:
+    thread = threading.get_ident()
 
     def note(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        if threading.get_ident() != watching:
+        if threading.get_ident() != thread:
             return  # while another thread removes its hook, torch may even leave out the keyword arguments
         kwargs, output = rest
         features = args[0] if args else kwargs.get("input")
@@ -90,12 +89,9 @@ def _hooked(name: str, layer: nn.Module, calls: list[Call], rows: int) -> Iterat
 
 
 def one_row_each(layer: nn.Module, values: Tensor, rows: int | None = None) -> Tensor | None:
-    """Return ``values`` as a matrix, or None when the layer ran at several positions (tokens, pixels) of an input.
+    """Return what went into or came out of a linear layer as a matrix, None when it ran at several positions.
 
-    Args:
-        layer: A linear layer or a 1x1 convolution.
-        values: What went into it, or came out.
-        rows: Number of inputs, if known; then the last state of a recurrent network, ``(1, n, d)``, counts too.
+    When the number of inputs ``rows`` is given, the last state of a recurrent network, ``(1, n, d)``, counts too.
     """
     if isinstance(layer, nn.Linear):
         if values.ndim > 2 and prod(values.shape[:-1]) == rows:
@@ -105,15 +101,14 @@ def one_row_each(layer: nn.Module, values: Tensor, rows: int | None = None) -> T
         fits, positions = values.ndim == layer.weight.ndim, values.shape[2:]
     if not fits or any(size != 1 for size in positions):
         return None  # nothing is kept: the tokens of a large transformer would fill the memory
-    return values.detach().flatten(1).clone()  # a copy, for the model may go on to change it in place
+    return values.detach().flatten(1).clone()  # a copy, because the model may change it in place
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits in what a model returned.
+    """Return the logits in the output of a model.
 
-    Args:
-        output: A tensor, an object with ``.logits`` (Hugging Face), a dict with ``"logits"``, or a tuple that starts
-            with a tensor.
+    It may be a tensor, an object with ``.logits`` (Hugging Face), a dict with ``"logits"``, or a tuple that starts
+    with a tensor.
     """
     logits = getattr(output, "logits", output)
     if isinstance(logits, Mapping):
@@ -128,25 +123,8 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
-# A network that cannot take what it is given says so in its own words; here a sentence is made of them.
-
-
-# What torch raises for a wrong shape or type; networks also assert. Kinds of RuntimeError such as
-# torch.OutOfMemoryError stay what they are.
-_OF_INPUTS = (RuntimeError, NotImplementedError, AssertionError)
-
-_OF_THE_CALL = ("unexpected keyword argument", "D input (got ")  # in a TypeError or ValueError about inputs
-
-# On the CPU even a lack of memory is a plain RuntimeError.
-_OF_THE_MACHINE = ("memory", "CUDA error", "device", "DataLoader worker")
-
-_OF_THE_TYPE = ("scalar type", "dtype", "Input type")
-
-_CHANNELS = (1, 3, 4)
-
-
 def forward(model: nn.Module, batch: Batch) -> Any:
-    """Return what a model returns for a batch."""
+    """Return the output of a model for a batch."""
     with input_errors(batch.first_tensor):
         return model(*batch.args, **batch.kwargs)
 
@@ -156,25 +134,24 @@ def input_errors(inputs: Tensor) -> Iterator[None]:
     """Turn the error of a network that cannot take ``inputs``, ``(n, ...)``, into a ``ValueError`` with their shape."""
     try:
         yield
-    except (*_OF_INPUTS, TypeError, ValueError) as error:
-        if not _is_about_inputs(error):
+    except (*_INPUT_ERRORS, TypeError, ValueError) as error:
+        text = str(error)
+        if isinstance(error, (TypeError, ValueError)):  # most come from this library or from the model itself
+            about_inputs = any(words in text for words in _CALL_ERRORS)
+        else:
+            about_inputs = type(error) in _INPUT_ERRORS and not any(word in text for word in _MACHINE_ERRORS)
+        if not about_inputs:
             raise
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = text.strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise ValueError(
             f"the network cannot take inputs of shape {tuple(inputs.shape[1:])}: {reason}. {_advice(inputs, reason)}"
         ) from error
 
 
-def _is_about_inputs(error: Exception) -> bool:
-    if isinstance(error, (TypeError, ValueError)):  # most are sentences already, of this library or of the model
-        return any(words in str(error) for words in _OF_THE_CALL)
-    return type(error) in _OF_INPUTS and not any(word in str(error) for word in _OF_THE_MACHINE)
-
-
 def _advice(inputs: Tensor, reason: str) -> str:
     if "unexpected keyword argument" in reason:
         return "Entries of a dict go to the model by name; wrap a model that takes the dict itself."
-    if inputs.ndim > 2 and any(words in reason for words in _OF_THE_TYPE):
+    if inputs.ndim > 2 and any(words in reason for words in _TYPE_ERRORS):
         return f"They are {inputs.dtype}: prepare them as in training, and in the type of the model's weights."
     if inputs.ndim == 3:
         return "Is this a single image? A batch of one is x[None]."

@@ -19,115 +19,16 @@ from ..core.bank import Head
 from ..core.validation import UnsupportedHead, check_finite
 from .batches import Batch, split_batch
 from .eval_mode import evaluating
-from .forward import Call, forward, is_linear, logits_of, plain_name, recorded
+from .forward import Call, forward, is_linear, logits_of, plain_name, record_calls
 
-# Sentences about models without a head that can be used: what was needed, what was seen, what to try.
-
-
-_NEED = "flatfold needs logits that come straight out of one linear layer, z = W h + b."
-
-_SHOWN = 8  # a transformer has hundreds of linear layers
-
-
-def quoted(name: str) -> str:
-    """Return a layer's name for a message."""
-    return repr(name) if name else "the model itself"
-
-
-def no_such_layer(name: str, module: nn.Module | None, layers: list[str]) -> str:
-    """Say that ``head=`` names no linear layer, and which there are."""
-    if module is not None:
-        came = f"{quoted(name)} is a {type(module).__name__}."
-    else:
-        near = get_close_matches(name, layers, n=1, cutoff=0.4)
-        came = f"the model has no module {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
-    return f"head= must name a linear layer or a 1x1 convolution; {came} The model has {_listed(layers)}."
-
-
-def not_a_head(calls: list[Call], logits: Tensor, name: str | None) -> str:
-    """Say why none of the linear layers that were called is the head."""
-    if name is not None and not calls:
-        return f"{_NEED} {quoted(name)} was never called. Name a layer that the model uses."
-    likely = [call for call in calls if name is not None or call.outputs in (logits.shape[1:] or logits.shape)]
-    names = list(dict.fromkeys(call.name for call in likely))
-    spread = next((call for call in likely if call.features is None), None)
-    if not likely:
-        return f"{_NEED} {_nothing(calls, logits)}"
-    if spread is not None:
-        return (
-            f"{_NEED} {quoted(spread.name)} runs at every token or pixel of an input: its output is {spread.shape}, "
-            f"the logits are {tuple(logits.shape)}. Wrap the model so that it selects or pools before that layer, or "
-            "name another layer with head='module.name'."
-        )
-    if len(names) > 1:
-        return (
-            f"{_NEED} {_listed(names)} have as many outputs as there are logits, but none gives them alone: are they "
-            f"averaged or added? To use one of them, name it: head={names[-1]!r}."
-        )
-    return (
-        f"{_NEED} {quoted(names[0])} has as many outputs as there are logits, but the model changes them before it "
-        f"returns (a softmax, a scale, a second branch?). To use it as it is, name it: head={names[0]!r}."
-    )
-
-
-def other_logits(name: str) -> str:
-    """Say that a later batch took another way through the model."""
-    return (
-        f"{quoted(name)} gave the logits of the first batch but not those of a later one. Does the model choose its "
-        "way by the input? Wrap it so that all inputs go through one head, or name a layer with head='module.name'."
-    )
-
-
-def _nothing(calls: list[Call], logits: Tensor) -> str:
-    seen = list(dict.fromkeys(call.name for call in calls))
-    came = f"The model called {_listed(seen)}, but none with as many outputs as its logits {tuple(logits.shape)} have."
-    if not seen:
-        came = "The model called no linear layer."
-    return f"{came} Put the last product into an nn.Linear, or name a layer with head='module.name'."
-
-
-def _listed(names: list[str]) -> str:
-    if not names:
-        return "no linear layers"
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"the linear layer{'s' if len(names) > 1 else ''} " + ", ".join(map(quoted, names[-_SHOWN:])) + more
-
-
-# Copy the weights of a layer into a `Head`, and check that the layer computes what its weights say.
-
+logger = logging.getLogger(__name__)
 
 # How far |W h + b - z| may be from 0, relative to |z|. float32 leaves room for TF32, which convolutions use on CUDA by
 # default; the half types for logits that were rounded to 11 or 8 bits.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
-
-def head_of(layer: nn.Module) -> Head:
-    """Return a copy of a layer's weights on the CPU, in float32 unless they are float64."""
-    weight, bias = layer.weight, layer.bias
-    assert isinstance(weight, Tensor)
-    return Head(_copied(weight.flatten(1)), _copied(bias) if isinstance(bias, Tensor) else None)
-
-
-def check_affine(name: str, layer: nn.Module, head: Head, features: Tensor, logits: Tensor) -> None:
-    """Raise unless ``W h + b`` gives the layer's output: a subclass of ``nn.Linear`` may compute something else."""
-    check_finite(features, "features")
-    expected = head(features.cpu())
-    came = logits.to("cpu", expected.dtype)
-    error, size = float((expected - came).norm()), float(torch.maximum(expected.norm(), came.norm()))
-    if not error <= TOLERANCE[logits.dtype] * size:
-        raise UnsupportedHead(
-            f"the head must compute z = W h + b, but {quoted(name)} ({type(layer).__name__}) gives something else: "
-            f"|W h + b - z| is {error:.3g} for |z| = {size:.3g}. "
-            "Use a plain nn.Linear, or name another layer with head='module.name'."
-        )
-
-
-def _copied(values: Tensor) -> Tensor:
-    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
-    return values.detach().to("cpu", dtype, copy=True)
-
-
-logger = logging.getLogger(__name__)
+_NEED = "flatfold needs logits that come straight out of one linear layer, z = W h + b."
+_SHOWN = 8  # a transformer has hundreds of linear layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +49,7 @@ class FoundHead:
 
 
 class Pass(NamedTuple):
-    """What one batch gives: features ``(n, d)`` in the head's type, logits ``(n, c)`` as the head gave them."""
+    """The result of one batch: features ``(n, d)`` in the head's type, logits ``(n, c)`` as the head gave them."""
 
     features: Tensor
     logits: Tensor
@@ -157,7 +58,7 @@ class Pass(NamedTuple):
 def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHead:
     """Run one batch and return the layer whose output is the model's logits.
 
-    The model runs in evaluation mode, without gradients, where it lies, and is left as it was.
+    The model runs in evaluation mode, without gradients, where it is, and is left as it was.
 
     Args:
         model: Any classifier.
@@ -182,50 +83,57 @@ def warn_of_other_logits(found: FoundHead, stacklevel: int) -> None:
     """Warn when the user named a layer whose output is not what the model returns."""
     if not found.gives_logits:
         warnings.warn(
-            f"the output of {quoted(found.name)} is not what the model returns, so scores describe this layer and not "
+            f"the output of {_quoted(found.name)} is not what the model returns, so scores describe this layer and not "
             "the model's own logits. Leave out head= to let flatfold look for the layer that gives them.",
             stacklevel=stacklevel,
         )
 
 
 def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[FoundHead, Pass]:
-    """Find the head and return it with what the batch gave; the caller puts the model into evaluation mode."""
+    """Find the head and return it with the result of the batch; the caller puts the model into evaluation mode."""
     if batch.rows == 0:
         raise ValueError("a batch with at least one input is needed to find the head, got an empty one. Take another.")
     layers = _linear_layers(model) if name is None else {plain_name(name): _named_layer(model, name)}
-    with recorded(layers, batch.rows) as calls:
+    with record_calls(layers, batch.rows) as calls:
         logits = logits_of(forward(model, batch))
     call = _last_that_gives(calls, logits)
     gives_logits = call is not None
+    if call is None and name is not None:
+        call = _last_flat(calls)
     if call is None:
-        call = _last_call(calls, logits, name)
+        raise UnsupportedHead(_not_a_head(calls, logits, name))
     module = layers[call.name]
     found = FoundHead(call.name, module, head_of(module), gives_logits)
     result = _as_pass(call, batch, found)
-    check_affine(call.name, module, found.head, *result)
-    logger.info("the head is %s: %r", quoted(found.name), found.head)
+    _check_affine(found, result)
+    logger.info("the head is %s: %r", _quoted(found.name), found.head)
     return found, result
 
 
 def run(model: nn.Module, found: FoundHead, batch: Batch) -> Pass:
     """Run one batch through a model whose head is known."""
-    with recorded({found.name: found.module}, batch.rows) as calls:
+    with record_calls({found.name: found.module}, batch.rows) as calls:
         logits = logits_of(forward(model, batch))
     call = _last_that_gives(calls, logits) if found.gives_logits else _last_flat(calls)
     if call is None:
-        raise UnsupportedHead(other_logits(found.name))
+        raise UnsupportedHead(
+            f"{_quoted(found.name)} gave the logits of the first batch but not those of a later one. Does the model "
+            "choose its way by the input? Wrap it so that all inputs go through one head, or name a layer with "
+            "head='module.name'."
+        )
     return _as_pass(call, batch, found)
 
 
-def _linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    return {plain_name(name): module for name, module in model.named_modules() if is_linear(module)}
+def head_of(layer: nn.Module) -> Head:
+    """Return a copy of a layer's weights on the CPU, in float32 unless they are float64."""
 
+    def copy(values: Tensor) -> Tensor:
+        dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+        return values.detach().to("cpu", dtype, copy=True)
 
-def _named_layer(model: nn.Module, name: str) -> nn.Module:
-    layer = module_named(model, name)
-    if layer is None or not is_linear(layer):
-        raise UnsupportedHead(no_such_layer(name, layer, list(_linear_layers(model))))
-    return layer
+    weight, bias = layer.weight, layer.bias
+    assert isinstance(weight, Tensor)
+    return Head(copy(weight.flatten(1)), copy(bias) if isinstance(bias, Tensor) else None)
 
 
 def module_named(model: nn.Module, name: str) -> nn.Module | None:
@@ -234,25 +142,36 @@ def module_named(model: nn.Module, name: str) -> nn.Module | None:
     return modules.get(plain_name(name))
 
 
+def _linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    return {plain_name(name): module for name, module in model.named_modules() if is_linear(module)}
+
+
+def _named_layer(model: nn.Module, name: str) -> nn.Module:
+    layer = module_named(model, name)
+    if layer is not None and is_linear(layer):
+        return layer
+    layers = list(_linear_layers(model))
+    if layer is not None:
+        problem = f"{_quoted(name)} is a {type(layer).__name__}."
+    else:
+        near = get_close_matches(name, layers, n=1, cutoff=0.4)
+        problem = f"the model has no module {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+    raise UnsupportedHead(
+        f"head= must name a linear layer or a 1x1 convolution; {problem} The model has {_listed(layers)}."
+    )
+
+
 def _last_that_gives(calls: list[Call], logits: Tensor) -> Call | None:
     return next((call for call in reversed(calls) if _same(call.logits, logits)), None)
 
 
 def _same(output: Tensor | None, logits: Tensor) -> bool:
-    """Tell whether two tensors hold the same numbers, apart from dimensions of size 1 and the floating-point type."""
+    """Return whether two tensors hold the same numbers, apart from dimensions of size 1 and the floating-point type."""
     if output is None or [n for n in output.shape if n != 1] != [n for n in logits.shape if n != 1]:
         return False
     output, logits = output.to(logits.device, logits.dtype).flatten(), logits.detach().flatten()
-    # The second look, which takes longer, is only for those with a NaN.
+    # The second comparison, which takes longer, is only for those with a NaN.
     return torch.equal(output, logits) or torch.allclose(output, logits, rtol=0, atol=0, equal_nan=True)
-
-
-def _last_call(calls: list[Call], logits: Tensor, name: str | None) -> Call:
-    """Return the last call of the layer the user named; refuse when none was named."""
-    call = _last_flat(calls)
-    if name is None or call is None:
-        raise UnsupportedHead(not_a_head(calls, logits, name))
-    return call
 
 
 def _last_flat(calls: list[Call]) -> Call | None:
@@ -264,7 +183,64 @@ def _as_pass(call: Call, batch: Batch, found: FoundHead) -> Pass:
     assert call.logits is not None
     if len(call.features) != batch.rows:
         raise UnsupportedHead(
-            f"one row of features per input is needed, but {quoted(call.name)} got {len(call.features)} rows for a "
+            f"one row of features per input is needed, but {_quoted(call.name)} got {len(call.features)} rows for a "
             f"batch of {batch.rows}. Does the model cut its inputs? Wrap it so that each input gives one row."
         )
     return Pass(call.features.to(found.head.weight.dtype), call.logits)
+
+
+def _check_affine(found: FoundHead, result: Pass) -> None:
+    """Raise unless ``W h + b`` gives the layer's output: a subclass of ``nn.Linear`` may compute something else."""
+    check_finite(result.features, "features")
+    expected = found.head(result.features.cpu())
+    actual = result.logits.to("cpu", expected.dtype)
+    error, size = float((expected - actual).norm()), float(torch.maximum(expected.norm(), actual.norm()))
+    if not error <= TOLERANCE[result.logits.dtype] * size:
+        raise UnsupportedHead(
+            f"the head must compute z = W h + b, but {_quoted(found.name)} ({type(found.module).__name__}) gives "
+            f"something else: |W h + b - z| is {error:.3g} for |z| = {size:.3g}. "
+            "Use a plain nn.Linear, or name another layer with head='module.name'."
+        )
+
+
+def _not_a_head(calls: list[Call], logits: Tensor, name: str | None) -> str:
+    """Return the reason why none of the linear layers that were called is the head."""
+    if name is not None and not calls:
+        return f"{_NEED} {_quoted(name)} was never called. Name a layer that the model uses."
+    called = list(dict.fromkeys(call.name for call in calls))
+    likely = [call for call in calls if name is not None or call.outputs in (logits.shape[1:] or logits.shape)]
+    names = list(dict.fromkeys(call.name for call in likely))
+    if not likely:
+        shape = tuple(logits.shape)
+        layers = f"{_listed(called)}, but none with as many outputs as its logits {shape} have" if called else ""
+        return (
+            f"{_NEED} The model called {layers or 'no linear layer'}. Put the last product into an nn.Linear, or name "
+            "a layer with head='module.name'."
+        )
+    spread = next((call for call in likely if call.features is None), None)
+    if spread is not None:
+        return (
+            f"{_NEED} {_quoted(spread.name)} runs at every token or pixel of an input: its output is {spread.shape}, "
+            f"the logits are {tuple(logits.shape)}. Wrap the model so that it selects or pools before that layer, or "
+            "name another layer with head='module.name'."
+        )
+    if len(names) > 1:
+        return (
+            f"{_NEED} {_listed(names)} have as many outputs as there are logits, but none gives them alone: are they "
+            f"averaged or added? To use one of them, name it: head={names[-1]!r}."
+        )
+    return (
+        f"{_NEED} {_quoted(names[0])} has as many outputs as there are logits, but the model changes them before it "
+        f"returns (a softmax, a scale, a second branch?). To use it as it is, name it: head={names[0]!r}."
+    )
+
+
+def _quoted(name: str) -> str:
+    return repr(name) if name else "the model itself"
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "no linear layers"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"the linear layer{'s' if len(names) > 1 else ''} " + ", ".join(map(_quoted, names[-_SHOWN:])) + more

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from ..core.validation import check_labels
 from .decoding import class_labels, find_images, holds_images, read_image
@@ -43,24 +42,12 @@ def open_images(
     root: Path | str | None = None,
     images: str | None = None,
 ) -> ImageSource:
-    """Return the images of a folder, a table, an ``.npz`` file or a list.
+    """Return the images of a folder, a table, an ``.npz`` file or a list, by what is at ``place`` or by its ``kind``.
 
-    Args:
-        place: A folder of images; a folder of parquet files; or a file that ends in ``.parquet``, ``.npz``, or, for a
-            list of paths, in ``.txt``, ``.lst`` or ``.list``.
-        transform: Applied to every image.
-        batch_size: Images in a batch.
-        labels: Whether to read labels: by class folders, from a column or an array (of this name, if it is a name), or
-            the numbers of a list. A folder without class folders has none. With False nothing that could be a label is
-            looked at.
-        kind: "folder", "table", "npz" or "list", where the path does not decide.
-        root: The folder in which the paths of a list start. Unless given, they start in that of the list, and may also
-            be absolute.
-        images: Name of the column, or of the array, that holds the images; by default ``image``, or ``x``.
-
-    Raises:
-        FileNotFoundError: There is nothing at ``place``.
-        ValueError: It is of another kind, or of two; or there is a root for something that is not a list.
+    A table is a ``.parquet`` file or a folder of them; a list ends in ``.txt``, ``.lst`` or ``.list``, and its paths
+    start in ``root`` or else in its own folder. ``labels`` are read by class folders, from a column or an array (of
+    this name, if it is a name), or from a list; with False nothing that could be a label is looked at. ``images`` is
+    the column or the array of the images, by default ``image`` or ``x``.
     """
     place = Path(place)
     kind = image_kind(place) if kind is None else kind
@@ -96,28 +83,11 @@ def image_kind(place: Path) -> str:
     return "table" if suffix == ".parquet" else "npz" if suffix == ".npz" else "list"
 
 
-class FolderImages(ImageSource):
-    """The images of a folder, searched recursively, in a fixed order; hidden files are left out.
+class _Files(ImageSource):
+    """Image files below a folder ``root``, at ``paths`` relative to it."""
 
-    The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, not all pixels: a bank of
-    files that were touched or copied is not taken for theirs.
-
-    Args:
-        root: A folder with one sub-folder per class (sorted names give labels 0, 1, ...), or with images and no labels.
-        transform: Applied to every image.
-        batch_size: Images in a batch.
-        labels: False to take sub-folders as they come and give no labels.
-
-    Attributes:
-        paths: The files, one per row, relative to ``root`` and with ``/`` between their parts.
-        classes: Names of the class folders, empty without labels.
-    """
-
-    def __init__(self, root: Path | str, transform: Transform, batch_size: int = 64, labels: bool = True) -> None:
-        super().__init__(transform, batch_size)
-        self.root = Path(root)
-        self.paths = find_images(self.root)
-        self.classes, self.labels = class_labels(self.root, self.paths) if labels else ((), None)
+    root: Path
+    paths: tuple[str, ...]
 
     @property
     def rows(self) -> int:
@@ -138,18 +108,140 @@ class FolderImages(ImageSource):
         hash_files(digest, self.root, self.paths)
 
 
-class _Pixels(ImageSource):
-    """Images that are already decoded; the finals below only differ in where the arrays come from."""
+class FolderImages(_Files):
+    """The images of a folder, searched recursively, in a fixed order; hidden files are left out.
 
-    def __init__(self, x: NDArray[np.uint8], y: NDArray[np.integer] | None, transform: Transform, size: int) -> None:
-        super().__init__(transform, size)
+    The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, not all pixels: a bank of
+    files that were touched or copied is not taken for theirs.
+
+    Args:
+        root: A folder with one sub-folder per class (sorted names give labels 0, 1, ...), or with images and no labels.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        labels: False to ignore sub-folders and give no labels.
+
+    Attributes:
+        paths: The files, one per row, relative to ``root`` and with ``/`` between their parts.
+        classes: Names of the class folders, empty without labels.
+    """
+
+    def __init__(self, root: Path | str, transform: Transform, batch_size: int = 64, labels: bool = True) -> None:
+        super().__init__(transform, batch_size)
+        self.root = Path(root)
+        self.paths = find_images(self.root)
+        self.classes, self.labels = class_labels(self.root, self.paths) if labels else ((), None)
+
+
+class ListImages(_Files):
+    """The images that a list names, in its order; the same image may be named again.
+
+    A line is ``<relative path> <whole number>``, split at the first space; blank lines are skipped. The number is the
+    class, and -1 marks an image that belongs to none. Where labels are not wanted a line may also be a path alone: the
+    whole line is, up to blanks at its end, if what follows the first space is not a whole number. No image is opened
+    before it is read, so a list may name some that do not exist: ``missing`` returns them.
+
+    The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, as that of ``FolderImages``
+    does; an image that does not exist has neither size nor time.
+
+    Args:
+        path: The list, in UTF-8.
+        root: The folder in which the paths of the list start; none of them may lead out of it. With None they start in
+            the folder of the list, lead anywhere, and may be absolute.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        labels: False to skip the numbers and give no labels. True needs a class, 0 or more, on every line.
+
+    Attributes:
+        root: The folder in which the paths start.
+        paths: The paths as the list has them, one per row.
+
+    Raises:
+        FileNotFoundError: There is no such list.
+        NotADirectoryError: ``root`` is not a folder.
+        ValueError: A line is of another form, or there is none; the message names the list and the line.
+    """
+
+    def __init__(
+        self, path: Path | str, root: Path | str | None, transform: Transform, batch_size: int = 64, labels: bool = True
+    ) -> None:
+        super().__init__(transform, batch_size)
+        self.root = Path(path).parent if root is None else Path(root)
+        if root is not None and not self.root.is_dir():
+            problem = "is a file" if self.root.exists() else "does not exist"
+            raise NotADirectoryError(f"the paths of a list start in a folder, but {root} {problem}. Check the path.")
+        self.paths, classes = _parse_list(Path(path), labels, inside=root is not None)
+        self.labels = torch.tensor(classes) if labels else None
+
+    def missing(self) -> list[str]:
+        """Return the paths of the list at which there is no file, in its order."""
+        return [path for path, status in file_statuses(self.root, self.paths) if status is None]
+
+
+def _parse_list(path: Path, labelled: bool, inside: bool) -> tuple[tuple[str, ...], list[int]]:
+    """Return the path and, where they are wanted, the number of every line."""
+    paths, numbers = [], []
+    for place, line in _lines(path):
+        name, _, rest = line.partition(" ")
+        numbered = _LABEL.fullmatch(rest) is not None
+        if not labelled and not numbered:
+            name = line.rstrip()
+        elif not name or not numbered:
+            raise ValueError(
+                f"{path}:{place}: a line must be '<relative path> <whole number>', split at the first space, got "
+                f"{_shorten(line)}. Rename images that have a space in their path."
+            )
+        if inside and _SUSPECT.search(name) and (Path(name).anchor or ".." in Path(name).parts):
+            raise ValueError(
+                f"{path}:{place}: a path must lead from root downwards, without '..', got {_shorten(name)}. "
+                "Write it relative to root, or choose a root further up."
+            )
+        paths.append(name)
+        if labelled and int(rest) < 0:
+            raise ValueError(
+                f"{path}:{place}: labels must be class indices from 0, got {int(rest)}, which marks an image of no "
+                "class. Pass labels=False to read the images without labels."
+            )
+        numbers += [int(rest)] if labelled else []
+    if not paths:
+        raise ValueError(f"{path} must name at least one image, but all of its lines are blank. Check the path.")
+    return tuple(paths), numbers
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, each with its number, counted from 1."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no list of images {path}. Check the path.")
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for place, line in enumerate(file, 1):
+                if not line.isspace():
+                    yield place, line.rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8, but is not: {error}. Save it in that encoding.") from error
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
+
+
+class _Pixels(ImageSource):
+    """Images that are already decoded."""
+
+    def __init__(
+        self, x: NDArray[np.uint8], y: NDArray[np.integer] | None, transform: Transform, batch_size: int = 64
+    ) -> None:
+        super().__init__(transform, batch_size)
         if x.dtype != np.uint8 or x.ndim not in (3, 4) or x.shape[3:] not in ((), (3,)) or len(x) == 0:
             raise ValueError(
                 f"images must be a uint8 array of shape (n, h, w) or (n, h, w, 3) with n > 0, got {x.dtype} of shape "
                 f"{x.shape}. Bring the channels last and the values to 0..255."
             )
         self.x = x
-        self.labels = None if y is None else _class_indices(y, len(x))
+        if y is not None:
+            if not np.issubdtype(y.dtype, np.integer):
+                raise TypeError(f"labels must be integer class indices, got {y.dtype}. Convert them, or pass y=None.")
+            self.labels = torch.from_numpy(y.astype(np.int64))
+            check_labels(self.labels, len(x))
 
     @property
     def rows(self) -> int:
@@ -171,19 +263,7 @@ class _Pixels(ImageSource):
 
 
 class ArrayImages(_Pixels):
-    """Images in an array.
-
-    Args:
-        x: uint8, ``(n, h, w, 3)`` or ``(n, h, w)``.
-        y: Integer labels ``(n,)``, or None.
-        transform: Applied to every image.
-        batch_size: Images in a batch.
-    """
-
-    def __init__(
-        self, x: NDArray[np.uint8], y: NDArray[np.integer] | None, transform: Transform, batch_size: int = 64
-    ) -> None:
-        super().__init__(x, y, transform, batch_size)
+    """Images in a uint8 array ``(n, h, w, 3)`` or ``(n, h, w)``, with integer labels ``(n,)`` or none."""
 
 
 class NpzImages(_Pixels):
@@ -200,9 +280,9 @@ class NpzImages(_Pixels):
     def __init__(
         self, path: Path | str, transform: Transform, batch_size: int = 64, x: str = "x", y: str | None = "y"
     ) -> None:
-        arrays = _read_npz(Path(path), [x] if y is None else [x, y])
-        super().__init__(arrays[x], None if y is None else arrays[y], transform, batch_size)
         self.path = Path(path)
+        arrays = _read_npz(self.path, [x] if y is None else [x, y])
+        super().__init__(arrays[x], None if y is None else arrays[y], transform, batch_size)
 
     def name(self, row: int) -> str:
         """Return the file and the number of one image, ``photos.npz:7``."""
@@ -222,130 +302,3 @@ def _read_npz(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:
         raise ValueError(f"{path} must be a .npz file of plain arrays: {error}. Write it with numpy.savez.") from error
     labels = " and y='...' (or y=None) for the labels" if len(names) > 1 else ""
     raise ValueError(f"{path} has no array {missing[0]!r}; it has {present}. Pass x='...' for the images{labels}.")
-
-
-def _class_indices(y: NDArray[np.integer], rows: int) -> Tensor:
-    if not np.issubdtype(y.dtype, np.integer):
-        raise TypeError(f"labels must be integer class indices, got {y.dtype}. Convert them, or pass y=None.")
-    labels = torch.from_numpy(y.astype(np.int64))
-    check_labels(labels, rows)
-    return labels
-
-
-class ListImages(ImageSource):
-    """The images that a list names, in its order; the same image may be named again.
-
-    A line is ``<relative path> <whole number>``, split at the first space; blank lines are passed over. The number is
-    the class, and -1 marks an image that belongs to none. Where labels are not wanted a line may also be nothing but a
-    path: all of it is, up to blanks at its end, if what follows the first space is no whole number. No image is looked
-    at before it is read, so a list may name some that are not there: ``missing`` tells which.
-
-    The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, as that of ``FolderImages``
-    does; an image that is not there has neither size nor time.
-
-    Args:
-        path: The list, in UTF-8.
-        root: The folder in which the paths of the list start; none of them may lead out of it. With None they start in
-            the folder of the list, lead wherever they lead, and may be absolute.
-        transform: Applied to every image.
-        batch_size: Images in a batch.
-        labels: False to pass over the numbers and give no labels. True needs a class, 0 or more, on every line.
-
-    Attributes:
-        root: The folder in which the paths start.
-        paths: The paths as the list has them, one per row.
-
-    Raises:
-        FileNotFoundError: There is no such list.
-        NotADirectoryError: ``root`` is no folder.
-        ValueError: A line is of another form, or there is none; the message names the list and the line.
-    """
-
-    def __init__(
-        self, path: Path | str, root: Path | str | None, transform: Transform, batch_size: int = 64, labels: bool = True
-    ) -> None:
-        super().__init__(transform, batch_size)
-        self.root = Path(path).parent if root is None else Path(root)
-        if root is not None and not self.root.is_dir():
-            came = "is a file" if self.root.exists() else "does not exist"
-            raise NotADirectoryError(f"the paths of a list start in a folder, but {root} {came}. Check the path.")
-        self.paths, classes = _parsed(Path(path), labels, inside=root is not None)
-        self.labels = torch.tensor(classes) if labels else None
-
-    @property
-    def rows(self) -> int:
-        """Number of images."""
-        return len(self.paths)
-
-    def name(self, row: int) -> str:
-        """Return the path of one image, from ``root`` on."""
-        return str(self.root / self.paths[row])
-
-    def picture(self, row: int) -> tuple[str, Image.Image]:
-        """Return the name and the decoded image of one line."""
-        name = self.name(row)
-        return name, read_image(name)
-
-    def identify(self, digest: hashlib._Hash) -> None:
-        """Feed the paths of the list, sizes and times of change, and some bytes."""
-        hash_files(digest, self.root, self.paths)
-
-    def missing(self) -> list[str]:
-        """Return the paths of the list at which there is no file, in its order; each file is asked for once."""
-        return [path for path, status in file_statuses(self.root, self.paths) if status is None]
-
-
-def _parsed(path: Path, labelled: bool, inside: bool) -> tuple[tuple[str, ...], list[int]]:
-    """Return the path and, where they are wanted, the number of every line."""
-    paths, numbers = [], []
-    for place, line in _lines(path):
-        name, _, rest = line.partition(" ")
-        numbered = _LABEL.fullmatch(rest) is not None
-        if not labelled and not numbered:
-            name = line.rstrip()
-        elif not name or not numbered:
-            raise ValueError(
-                f"{path}:{place}: a line must be '<relative path> <whole number>', split at the first space, got "
-                f"{_shown(line)}. Rename images that have a space in their path."
-            )
-        if inside and _SUSPECT.search(name) and _leads_out(name):
-            raise ValueError(
-                f"{path}:{place}: a path must lead from root downwards, without '..', got {_shown(name)}. "
-                "Write it relative to root, or choose a root further up."
-            )
-        paths.append(name)
-        if labelled:
-            numbers.append(_class_index(int(rest), f"{path}:{place}"))
-    if not paths:
-        raise ValueError(f"{path} must name at least one image, but all of its lines are blank. Check the path.")
-    return tuple(paths), numbers
-
-
-def _class_index(label: int, place: str) -> int:
-    if label < 0:
-        raise ValueError(
-            f"{place}: labels must be class indices from 0, got {label}, which marks an image of no class. "
-            "Pass labels=False to read the images without labels."
-        )
-    return label
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, each with its number, counted from 1."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no list of images {path}. Check the path.")
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for place, line in enumerate(file, 1):
-                if not line.isspace():
-                    yield place, line.rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be text in UTF-8, but is not: {error}. Save it in that encoding.") from error
-
-
-def _leads_out(name: str) -> bool:
-    return bool(Path(name).anchor) or ".." in Path(name).parts
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")

@@ -1,7 +1,7 @@
-"""A model as a differentiable function of its input: to its logits, or to some of its layers.
+"""A model as a differentiable function of its input, to its logits or to some of its layers, and scores by it.
 
 Detectors that need the input get such a function and never a model. Layers are found by watching a batch go through,
-as the head is; a pass ends as soon as the last of them has been seen.
+as the head is; a pass ends as soon as the last of them was met.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from .forward import input_errors, logits_of
 from .heads import find_head
 from .sources import Source
 
+SHARD_ROWS = 1024
+
 Wanted = Literal["stem", "stages"] | Sequence[str]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Place(NamedTuple):
-    """Where an activation is met: what goes into a module, or what comes out of it, in one of its calls."""
+    """Where an activation is met: the input or the output of a module, in one of its calls."""
 
     name: str
     side: Literal["input", "output"]
     call: int = 0
 
 
-class _Seen(Exception):  # noqa: N818 - no error: a pass has shown all that was wanted
+class _AllMet(Exception):  # noqa: N818 - not an error: it ends a pass
     """Every layer that was asked for has been met."""
 
 
@@ -63,7 +65,7 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
     Args:
         model: In evaluation mode.
         batch: Something it accepts, to find the layers with.
-        wanted: ``"stem"``: what goes into the second convolution, behind whatever follows the first. ``"stages"``: the
+        wanted: ``"stem"``: the input of the second convolution, after whatever follows the first. ``"stages"``: the
             stem, the last activation at each resolution but the smallest, and the features. Or names of modules, whose
             outputs are taken.
     """
@@ -76,12 +78,12 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
 
     def layers(x: Tensor) -> list[Tensor]:
         _check_mode(model)
-        with _watched(model, places) as seen, suppress(_Seen), input_errors(x):
+        with _collecting(model, places) as values, suppress(_AllMet), input_errors(x):
             model(x)
-        unseen = [place.name for place in places if place not in seen]
-        if unseen:
-            raise ValueError(f"the model runs without {', '.join(unseen)}. Name layers that take part in a pass.")
-        return [seen[place] for place in places]
+        unused = [place.name for place in places if place not in values]
+        if unused:
+            raise ValueError(f"the model runs without {', '.join(unused)}. Name layers that take part in a pass.")
+        return [values[place] for place in places]
 
     return layers
 
@@ -109,67 +111,59 @@ def _stages(model: nn.Module, x: Tensor) -> list[Place]:
 
 
 def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.Size]]:
-    """Return place and shape of what goes into every convolution, in the order of the calls."""
-    met: list[tuple[Place, torch.Size]] = []
+    """Return place and shape of the input of every convolution, in the order of the calls."""
+    inputs: list[tuple[Place, torch.Size]] = []
     with ExitStack() as hooks, torch.no_grad(), input_errors(x):
         for name, module in model.named_modules():
             if isinstance(module, _CONVOLUTIONS):
-                hooks.enter_context(_hook(model, name, "input", lambda place, value: met.append((place, value.shape))))
+                hooks.enter_context(_hook(model, name, "input", lambda place, v: inputs.append((place, v.shape))))
         model(x)
-    if len(met) < 2:
+    if len(inputs) < 2:
         raise ValueError(
-            f"the stem is what goes into a model's second convolution, but this one called {len(met)}. "
+            f"the stem is the input of a model's second convolution, but this one called {len(inputs)}. "
             "Name the layers to use: layers=['module.name', ...]."
         )
-    return met
+    return inputs
 
 
 @contextmanager
-def _watched(model: nn.Module, places: Sequence[Place]) -> Iterator[dict[Place, Tensor]]:
-    """Collect what is met at some places while the block runs, and stop the pass when all of it is there."""
-    seen: dict[Place, Tensor] = {}
+def _collecting(model: nn.Module, places: Sequence[Place]) -> Iterator[dict[Place, Tensor]]:
+    """Collect the activations at some places while the block runs, and stop the pass when all of them were met."""
+    values: dict[Place, Tensor] = {}
 
     def note(place: Place, value: Tensor) -> None:
         if place in places:
-            seen[place] = value.clone()  # the model may go on to change it in place
-        if len(seen) == len(places):
-            raise _Seen
+            values[place] = value.clone()  # the model may go on to change it in place
+        if len(values) == len(places):
+            raise _AllMet
 
     with ExitStack() as hooks:
         for name, side in dict.fromkeys((place.name, place.side) for place in places):
             hooks.enter_context(_hook(model, name, side, note))
-        yield seen
+        yield values
 
 
 @contextmanager
 def _hook(
-    model: nn.Module, name: str, side: Literal["input", "output"], tell: Callable[[Place, Tensor], None]
+    model: nn.Module, name: str, side: Literal["input", "output"], note: Callable[[Place, Tensor], None]
 ) -> Iterator[None]:
-    """Tell the activation at one side of a module in each of its calls, while the block runs."""
+    """Pass the activation at one side of a module to ``note`` in each of its calls, while the block runs."""
     calls = count()
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
         value = output if side == "output" else next(iter((*args, *kwargs.values())), None)
         value = value[0] if isinstance(value, (tuple, list)) and value else value
         if not isinstance(value, Tensor):
-            raise ValueError(f"the {side} of {name} is no tensor but {type(value).__name__}. Name another layer.")
-        tell(Place(name, side, next(calls)), value)
+            raise ValueError(f"the {side} of {name} is not a tensor but {type(value).__name__}. Name another layer.")
+        note(Place(name, side, next(calls)), value)
 
     module = model.get_submodule(name)
-    if side == "input":
-        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    else:
-        handle = module.register_forward_hook(hook, with_kwargs=True)
+    register = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
+    handle = register(hook, with_kwargs=True)
     try:
         yield
     finally:
         handle.remove()
-
-
-# One number per input of a data set, by a function that runs a model; on disk as it goes, like a bank.
-
-
-SHARD_ROWS = 1024
 
 
 def score_inputs(
@@ -182,22 +176,13 @@ def score_inputs(
     title: str = "scoring",
     workers: int = 0,
 ) -> Tensor:
-    """Return the score of every input that can be read, ``(n,)`` in float32.
+    """Return the score of every input that can be read, ``(n,)`` in float32, and keep them in a directory as a bank.
 
-    Args:
-        function: Scores a batch of inputs, ``(n,)``; it may take gradients.
-        model: What it runs; put into evaluation mode, on ``device``, for as long as it takes.
-        source: The data.
-        out: A directory for the scores. An interrupted pass goes on where it was. Of a finished one only a few inputs
-            run, to see that the model still gives the scores that are stored.
-        key: What the scores depend on; the data is added.
-        device: As in ``extract``.
-        title: Of the progress bar.
-        workers: As in ``extract``.
-
-    Raises:
-        ValueError: The model cannot take the inputs, a score is not finite, or ``out`` holds scores of something else.
+    ``function`` scores a batch of inputs, and may take gradients of ``model``, which is in evaluation mode during the
+    run. An interrupted run continues in ``out``; of a finished one only a few inputs run, to check that the
+    model still gives the scores that are stored. ``key`` is what the scores depend on apart from the data.
     """
+    identity = {**key, "data": source.fingerprint}
     with evaluating(model, device) as place:
 
         def score(batch: Batch) -> Tensor:
@@ -205,8 +190,7 @@ def score_inputs(
             with input_errors(inputs):
                 return function(inputs).detach().float().cpu()[:, None]
 
-        identity = {**key, "data": source.fingerprint}
-        sink = BankWriter(out, identity, width=1, dtype=torch.float32, labels=False, shard_rows=SHARD_ROWS, scores=True)
+        sink = BankWriter(out, identity, width=1, labels=False, shard_rows=SHARD_ROWS, scores=True)
         try:
             if sink.first_stored is not None:
                 stored = first_inputs(source, sink.first_stored)

@@ -16,14 +16,7 @@ WIDTHS = (64, 128, 256, 512)  # channels in the four stages, before a bottleneck
 
 
 class Basic(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; the first one has the stride.
-
-    Args:
-        inputs: Channels that come in.
-        width: Channels that go out.
-        stride: Of the block.
-        shortcut: Name of the shortcut's weights.
-    """
+    """Two 3x3 convolutions and a shortcut, whose weights are called ``shortcut``; the first one has the stride."""
 
     widening = 1
 
@@ -33,24 +26,17 @@ class Basic(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = _convolution(width, width, 3)
         self.bn2 = nn.BatchNorm2d(width)
-        self.way_round = shortcut
+        self.shortcut_name = shortcut
         self.add_module(shortcut, _shortcut(inputs, width, stride))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(n, inputs, h, w)`` to ``(n, width, h / stride, w / stride)``."""
         y = torch.relu(self.bn1(self.conv1(x)))
-        return torch.relu(self.bn2(self.conv2(y)) + self.get_submodule(self.way_round)(x))
+        return torch.relu(self.bn2(self.conv2(y)) + self.get_submodule(self.shortcut_name)(x))
 
 
 class Bottleneck(nn.Module):
-    """A 1x1, a 3x3 and a 1x1 convolution beside a shortcut; the 3x3 one has the stride, as in torchvision.
-
-    Args:
-        inputs: Channels that come in.
-        width: Channels in the middle; four times as many go out.
-        stride: Of the block.
-        shortcut: Name of the shortcut's weights.
-    """
+    """A 1x1, a 3x3 and a 1x1 convolution and a shortcut; the 3x3 one has the stride, as in torchvision."""
 
     widening = 4
 
@@ -63,18 +49,18 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = _convolution(width, outputs, 1)
         self.bn3 = nn.BatchNorm2d(outputs)
-        self.way_round = shortcut
+        self.shortcut_name = shortcut
         self.add_module(shortcut, _shortcut(inputs, outputs, stride))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(n, inputs, h, w)`` to ``(n, 4 * width, h / stride, w / stride)``."""
         y = torch.relu(self.bn1(self.conv1(x)))
         y = torch.relu(self.bn2(self.conv2(y)))
-        return torch.relu(self.bn3(self.conv3(y)) + self.get_submodule(self.way_round)(x))
+        return torch.relu(self.bn3(self.conv3(y)) + self.get_submodule(self.shortcut_name)(x))
 
 
 class Plan(NamedTuple):
-    """What tells one residual network from another: its blocks, how many in each stage, and the images it is for."""
+    """The architecture of a residual network: its blocks, their number in each stage, and the images it is for."""
 
     block: type[Basic] | type[Bottleneck]
     blocks: tuple[int, int, int, int]
@@ -89,12 +75,7 @@ NETWORKS = {
 
 
 class ResNet(nn.Module):
-    """A convolution, four stages of blocks, an average over the image, a linear head called ``fc``.
-
-    Args:
-        plan: The kind of network.
-        n_classes: Outputs of the head.
-    """
+    """A convolution, four stages of blocks, an average over the image, a linear head called ``fc``."""
 
     def __init__(self, plan: Plan, n_classes: int) -> None:
         super().__init__()
@@ -124,11 +105,7 @@ class ResNet(nn.Module):
 
 
 def openood_network(name: str, n_classes: int) -> nn.Module:
-    """Return a network of OpenOOD, without trained weights.
-
-    Args:
-        name: ``resnet18_32x32``, ``resnet18_224x224`` or ``resnet50``.
-        n_classes: Outputs of the head.
+    """Return a network of OpenOOD (``resnet18_32x32``, ``resnet18_224x224`` or ``resnet50``), without trained weights.
 
     Example:
         >>> openood_network("resnet18_32x32", 10)(torch.zeros(2, 3, 32, 32)).shape

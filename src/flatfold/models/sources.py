@@ -25,9 +25,6 @@ class Source(ABC):
 
     ``extract`` takes any iterable of batches. From a source it also takes the identity of the data, and after an
     interruption it does not even read the rows that are already there.
-
-    Args:
-        batch_size: Rows in a batch; the last may be shorter.
     """
 
     labels: Tensor | None = None
@@ -115,10 +112,7 @@ class ImageSource(Source):
         return batch
 
     def attempt(self, rows: range) -> tuple[Tensor | tuple[Tensor, Tensor] | None, dict[int, str]]:
-        """Decode and prepare those of some images that are sound, and say what is wrong with the others.
-
-        Sound is what can be decoded, what the transform takes, and what then has the size of most of these images.
-        """
+        """Decode and prepare the images that can be decoded and transformed and then have the size of most."""
         prepared, unreadable = {}, {}
         for row in rows:
             try:
@@ -143,10 +137,6 @@ class ImageSubset(ImageSource):
 
     The fingerprint holds that of the whole source and the rows: when only an image that was left out changes, the
     subset still counts as changed.
-
-    Args:
-        source: Where the images come from.
-        rows: Numbers of rows of the source, ``(n,)`` with n > 0, in the order in which they are wanted.
     """
 
     def __init__(self, source: ImageSource, rows: NDArray[np.integer]) -> None:
@@ -182,14 +172,11 @@ def take_subset(
 @overload
 def take_subset(source: Source, count: int | None, seed: int | None = ..., balanced: bool = ...) -> Source: ...
 def take_subset(source: Source, count: int | None, seed: int | None = None, balanced: bool = False) -> Source:
-    """Return at most ``count`` rows of a source, in ascending order: the one way in which flatfold takes fewer images.
+    """Return at most ``count`` rows of a source, in ascending order; all of them with None.
 
-    Args:
-        source: All of it if it has no more rows.
-        count: The number of rows, None for all.
-        seed: None takes evenly spaced rows. A number draws one row of each of ``count`` equal stretches, which keeps
-            the shares of classes and does not fall in step with classes that take turns.
-        balanced: With a seed, draw as many of each class as can be instead.
+    Without a seed they are evenly spaced. A seed draws one row of each of ``count`` equal stretches, which keeps the
+    shares of the classes and does not fall in step with classes that take turns; ``balanced`` draws as many of each
+    class as can be instead.
     """
     if count is None or source.rows <= count:
         return source

@@ -1,4 +1,4 @@
-"""From pixels to the tensor a model was trained on: resize, crop, scale, normalise. Needs Pillow only."""
+"""The preparation of images as in training: resize, crop, scale, normalise. Needs Pillow only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling
 
 @dataclass(frozen=True)
 class Transform:
-    """The usual preparation of an image, step by step as torchvision does it.
+    """The usual preparation of an image, in the steps of torchvision.
 
     Args:
         resize: Length of the shorter side after a resize, or None to leave the size as it is.
