@@ -109,7 +109,9 @@ def test_report_draws_the_pages_of_whatever_a_folder_holds(digits, tmp_path, mon
 
 
 def test_mistakes(tmp_path):
+    (tmp_path / "file").touch()
     cases = [
+        *((["bench", "digits", "--out", out], 1, "--out") for out in ("file", "file/inside")),
         (["bench", "cifar11"], 1, "cifar11"),
         (["bench", "digits", "--methods", "fould"], 1, "Did you mean fold"),
         (["bench", "digits", "--methods", ""], 1, "at least one method"),
