@@ -226,7 +226,7 @@ class _Measure:
         return prepare
 
     def _on_images(self, run: MethodRun) -> Prepare:
-        judge = InputMethodRunner(self.suite, Path(), self.settings)
+        judge = InputMethodRunner(self.suite, Path(), self.settings, self.banks.weights)
 
         def prepare() -> Action:
             detector = judge.fit(run.name, run.hyper)

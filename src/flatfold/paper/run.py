@@ -17,7 +17,6 @@ from ..evaluate.study_results import JSON as STUDY
 from ..evaluate.study_results import Study
 from ..evaluate.suites.suite import Suite
 from ..io.progress import track
-from ..models.fingerprint import weights_hash
 from .ablations import (
     ARRAYS,
     JSON,
@@ -106,7 +105,7 @@ class _Reproduction:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the benchmark has told them
             priced, no_cost = costs(self.suite, self.banks, self.results.methods, self.settings, self.plan)
-        about = provenance(self.suite, self.settings, perf_counter() - start)
+        about = provenance(self.suite, self.settings, perf_counter() - start, self.banks.weights)
         Ablations(
             alphas={str(kind): alpha for kind, alpha in alphas.items()},
             effects=normalised,
@@ -124,7 +123,7 @@ class _Reproduction:
         """Return what the ablations depend on, in a few letters."""
         known = {name: source.fingerprint for name, source in self.suite.sources.items()}
         methods = {run.method: repr(run.hyper) for run in self.results.methods}
-        parts = [__version__, weights_hash(self.suite.model), self.settings.device, self.suite.seed, known, methods]
+        parts = [__version__, self.banks.weights, self.settings.device, self.suite.seed, known, methods]
         return short_key(json.dumps([*parts, self.study.alphas, _told(self.plan)]))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 
-from ..io.files import opened_alone, sha256_of, sweep, write_atomically
+from ..io.files import open_exclusive, sha256_of, sweep, write_atomically
 from ..models.eval_mode import usable_device
 from ..models.extract import BatchResult, read_batches
 from ..models.fingerprint import evenly_spaced
@@ -190,7 +190,7 @@ class Journal:
     """Lines ``<crc32> <json>``: the first says which job this is, each other one holds a part.
 
     A line that was cut off, or whose bytes have changed, ends the journal: what lies behind it is computed again. A
-    part that comes twice counts once. While it is open, no other process can open it (:func:`opened_alone`).
+    part that comes twice counts once. While it is open, no other process can open it (:func:`open_exclusive`).
 
     Args:
         path: The file; made if it is not there.
@@ -206,7 +206,7 @@ class Journal:
     def __init__(self, path: Path, job: Mapping[str, object], restart: bool = False) -> None:
         self.path = path
         self._places: dict[int, tuple[int, int]] = {}  # of each part: where its line begins, and its length
-        self._file = opened_alone(path)
+        self._file = open_exclusive(path)
         try:
             self._recover({"format": JOURNAL_FORMAT, "version": JOURNAL_VERSION, "job": dict(job)}, restart)
         except BaseException:

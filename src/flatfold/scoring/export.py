@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 from .. import __version__
-from ..io.files import written
+from ..io.files import replacing
 from ..io.progress import track
 from ..models.batches import Batch, split_batch
 from ..models.eval_mode import evaluating
@@ -352,7 +352,7 @@ def export_onnx(guard: Guard, path: Path | str, inputs: Iterable[Any]) -> Parity
     translated = _translated(guard, program, batch)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with written(target) as partial:
+    with replacing(target) as partial:
         with quiet():
             translated.save(partial, external_data=False)
         return compare(guard, _onnx_runtime(partial), batch)
@@ -449,7 +449,7 @@ def export_program(guard: Guard, path: Path | str, inputs: Iterable[Any]) -> Par
     program = traced(guard, batch)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with written(target) as partial:
+    with replacing(target) as partial:
         with quiet(), explained("the graph"), partial.open("wb") as file:
             torch.export.save(program, file, extra_files={FACTS: json.dumps(facts(guard))})
         return compare(guard, _program_runtime(partial), batch)

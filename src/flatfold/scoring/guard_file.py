@@ -32,7 +32,7 @@ from ..core.validation import FLOATS
 from ..detectors import create
 from ..detectors.base import Detector
 from ..detectors.registry import METHODS
-from ..io.files import sha256_of, written
+from ..io.files import replacing, sha256_of
 from ..models.eval_mode import evaluating
 from ..models.fingerprint import weights_hash
 from ..models.forward import is_linear
@@ -372,7 +372,7 @@ _TEXT = "guard"
 def write(path: Path, text: str, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors and a text in one step; the folder is made if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as partial:
+    with replacing(path) as partial:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, {_TEXT: text})
 
 

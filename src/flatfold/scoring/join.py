@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..io.files import sha256_of, sweep, written
+from ..io.files import replacing, sha256_of, sweep
 from .batch import Summary, check_name, unreadable_of
 from .tables import check_out, write_tables
 
@@ -39,7 +39,7 @@ def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
     out.parent.mkdir(parents=True, exist_ok=True)
     sweep(out.parent, out.name)
     ordered = [path for _, path in found]
-    with written(out) as partial:
+    with replacing(out) as partial:
         JOINED[out.suffix.lower()](ordered, partial)
     _join_unreadable([unreadable_of(path) for summary, path in found if summary.unreadable], unreadable_of(out))
     summary = Summary.added([summary for summary, _ in found], out)
@@ -89,7 +89,7 @@ def _join_unreadable(paths: Sequence[Path], out: Path) -> None:
     if not paths:
         out.unlink(missing_ok=True)
         return
-    with written(out) as partial:
+    with replacing(out) as partial:
         _join_csv(paths, partial)
 
 

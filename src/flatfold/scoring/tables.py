@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.validation import check_finite, check_width
 from ..detectors.base import ROWS_AT_ONCE, Detector
-from ..io.files import written
+from ..io.files import replacing
 from ..models.feature_files import FeatureChunk, FeatureFile
 from .calibrated import Calibration, FitResult, calibrate, fit_detector
 
@@ -111,7 +111,7 @@ def write_rows(chunks: Iterable[Columns], path: Path | str) -> None:
     path = Path(path)
     check_out(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as partial:
+    with replacing(path) as partial:
         WRITERS[path.suffix.lower()](chunks, partial)
 
 
