@@ -13,7 +13,8 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.models.images import open_images
-from flatfold.scoring.batch import Task, score_images
+from flatfold.scoring.batch import ScoringJob, score_images
+from flatfold.scoring.guard_file import read_guard
 
 from .ratio import report
 
@@ -89,7 +90,7 @@ def _peak(*paths: Path) -> float:
 def _score(guard: str, place: str, out: str) -> None:
     """Score all images of a place and print the peak of this process's memory, in megabytes."""
     source = open_images(place, ff.Transform(), labels=False)
-    summary = score_images(Task(Path(guard), network, source), out)
+    summary = score_images(ScoringJob(read_guard(Path(guard)), network, source), out)
     assert summary.scored == source.rows
     print(_peak_kilobytes() / 1024)
 

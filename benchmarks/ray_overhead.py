@@ -22,8 +22,9 @@ import flatfold as ff
 from flatfold.models.extract import read_batches
 from flatfold.models.images import ArrayImages, FolderImages
 from flatfold.models.model_loading import load_weights, make_model
-from flatfold.scoring.batch import Engine, Parts, Task, score_here
-from flatfold.scoring.ray import score_on_ray
+from flatfold.scoring.batch import Executor, Parts, ScoringJob, run_local
+from flatfold.scoring.guard_file import read_guard
+from flatfold.scoring.ray import run_on_ray
 
 from .ratio import report
 from .share import resnet50
@@ -57,13 +58,13 @@ def run() -> list[bool]:
         return passed
 
 
-def _compare(name: str, task: Task) -> list[bool]:
+def _compare(name: str, task: ScoringJob) -> list[bool]:
     """Run all four ways in turn, a few times, and print what came out."""
     ways: dict[str, Callable[[], Pace]] = {
-        "one process": partial(_alone, score_here, task, 1),
-        "Ray, 1 worker": partial(_alone, partial(score_on_ray, actors=1), task, 1),
+        "one process": partial(_alone, run_local, task, 1),
+        "Ray, 1 worker": partial(_alone, partial(run_on_ray, actors=1), task, 1),
         "two processes": partial(_in_two_processes, task),
-        "Ray, 2 workers": partial(_alone, partial(score_on_ray, actors=2), task, 2),
+        "Ray, 2 workers": partial(_alone, partial(run_on_ray, actors=2), task, 2),
     }
     rounds = [{way: measure() for way, measure in ways.items()} for _ in range(ROUNDS)]
     _print(name, rounds)
@@ -102,8 +103,8 @@ def _print_large(folder: Path) -> None:
     guard = folder / "resnet50.safetensors"
     torch.manual_seed(0)
     ff.Guard.fit(_resnet50(), torch.rand(40, 3, 224, 224).split(8), detector="fold", transform=transform).save(guard)
-    task = Task(guard, _resnet50, FolderImages(folder / "photos", transform, 16, labels=False))
-    scorer, begin = task.scorer(), time()
+    task = ScoringJob(read_guard(guard), _resnet50, FolderImages(folder / "photos", transform, 16, labels=False))
+    scorer, begin = task.load(), time()
     scorer(read_batches(task.source, task.source.batch_ranges([range(LARGE)])))
     rate = LARGE / (time() - begin)
     print(
@@ -125,24 +126,24 @@ def _parts() -> Parts:
     return {number: range(start, start + PART) for number, start in enumerate(range(0, IMAGES, PART))}
 
 
-def _alone(engine: Engine, task: Task, workers: int) -> Pace:
+def _alone(executor: Executor, task: ScoringJob, workers: int) -> Pace:
     begin = time()
-    return _pace(begin, _ends(engine, task, _parts()), workers)
+    return _pace(begin, _ends(executor, task, _parts()), workers)
 
 
-def _in_two_processes(task: Task) -> Pace:
+def _in_two_processes(task: ScoringJob) -> Pace:
     """Let two processes score half of the parts each, at the same time."""
     parts = list(_parts().items())
-    halves = [(score_here, task, dict(parts[first::2])) for first in (0, 1)]
+    halves = [(run_local, task, dict(parts[first::2])) for first in (0, 1)]
     begin = time()
     with multiprocessing.get_context("spawn").Pool(2, torch.set_num_threads, (1,)) as pool:
         ends = pool.starmap(_ends, halves, chunksize=1)
     return _pace(begin, sorted(ends[0] + ends[1]), 2)
 
 
-def _ends(engine: Engine, task: Task, parts: Parts) -> list[float]:
+def _ends(executor: Executor, task: ScoringJob, parts: Parts) -> list[float]:
     """Return when each part was done, by the clock that all processes share."""
-    return [time() for _ in engine(task, parts)]
+    return [time() for _ in executor(task, parts)]
 
 
 def _pace(begin: float, ends: list[float], workers: int) -> Pace:
@@ -152,14 +153,14 @@ def _pace(begin: float, ends: list[float], workers: int) -> Pace:
     return Pace(first - begin - workers * PART / rate, rate)
 
 
-def _task(name: str, images: Path, folder: Path) -> Task:
+def _task(name: str, images: Path, folder: Path) -> ScoringJob:
     data = Path(os.environ["FLATFOLD_DATA"]).resolve()
     model = partial(_network, name, data / f"cifar10_{name}.safetensors")
     with np.load(data / "cifar10_train_5k.npz") as file:
         known = ArrayImages(file["x"], file["y"].astype(np.int64), TRANSFORM, BATCH)
     guard = folder / f"{name}.safetensors"
     ff.Guard.fit(model(), known, detector="fold", fpr=0.05).save(guard)
-    return Task(guard, model, FolderImages(images, TRANSFORM, BATCH, labels=False))
+    return ScoringJob(read_guard(guard), model, FolderImages(images, TRANSFORM, BATCH, labels=False))
 
 
 def _network(name: str, weights: Path) -> torch.nn.Module:

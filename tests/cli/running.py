@@ -31,6 +31,6 @@ def assert_mistakes(command, cases, cwd):
 
 
 def listing(folder):
-    """Return all files with the times of their last change, but for the journals of runs that can go on."""
-    paths = (path for path in Path(folder).rglob("*") if "__pycache__" not in str(path) and path.suffix != ".journal")
+    """Return all files with the times of their last change."""
+    paths = (path for path in Path(folder).rglob("*") if "__pycache__" not in str(path))
     return {str(path): path.stat().st_mtime_ns for path in paths if path.is_file()}

@@ -109,7 +109,9 @@ def test_report_draws_the_pages_of_whatever_a_folder_holds(digits, tmp_path, mon
 
 
 def test_mistakes(tmp_path):
+    (tmp_path / "file").touch()
     cases = [
+        *((["bench", "digits", "--out", out], 1, "--out") for out in ("file", "file/inside")),
         (["bench", "cifar11"], 1, "cifar11"),
         (["bench", "digits", "--methods", "fould"], 1, "Did you mean fold"),
         (["bench", "digits", "--methods", ""], 1, "at least one method"),
@@ -225,7 +227,7 @@ def test_results_of_one_run_and_of_several_are_not_mixed_in_one_folder(own):
 
 
 def test_a_method_that_fails_unexpectedly_ends_in_an_error_after_all_files_are_written(own, monkeypatch):
-    monkeypatch.setattr(ff.Mls, "score", lambda self, h: h[:, 9999])
+    monkeypatch.setattr(ff.detectors.Mls, "score", lambda self, h: h[:, 9999])
     done = bench(own[0], "--out", "failed", suite="alone.toml", methods="msp,mls")
     assert done.returncode == 1
     assert "mls failed" in done.stderr

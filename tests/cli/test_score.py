@@ -19,7 +19,7 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.detectors import METHODS
-from flatfold.scoring.batch import score_here
+from flatfold.scoring.batch import run_local
 from flatfold.scoring.calibrated import Verdict
 from tests.cli.images import GUARD, MODEL, PREPARED, TRANSFORM, network, photos, read_rows, write_parquet
 from tests.cli.running import assert_mistakes, listing, succeed
@@ -322,9 +322,9 @@ def test_ray_gets_its_options_and_a_task_that_can_be_sent(here, monkeypatch):
 
     def elsewhere(task, parts, actors=None, gpus=0.0):
         asked.append((actors, gpus, task.device))
-        return score_here(pickle.loads(pickle.dumps(task)), parts)  # noqa: S301
+        return run_local(pickle.loads(pickle.dumps(task)), parts)  # noqa: S301
 
-    monkeypatch.setattr("flatfold.scoring.ray.score_on_ray", elsewhere)
+    monkeypatch.setattr("flatfold.scoring.ray.run_on_ray", elsewhere)
     succeed("score", "photos", *GUARD, *OUT, "--engine", "ray", "--actors", 2, "--gpus", 0.5)
     assert [call[:2] for call in asked] == [(2, 0.5)]
     assert_rows(here / "scores.csv", verdicts(photos()))
@@ -349,8 +349,8 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command(here, how, workers
     slow = ("--guard", "guard.safetensors", "--model", "nets:slow", "--weights", "tiny.pt")
     command = ("many.npz", *slow, *OUT, "--workers", str(workers))
     process = start("score", *command)
-    journal = here / "scores.csv.journal"
-    while not journal.exists() or journal.read_bytes().count(b"\n") < 2:
+    parts = here / "scores.csv.parts"
+    while not list(parts.glob("*.safetensors")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.send_signal(how)
@@ -360,7 +360,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command(here, how, workers
     errors = succeed("score", *command).stderr
     assert errors.startswith("2,500 images, all scored -> scores.csv\n")
     assert any(f"{there} scored before" in errors for there in ("1,024", "2,048")), errors
-    assert not journal.exists()
+    assert not parts.exists()
     succeed("score", "many.npz", *GUARD, "--out", "whole.csv")
     assert (here / "scores.csv").read_bytes() == (here / "whole.csv").read_bytes()
 

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 import flatfold as ff
 from flatfold.models.images import ArrayImages, FolderImages
-from flatfold.scoring.batch import Shard, Task, journal_of, score_images, summary_of, unreadable_of
+from flatfold.scoring.batch import ScoringJob, Shard, parts_path, score_images, summary_path, unreadable_path
+from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.join import join_tables
 from tests.real.conftest import TRANSFORM, example
 
@@ -81,7 +82,7 @@ def folder(data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def task(data, folder):
     source = FolderImages(folder[0] / "images", TRANSFORM, 100, labels=False)
-    return Task(folder[0] / "guard.safetensors", partial(network, data), source)
+    return ScoringJob(read_guard(folder[0] / "guard.safetensors"), partial(network, data), source)
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +100,10 @@ def test_all_sound_images_are_scored_and_all_others_are_named(whole, folder):
     out, summary = whole
     names = {str(path) for path in folder[1]}
     assert (summary.scored, summary.unreadable) == (KNOWN + UNKNOWN - DAMAGED, DAMAGED)
-    assert set(column(unreadable_of(out), "path")) == names
+    assert set(column(unreadable_path(out), "path")) == names
     everything = sorted(str(path) for path in (folder[0] / "images").glob("*/*.png"))
     assert column(out, "path") == [path for path in everything if path not in names]
-    reasons = column(unreadable_of(out), "reason")
+    reasons = column(unreadable_path(out), "reason")
     assert len({reason.partition(": ")[2][:20] for reason in reasons}) >= 5
 
 
@@ -128,7 +129,7 @@ def test_shards_are_one_run(whole, task, folder):
         score_images(task, path, shard=Shard(number, 3))
     out = folder[0] / "joined.csv"
     join_tables(paths, out)
-    for of in (Path, unreadable_of, summary_of):
+    for of in (Path, unreadable_path, summary_path):
         assert of(out).read_bytes() == of(whole[0]).read_bytes()
 
 
@@ -137,26 +138,28 @@ import sys
 from functools import partial
 from pathlib import Path
 from flatfold.models.images import ArrayImages, FolderImages
-from flatfold.scoring.batch import Task, score_images, shard
+from flatfold.scoring.batch import ScoringJob, score_images
+from flatfold.scoring.guard_file import read_guard
 from tests.real.conftest import TRANSFORM
 from tests.real.test_batch import network
 
 folder, data = Path(sys.argv[1]), Path(sys.argv[2])
 source = FolderImages(folder / "images", TRANSFORM, 100, labels=False)
-score_images(Task(folder / "guard.safetensors", partial(network, data), source), folder / "killed.csv")
+job = ScoringJob(read_guard(folder / "guard.safetensors"), partial(network, data), source)
+score_images(job, folder / "killed.csv")
 """
 
 
 def test_a_run_that_was_killed_goes_on(whole, task, folder, data):
     out, root = folder[0] / "killed.csv", Path(__file__).parents[2]
     with subprocess.Popen([sys.executable, "-c", KILLED, str(folder[0]), str(data)], cwd=root) as run:
-        while not journal_of(out).exists() or journal_of(out).read_bytes().count(b"\n") < 2:  # a part is done
+        while not list(parts_path(out).glob("*.safetensors")):
             assert run.poll() is None
             time.sleep(0.01)
         os.kill(run.pid, signal.SIGKILL)
         assert run.wait() == -signal.SIGKILL
     assert not out.exists()
     score_images(task, out)
-    for of in (Path, unreadable_of, summary_of):
+    for of in (Path, unreadable_path, summary_path):
         assert of(out).read_bytes() == of(whole[0]).read_bytes()
-    assert not journal_of(out).exists()
+    assert not parts_path(out).exists()

@@ -12,7 +12,7 @@ from flatfold.scoring import export as program
 from flatfold.scoring.export import compare, export
 from tests.real.conftest import TRANSFORM, example, images
 
-RUNTIMES = {".onnx": onnx._onnx_runtime, ".pt2": program._program_runtime}
+RUNTIMES = {".onnx": onnx.open_onnx, ".pt2": program.open_program}
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from flatfold.evaluate.runner import run
-from flatfold.evaluate.suites.toml_file import read_suites
+from flatfold.evaluate.suites.toml_file import SuiteFile
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cifar10.toml"
 
 
 @pytest.fixture(scope="module")
 def suites(data):
-    return read_suites(EXAMPLE, batch_size=100)
+    return SuiteFile(EXAMPLE, batch_size=100).suites()
 
 
 def test_both_networks_are_judged_on_all_images(suites):
@@ -48,7 +48,7 @@ def test_methods_that_see_images_work_on_real_ones(data, monkeypatch, tmp_path):
         text = text.replace(f'{name}.npz"', f'{name}.npz"\nfirst = 200')
     (tmp_path / "few.toml").write_text(text)
     (tmp_path / "cifar_resnet.py").write_text(EXAMPLE.with_name("cifar_resnet.py").read_text())
-    suite = next(s for s in read_suites(tmp_path / "few.toml") if s.network == "resnet20")
+    suite = next(s for s in SuiteFile(tmp_path / "few.toml").suites() if s.network == "resnet20")
     results = run(suite, ["odin", "mdsens", "mdsens:layers=stages:epsilon=0", "mds:alpha=1.0"], tmp_path / "out")
     assert results.refused == {}
     assert results.methods[0].hyper["std"] == (0.229, 0.224, 0.225)

@@ -19,7 +19,8 @@ import torch
 from safetensors.torch import load, save
 
 import flatfold as ff
-from flatfold.scoring.guard_file import canonical, checksum
+from flatfold.io.artifacts import checksum
+from flatfold.scoring.guard_file import canonical
 from tests.four_classes import known, make_model
 
 LONGEST = 300  # characters of a message, beside the path

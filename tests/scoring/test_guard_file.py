@@ -7,6 +7,7 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,11 +18,12 @@ from torch import nn
 import flatfold as ff
 from flatfold.core.conformal import allowed_ranks
 from flatfold.detectors.registry import METHODS
+from flatfold.io.artifacts import checksum
 from flatfold.models.fingerprint import weights_hash
 from flatfold.scoring import guard_file as artefact
 from flatfold.scoring import self_test as probes
 from flatfold.scoring.calibrated import CalibratedDetector, Calibration
-from flatfold.scoring.guard_file import canonical, checksum, head_hash, head_within
+from flatfold.scoring.guard_file import canonical, fitted_head, head_hash
 from tests.four_classes import known, make_model
 from tests.refusals import assert_refused
 
@@ -130,7 +132,9 @@ def test_the_same_guard_gives_the_same_bytes(model, tmp_path):
 def test_features_are_judged_without_the_model(guard, path):
     file = artefact.read_guard(path)
     assert file.transform is None
-    assert file.settings == {key: value for key, value in settings_in(path).items() if key != "sha256"}
+    said = settings_in(path)
+    assert (said.pop("format"), said.pop("version")) == ("flatfold-guard", 2)
+    assert msgspec.to_builtins(file.settings) == said
     features = torch.rand(20, 16)
     for read in (file.calibrated, ff.CalibratedDetector.load(str(path))):
         for one, other in zip(read(features), guard.calibrated(features), strict=True):
@@ -180,7 +184,7 @@ def test_a_change_of_any_tensor_is_seen_and_rounding_is_not(make_world):
     world = make_world()
     for name in SEE_FEATURES:
         judge = judge_of(name, world)
-        features, scores = probes.make_probes(judge, head_within(judge))
+        features, scores = probes.make_probes(judge, fitted_head(judge))
         assert len(features.unique(dim=0)) == 8
         probes.check_probes(judge, features, scores)
         exact = deepcopy(judge).double()(features.double())[0]
@@ -194,7 +198,7 @@ def test_a_change_of_any_tensor_is_seen_and_rounding_is_not(make_world):
             moved = value * 0.95 + 0.01 * value.abs().max().clamp_min(0.1)
             other.detector.load_state_dict({**other.detector.state_dict(), key: moved})
             if last in ("weight", "bias"):
-                assert head_hash(head_within(other)) != head_hash(head_within(judge)), (name, key)
+                assert head_hash(fitted_head(other)) != head_hash(fitted_head(judge)), (name, key)
             elif key != "percentile_" or name == "autofold-a":  # of ReAct's percentile only the threshold counts
                 check = partial(probes.check_probes, other, features, scores)
                 assert_refused(ValueError, "gives a score of", check, case=(name, key))
@@ -207,7 +211,7 @@ def test_scores_that_jump_or_are_no_numbers_are_no_probes(make_world):
         with pytest.raises(ValueError, match=r"8 rows .*has [0-7] "):
             probes.make_probes(score, head)
     judge = judge_of("ebo", make_world())
-    features, scores = probes.make_probes(judge, head_within(judge))
+    features, scores = probes.make_probes(judge, fitted_head(judge))
     judge.detector.bias[0] = torch.nan
     with pytest.raises(ValueError, match="nan"):
         probes.check_probes(judge, features, scores)
@@ -301,10 +305,10 @@ def test_a_file_that_is_cut_or_changed_anywhere_is_refused(path, model, refused)
 
 def test_other_safetensors_files_and_other_versions_are_refused(path, refused):
     save_file({"x": torch.zeros(1)}, path)
-    refused("no guard")
+    refused("'guard' alone")
     for version in (1, 3, "2"):
         forge(path, {"version": version})
-        refused(f"version '?{version}'?, .*version 2")
+        refused(f"version {version}, .*version 2|int.*version")
     said = {"format": "flatfold-guard", "version": 1, "detector": "fold", "hyper": {}, "fpr": 0.1, "head": "3"}
     save_file({"calibration": torch.arange(9.0)}, path, {"guard": json.dumps(said)})
     refused("version 1")
@@ -320,8 +324,8 @@ def test_settings_that_save_would_not_write_are_refused(path, refused):
         ("hyper", hyper, "hyper"),
         ("fpr", ("much", 7.0, 0.005, 5e-324, 0.2), "fpr|calibration samples|thresholds|cannot be used"),
         ("transform", transform, "transform|evil"),
-        ("head", ([],), "head must be str"),
-        ("gives_logits", (1,), "gives_logits must be bool"),
+        ("head", ([],), "str.*head"),
+        ("gives_logits", (1,), "bool.*gives_logits"),
         ("thresholds", ([0.0],), "thresholds"),
         ("per_class", (True,), "per_class"),
         ("calibration", ({},), "calibration"),
@@ -333,7 +337,7 @@ def test_settings_that_save_would_not_write_are_refused(path, refused):
             refused(keyword, f"{name}={str(value)[:60]}")
     for name in ("fpr", "hyper", "transform", "weights_sha256", "calibration.counts", "probe.features"):
         forge(path, drop=[name])
-        refused(f"'{name}' is missing")
+        refused(f"'{name}' is missing|missing .*`{name}`")
 
 
 def test_tensors_that_save_would_not_write_are_refused(path, refused):
@@ -344,7 +348,7 @@ def test_tensors_that_save_would_not_write_are_refused(path, refused):
         (scores, (infinite, infinite * torch.nan), "finite"),
         (scores, (zeros(1, 0), zeros(1, 101)), "counts must"),
         (scores, (zeros(100), integers), "for each group|float32 or float64"),
-        (scores, (zeros(1, 100),), "thresholds"),
+        (scores, (zeros(1, 100),), "does not follow"),
         (counts, (torch.tensor([10**12]), torch.tensor([0])), "counts must"),
         (counts, (torch.tensor([100.0]),), "for each group"),
         ("detector.fold.weight", (ones(4, 16), ones(4, 17)), "head_sha256|cannot be used"),
@@ -352,6 +356,7 @@ def test_tensors_that_save_would_not_write_are_refused(path, refused):
         ("detector.alpha_", (torch.tensor(0.123),), "gives a score of"),
         ("detector.fold.distances", (ones(5),), "cannot be used"),
         ("detector.fold.score", (ones(4),), "cannot be used"),
+        ("detector.alpha_", (zeros((), dtype=torch.uint8),), "types"),
         ("detector.", (ones(4),), "cannot be used"),
         ("probe.scores", (zeros(8),), "gives a score of"),
         ("probe.scores", (zeros(7),), "self-test"),
@@ -383,14 +388,12 @@ def test_headers_are_refused_before_memory_is_set_aside(path, refused):
     changes += [{"data_offsets": places} for places in ([0, 10**15], [4, 12], [0])]
     for bad in (*(entry | change for change in changes), entry | {"dtype": []}, {"dtype": "F32", "shape": [2]}, []):
         put({"__metadata__": {"guard": "{}"}, "x": bad}, bytes(8))
-        refused("no safetensors file", bad)
-    put({"x": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}, bytes(8))
-    refused("types")
+        refused("not a safetensors file", bad)
     for header in (b"[" * 5000, b"9" * 10**6, b"[1e999]", b"\xff\xfe", b"[1]", b"__import__('os')", b""):
         put(header)
-        refused("no safetensors file", header[:20])
+        refused("not a safetensors file", header[:20])
     put(b" " * (10**7 + 1))
     refused("10000001 bytes")
     for metadata in (None, {}, {"guard": "null"}, {"guard": "{}", "more": ""}, {"guide": "{}"}):
         put({"__metadata__": metadata})
-        refused("no guard", metadata)
+        refused("'guard' alone|format|not a document", metadata)

@@ -251,12 +251,12 @@ def test_monitors_of_different_guards_are_not_merged(plain):
         assert_refused(ValueError, "different guards", partial(two.__add__, one), case=what)
     same = pickle.loads(pickle.dumps(plain))  # noqa: S301
     same.calibration.fpr = np.float64(same.calibration.fpr)
-    assert Monitor.of(same).yardstick == Monitor.of(plain).yardstick
+    assert Monitor.of(same).reference == Monitor.of(plain).reference
     first = [torch.arange(40) < size for size in (19, 20)]  # all scores are equal, so the thresholds are too
     guards = [
         CalibratedDetector(Bounded(0, 50), Calibration.of(torch.ones(40), 0.1, label.long(), 2)) for label in first
     ]
-    assert Monitor.of(guards[0]).yardstick.guard != Monitor.of(guards[1]).yardstick.guard
+    assert Monitor.of(guards[0]).reference.guard != Monitor.of(guards[1]).reference.guard
 
 
 def test_what_cannot_be_counted_or_merged_is_refused_and_nothing_is_counted(rng):
@@ -295,13 +295,13 @@ def test_damaged_values_are_refused_with_what_is_wrong(plain, rng, tmp_path):
             content = {key: other for key, other in {**whole, name: value}.items() if other is not ...}
             path.write_text(json.dumps(content))
             for read in (partial(Monitor.from_dict, content), partial(Monitor.load, path)):
-                assert_refused(ValueError, f"damaged.*({name}|add up)", read, case=(name, value))
+                assert_refused(ValueError, f"damaged.*({name}|add up|malformed)", read, case=(name, value))
 
 
 def test_what_is_no_monitor_is_refused(plain, tmp_path):
     path = tmp_path / "monitor.json"
     for content in (None, [], {}, {"format": "flatfold-results"}, "text"):
-        assert_refused(ValueError, "format", partial(Monitor.from_dict, content), case=content)
+        assert_refused(ValueError, "format|document", partial(Monitor.from_dict, content), case=content)
     newer = {**Monitor.of(plain).to_dict(), "version": 2}
     assert_refused(ValueError, "version 2", partial(Monitor.from_dict, newer))
     assert_refused(FileNotFoundError, "monitor.json", partial(Monitor.load, path))

@@ -15,7 +15,7 @@ from starlette.requests import Request
 import flatfold as ff
 from flatfold.serve import requests as images
 from flatfold.serve.requests import decode_features, decode_image, plain_name, read_form, tile_size, webp_size
-from tests.serve.small_service import encoded, form, pixels
+from tests.serve.small_service import encoded, form, pixels, png
 
 TRANSFORM = ff.Transform(mode="L", resize=4, crop=4)
 GOOD = encoded(pixels(1)[0][0])
@@ -101,12 +101,6 @@ def test_broken_images_are_called_by_their_name_and_nothing_internal_is_told(sha
 
         monkeypatch.setattr(Image, "open", fail)
         assert "Error" not in refused(status, "the image", prepare, b"x")
-
-
-def png(width, height):
-    """A PNG of a declared size, and nothing else in it."""
-    head = b"IHDR" + struct.pack(">II", width, height) + b"\x08\x00\0\0\0"
-    return b"\x89PNG\r\n\x1a\n\0\0\0\r" + head + struct.pack(">I", zlib.crc32(head)) + b"\0\0\0\0IDAT" + bytes(20)
 
 
 def test_a_declared_size_is_checked_before_anything_is_decoded(monkeypatch):

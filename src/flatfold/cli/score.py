@@ -19,6 +19,7 @@ from .options import (
     Device,
     ImageOptions,
     ModelOptions,
+    Resume,
     TransformOptions,
     With,
     Workers,
@@ -29,7 +30,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..scoring.batch import Engine, Parts, Summary, Task
+    from ..scoring.batch import Executor, Parts, ScoredRows, ScoringJob, Summary
 
 SHOWN = 3  # images without a score that are named
 
@@ -44,7 +45,7 @@ def score(
     out: Annotated[Path, Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
     fpr: Annotated[float | None, Option(help="Share of ID inputs that may raise alarms. Default: the guard's.")] = None,
     shard: Annotated[str | None, Option(help="Part to score, as i/n; `flatfold join` merges the tables.")] = None,
-    resume: Annotated[bool, Option("--resume/--restart", help="Resume an earlier run, or start again.")] = True,
+    resume: Resume = True,
     workers: Workers = 0,
     device: Device = "cpu",
     engine: Annotated[Literal["local", "ray"], Option(help="Run in this process or on a Ray cluster.")] = "local",
@@ -74,30 +75,30 @@ def score(
     Example: flatfold score photos.parquet --guard guard.safetensors --model torchvision/resnet50 --pretrained DEFAULT
     --device cuda --workers 8 --shard 1/4 --out scores-1.parquet
     """
-    from ..scoring.batch import Shard, Task, score_here, score_images
+    from ..scoring.batch import ScoringJob, Shard, run_local, score_images
     from ..scoring.guard_file import read_guard
 
     load_plugins(own)
     check_fpr(fpr)
     check_table(out, images)
     try:
-        part = Shard() if shard is None else Shard.parsed(shard)
+        part = Shard() if shard is None else Shard.parse(shard)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--shard") from error
     if engine == "ray":
         _check_ray(workers, own)
-        from ..scoring.ray import score_on_ray  # late: Ray is an extra
+        from ..scoring.ray import run_on_ray  # late: Ray is an extra
 
-        watch = Stopwatch(partial(score_on_ray, actors=actors, gpus=gpus))
+        watch = Stopwatch(partial(run_on_ray, actors=actors, gpus=gpus))
     elif actors is not None or gpus:
         raise typer.BadParameter("--actors and --gpus apply to --engine ray only.")
     else:
-        watch = Stopwatch(partial(score_here, workers=workers))
-    source = options.open(images, transform.transform(guard, read_guard(guard).transform))
+        watch = Stopwatch(partial(run_local, workers=workers))
+    file = read_guard(guard)
+    source = options.open(images, transform.transform(guard, file.transform))
+    job = ScoringJob(file, model.open, source, fpr, device)
     try:
-        summary = score_images(
-            Task(guard, model.open, source, fpr, device), out, shard=part, engine=watch, restart=not resume
-        )
+        summary = score_images(job, out, shard=part, executor=watch, restart=not resume)
     except KeyboardInterrupt:
         same = "the same command" if resume else "the same command without --restart"
         typer.echo(f"flatfold: interrupted; run {same} to resume", err=True)
@@ -120,17 +121,17 @@ def _check_ray(workers: int, own: list[Path] | None) -> None:
 
 
 class Stopwatch:
-    """An engine that counts the images it is given and measures its time."""
+    """An executor that counts the images it is given and measures its time."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
         self.images = 0
         self.start = 0.0
 
-    def __call__(self, task: Task, parts: Parts) -> Iterator[tuple[int, str]]:
-        """Yield the parts that the engine computes."""
+    def __call__(self, job: ScoringJob, parts: Parts) -> Iterator[tuple[int, ScoredRows]]:
+        """Yield the parts that the executor computes."""
         self.images, self.start = sum(map(len, parts.values())), perf_counter()
-        return self.engine(task, parts)
+        return self.executor(job, parts)
 
     def report(self, total: int) -> str:
         """Return how long the images took that no earlier run had scored."""
@@ -158,9 +159,9 @@ def print_summary(summary: Summary, out: Path, watch: Stopwatch | None = None) -
 
 
 def _list_unreadable(number: int, out: Path) -> Iterator[str]:
-    from ..scoring.batch import unreadable_of
+    from ..scoring.batch import unreadable_path
 
-    path = unreadable_of(out)
+    path = unreadable_path(out)
     yield f"{count(number, 'image')} could not be scored -> {path}"
     with path.open(encoding="utf-8", newline="") as file:
         for row in islice(csv.DictReader(file), SHOWN):
@@ -183,9 +184,9 @@ def join(
 
     Example: flatfold join scores-1.csv scores-2.csv scores-3.csv --out scores.csv
     """
-    from ..scoring.batch import unreadable_of
+    from ..scoring.batch import unreadable_path
     from ..scoring.join import join_tables
 
     check_table(out)
-    skipped = {unreadable_of(table) for table in tables}  # scores-*.csv includes scores-1.csv.unreadable.csv
+    skipped = {unreadable_path(table) for table in tables}  # scores-*.csv includes scores-1.csv.unreadable.csv
     print_summary(join_tables([table for table in tables if table not in skipped], out), out)

@@ -16,7 +16,7 @@ from .options import Data, parse_numbers
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..evaluate.suites.doctor import Finding
+    from ..evaluate.suites.doctor import Diagnosis
 
 LABELLED = "a folder with one sub-folder per class, a .npz or .parquet file, or a .txt list."
 
@@ -147,7 +147,7 @@ def doctor(
     typer.echo("everything is there" + (f", {count(notes, 'note')}" if notes else ""))
 
 
-def _findings_table(suite: str, findings: Sequence[Finding]) -> Table:
+def _findings_table(suite: str, findings: Sequence[Diagnosis]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 

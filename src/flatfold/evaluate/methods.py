@@ -21,6 +21,7 @@ from ..core.validation import MethodRefused, check_finite
 from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector, InputDetector
 from ..models.eval_mode import evaluating
+from ..models.fingerprint import weights_hash
 from ..models.layers import labelled_batches, layers_of, logits_function, read_first_batch, score_inputs
 from ..models.sources import ImageSource, Source
 from .banks import Banks, Settings, short_key
@@ -94,7 +95,7 @@ def _evaluate_on_features(spec: Spec, banks: Banks) -> MethodResult:
 class InputMethodRunner:
     """Evaluates methods that run the network themselves; their scores are kept on disk."""
 
-    def __init__(self, suite: Suite, folder: Path, settings: Settings, weights: str) -> None:
+    def __init__(self, suite: Suite, folder: Path, settings: Settings, weights: str | None = None) -> None:
         if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
             raise MethodRefused("it runs the network on images, but this suite holds their features only.")
         self.suite, self.folder, self.settings, self.weights = suite, folder, settings, weights
@@ -162,7 +163,7 @@ class InputMethodRunner:
         train = self.suite.train
         key = {
             "flatfold": __version__,
-            "weights": self.weights,
+            "weights": self.weights or weights_hash(self.suite.model),
             "method": name,
             "hyper": repr(hyper),
             "fitted_on": train.fingerprint if train is not None and get_method(name).fits_on == "train" else "",

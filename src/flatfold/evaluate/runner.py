@@ -24,6 +24,7 @@ from ..detectors.joint import Joint
 from ..detectors.shaped import Shaped
 from ..io.progress import track
 from ..io.store import read_manifest
+from ..models.fingerprint import weights_hash
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .intervals import certainty
 from .methods import MethodResult, evaluate_method
@@ -131,7 +132,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
     }
 
 
-def provenance(suite: Suite, settings: Settings, seconds: float, weights: str) -> dict[str, Any]:
+def provenance(suite: Suite, settings: Settings, seconds: float, weights: str | None = None) -> dict[str, Any]:
     """Return where the numbers come from: versions, machine, weights, command."""
     return {
         "flatfold": __version__,
@@ -143,7 +144,7 @@ def provenance(suite: Suite, settings: Settings, seconds: float, weights: str) -
         "device": settings.device,
         "seed": suite.seed,
         "bootstrap": settings.replicates,
-        "weights, sha256": weights,
+        "weights, sha256": weights or weights_hash(suite.model),
         "command": settings.command,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 2),

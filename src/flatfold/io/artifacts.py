@@ -225,12 +225,18 @@ def read_tensors(path: Path, name: str = _HEADER) -> tuple[str, dict[str, Tensor
     header = content[_LENGTH : _LENGTH + header_length(content)]
     try:
         tensors = load(content)  # compares the header with the bytes before it makes anything
-        metadata = msgspec.json.decode(header, type=dict[str, Any]).get("__metadata__")
-    except (SafetensorError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        metadata = json.loads(header, object_pairs_hook=_without_duplicates).get("__metadata__")
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise DamagedFile(f"it is cut, damaged, or not a safetensors file ({error})") from error
     if not isinstance(metadata, dict) or set(metadata) != {name}:
         raise DamagedFile(f"its header must hold {name!r} alone")
     return metadata[name], tensors
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(content := dict(pairs)) != len(pairs):
+        raise ValueError("its header has a key twice")
+    return content
 
 
 def header_length(content: bytes) -> int:
@@ -246,7 +252,8 @@ def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(json.dumps(header).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if tensor.numel():  # an empty tensor may have strides that cannot be viewed as bytes
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

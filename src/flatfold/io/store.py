@@ -167,6 +167,9 @@ class PartStore:
     def remove(self) -> None:
         """Remove the directory."""
         self.clear()
+        if self._lock is not None:
+            for path in self.folder.glob(".tmp??????"):  # of safetensors, in a process that was killed
+                path.unlink(missing_ok=True)
         self.close()
         if self.folder.is_dir():
             sweep(self.folder)

@@ -1,4 +1,4 @@
-"""Why a guard said what it said: the classes between which the energy bends."""
+"""Explanations of verdicts: the pairs of classes between which the energy bends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a guard says about one input, and between which classes it hesitates.
+    """The verdict on one input, and the pairs of classes that carry its curvature.
 
     FOLD's score is a sum over pairs of classes (:mod:`flatfold.core.pairs`), so every share is exact. As text it is one
     line, for instance ``unknown (p = 0.004): 71 % of the curvature between cat and dog, 29 % elsewhere``.
@@ -29,7 +29,7 @@ class Explanation:
     Attributes:
         predicted: The class that the model chooses.
         score: Higher = more out-of-distribution.
-        p_value: How unusual the score is among known inputs: small = unusual.
+        p_value: How unusual the score is among ID inputs: small = unusual.
         is_ood: Whether the guard raises an alarm.
         pairs: The pairs of classes that carry most of the curvature, largest first.
         rest: The share of all other pairs.
@@ -62,44 +62,31 @@ class Explanation:
         return f"{verdict}: {', '.join(parts)}"
 
 
-def explain(verdict: Verdict, found: Pairs, names: Sequence[str] | None = None) -> list[Explanation]:
+def explain(verdict: Verdict, pairs: Pairs, names: Sequence[str] | None = None) -> list[Explanation]:
     """Return one explanation for each input of a batch.
 
     Args:
-        verdict: What the guard says about n inputs.
-        found: Their pairs of classes, ``(n, k)``.
+        verdict: On n inputs.
+        pairs: Their pairs of classes, ``(n, k)``.
         names: Of all classes, in the order of the logits; without them classes are numbered.
     """
     n_classes = verdict.logits.shape[1]
-    known = _checked(names, n_classes)
-    complete = found.share.shape[1] == n_classes * (n_classes - 1) // 2
-    explanations = []
-    for predicted, score, p_value, is_ood, *columns in zip(
-        verdict.logits.argmax(dim=-1).tolist(),
-        *(part.tolist() for part in (verdict.score, verdict.p_value, verdict.is_ood, *found)),
-        strict=True,
-    ):
-        pairs = tuple(Pair(*entries) for entries in zip(*columns, strict=True))
-        explanations.append(Explanation(predicted, score, p_value, is_ood, pairs, _rest(pairs, complete), known))
-    return explanations
-
-
-def _rest(pairs: tuple[Pair, ...], complete: bool) -> float:
-    """Return what other pairs have: nothing, when there are none or when there is nothing to share."""
-    named = sum(pair.share for pair in pairs)
-    return 0.0 if complete or named == 0 else max(0.0, 1 - named)
-
-
-def _checked(names: Sequence[str] | None, n_classes: int) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if isinstance(names, str) or len(names) != n_classes:
-        came = "one string" if isinstance(names, str) else str(len(names))
+    if names is not None and (isinstance(names, str) or len(names) != n_classes):
         raise ValueError(
-            f"names must be one per class, {n_classes} in all, got {came}. "
+            f"names must be one per class, {n_classes} in all, "
+            f"got {'one string' if isinstance(names, str) else len(names)}. "
             "Give them in the order of the model's outputs, or leave them out."
         )
-    return tuple(names)
+    complete = pairs.share.shape[1] == n_classes * (n_classes - 1) // 2
+    columns = (verdict.logits.argmax(dim=-1), verdict.score, verdict.p_value, verdict.is_ood, *pairs)
+    explanations = []
+    for predicted, score, p_value, is_ood, *entries in zip(*(column.tolist() for column in columns), strict=True):
+        named = tuple(Pair(*entry) for entry in zip(*entries, strict=True))
+        share = sum(pair.share for pair in named)
+        rest = 0.0 if complete or share == 0 else max(0.0, 1 - share)
+        texts = None if names is None else tuple(names)
+        explanations.append(Explanation(predicted, score, p_value, is_ood, named, rest, texts))
+    return explanations
 
 
 def _percent(share: float) -> str:

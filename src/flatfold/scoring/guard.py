@@ -218,7 +218,7 @@ class Guard:
         """Read a guard for ``model``; a file made for another model is refused."""
         _check_model(model)
         file = path if isinstance(path, GuardFile) else read_guard(Path(path))
-        return cls(model, file.match(model), file.calibrated, file.transform, file.weights)
+        return cls(model, file.match(model), file.calibrated, file.transform, file.settings.weights_sha256)
 
     def __repr__(self) -> str:
         name = self.detector.made_by[0] if self.detector.made_by else type(self.detector).__name__

@@ -1,4 +1,4 @@
-"""Model and calibrated as one graph, which compilers and exporters can take."""
+"""GuardModule: model and calibrated detector as one module for compilers and exporters."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class GuardModule(nn.Module):
-    """``x -> (logits, score, p_value, is_ood)`` in plain torch: no search for the head, no look at a value.
+    """``x -> (logits, score, p_value, is_ood)`` in plain torch: no search for the head, no branch on a value.
 
-    The model is a twin of the original around the same memory: neither the hook on its head nor ``.to()`` reaches the
+    The model is a copy that shares the memory of the original: neither the hook on its head nor ``.to()`` reaches the
     original. It is always in evaluation mode, and its weights need no gradient, so that serving keeps no graph.
-    If the head is called several times for a batch, the call counts whose output the model returns; of a layer that the
-    user named, and whose output it does not return, the last one with one row per input. A module answers one thread at
-    a time; give each thread its own.
+    If the head is called several times for a batch, the call whose output the model returns counts; for a layer that
+    the user named, and whose output it does not return, the last call with one row per input. Give each thread its own
+    module.
 
     Args:
         model: The classifier; it is never changed.
         found: Its head.
-        calibrated: Of its features.
+        calibrated: Detector of its features.
 
     Example:
         >>> import torch
@@ -41,20 +41,20 @@ class GuardModule(nn.Module):
 
     def __init__(self, model: nn.Module, found: FoundHead, calibrated: CalibratedDetector) -> None:
         super().__init__()
-        self.model = _uncompiled(_twin(model))
-        self.calibrated = _twin(calibrated)
+        self.model = _without_compilation(_copy_around_memory(model))
+        self.calibrated = _copy_around_memory(calibrated)
         self._name, self._gives_logits = found.name, found.gives_logits
         self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
-        layer = module_named(self.model, found.name)
-        assert layer is not None
-        layer.register_forward_hook(self._note, with_kwargs=True)
+        self._layer().register_forward_hook(self._record_call, with_kwargs=True)
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Verdict:
         """Return the verdict on a batch; takes what the model takes."""
         self._calls.clear()  # an earlier batch may have failed half-way
         returned = logits_of(self.model(*args, **kwargs))
-        features, logits = self._last_call(returned, _rows(*args, *kwargs.values()))
+        # Not len(), which turns the size of a batch into a constant while a graph is traced.
+        rows = next(value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        features, logits = self._select_call(returned, rows)
         self._calls.clear()
         return Verdict(logits, *self.calibrated(features.to(self.calibrated.detector.fitted_weight.dtype), logits))
 
@@ -62,15 +62,18 @@ class GuardModule(nn.Module):
         """Stay in evaluation mode, whatever is asked for."""
         return super().train(False)
 
-    def _note(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+    def _layer(self) -> nn.Module:
+        layer = module_named(self.model, self._name)
+        assert layer is not None
+        return layer
+
+    def _record_call(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         features = args[0] if args else kwargs["input"]
         self._calls.append((output, features.detach().clone(), output.detach().clone()))  # they may change in place
 
-    def _last_call(self, returned: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """Return what went into the head and came out, in the call whose output was returned, or else in the last."""
-        layer = module_named(self.model, self._name)
-        assert layer is not None
-        flat = []
+    def _select_call(self, returned: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Return input and output of the head in the call whose output was returned, or else in the last."""
+        layer, flat = self._layer(), []
         for output, *call in self._calls:
             features, logits = (one_row_each(layer, values, rows) for values in call)
             if features is not None and logits is not None:
@@ -85,25 +88,25 @@ class GuardModule(nn.Module):
         if len(flat) > 1 and self._gives_logits:
             raise UnsupportedHead(
                 f"the head {self._name!r} is called {len(flat)} times for a batch, and the model returns a copy of one "
-                "of its outputs: a graph cannot tell of which. Return that output itself."
+                "of its outputs: a graph cannot tell which. Return that output itself."
             )
         return flat[-1]
 
 
-def _rows(*values: Any) -> int:
-    # Not len(), which turns the size of a batch into a constant while a graph is traced.
-    return next(value.shape[0] for value in values if isinstance(value, Tensor))
+def _copy_around_memory(module: M) -> M:
+    """Return a copy of a module in evaluation mode, whose tensors share the memory of the original.
 
-
-def _twin(module: M) -> M:
-    """Return a copy of a module in evaluation mode: tensors of its own around the same memory.
-
-    A module with a ``train`` of its own may change its weights there (LoRA merges them), so its memory is copied too.
+    A module with its own ``train`` may change its weights there (LoRA merges them), so its memory is copied too.
     """
+
+    def share(tensor: Tensor) -> Tensor:
+        view = tensor.detach()
+        return nn.Parameter(view, requires_grad=False) if isinstance(tensor, nn.Parameter) else view
+
     with evaluating(module):
-        own_modes = any(type(part).train not in (nn.Module.train, GuardModule.train) for part in module.modules())
+        own_train = any(type(part).train not in (nn.Module.train, GuardModule.train) for part in module.modules())
         tensors = (*module.parameters(), *module.buffers())
-        shared: dict[int, Any] = {} if own_modes else {id(tensor): _around(tensor) for tensor in tensors}
+        shared: dict[int, Any] = {} if own_train else {id(tensor): share(tensor) for tensor in tensors}
         try:
             return deepcopy(module, shared).requires_grad_(False)
         except (RuntimeError, TypeError) as error:  # a lock, an open file, a tensor with a history of gradients
@@ -114,13 +117,8 @@ def _twin(module: M) -> M:
             ) from error
 
 
-def _around(tensor: Tensor) -> Tensor:
-    view = tensor.detach()
-    return nn.Parameter(view, requires_grad=False) if isinstance(tensor, nn.Parameter) else view
-
-
-def _uncompiled(model: nn.Module) -> nn.Module:
-    """Return a model without what ``torch.compile`` put around it or its parts: it is compiled as a whole if at all."""
+def _without_compilation(model: nn.Module) -> nn.Module:
+    """Undo ``torch.compile`` of a model and its parts: the whole is compiled, if at all."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if hasattr(child, COMPILED) and name != COMPILED:

@@ -1,166 +1,120 @@
-"""Parts on a Ray cluster: each worker loads the model once, and a part that was lost with its worker is done again."""
+"""Executor on a Ray cluster: each worker loads the model once; a part that is lost with its worker is done again."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from math import inf
 from pathlib import Path
 from socket import create_connection
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..io.progress import track
 from ..models.extract import read_batches
-from .batch import Parts, Scorer, Task
+from .batch import BatchScorer, Parts, ScoredRows, ScoringJob
+from .tables import Columns
 
-# A Ray cluster: the one that is there, or one for the time being; how many workers fit into it.
-
-
-PATIENCE = 5  # seconds until somebody answers at an address
-
-
-@contextmanager
-def cluster() -> Iterator[Any]:
-    """Give Ray, connected to a cluster: to the one that is there, or else to one for the time being."""
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ModuleNotFoundError(
-            "the engine `ray` needs Ray, which is not installed. Run: pip install 'flatfold[ray]'", name="ray"
-        ) from None
-    if ray.is_initialized():
-        yield ray
-        return
-    _check_answer(os.environ.get("RAY_ADDRESS", ""))
-    # Ray Data makes its workers in a way that another part of Ray reports as an error, at every start. What is left is
-    # a line that says so.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    try:
-        # Not address="auto": that would also join the cluster of another run, which ends with that run. Who may join
-        # ours is Ray's own default: since 2.59 only processes that have this user's token.
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        yield ray
-    finally:
-        ray.shutdown()  # ends what was started here, and only leaves what was joined
-
-
-def _check_answer(address: str) -> None:
-    """Raise if nobody listens at ``host:port``: Ray would try for minutes. Other addresses are Ray's affair."""
-    host, _, port = address.rpartition(":")
-    if "/" in host or not host or not port.isdecimal():
-        return
-    try:
-        create_connection((host.strip("[]"), int(port)), PATIENCE).close()
-    except OSError as error:
-        raise ConnectionError(
-            f"RAY_ADDRESS is {address}, but no cluster answers there: {error}. "
-            "Start one with `ray start --head`, or unset RAY_ADDRESS to use this machine alone."
-        ) from error
-
-
-def room(nodes: Iterable[Mapping[str, Any]], gpus: float) -> int:
-    """Return how many workers fit into a cluster."""
-    there = [node["Resources"] for node in nodes if node["Alive"]]
-    fit = sum(int(min(node.get("CPU", 0), node.get("GPU", 0) / gpus if gpus else inf)) for node in there)
-    if not fit:
-        have = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in there)
-        raise ValueError(
-            f"a worker needs 1 CPU and {gpus:g} GPUs of one machine, but those of the cluster have {have or 'none'}. "
-            "Give fewer --gpus, or add a machine to the cluster."
-        )
-    return fit
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Let Ray Data neither draw bars nor tell its plans: there is a bar already, and pipes are read by programs."""
-    from ray.data import DataContext
-
-    context, loggers = DataContext.get_current(), [logging.getLogger("ray.data"), logging.getLogger("ray.data.dataset")]
-    was, levels = (context.enable_progress_bars, context.print_on_execution_start), [each.level for each in loggers]
-    context.enable_progress_bars = context.print_on_execution_start = False
-    for each in loggers:
-        each.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        context.enable_progress_bars, context.print_on_execution_start = was
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
-
-
+PATIENCE = 5  # seconds to wait for an answer at an address
 TRIES = 3  # times that a part is begun: a machine may fail twice, but then it is the part that ends workers
+MOST_BLOCKS = 10_000  # that Ray keeps account of; beyond that, several parts share a block
 
-# What a worker may raise, from the particular to the general: each can be made again from its words alone.
+# What a worker may raise, from the particular to the general: each can be made again from its message alone.
 KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (ModuleNotFoundError, FileNotFoundError, OSError, MemoryError, TypeError, ValueError, RuntimeError)
 } | {"Exception": Exception}
 
-MOST_BLOCKS = 10_000  # what Ray keeps account of; beyond that, several parts go together
 
-
-def score_on_ray(task: Task, parts: Parts, actors: int | None = None, gpus: float = 0.0) -> Iterator[tuple[int, str]]:
-    """Yield each part as it is done, in any order: its number and its record as text.
+def run_on_ray(
+    job: ScoringJob, parts: Parts, actors: int | None = None, gpus: float = 0.0
+) -> Iterator[tuple[int, ScoredRows]]:
+    """Score parts on a Ray cluster and yield them as they are done, in any order.
 
     The cluster is the one that this process has joined, that ``RAY_ADDRESS`` names, or that ``ray start`` has started
     on this machine; all of these are left running. Where there is none, one is started on this machine, and ended with
     the last part.
 
-    What goes over the network is the task, once to each machine, then numbers of rows one way and rows of the table
-    the other. Workers read the images, the weights and the guard themselves, so all machines need flatfold and must
-    see the same files. Relative paths, and modules in the current folder, mean for them what they mean here, if they
-    see this folder. Where they do not, let Ray send it: ``ray job submit --working-dir . -- flatfold score ...``, or
-    ``ray.init(runtime_env={"working_dir": "."})``; the table then belongs to an absolute path, for the copy of the
+    The network carries the job, once to each machine, then numbers of rows one way and columns of the table the other.
+    Workers read the images, the weights and the guard themselves, so all machines need flatfold and must see the same
+    files. Relative paths, and modules in the current folder, mean the same to them as here, if they see this folder.
+    Where they do not, let Ray send it: ``ray job submit --working-dir . -- flatfold score ...``, or
+    ``ray.init(runtime_env={"working_dir": "."})``; then write the table to an absolute path, because the copy of the
     folder is thrown away.
 
     A worker computes with one thread, and gives the same digits as one process that has ``torch.set_num_threads(1)``.
     With other numbers of threads torch may add in another order, which can change last digits.
 
     Args:
-        task: What to score. Its ``device`` is that of a worker: ``"cuda"`` is the GPU that Ray gave to it.
-        parts: Those that are wanted: by number, the rows of each.
+        job: What to score. Its ``device`` is that of a worker: ``"cuda"`` is the GPU that Ray gave to it.
+        parts: By number, the rows of each part.
         actors: Most workers, each with a model and one CPU; by default as many as fit into the cluster.
-        gpus: Of which each worker needs so many. With a fraction several share one, and some read images meanwhile.
+        gpus: Number of GPUs that each worker needs. With a fraction several share one, and some read images meanwhile.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
         ConnectionError: Nothing answers at ``RAY_ADDRESS``.
         ValueError: Not a single worker fits into the cluster.
         RuntimeError: Workers have died again and again over the same part, or while they loaded.
-        Exception: Whatever a worker raises, with its words and the nearest built-in type; no other worker tries again.
+        Exception: Whatever a worker raises, with its message and the nearest built-in type; no worker tries again.
     """
-    _check(actors, gpus)
-    with cluster() as ray, quiet():
+    if actors is not None and actors < 1:
+        raise ValueError(f"actors must be at least 1, got {actors}. Without a number, as many run as fit.")
+    if not 0 <= gpus <= 1:
+        raise ValueError(f"gpus must be from 0 to 1, since a model runs on one device, got {gpus:g}.")
+    with _join_cluster() as ray, _without_ray_output():
         from ray.data import ActorPoolStrategy, from_items
 
-        size = min(actors or inf, room(ray.nodes(), gpus), len(parts))
+        size = min(actors or inf, count_workers(ray.nodes(), gpus), len(parts))
         items = [{"part": number, "start": rows.start, "stop": rows.stop} for number, rows in parts.items()]
-        records = from_items(items, override_num_blocks=min(len(items), MOST_BLOCKS)).map(
-            Worker,  # type: ignore[arg-type]  # a class: Ray makes one in each process
-            fn_constructor_args=(ray.put(task), ray.remote(num_cpus=0)(Ledger).remote(), _folder(ray)),
+        # Workers find relative paths in this folder, unless Ray has sent them a copy of one.
+        folder = None if ray.get_runtime_context().runtime_env.get("working_dir") else os.getcwd()
+        results = from_items(items, override_num_blocks=min(len(items), MOST_BLOCKS)).map_batches(
+            Worker,
+            batch_size=1,
+            fn_constructor_args=(ray.put(job), ray.remote(num_cpus=0)(Ledger).remote(), folder),
             compute=ActorPoolStrategy(size=int(size), max_tasks_in_flight_per_actor=2),
             num_cpus=1,
             num_gpus=gpus,
         )
-        # Blocks as they come: rows and batches of a size of their own would be held back until the next are there.
-        blocks: Iterable[Any] = records.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow")
-        for row in track(chain.from_iterable(block.to_pylist() for block in blocks), "scoring", len(parts)):
-            if row["raised"]:
-                raise KINDS[row["raised"]](row["record"])
-            yield row["part"], row["record"]
+        # Blocks as they come: batches of another size would be held back until the next blocks are there.
+        blocks: Iterable[Columns] = results.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy")
+        yield from track(collect_parts(blocks, parts), "scoring", len(parts))
+
+
+def pack_rows(part: int, scored: ScoredRows) -> Columns:
+    """Return a part as columns of equal length, with a reason in each row that could not be scored."""
+    count, failed = len(scored.columns["row"]), len(scored.unreadable)
+    columns = {name: np.concatenate([v, np.zeros(failed, v.dtype)]) for name, v in scored.columns.items()}
+    columns["row"][count:] = list(scored.unreadable)
+    reasons = np.array([*[""] * count, *scored.unreadable.values()], dtype=object)
+    return {"part": np.full(count + failed, part), "raised": np.full(count + failed, ""), "reason": reasons, **columns}
+
+
+def collect_parts(blocks: Iterable[Columns], parts: Parts) -> Iterator[tuple[int, ScoredRows]]:
+    """Yield each part once all its rows have come, in blocks that may hold several parts or a piece of one."""
+    pieces: dict[int, list[ScoredRows]] = defaultdict(list)
+    for block in blocks:
+        for kind, message in zip(block["raised"], block["reason"], strict=True):
+            if kind:
+                raise KINDS[kind](message)
+        for part in np.unique(block["part"]).tolist():
+            columns = {name: values[block["part"] == part] for name, values in block.items()}
+            _, _, reasons = (columns.pop(name) for name in ("part", "raised", "reason"))
+            scored = reasons == ""
+            failed = zip(columns["row"][~scored].tolist(), reasons[~scored].tolist(), strict=True)
+            pieces[part].append(ScoredRows({name: v[scored] for name, v in columns.items()}, dict(failed)))
+            if sum(len(piece.columns["row"]) + len(piece.unreadable) for piece in pieces[part]) == len(parts[part]):
+                yield part, ScoredRows.concatenate(pieces.pop(part))
 
 
 class Ledger:
-    """Counts how often each part was begun, where the death of a worker does not reach: Ray itself tries for ever."""
+    """Counts how often each part was begun, in an actor that outlives dead workers: Ray itself would try for ever."""
 
     def __init__(self) -> None:
         self._begun: Counter[int] = Counter()
@@ -172,19 +126,42 @@ class Ledger:
 
 
 class Worker:
-    """A process on the cluster: it loads the model once, when the first part comes, and scores what it is given.
+    """A process on the cluster: it loads the model once, when the first part comes, and scores parts.
 
     Args:
-        task: Where Ray has put the task.
+        job: Reference to the job in Ray's object store.
         ledger: A :class:`Ledger` on the cluster.
         folder: In which relative paths start, or None for that of the process.
     """
 
-    def __init__(self, task: Any, ledger: Any, folder: str | None) -> None:
-        self.task, self.ledger, self.folder = task, ledger, folder
-        self.scorer: Scorer | None = None
+    def __init__(self, job: Any, ledger: Any, folder: str | None) -> None:
+        self.job, self.ledger, self.folder = job, ledger, folder
+        self.scorer: BatchScorer | None = None
 
-    def load(self) -> Scorer:
+    def __call__(self, item: Columns) -> Columns:
+        """Return the columns of a part, or the error: Ray would bury its message in two tracebacks."""
+        part, start, stop = (int(item[name][0]) for name in ("part", "start", "stop"))
+        try:
+            return pack_rows(part, self.score(part, range(start, stop)))
+        except Exception as error:
+            kind = next(name for name, base in KINDS.items() if isinstance(error, base))
+            return {"part": np.array([part]), "raised": np.array([kind]), "reason": np.array([str(error)], object)}
+
+    def score(self, part: int, rows: range) -> ScoredRows:
+        """Return the scores of a part."""
+        import ray
+
+        if ray.get(self.ledger.begin.remote(part)) > TRIES:
+            raise RuntimeError(
+                f"{TRIES} workers, one after the other, died over part {part}. If it is the memory, take a smaller "
+                "--batch-size or fewer --actors; otherwise the model ends its process while it loads, or at one of "
+                "these images. All parts that are done are kept."
+            )
+        self.scorer = self.scorer or self.load()
+        source = self.scorer.source
+        return self.scorer(read_batches(source, source.batch_ranges([rows])))
+
+    def load(self) -> BatchScorer:
         """Load the model and its guard; not in the constructor, whose errors Ray takes for those of the machine."""
         import ray
 
@@ -197,39 +174,76 @@ class Worker:
                 )
             os.chdir(self.folder)
         torch.set_num_threads(1)  # as many as CPUs were asked for, whatever the environment of this machine says
-        task: Task = ray.get(self.task)
-        return task.scorer()
+        job: ScoringJob = ray.get(self.job)
+        return job.load()
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the record of a part, or what was raised: Ray would drown its sentence in two tracebacks."""
-        try:
-            return {"part": row["part"], "record": self.record(**row), "raised": ""}
-        except Exception as error:
-            kind = next(name for name, each in KINDS.items() if isinstance(error, each))
-            return {"part": row["part"], "record": str(error), "raised": kind}
 
-    def record(self, part: int, start: int, stop: int) -> str:
-        """Return what was found out about the images of a part, as text."""
+def count_workers(nodes: Iterable[Mapping[str, Any]], gpus: float) -> int:
+    """Return how many workers fit into a cluster, at least 1."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    fit = sum(int(min(node.get("CPU", 0), node.get("GPU", 0) / gpus if gpus else inf)) for node in alive)
+    if not fit:
+        have = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive)
+        raise ValueError(
+            f"a worker needs 1 CPU and {gpus:g} GPUs of one machine, but those of the cluster have {have or 'none'}. "
+            "Give fewer --gpus, or add a machine to the cluster."
+        )
+    return fit
+
+
+@contextmanager
+def _join_cluster() -> Iterator[Any]:
+    """Give Ray, connected to the cluster that is there, or else to one that ends with this context."""
+    try:
         import ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ModuleNotFoundError(
+            "the engine `ray` needs Ray, which is not installed. Run: pip install 'flatfold[ray]'", name="ray"
+        ) from None
+    if ray.is_initialized():
+        yield ray
+        return
+    _check_answer(os.environ.get("RAY_ADDRESS", ""))
+    # Ray Data makes its workers in a way that another part of Ray reports as an error, at every start.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    try:
+        # Not address="auto": that would also join the cluster of another run, which ends with that run. Who may join
+        # ours is Ray's own default: since 2.59 only processes that have this user's token.
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        yield ray
+    finally:
+        ray.shutdown()  # ends what was started here, and only leaves what was joined
 
-        if ray.get(self.ledger.begin.remote(part)) > TRIES:
-            raise RuntimeError(
-                f"{TRIES} workers, one after the other, died over part {part}. If it is the memory, take a smaller "
-                "--batch-size or fewer --actors; otherwise the model ends its process while it loads, or at one of "
-                "these images. All parts that are done are kept."
-            )
-        self.scorer = self.scorer or self.load()
-        source = self.scorer.source
-        return self.scorer(read_batches(source, source.batch_ranges([range(start, stop)]))).to_json()
+
+def _check_answer(address: str) -> None:
+    """Raise if nothing listens at ``host:port``: Ray would try for minutes. Other addresses are left to Ray."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not host or not port.isdecimal():
+        return
+    try:
+        create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"RAY_ADDRESS is {address}, but no cluster answers there: {error}. "
+            "Start one with `ray start --head`, or unset RAY_ADDRESS to use this machine alone."
+        ) from error
 
 
-def _folder(ray: Any) -> str | None:
-    """Return where workers find what is here: in this folder, unless Ray has sent them a copy of one."""
-    return None if ray.get_runtime_context().runtime_env.get("working_dir") else os.getcwd()
+@contextmanager
+def _without_ray_output() -> Iterator[None]:
+    """Keep Ray Data from drawing bars and printing plans: there is a bar already, and pipes are read by programs."""
+    from ray.data import DataContext
 
-
-def _check(actors: int | None, gpus: float) -> None:
-    if actors is not None and actors < 1:
-        raise ValueError(f"actors must be at least 1, got {actors}. Without a number, as many run as fit.")
-    if not 0 <= gpus <= 1:
-        raise ValueError(f"gpus must be from 0 to 1, since a model runs on one device, got {gpus:g}.")
+    context, loggers = DataContext.get_current(), [logging.getLogger("ray.data"), logging.getLogger("ray.data.dataset")]
+    bars, levels = (context.enable_progress_bars, context.print_on_execution_start), [log.level for log in loggers]
+    context.enable_progress_bars = context.print_on_execution_start = False
+    for log in loggers:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars, context.print_on_execution_start = bars
+        for log, level in zip(loggers, levels, strict=True):
+            log.setLevel(level)

@@ -1,8 +1,8 @@
-"""The self-test of a guard's file: features that were scored when it was written are scored again when it is read.
+"""Self-test of a guard's file: features that were scored when it was written are scored again when it is read.
 
-A checksum finds bytes that have changed. It does not find parts that were put together from two files, nor another
-flatfold, or another machine, on which the same parts give other scores; this does. The features are made up from the
-weights of the head, so they tell nothing about any input.
+A checksum finds bytes that have changed. The self-test also finds parts of two files that were put together, and
+another version or machine on which the same parts give other scores. The features are made from the weights of the
+head, so they reveal nothing about any input.
 """
 
 from __future__ import annotations
@@ -14,23 +14,19 @@ from ..core.bank import Head
 from .calibrated import CalibratedDetector
 
 COUNT = 8
-
 TOLERANCE = 1e-5
-
 _CLASSES, _SIZES = 8, 16
-
-_NARROWEST, _WIDEST = 1.0, 40.0  # e^-40 is far above what float32 can hold, on every machine
-
+_NARROWEST, _WIDEST = 1.0, 40.0  # float32 holds e^-40 on every machine
 _NUDGE = 1e-6  # what float32 may lose in a sum of thousands of products
 
 
 @torch.no_grad()
 def make_probes(calibrated: CalibratedDetector, head: Head) -> tuple[Tensor, Tensor]:
-    """Return ``COUNT`` rows of features and their scores, ``(8, d)`` and ``(8,)``, the same for the same calibrated.
+    """Return ``COUNT`` rows of features and their scores, ``(8, d)`` and ``(8,)``, the same for the same detector.
 
-    They are some of :func:`candidates`, without those whose score jumps when they hardly move: another machine might
-    see them on the other side. Of what is left half are taken at even steps of the rank of their score and half at even
-    steps of the score itself: where a score has reached its bound it does not show what a method has learnt.
+    They are chosen from :func:`candidates`, without those whose score jumps when they hardly move: another machine
+    might score them on the other side. Half are taken at even steps of the rank of their score and half at even steps
+    of the score itself: where a score has reached its bound it does not show what a method has learnt.
     """
     rows = candidates(head)
     scores = calibrated(rows)[0]
@@ -47,13 +43,13 @@ def make_probes(calibrated: CalibratedDetector, head: Head) -> tuple[Tensor, Ten
 
 @torch.no_grad()
 def check_probes(calibrated: CalibratedDetector, features: Tensor, scores: Tensor) -> None:
-    r"""Raise unless a calibrated still gives the scores :math:`s` for probes, as far as float32 can tell.
+    r"""Raise unless a detector still gives the scores :math:`s` for probes, up to rounding in float32.
 
     .. math:: |s'_i - s_i| \le 10^{-5} \max(|s_i|, \tfrac1{10} \max_j |s_j|)
     """
     again, scale = calibrated(features)[0], _scale(scores)
     error = (again - scores).abs()
-    if not (error <= TOLERANCE * scale).all():  # a NaN is no score either
+    if not (error <= TOLERANCE * scale).all():  # a NaN is not a score either
         worst = int((error / scale).nan_to_num(torch.inf).argmax())
         raise ValueError(
             f"its detector gives a score of {float(again[worst]):.7g} where it gave {float(scores[worst]):.7g} when "
@@ -83,13 +79,13 @@ def candidates(head: Head) -> Tensor:
 
 
 def _scale(scores: Tensor) -> Tensor:
-    """Return what the errors of scores are relative to: a score that happens to be near 0 is no better than others."""
+    """Return what the errors of scores are relative to: a score near 0 need not be more precise than others."""
     sizes = scores.abs()
     return torch.maximum(sizes, sizes.nan_to_num(0.0, posinf=0.0).amax() / 10)
 
 
 def _spread_out(scores: Tensor) -> Tensor:
-    """Return ``COUNT`` different places of scores."""
+    """Return the positions of ``COUNT`` different scores."""
     order = scores.argsort(stable=True)
     ordered = scores[order]
     half = COUNT // 2

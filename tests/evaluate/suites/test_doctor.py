@@ -10,7 +10,7 @@ from PIL import Image
 
 from flatfold import UnreadableImage
 from flatfold.evaluate.banks import extract_all
-from flatfold.evaluate.suites.doctor import Finding, examine
+from flatfold.evaluate.suites.doctor import Diagnosis, examine
 from tests.toy_suite import World, pixels
 
 
@@ -79,15 +79,15 @@ def test_every_part_of_a_valid_suite_is_ok(patient):
     patient.document["ood"].append({"name": "twin", "group": "near", "npz": "other.npz", "x": "twin"})
     here = patient.folder
     assert list(patient.findings().values()) == [
-        Finding("train", "ok", str(here / "train.npz"), "12 images", "12 images"),
-        Finding("val", "ok", str(here / "pool.npz"), "", "12 of 30 images"),
-        Finding("test", "ok", str(here / "test.npz"), "", "300 images"),
-        Finding("ood_val", "ok", str(here / "more.npz"), "", "5 of 12 images"),
-        Finding("far strange", "ok", str(here / "other.npz"), "", "7 images"),
-        Finding("near twin", "ok", str(here / "other.npz"), "", "7 images"),
-        Finding("network tiny", "ok", str(here / "w.pt"), "99.50 %", "100.00 %"),
+        Diagnosis("train", "ok", str(here / "train.npz"), "12 images", "12 images"),
+        Diagnosis("val", "ok", str(here / "pool.npz"), "", "12 of 30 images"),
+        Diagnosis("test", "ok", str(here / "test.npz"), "", "300 images"),
+        Diagnosis("ood_val", "ok", str(here / "more.npz"), "", "5 of 12 images"),
+        Diagnosis("far strange", "ok", str(here / "other.npz"), "", "7 images"),
+        Diagnosis("near twin", "ok", str(here / "other.npz"), "", "7 images"),
+        Diagnosis("network tiny", "ok", str(here / "w.pt"), "99.50 %", "100.00 %"),
     ]
-    needy = {state: Finding("x", state, "y").needs_attention for state in ("ok", "note", "missing", "wrong")}
+    needy = {state: Diagnosis("x", state, "y").needs_attention for state in ("ok", "note", "missing", "wrong")}
     assert needy == {"ok": False, "note": False, "missing": True, "wrong": True}
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from flatfold import FeatureBank, Transform, save_bank
 from flatfold.evaluate.suites.library import load_suites, open_suite_file
-from flatfold.evaluate.suites.toml_file import read_suites
+from flatfold.evaluate.suites.toml_file import SuiteFile
 from flatfold.models.images import ArrayImages
 from flatfold.models.sources import ImageSubset
 from tests.toy_suite import World, pixels, row_numbers
@@ -61,9 +61,9 @@ def test_a_path_that_ends_in_toml_is_a_suite_file(world):
     for content in (b"name = toy", b"[train", b'name = "\xff"', b"\x00"):
         world.path.write_bytes(content)
         with pytest.raises(ValueError, match="TOML"):
-            read_suites(world.path)
+            SuiteFile(world.path)
     with pytest.raises(FileNotFoundError, match="none"):
-        read_suites(world.folder / "none.toml")
+        SuiteFile(world.folder / "none.toml")
 
 
 def test_environment_variables_stand_for_parts_of_any_path(world, monkeypatch):

@@ -111,7 +111,7 @@ def test_lists_of_the_right_length_are_no_deviation_and_those_of_an_older_versio
     shutil.rmtree(root)
 
 
-def test_a_network_of_ones_own_is_expected_to_be_as_good_and_its_own_ways_are_deviations(tmp_path):
+def test_a_network_of_ones_own_is_expected_to_be_as_good_and_its_changed_keys_are_deviations(tmp_path):
     path = tmp_path / "own.toml"
     cifar = "openood/resnet18_32x32"
     for model, own, expected, keyword in (
@@ -124,6 +124,6 @@ def test_a_network_of_ones_own_is_expected_to_be_as_good_and_its_own_ways_are_de
         path.write_text(f'like = "cifar10"\n[[network]]\nname = "mine"\nmodel = "{model}"\nweights = "w"\n{own}\n')
         file = SuiteFile(path)
         assert file.networks[0].table.get("accuracy") == expected, (model, own)
-        deviations = file._own_ways(file.networks[0])
+        deviations = file._changed_keys(file.networks[0])
         assert len(deviations) == (keyword is not None), (model, own)
         assert all(sentence.endswith(keyword) for sentence in deviations), deviations

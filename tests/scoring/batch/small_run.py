@@ -10,7 +10,8 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.models.images import FolderImages
-from flatfold.scoring.batch import Task
+from flatfold.scoring.batch import ScoringJob
+from flatfold.scoring.guard_file import read_guard
 
 TRANSFORM = ff.Transform(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 SIDE = 6
@@ -51,7 +52,7 @@ def make_task(folder, images=50, batch_size=4, model=make_network, transform=TRA
         write_images(root, images)
     if not guard.exists():
         write_guard(guard, model())
-    return Task(guard, model, FolderImages(root, transform, batch_size, labels=False), **settings)
+    return ScoringJob(read_guard(guard), model, FolderImages(root, transform, batch_size, labels=False), **settings)
 
 
 def read_csv(path):

@@ -27,12 +27,13 @@ from flatfold.scoring.batch import (
     NOT_FINITE,
     PART_ROWS,
     Shard,
-    journal_of,
-    score_here,
+    parts_path,
+    run_local,
     score_images,
-    summary_of,
-    unreadable_of,
+    summary_path,
+    unreadable_path,
 )
+from flatfold.scoring.guard_file import read_guard
 from tests.refusals import assert_refused
 from tests.scoring.batch.small_run import SIDE, TRANSFORM, broken, make_network, make_task, read_csv, write_guard
 from tests.scoring.batch.small_run import write_images as write
@@ -68,7 +69,7 @@ class Engine:
         for number in sorted(parts, reverse=self.backwards):
             if len(self.done) == self.stop_after:
                 raise KeyboardInterrupt
-            yield from score_here(task, {number: parts[number]})
+            yield from run_local(task, {number: parts[number]})
             self.done.append(number)
 
 
@@ -78,7 +79,8 @@ def never(task, parts):
 
 def files(out):
     """What lies at and beside a table, by name."""
-    return {path.name[len(out.stem) :]: path.read_bytes() for path in out.parent.glob(f"{out.stem}.*")}
+    paths = (path for top in out.parent.glob(f"{out.stem}.*") for path in (top, *top.rglob("*")) if path.is_file())
+    return {str(path.relative_to(out.parent))[len(out.stem) :]: path.read_bytes() for path in paths}
 
 
 def values(out):
@@ -114,7 +116,7 @@ def test_every_image_has_the_row_that_the_guard_gives_it(tmp_path, small_parts, 
         monitor.add(verdict)
     assert summary.monitor.to_dict() == monitor.to_dict()
     assert (summary.scored, summary.unreadable, str(summary.shard)) == (50, 0, "1/1")
-    assert (summary.job["rows"], summary.job["batch_size"], summary.job["fpr"]) == (50, 4, 0.2)
+    assert (summary.job["rows"], summary.job["batch_size"], summary.job["fpr"]) == ("50", "4", "0.2")
     assert set(files(out)) == {suffix, f"{suffix}.summary.json"}
 
 
@@ -122,22 +124,22 @@ def test_what_could_not_be_scored_is_listed_and_the_list_does_not_outlive_its_ru
     out = tmp_path / "out.csv"
     summary = score_images(gaps, out)
     assert (summary.scored, summary.unreadable) == (47, 3)
-    listed = read_csv(unreadable_of(out))
+    listed = read_csv(unreadable_path(out))
     assert [line["path"] for line in listed] == [gaps.source.name(row) for row in (0, 20, 21)]
     assert "8 bits" in listed[2]["reason"]
     assert [line["path"] for line in read_csv(out)] == [gaps.source.name(r) for r in range(50) if r not in (0, 20, 21)]
     write(tmp_path / "images", 50)
     score_images(make_task(tmp_path), out)
-    assert not unreadable_of(out).exists()
+    assert not unreadable_path(out).exists()
 
 
 def test_without_scores_or_in_an_empty_shard_a_table_has_its_columns(task, tmp_path):
     for row in range(50):
         broken("nothing", tmp_path / "images" / f"{row:04d}.png")
     for suffix in SUFFIXES:
-        for shard, engine, unreadable in ((Shard(1, 40), never, 0), (Shard(), score_here, 50)):  # of 13 batches
+        for shard, engine, unreadable in ((Shard(1, 40), never, 0), (Shard(), run_local, 50)):  # of 13 batches
             out = tmp_path / f"out{unreadable}{suffix}"
-            summary = score_images(make_task(tmp_path), out, shard=shard, engine=engine)
+            summary = score_images(make_task(tmp_path), out, shard=shard, executor=engine)
             assert (summary.scored, summary.unreadable) == (0, unreadable)
             if suffix == ".parquet":
                 with ParquetFile(out) as file:
@@ -157,7 +159,7 @@ def test_names_with_commas_quotes_lines_and_other_bytes_come_back(tmp_path):
     for out in (tmp_path / f"out{suffix}" for suffix in SUFFIXES):
         score_images(make_task(tmp_path), out)
         assert sorted(values(out)["path"]) == sorted(f"{root}/{name}".replace("\udcff", "\\udcff") for name in names)
-        assert [line["path"] for line in read_csv(unreadable_of(out))] == [f"{root}/x, y\n\\udcfe.png"]
+        assert [line["path"] for line in read_csv(unreadable_path(out))] == [f"{root}/x, y\n\\udcfe.png"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -167,9 +169,9 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bytes(gaps, tmp_p
     for stop_after, backwards in ((0, False), (1, True), (4, False), (6, True)):
         first, second = Engine(stop_after, backwards), Engine()
         with pytest.raises(KeyboardInterrupt):
-            score_images(gaps, out, engine=first)
-        assert (journal_of(out).exists(), out.exists()) == (True, False)
-        summary = score_images(gaps, out, engine=second)
+            score_images(gaps, out, executor=first)
+        assert (parts_path(out).exists(), out.exists()) == (stop_after > 0, False)
+        summary = score_images(gaps, out, executor=second)
         assert files(out) == files(whole), stop_after
         assert sorted(first.done + second.done) == list(range(7)), "a part was computed twice"
         assert summary.monitor.to_dict() == expected.monitor.to_dict()
@@ -181,7 +183,7 @@ def test_a_complete_run_is_done_again_only_where_a_file_is_damaged_or_a_restart_
     out = tmp_path / "out.csv"
     first = score_images(gaps, out)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out.*")}
-    again = score_images(gaps, out, engine=never)
+    again = score_images(gaps, out, executor=never)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("out.*")} == times
     assert (again.job, again.unreadable, again.table) == (first.job, first.unreadable, first.table)
     assert again.monitor.to_dict() == first.monitor.to_dict()
@@ -189,21 +191,21 @@ def test_a_complete_run_is_done_again_only_where_a_file_is_damaged_or_a_restart_
 
     def check_done_again(case, **options):
         engine = Engine()
-        score_images(gaps, out, engine=engine, **options)
+        score_images(gaps, out, executor=engine, **options)
         assert len(engine.done) == 7, case
         assert files(out) == before, case
 
-    for path in (out, summary_of(out), unreadable_of(out)):
+    for path in (out, summary_path(out), unreadable_path(out)):
         path.unlink()
         check_done_again(path)
-    for path in (out, summary_of(out)):
+    for path in (out, summary_path(out)):
         path.write_bytes(path.read_bytes()[:-3])
         check_done_again(path)
     check_done_again("restart", restart=True)
     with pytest.raises(KeyboardInterrupt):
-        score_images(gaps, out, engine=Engine(stop_after=3), restart=True)
+        score_images(gaps, out, executor=Engine(stop_after=3), restart=True)
     engine = Engine()
-    score_images(gaps, out, engine=engine)
+    score_images(gaps, out, executor=engine)
     assert engine.done == [3, 4, 5, 6]
     assert files(out) == before
 
@@ -213,7 +215,7 @@ def test_another_job_neither_continues_a_run_nor_is_taken_for_a_finished_one(tas
     out, finished = tmp_path / "out.csv", tmp_path / "finished.csv"
     score_images(task, finished)
     with pytest.raises(KeyboardInterrupt):
-        score_images(task, out, engine=Engine(stop_after=2))
+        score_images(task, out, executor=Engine(stop_after=2))
     before, shard = files(out), Shard(1, 1 + (change == "shard"))
     if change == "data":
         write(tmp_path / "images", 1, seed=5)
@@ -222,19 +224,46 @@ def test_another_job_neither_continues_a_run_nor_is_taken_for_a_finished_one(tas
     other = {
         "data": lambda: make_task(tmp_path),
         "place": lambda: replace(task, source=FolderImages(tmp_path / "copy", TRANSFORM, 4, labels=False)),
-        "guard": lambda: replace(task, guard=write_guard(tmp_path / "other", detector="ebo")),
+        "guard": lambda: replace(task, guard=read_guard(write_guard(tmp_path / "other", detector="ebo"))),
         "batch_size": lambda: make_task(tmp_path, batch_size=8),
         "fpr": lambda: replace(task, fpr=0.1),
         "shard": lambda: task,
     }[change]()
     with pytest.raises(ValueError, match=change):
-        score_images(other, out, shard=shard, engine=never)
+        score_images(other, out, shard=shard, executor=never)
     assert files(out) == before
     for path, options in ((out, {"restart": True}), (finished, {})):
         engine = Engine()
-        score_images(other, path, shard=shard, engine=engine, **options)
+        score_images(other, path, shard=shard, executor=engine, **options)
         assert 0 in engine.done
-        assert not journal_of(path).exists()
+        assert not parts_path(path).exists()
+
+
+def test_a_damaged_part_is_computed_again_and_files_of_others_are_never_overwritten(task, tmp_path, caplog):
+    out, whole = tmp_path / "out.csv", tmp_path / "whole.csv"
+    score_images(task, whole)
+    with pytest.raises(KeyboardInterrupt):
+        score_images(task, out, executor=Engine(stop_after=3))
+    part = parts_path(out) / "00000001.safetensors"
+    content = part.read_bytes()
+    for damaged in (content[:-5], content[:-9] + b"?" + content[-8:], b""):
+        part.write_bytes(damaged)
+        engine = Engine(stop_after=1)
+        with pytest.raises(KeyboardInterrupt):
+            score_images(task, out, executor=engine)
+        assert (engine.done, part.read_bytes()) == ([1], content)
+        assert part.name in caplog.text
+    score_images(task, out)
+    assert files(out) == files(whole)
+    for restart in (False, True):
+        other = tmp_path / f"other{restart}.csv"
+        parts_path(other).write_bytes(b"mine")
+        assert_refused(NotADirectoryError, "parts", partial(score_images, task, other, restart=restart))
+        parts_path(other).unlink()
+        parts_path(other).mkdir()
+        (parts_path(other) / "mine.safetensors").write_bytes(b"mine")
+        score_images(task, other, restart=restart)
+        assert files(other).pop(".csv.parts/mine.safetensors") == b"mine"
 
 
 def test_half_written_files_of_a_killed_run_are_removed(task, tmp_path):
@@ -246,10 +275,10 @@ def test_half_written_files_of_a_killed_run_are_removed(task, tmp_path):
 
 
 def test_lost_parts_a_second_run_and_impossible_names_are_refused(task, tmp_path):
-    out, unusable = tmp_path / "out.csv", replace(task, guard=tmp_path / "none")
+    out = tmp_path / "new" / "out.csv"
 
     def forgetful(task, parts):
-        yield from score_here(task, {number: rows for number, rows in parts.items() if number not in (2, 5)})
+        yield from run_local(task, {number: rows for number, rows in parts.items() if number not in (2, 5)})
 
     def second(task, parts):
         score_images(task, out)
@@ -258,22 +287,23 @@ def test_lost_parts_a_second_run_and_impossible_names_are_refused(task, tmp_path
     other_model = replace(task, model=partial(make_network, seed=4))
     too_long = tmp_path / f"{'é' * 98}a.csv"
     for use, kind, keyword in (
-        (partial(score_images, task, out, engine=second), BlockingIOError, "another process"),
+        (partial(score_images, task, out, executor=second), BlockingIOError, "another process"),
         (partial(score_images, other_model, out), ValueError, "weights"),
-        (partial(score_images, unusable, tmp_path / "out.txt"), ValueError, "out.txt"),
-        (partial(score_images, unusable, too_long), ValueError, "200 bytes"),
-        (partial(score_images, task, out, engine=forgetful), RuntimeError, "2 of 7 parts"),
+        (partial(score_images, task, tmp_path / "out.txt"), ValueError, "out.txt"),
+        (partial(score_images, task, too_long), ValueError, "200 bytes"),
+        (partial(score_images, task, out, executor=forgetful), RuntimeError, "2 of 7 parts"),
     ):
+        assert not (tmp_path / "new").exists(), "a run that was refused left something behind"
         assert_refused(kind, keyword, use)
     engine = Engine()
-    score_images(task, out, engine=engine)
+    score_images(task, out, executor=engine)
     assert engine.done == [2, 5]
     assert score_images(task, tmp_path / f"{'é' * 98}.csv").scored == 50
 
 
 # One process loads torch once; what it kills are copies of itself.
 KILLER = """
-import os, random, signal, sys, time
+import os, random, shutil, signal, sys, time
 from pathlib import Path
 import torch
 from flatfold.scoring.batch import score_images
@@ -293,26 +323,23 @@ def start(out):
         os._exit(0)
     return child
 
-def lines():
-    try:
-        return journal.read_bytes().count(b"\\n")
-    except FileNotFoundError:  # not yet there, or done
-        return 0
+def done():
+    return len(list(Path(f"{out}.parts").glob("*.safetensors")))
 
 assert os.waitpid(start(folder / f"whole{suffix}"), 0)[1] == 0
-resumed, journal = -1, Path(f"{out}.journal")
+resumed = -1
 while resumed < 5:
     resumed += 1
-    child, wanted = start(out), lines() + random.randint(2, 6)
-    while lines() < wanted and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+    child, wanted = start(out), done() + random.randint(2, 6)
+    while done() < wanted and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         pass
     time.sleep(random.uniform(0, 0.01))
     os.kill(child, signal.SIGKILL)
     if os.waitpid(child, 0)[1] == 0:  # it was faster, so all of it begins again
         resumed = -1
         for path in folder.glob("killed*"):
-            path.unlink()
-assert lines() > resumed
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+assert done() > resumed
 assert os.waitpid(start(out), 0)[1] == 0
 """
 
@@ -326,14 +353,14 @@ def test_a_run_that_is_killed_often_ends_with_the_same_bytes(tmp_path, suffix):
     command = [sys.executable, "-c", KILLER, str(tmp_path), suffix]
     subprocess.run(command, cwd=Path(__file__).parents[3], check=True)
     whole, killed = tmp_path / f"whole{suffix}", tmp_path / f"killed{suffix}"
-    for of in (Path, summary_of, unreadable_of):
+    for of in (Path, summary_path, unreadable_path):
         assert of(killed).read_bytes() == of(whole).read_bytes()
     assert len(list(tmp_path.glob("killed*"))) == 3
 
 
 def record_of(task, rows=None):
     source = task.source
-    return task.scorer()(read_batches(source, source.batch_ranges([range(source.rows) if rows is None else rows])))
+    return task.load()(read_batches(source, source.batch_ranges([range(source.rows) if rows is None else rows])))
 
 
 def test_a_task_can_be_given_another_rate_or_device_and_sent_to_another_process(tmp_path):
@@ -344,20 +371,24 @@ def test_a_task_can_be_given_another_rate_or_device_and_sent_to_another_process(
     assert not np.array_equal(strict["is_ood"], usual["is_ood"])
     assert (task.calibrated().calibration.fpr, replace(task, fpr=0.02).calibrated().calibration.fpr) == (0.2, 0.02)
     there = pickle.loads(pickle.dumps(task))  # noqa: S301
-    assert record_of(there).to_json() == record_of(task).to_json()
+    for name, values in record_of(there).columns.items():
+        assert np.array_equal(values, usual[name])
+    write_guard(tmp_path / "guard.safetensors", detector="ebo")
+    with pytest.raises(ValueError, match="another guard"):  # than the one that was read here
+        pickle.loads(pickle.dumps(task))  # noqa: S301
     with pytest.raises(ValueError, match="nowhere"):
-        replace(task, device="nowhere").scorer()
+        replace(task, device="nowhere").load()
 
 
 def check_without(rows, task, whole):
     """Check that the record of a task has all of the whole one but some rows, and lists these; return the reasons."""
     record, good = record_of(task), [row for row in range(12) if row not in rows]
-    assert record.columns["path"].tolist() == whole["path"][good].tolist()
+    assert record.columns["row"].tolist() == good
     np.testing.assert_allclose(record.columns["score"], whole["score"][good], rtol=1e-5)
     for name in whole:
-        assert name == "path" or record.columns[name].dtype == whole[name].dtype, name
-    assert record.unreadable["path"].tolist() == whole["path"][list(rows)].tolist()
-    return set(record.unreadable["reason"])
+        assert record.columns[name].dtype == whole[name].dtype, name
+    assert list(record.unreadable) == list(rows)
+    return set(record.unreadable.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -381,10 +412,10 @@ def test_what_cannot_be_prepared_counts_as_what_cannot_be_read(tmp_path):
     for row, (kind, _) in kinds.items():
         broken(kind, tmp_path / "images" / f"{row:04d}.png")
     record = record_of(task)
-    assert record.unreadable["path"].tolist() == [task.source.name(row) for row in kinds]
-    for reason, (kind, keyword) in zip(record.unreadable["reason"], kinds.values(), strict=True):
+    assert list(record.unreadable) == list(kinds)
+    for reason, (kind, keyword) in zip(record.unreadable.values(), kinds.values(), strict=True):
         assert keyword in reason, kind
-    assert len(record.columns["path"]) == 8
+    assert len(record.columns["row"]) == 8
 
 
 def test_images_of_another_size_than_most_of_their_batch_are_named(tmp_path):
@@ -394,9 +425,9 @@ def test_images_of_another_size_than_most_of_their_batch_are_named(tmp_path):
         for row in odd:
             broken("another size", tmp_path / "images" / f"{row:04d}.png")
         record = record_of(task)
-        assert record.unreadable["path"].tolist() == [task.source.name(row) for row in named], odd
-        assert len(record.columns["path"]) == 12 - len(named), odd
-        assert all("one size" in reason for reason in record.unreadable["reason"]), odd
+        assert list(record.unreadable) == named, odd
+        assert len(record.columns["row"]) == 12 - len(named), odd
+        assert all("one size" in reason for reason in record.unreadable.values()), odd
     grey = make_task(tmp_path, transform=replace(TRANSFORM, mode="L", mean=None, std=None))
     with pytest.raises(ValueError, match=r"0004\.png to .*0007\.png: .*\(1, 6, 6\)"):
         record_of(grey, range(4, 6))
@@ -443,8 +474,8 @@ def test_shards_hold_every_row_once_in_whole_batches_and_differ_by_one_at_most(r
 
 def test_shards_are_written_as_they_are_read_and_counted_from_one():
     for text in ("1/1", "3/4", "7/1000"):
-        assert str(Shard.parsed(text)) == text
+        assert str(Shard.parse(text)) == text
     for text in ("", "1", "a/b", "1/", "-1/4", "1/4 ", "1/4/5", "1.0/2", "1/99999999999"):
-        assert_refused(ValueError, "i/n", partial(Shard.parsed, text), case=text)
+        assert_refused(ValueError, "i/n", partial(Shard.parse, text), case=text)
     for text in ("0/4", "5/4", "0/0", "1/0"):
-        assert_refused(ValueError, "counted from 1", partial(Shard.parsed, text), case=text)
+        assert_refused(ValueError, "counted from 1", partial(Shard.parse, text), case=text)

@@ -10,7 +10,7 @@ import pytest
 from pyarrow.parquet import ParquetFile
 
 from flatfold.models.images import FolderImages
-from flatfold.scoring.batch import Shard, Summary, score_images, summary_of, unreadable_of
+from flatfold.scoring.batch import Shard, Summary, score_images, summary_path, unreadable_path
 from flatfold.scoring.join import join_tables
 from tests.refusals import assert_refused
 from tests.scoring.batch.small_run import TRANSFORM, broken, make_task
@@ -53,26 +53,26 @@ def test_shards_become_the_table_of_one_run(task, tmp_path, suffix):
         before = [path.read_bytes() for path in paths]
         got = join_tables([str(path) for path in reversed(paths)], out)
         assert content(out) == content(whole), of
-        assert unreadable_of(out).read_bytes() == unreadable_of(whole).read_bytes(), of
+        assert unreadable_path(out).read_bytes() == unreadable_path(whole).read_bytes(), of
         assert (got.job, got.shard, got.unreadable, got.scored) == (expected.job, Shard(), 3, 34)
         assert got.monitor.to_dict() == expected.monitor.to_dict(), of
         if suffix != ".parquet":
-            assert summary_of(out).read_bytes() == summary_of(whole).read_bytes(), of
-        assert set(out.parent.iterdir()) == {out, summary_of(out), unreadable_of(out)}
+            assert summary_path(out).read_bytes() == summary_path(whole).read_bytes(), of
+        assert set(out.parent.iterdir()) == {out, summary_path(out), unreadable_path(out)}
         assert [path.read_bytes() for path in paths] == before, "a shard was changed"
 
 
 def test_a_joined_table_counts_as_that_of_a_complete_run_and_replaces_an_older_list(tmp_path):
     task, out = make_task(tmp_path, images=9), tmp_path / "joined.csv"
-    unreadable_of(out).write_text("path,reason\n")
+    unreadable_path(out).write_text("path,reason\n")
     paths = shards(task, tmp_path, 2)
     join_tables(paths, out)
-    assert not unreadable_of(out).exists()
+    assert not unreadable_path(out).exists()
 
     def never(task, parts):
         raise AssertionError("this was to be done already")
 
-    assert score_images(task, out, engine=never).scored == 9
+    assert score_images(task, out, executor=never).scored == 9
     shutil.copytree(tmp_path / "images", tmp_path / "copy")  # another machine sees the images at another place
     elsewhere = replace(task, source=FolderImages(tmp_path / "copy", TRANSFORM, task.source.batch_size, labels=False))
     score_images(elsewhere, paths[1], shard=Shard(2, 2))
@@ -81,7 +81,7 @@ def test_a_joined_table_counts_as_that_of_a_complete_run_and_replaces_an_older_l
 
 def test_tables_that_are_not_all_shards_of_one_run_are_refused_and_nothing_is_written(task, tmp_path):
     paths, out = shards(task, tmp_path, 3), tmp_path / "out.csv"
-    for of in (Path, summary_of, unreadable_of):
+    for of in (Path, summary_path, unreadable_path):
         if of(paths[1]).exists():
             shutil.copy(of(paths[1]), of(tmp_path / "copy.csv"))
     other = {name: tmp_path / f"{name}.csv" for name in ("rate", "batch_size", "of", "data", "many")}
@@ -112,7 +112,7 @@ def test_tables_that_are_not_all_shards_of_one_run_are_refused_and_nothing_is_wr
 def test_a_shard_that_is_changed_or_has_lost_a_file_is_refused(task, tmp_path):
     paths, out = shards(task, tmp_path, 2), tmp_path / "out.csv"
     join = partial(join_tables, paths, out)
-    for path in (unreadable_of(paths[1]), summary_of(paths[1]), paths[1]):
+    for path in (unreadable_path(paths[1]), summary_path(paths[1]), paths[1]):
         content = path.read_bytes()
         path.unlink()
         assert_refused(FileNotFoundError, path.name, join)
@@ -127,18 +127,18 @@ def test_a_summary_is_read_as_it_was_written_and_a_damaged_one_is_refused(task, 
     one, two = score_images(task, out, shard=Shard(2, 3)), Summary.load(out)
     assert (one.job, one.shard, one.unreadable, one.table) == (two.job, two.shard, two.unreadable, two.table)
     assert one.monitor.to_dict() == two.monitor.to_dict()
-    path, good = summary_of(out), json.loads(summary_of(out).read_text())
+    path, good = summary_path(out), json.loads(summary_path(out).read_text())
     for text in ("{", "[]"):
         path.write_text(text)
         assert_refused(ValueError, "out.csv.summary.json", partial(Summary.load, out), case=text)
     for key, values, keyword in (
         ("format", ("other", ...), "format"),
-        ("version", (2,), "version"),
-        ("job", (3, ...), "types|'job'"),
-        ("unreadable", (-1, 1.0, ...), "types|'unreadable'"),
-        ("table", (None, ...), "types|'table'"),
-        ("shard", ("0/2", 7, ...), "counted from 1|again"),
-        ("monitor", ({}, ...), "no monitor|'monitor'"),
+        ("version", (3,), "version"),
+        ("job", (3, ...), "job"),
+        ("unreadable", (-1, 1.0, ...), "unreadable"),
+        ("table", (None, ...), "table"),
+        ("shard", ({"number": 0, "of": 2}, 7, ...), "counted from 1|shard"),
+        ("monitor", ({}, ...), "monitor"),
     ):
         for value in values:
             path.write_text(json.dumps({k: v for k, v in {**good, key: value}.items() if v is not ...}))

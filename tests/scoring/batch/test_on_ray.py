@@ -1,4 +1,4 @@
-"""`score_on_ray`: what one process computes, digit for digit, even when workers or the whole run are killed."""
+"""`run_on_ray`: what one process computes, digit for digit, even when workers or the whole run are killed."""
 
 import os
 import signal
@@ -16,6 +16,7 @@ from threading import Thread
 from types import SimpleNamespace
 from uuid import uuid4
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,9 +26,10 @@ from flatfold.models.images import FolderImages
 from flatfold.scoring import batch as shard
 from flatfold.scoring import ray as on_ray
 from flatfold.scoring import ray as ray_cluster
-from flatfold.scoring.batch import Shard, Task, score_here, score_images
+from flatfold.scoring.batch import ScoredRows, ScoringJob, Shard, run_local, score_images
+from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.join import join_tables
-from flatfold.scoring.ray import Worker, score_on_ray
+from flatfold.scoring.ray import Worker, run_on_ray
 from tests.ray_cluster import PATIENT, marked
 from tests.ray_cluster import ray_cluster as started_cluster
 from tests.scoring.batch.small_run import TRANSFORM, broken, write_guard, write_images
@@ -78,21 +80,23 @@ from functools import partial
 from math import nan
 from pathlib import Path
 
-from flatfold.cli.model import open_model
+import flatfold.scoring.batch as batch
 from flatfold.models.images import FolderImages
-from flatfold.scoring.batch import Task, score_images, shard
-from flatfold.scoring.batch.on_ray import score_on_ray
+from flatfold.cli.options import open_model
 from flatfold.models.transform import Transform
+from flatfold.scoring.batch import ScoringJob, score_images
+from flatfold.scoring.guard_file import read_guard
+from flatfold.scoring.ray import run_on_ray
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         import ray
 
         ray.init(runtime_env={"working_dir": sys.argv[2]}, num_cpus=2, include_dashboard=False, logging_level="error")
-    shard.PART_ROWS = 8
+    batch.PART_ROWS = 8
     source = FolderImages("images", Transform(mean=(0.5,) * 3, std=(0.25,) * 3), 4, labels=False)
-    task = Task(Path("guard.safetensors"), partial(open_model, "nets:make"), source)
-    score_images(task, sys.argv[1], engine=partial(score_on_ray, actors=2))
+    task = ScoringJob(read_guard(Path("guard.safetensors")), partial(open_model, "nets:make"), source)
+    score_images(task, sys.argv[1], executor=partial(run_on_ray, actors=2))
 """
 
 
@@ -130,7 +134,9 @@ def task(tmp_path, monkeypatch):
     make = partial(open_model, "nets:make")
     write_guard(Path("guard.safetensors"), make())
     clear()
-    return Task(Path("guard.safetensors"), make, FolderImages("images", TRANSFORM, BATCH, labels=False))
+    return ScoringJob(
+        read_guard(Path("guard.safetensors")), make, FolderImages("images", TRANSFORM, BATCH, labels=False)
+    )
 
 
 def clear():
@@ -161,17 +167,25 @@ def noted(engine, numbers):
     """An engine that tells which parts it has given."""
 
     def scored(task, parts):
-        for number, text in engine(task, parts):
+        for number, rows in engine(task, parts):
             numbers.append(number)
-            yield number, text
+            yield number, rows
 
     return scored
+
+
+def same_rows(one, two):
+    assert one.unreadable == two.unreadable
+    assert list(one.columns) == list(two.columns)
+    for name, values in two.columns.items():
+        assert one.columns[name].dtype == values.dtype
+        assert np.array_equal(one.columns[name], values)
 
 
 def same_files(one, two):
     for end in ("", ".summary.json", ".unreadable.csv"):
         assert Path(f"{one}{end}").read_bytes() == Path(f"{two}{end}").read_bytes()
-    assert not Path(f"{one}.journal").exists()
+    assert not Path(f"{one}.parts").exists()
 
 
 def drive(mark, *arguments):
@@ -183,14 +197,15 @@ def drive(mark, *arguments):
 
 @on_cluster
 def test_parts_are_those_of_one_process_digit_for_digit_from_as_many_workers_as_cpus(task):
-    expected = dict(score_here(task, PARTS))
+    expected = dict(run_local(task, PARTS))
     clear()
     Path("hold").touch()
     release = in_background(lambda: (until(lambda: len(workers("batches")) == 2), Path("hold").unlink()))
-    scored = list(score_on_ray(task, PARTS))
+    scored = list(run_on_ray(task, PARTS))
     release.join()
     assert sorted(number for number, _ in scored) == list(PARTS)
-    assert dict(scored) == expected
+    for number, rows in scored:
+        same_rows(rows, expected[number])
     loads = workers("loads")
     assert sorted(loads.values()) == [1, 1]  # each model once
     assert os.getpid() not in loads
@@ -210,7 +225,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost_or_comes_twice(
         Path("hold").unlink()
 
     killer = in_background(kill)
-    summary = score_images(task, "ray.csv", engine=noted(partial(score_on_ray, actors=2), numbers))
+    summary = score_images(task, "ray.csv", executor=noted(partial(run_on_ray, actors=2), numbers))
     killer.join()
     assert workers("batches")[killed[0]] == 1
     assert sorted(numbers) == list(PARTS)
@@ -222,7 +237,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost_or_comes_twice(
 def test_a_shard_on_ray_and_one_of_a_process_join_to_one_run(task):
     score_images(task, "whole.csv")
     score_images(task, "1.csv", shard=Shard(1, 2))
-    score_images(task, "2.csv", shard=Shard(2, 2), engine=partial(score_on_ray, actors=1))
+    score_images(task, "2.csv", shard=Shard(2, 2), executor=partial(run_on_ray, actors=1))
     join_tables(["1.csv", "2.csv"], "joined.csv")
     same_files("joined.csv", "whole.csv")
 
@@ -235,8 +250,7 @@ def test_a_killed_run_goes_on_quietly_and_leaves_no_process_whether_or_not_ray_s
     Path("slow").touch()
     mark = uuid4().hex
     run = drive(mark, "ray.csv", ".")  # workers have a copy of this folder
-    until(lambda: Path("ray.csv.journal").exists())
-    until(lambda: Path("ray.csv.journal").read_text().count("\n") > 2)  # the head and two parts
+    until(lambda: len(list(Path("ray.csv.parts").glob("*.safetensors"))) >= 2)
     run.kill()
     until(lambda: not marked(mark, b"ray::Worker"))  # at once; Ray's agents may look for their cluster for a minute
     with suppress(ProcessLookupError):
@@ -262,10 +276,10 @@ def test_what_a_worker_raises_comes_out_as_if_it_were_raised_here_and_at_once(ta
     else:
         Path("raise").write_text("no more")
     with pytest.raises((ValueError, RuntimeError)) as here:
-        list(score_here(task, PARTS))
+        list(run_local(task, PARTS))
     clear()
     with pytest.raises(type(here.value)) as there:
-        list(score_on_ray(task, PARTS, actors=1))
+        list(run_on_ray(task, PARTS, actors=1))
     assert type(there.value) is type(here.value)
     assert str(there.value) == str(here.value)
     assert len(workers("loads")) == 1  # nobody else tries; the same worker may have begun the next part meanwhile
@@ -286,13 +300,13 @@ def light(tmp_path, monkeypatch):
             def __call__(self, pieces):
                 (piece,) = pieces
                 score(piece.rows.start)
-                return SimpleNamespace(to_json=lambda: f"{piece.rows.start}-{piece.rows.stop}")
+                return ScoredRows({"row": np.array(piece.rows[1:])}, {piece.rows[0]: "broken"})
 
         class Light(Worker):
             def load(self):
                 os.chdir(self.folder)
                 Path(f"load-{os.getpid()}").touch()
-                load(ray.get(self.task))
+                load(ray.get(self.job))
                 return LightScorer()
 
         monkeypatch.setattr(on_ray, "Worker", Light)
@@ -319,10 +333,35 @@ def test_an_error_comes_out_with_its_words_and_the_nearest_kind():
         (UnreadableImage("a.png is cut"), ValueError),
     ):
         worker = Worker(None, None, None)
-        worker.record = lambda part, start, stop, error=error: (_ for _ in ()).throw(error)
-        answer = worker({"part": 3, "start": 0, "stop": 8})
-        assert answer == {"part": 3, "record": str(error), "raised": kind.__name__}
-        assert str(on_ray.KINDS[answer["raised"]](answer["record"])) == str(error)
+        worker.score = lambda part, rows, error=error: (_ for _ in ()).throw(error)
+        with pytest.raises(kind) as caught:
+            list(on_ray.collect_parts([worker(item_of(3, range(8)))], {3: range(8)}))
+        assert type(caught.value) is kind
+        assert str(caught.value) == str(error)
+
+
+def item_of(part, rows):
+    """What Ray gives to a worker."""
+    return {name: np.array([value]) for name, value in {"part": part, "start": rows.start, "stop": rows.stop}.items()}
+
+
+def test_parts_are_whole_again_however_their_rows_come():
+    """Ray may put several parts into a block, and cut one anywhere."""
+    parts = {0: range(3), 1: range(3, 6), 2: range(6, 8)}
+    score = np.arange(8, dtype=np.float32)
+    scored = {
+        0: ScoredRows({"row": np.arange(3), "score": score[:3]}, {}),
+        1: ScoredRows({"row": np.array([4]), "score": score[4:5]}, {3: "cut", 5: "a, b"}),
+        2: ScoredRows({"row": np.zeros(0, np.int64), "score": score[:0]}, {6: "gone", 7: "gone"}),
+    }
+    packed = [on_ray.pack_rows(number, rows) for number, rows in scored.items()]
+    whole = {name: np.concatenate([block[name] for block in packed]) for name in packed[0]}
+    for size in (1, 2, 3, 8):
+        blocks = [{name: values[first : first + size] for name, values in whole.items()} for first in range(0, 8, size)]
+        found = dict(on_ray.collect_parts(blocks, parts))
+        assert list(found) == list(parts)
+        for number, rows in found.items():
+            same_rows(rows, scored[number])
 
 
 DEAD = "died over part %s"
@@ -333,7 +372,7 @@ def test_a_part_that_kills_every_worker_ends_the_run(light):
     light(score=lambda start: os._exit(1) if start == 16 else None)
     numbers = []
     with pytest.raises(RuntimeError, match=DEAD % 2):
-        list(noted(partial(score_on_ray, actors=1), numbers)(None, PARTS))
+        list(noted(partial(run_on_ray, actors=1), numbers)(None, PARTS))
     assert 2 not in numbers
     assert len(numbers) == len(set(numbers))
     assert on_ray.TRIES <= loads() <= on_ray.TRIES + 1
@@ -343,7 +382,7 @@ def test_a_part_that_kills_every_worker_ends_the_run(light):
 def test_workers_that_die_while_they_load_end_the_run(light):
     light(load=lambda task: os._exit(1))
     with pytest.raises(RuntimeError, match=DEAD % "[0-5]"):
-        list(score_on_ray(None, PARTS, actors=1))
+        list(run_on_ray(None, PARTS, actors=1))
     assert on_ray.TRIES <= loads() <= 2 * on_ray.TRIES + 1  # two parts may be under way
 
 
@@ -351,8 +390,10 @@ def test_workers_that_die_while_they_load_end_the_run(light):
 def test_more_parts_than_blocks_go_together_and_there_are_no_more_workers_than_cpus(light, monkeypatch):
     monkeypatch.setattr(on_ray, "MOST_BLOCKS", 2)
     light()
-    scored = list(score_on_ray(None, PARTS, actors=4))
-    assert sorted(scored) == [(number, f"{rows.start}-{rows.stop}") for number, rows in PARTS.items()]
+    scored = list(run_on_ray(None, PARTS, actors=4))
+    assert sorted(number for number, _ in scored) == list(PARTS)
+    for number, rows in scored:
+        same_rows(rows, ScoredRows({"row": np.array(PARTS[number][1:])}, {PARTS[number][0]: "broken"}))
     assert loads() <= 2
 
 
@@ -361,10 +402,11 @@ def test_a_worker_goes_to_the_folder_computes_with_one_thread_and_scores_rows(ta
     torch.set_num_threads(2)
     os.chdir("/")
     worker = Worker(ray.put(task), ray.remote(num_cpus=0)(on_ray.Ledger).remote(), str(tmp_path))
-    record = worker({"part": 1, "start": 8, "stop": 16})
+    block = worker(item_of(1, range(8, 16)))
     assert Path.cwd() == tmp_path
     assert torch.get_num_threads() == 1
-    assert record == {"part": 1, "record": dict(score_here(task, {1: PARTS[1]}))[1], "raised": ""}
+    ((_, rows),) = on_ray.collect_parts([block], PARTS)
+    same_rows(rows, dict(run_local(task, {1: PARTS[1]}))[1])
 
 
 @on_cluster
@@ -392,7 +434,7 @@ class FakeRay(SimpleNamespace):
 def test_a_cluster_is_left_or_ended_whatever_happens(monkeypatch):
     fake = FakeRay(joined=False)
     monkeypatch.setitem(sys.modules, "ray", fake)
-    with pytest.raises(KeyboardInterrupt), ray_cluster.cluster():
+    with pytest.raises(KeyboardInterrupt), ray_cluster._join_cluster():
         raise KeyboardInterrupt
     (name, options), end = fake.calls
     assert (name, end) == ("init", "shutdown")
@@ -405,7 +447,7 @@ def test_a_cluster_that_the_caller_has_joined_is_used_and_left(monkeypatch):
     fake = FakeRay(joined=True)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with ray_cluster.cluster() as used:
+    with ray_cluster._join_cluster() as used:
         assert used is fake
     assert fake.calls == []
 
@@ -413,7 +455,7 @@ def test_a_cluster_that_the_caller_has_joined_is_used_and_left(monkeypatch):
 def test_without_ray_the_error_says_how_to_install_it(task, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match="pip install"):
-        next(score_on_ray(task, PARTS))
+        next(run_on_ray(task, PARTS))
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch):
@@ -422,7 +464,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch):
     fake = FakeRay(joined=False)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ConnectionError, match=address), ray_cluster.cluster():
+    with pytest.raises(ConnectionError, match=address), ray_cluster._join_cluster():
         pass
     assert fake.calls == []
 
@@ -439,18 +481,18 @@ def test_workers_need_a_cpu_and_their_gpus_on_one_machine():
         node(GPU=8.0),
         node(False, CPU=99.0, GPU=99.0),
     ]
-    assert ray_cluster.room(nodes, 0) == 8
-    assert ray_cluster.room(nodes, 1) == 2 + 1
-    assert ray_cluster.room(nodes, 0.5) == 3 + 1
-    assert ray_cluster.room([node(CPU=9.0, GPU=1.0)], 0.25) == 4
+    assert ray_cluster.count_workers(nodes, 0) == 8
+    assert ray_cluster.count_workers(nodes, 1) == 2 + 1
+    assert ray_cluster.count_workers(nodes, 0.5) == 3 + 1
+    assert ray_cluster.count_workers([node(CPU=9.0, GPU=1.0)], 0.25) == 4
 
 
 @on_cluster
 def test_a_cluster_without_room_for_a_worker_is_refused(task):
     with pytest.raises(ValueError, match=r"0\.5 GPUs"):
-        next(score_on_ray(task, PARTS, actors=2, gpus=0.5))
+        next(run_on_ray(task, PARTS, actors=2, gpus=0.5))
     with pytest.raises(ValueError, match="none"):
-        ray_cluster.room([], 0)
+        ray_cluster.count_workers([], 0)
 
 
 def test_numbers_of_workers_and_gpus_make_sense():
@@ -461,4 +503,4 @@ def test_numbers_of_workers_and_gpus_make_sense():
         ({"gpus": nan}, "gpus"),
     ):
         with pytest.raises(ValueError, match=keyword):
-            next(score_on_ray(None, PARTS, **options))
+            next(run_on_ray(None, PARTS, **options))

@@ -1,162 +1,197 @@
-"""What a suite file may say: every key, what it takes, and why some cannot be left out."""
+"""The schema of suite files: every section with its keys and their types, and errors that name the place of a mistake.
+
+Sections are plain dicts, described as ``TypedDict``; values are checked by msgspec.
+"""
 
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Any, Literal, Required, TypedDict, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from .suite import NAME, Group
 
 SPLITS = ("train", "val", "test")
-
-
-DATA = {*SPLITS, "ood_val", "ood", "transform"}  # the sections that say which images are judged, and how prepared
-
+KINDS = ("npz", "folder", "list", "table", "bank")  # where images come from
+BUILT_IN = Path(__file__).parent / "openood"  # suite files like any other
+OPENOOD = "OPENOOD"  # the environment variable with the place of OpenOOD's folders
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 Table = dict[str, Any]
+Text = Annotated[str, Meta(min_length=1, description="a text in quotes")]
+ShortName = Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="a name of letters, digits and -_.+")]
+Count = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
+FromZero = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
+Numbers = Annotated[list[float], Meta(description="a list of numbers")]
+Seeds = Annotated[list[FromZero], Meta(min_length=1, description="a list of different whole numbers, none below 0")]
+Section = Annotated[Table, Meta(description="a section in single brackets")]
+Sections = Annotated[list[Table], Meta(min_length=1, description="sections in double brackets")]
 
 
-class Key(NamedTuple):
-    """What a key of a suite file must hold, and, if it cannot be left out, why not."""
+class TransformTable(TypedDict, total=False):
+    """[transform], and what a network or a data set changes in it."""
 
-    takes: str
-    fits: Callable[[Any], bool]
-    needed: str = ""
-
-    def because(self, needed: str) -> "Key":
-        """Return the key as one that cannot be left out."""
-        return self._replace(needed=needed)
-
-
-def _whole_number(least: int) -> Key:
-    return Key(f"a whole number, at least {least}", lambda value: type(value) is int and value >= least)
+    resize: Count
+    crop: Count
+    mean: Numbers
+    std: Numbers
+    mode: Literal["RGB", "L"]
+    interpolation: Literal["bilinear", "bicubic"]
 
 
-def _one_of(*words: str) -> Key:
-    return Key(f"one of {', '.join(words)}", lambda value: value in words)
+class UnlabelledTable(TransformTable, total=False):
+    """[ood_val], and the source of images in all other sections."""
+
+    npz: Text
+    folder: Text
+    list: Text
+    table: Text
+    bank: Text
+    images: Text
+    x: Text
+    first: Count
+    skip: FromZero
+    expect: Count
+    outdated: Count
 
 
-def _text(takes: str, pattern: str) -> Key:
-    return Key(takes, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
+class SplitTable(UnlabelledTable, total=False):
+    """[val] and [test]."""
+
+    y: Text
+    per_class: Count
+    rest_of: Literal["train", "val", "test"]
 
 
-TEXT = _text("a text in quotes", r"(?s).+")
+class TrainTable(SplitTable, total=False):
+    """[train]."""
 
-FLAG = Key("true or false", lambda value: isinstance(value, bool))
+    optional: bool
 
-PERCENT = Key("a number of per cent", lambda value: type(value) in (int, float) and 0 < value <= 100)
 
-SEEDS = Key(
-    "a list of different whole numbers, none below 0",
-    lambda value: (
-        isinstance(value, list)
-        and len(value) == len(set(map(str, value))) > 0
-        and all(type(seed) is int and seed >= 0 for seed in value)
-    ),
-)
+class OodTable(UnlabelledTable, total=False):
+    """[[ood]]."""
 
-NUMBERS = Key("a list of numbers", lambda value: isinstance(value, list) and {*map(type, value)} <= {int, float})
+    name: Required[ShortName]
+    group: Required[Group]
+    about: Text
 
-SECTION = Key("a section in single brackets", lambda value: isinstance(value, dict))
 
-SECTIONS = Key(
-    "sections in double brackets",
-    lambda value: isinstance(value, list) and value != [] and all(isinstance(entry, dict) for entry in value),
-)
+class NetworkTable(TypedDict, total=False):
+    """[[network]]."""
 
-SHORT_NAME = _text("a name of letters, digits and -_.+", NAME.pattern)
+    name: Required[ShortName]
+    factory: Annotated[str, Meta(pattern=r"^[\w.]+:\w+$", description='written "package.module:function"')]
+    model: Annotated[str, Meta(pattern=r"^\w+/.+$", description='written "library/name"')]
+    linear: Text
+    weights: Text
+    pretrained: Text
+    seeds: Seeds
+    head: Text
+    accuracy: Annotated[float, Meta(gt=0, le=100, description="a number of per cent, above 0 and up to 100")]
+    transform: Section
 
-TRANSFORM = {
-    "resize": _whole_number(1),
-    "crop": _whole_number(1),
-    "mean": NUMBERS,
-    "std": NUMBERS,
-    "mode": _one_of("RGB", "L"),
-    "interpolation": _one_of("bilinear", "bicubic"),
+
+class SuiteTable(TypedDict, total=False):
+    """The top of a suite file."""
+
+    name: ShortName
+    about: Text
+    seed: FromZero
+    like: Text
+    transform: Section
+    network: Required[Sections]
+    train: Section
+    val: Required[Section]
+    test: Required[Section]
+    ood_val: Section
+    ood: Required[Sections]
+    protocol: Text
+
+
+TRANSFORM = tuple(get_type_hints(TransformTable))
+SECTIONS: dict[str, Any] = {
+    "transform": TransformTable,
+    "network": NetworkTable,
+    "train": TrainTable,
+    "val": SplitTable,
+    "test": SplitTable,
+    "ood_val": UnlabelledTable,
+    "ood": OodTable,
 }
-
-KINDS = ("npz", "folder", "list", "table", "bank")  # where images come from
-
-UNLABELLED = {
-    **dict.fromkeys(KINDS, TEXT),
-    "images": TEXT,
-    "x": TEXT,
-    "first": _whole_number(1),
-    "skip": _whole_number(0),
-    "expect": _whole_number(1),
-    "outdated": _whole_number(1),
-    **TRANSFORM,
-}
-
-LABELLED = {**UNLABELLED, "y": TEXT, "per_class": _whole_number(1), "rest_of": _one_of(*SPLITS)}
-
-SUITE = {
-    "name": SHORT_NAME,
-    "about": TEXT,
-    "seed": _whole_number(0),
-    "like": TEXT,
-    "transform": SECTION,
-    "network": SECTIONS.because("it says which network is judged"),
-    "train": SECTION,
-    "val": SECTION.because("methods that are fitted on held-out data need it"),
-    "test": SECTION.because("its images are the known ones that methods are judged on"),
-    "ood_val": SECTION,
-    "ood": SECTIONS.because("its images are the unknown ones that methods are judged on"),
-}
-
-KEYS: dict[str, dict[str, Key]] = {
-    "transform": TRANSFORM,
-    "network": {
-        "name": SHORT_NAME.because("results are told apart by it"),
-        "factory": _text('written "package.module:function"', r"[\w.]+:\w+"),
-        "model": _text('written "library/name"', r"\w+/.+"),
-        "linear": TEXT,
-        "weights": TEXT,
-        "pretrained": TEXT,
-        "seeds": SEEDS,
-        "head": TEXT,
-        "accuracy": PERCENT,
-        "transform": SECTION,
-    },
-    **dict.fromkeys(SPLITS, LABELLED),
-    "train": {**LABELLED, "optional": FLAG},
-    "ood_val": UNLABELLED,
-    "ood": {
-        "name": SHORT_NAME.because("results are told apart by it"),
-        "group": _one_of(*get_args(Group)).because("averages are taken over each group"),
-        "about": TEXT,
-        **UNLABELLED,
-    },
-}
+DATA = {*SECTIONS} - {"network"}  # the sections that a protocol is about
 
 
-def check_table(table: Table, keys: dict[str, Key]) -> None:
-    """Raise unless a table has all that is needed, nothing unknown, and every value is one that its key takes."""
-    for name, value in table.items():
-        if name not in keys:
-            near = get_close_matches(name, keys, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(keys)}."
-            raise ValueError(f"there is no key {name!r} here. {hint}")
-        if not keys[name].fits(value):
-            raise ValueError(f"{name} must be {keys[name].takes}, got {shortened(value)}.")
-    for name, key in keys.items():
-        if key.needed and name not in table:
-            raise ValueError(f"{name} is missing: {key.needed}. It must be {key.takes}.")
+def check_table(table: Table, kind: Any, without: str = "") -> None:
+    """Raise unless a table has all keys that it needs, no unknown one, and every value is of its type.
+
+    ``without`` is a key of the type that is not allowed here.
+    """
+    hints = {key: hint for key, hint in get_type_hints(kind, include_extras=True).items() if key != without}
+    for key in table:
+        if key not in hints:
+            near = get_close_matches(key, hints, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(hints)}."
+            raise ValueError(f"there is no key {key!r} here. {hint}")
+    for key in sorted(kind.__required_keys__ - table.keys()):
+        raise ValueError(f"{key} is missing. It must be {_expectation(hints[key])}.")
+    try:
+        msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        key = re.findall(r"`\$\.(\w+)", str(error))[0]
+        raise ValueError(f"{key} must be {_expectation(hints[key])}, got {shortened(table[key])}.") from error
 
 
-# The text of a suite file as checked tables, and the place of every mistake in it.
+def _expectation(hint: Any) -> str:
+    """Return what a key takes, in words."""
+    hint = get_args(hint)[0] if get_origin(hint) is Required else hint
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    return str(next((meta.description for meta in getattr(hint, "__metadata__", ())), "true or false"))
 
 
-BUILT_IN = Path(__file__).parent / "openood"  # suite files like any other
+def read_document(path: Path) -> Table:
+    """Return the content of a suite file, checked.
 
-OPENOOD = "OPENOOD"  # the environment variable that says where OpenOOD's folders lie
+    ``like`` takes the sections that the file does not have from a built-in suite. A file with other images than that
+    suite does not follow its protocol.
+    """
+    document = own = _read_toml(path)
+    if "like" in own:
+        if own["like"] not in built_in_names():
+            raise ValueError(f"like must be one of {', '.join(built_in_names())}, got {shortened(own['like'])}.")
+        base = _read_toml(BUILT_IN / f"{own['like']}.toml")
+        document = base | own
+        if DATA & own.keys():
+            document.pop("protocol", None)
+    check_table(document, SuiteTable, without="" if "like" in own or path.parent == BUILT_IN else "protocol")
+    for section, kind in SECTIONS.items():
+        value = document.get(section, [])
+        for table in value if isinstance(value, list) else [value]:
+            with error_context(section_title(section, table)):
+                check_table(table, kind)
+    if "like" in own:  # networks are expected to be as good as those of the built-in suite
+        accuracies = {table["model"]: table["accuracy"] for table in base["network"]}
+        for table in document["network"]:
+            if table.get("model") in accuracies:
+                table.setdefault("accuracy", accuracies[table["model"]])
+    return document
 
-VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+
+def _read_toml(path: Path) -> Table:
+    if not path.is_file():
+        raise FileNotFoundError("there is no such suite file. Check the path.")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of the encoding too
+        raise ValueError(f"it is not valid TOML: {error}.") from error
 
 
 def built_in_names() -> list[str]:
@@ -165,7 +200,7 @@ def built_in_names() -> list[str]:
 
 
 @contextmanager
-def told(where: str) -> Iterator[None]:
+def error_context(where: str) -> Iterator[None]:
     """Begin the message of an error with the place in the suite file that caused it."""
     try:
         yield
@@ -175,62 +210,12 @@ def told(where: str) -> Iterator[None]:
         raise ValueError(f"{where}: {error}") from error
 
 
-def title(section: str, table: Table) -> str:
+def section_title(section: str, table: Table) -> str:
     """Return how messages call a section."""
     return f"[[{section}]] {table.get('name', 'without a name')}" if section in ("network", "ood") else f"[{section}]"
 
 
-def parsed(path: Path) -> Table:
-    """Return the content of a suite file in which every key is known and holds what it should.
-
-    ``like`` takes the sections that the file does not have from a built-in suite. Whoever judges other images than
-    that suite no longer follows its protocol.
-    """
-    own = _tables(path)
-    keys = SUITE | ({"protocol": TEXT} if path.parent == BUILT_IN else {})
-    document = own
-    if "like" in own:
-        check_table({"like": own["like"]}, {"like": SUITE["like"]})
-        with told(f"like = {own['like']!r}"):
-            base = _tables(_built_in(own["like"]))
-        document = base | own
-        _expect_as_much(document, base)
-        if DATA & own.keys():
-            document.pop("protocol", None)
-        keys = keys | {"protocol": TEXT}
-    check_table(document, keys)
-    for section, known in KEYS.items():
-        value = document.get(section, [])
-        for table in value if isinstance(value, list) else [value]:
-            with told(title(section, table)):
-                check_table(table, known)
-    return document
-
-
-def _expect_as_much(document: Table, base: Table) -> None:
-    """Expect of a network without an accuracy what the built-in suite expects of the same model."""
-    known = {table["model"]: table["accuracy"] for table in base["network"]}
-    for table in document["network"] if isinstance(document["network"], list) else ():
-        if isinstance(table, dict) and table.get("model") in known:
-            table.setdefault("accuracy", known[table["model"]])
-
-
-def _built_in(name: str) -> Path:
-    if name not in built_in_names():
-        raise ValueError(f"there is no such suite. There are {', '.join(built_in_names())}.")
-    return BUILT_IN / f"{name}.toml"
-
-
-def _tables(path: Path) -> Table:
-    if not path.is_file():
-        raise FileNotFoundError("there is no such suite file. Check the path.")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of the encoding too
-        raise ValueError(f"a suite is written in TOML, but this is not: {error}.") from error
-
-
-def expanded(text: str, folder: Path, variables: Mapping[str, str] = os.environ) -> Path:
+def expand_path(text: str, folder: Path, variables: Mapping[str, str] = os.environ) -> Path:
     """Return a path of the suite file with the variables in it replaced, relative to ``folder``."""
     for name in unset_variables(text, variables):
         way = " or give --data" if name == OPENOOD else ""
