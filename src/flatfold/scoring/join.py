@@ -17,19 +17,7 @@ SHOWN = 5  # shards that a message names
 
 
 def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
-    """Write the tables of all shards as one, and the sum of their counts next to it.
-
-    Args:
-        tables: What ``score_images`` wrote for each shard, in any order, with their summaries.
-        out: File to write, with the suffix of the tables.
-
-    Returns:
-        The summary of the whole run: the same as that of one process that scored everything.
-
-    Raises:
-        FileNotFoundError: A table or its summary is not there.
-        ValueError: Shards are missing, come twice, are of different runs, or have changed since.
-    """
+    """Write the tables of all shards, in any order, as one, and the sum of their counts next to it."""
     out, paths = Path(out), [Path(table) for table in tables]
     check_table(out)
     if not paths:
