@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatfold.paper.claims_detection import (
-    FPR95,
-    cohens_d_influence,
-    compute_lead,
-    find_best,
-    inference_range,
-    setup_time,
-)
+from flatfold.paper import claims_detection as claims
+from flatfold.paper.claims_detection import FPR95, cohens_d_influence, compute_lead, find_best
 from flatfold.paper.exhibits import compute_verdicts, judge
 from flatfold.paper.theory import random_theorems
 from tests.toy_ablations import cohens_d, make_ablations, make_costs, make_network_run, make_results
@@ -153,7 +147,7 @@ def test_figure_3_compares_costs_with_room_for_doubt():
         assert of(make_costs(**changed))[place] is expected, changed
     few = [replace(cost, rounds=3) for cost in make_costs(autofold=(9.0, 0.3), rmds=(90.0, 1.0))]
     assert (of(few)[1], of(few)[6]) == (None, None)  # half or double of what was taken
-    assert [inference_range(replace(few[0], rounds=rounds)) for rounds in (3, 4)] == [(5.0, 20.0), (9.5, 10.5)]
+    assert [claims.inference_range(replace(few[0], rounds=rounds)) for rounds in (3, 4)] == [(5.0, 20.0), (9.5, 10.5)]
     assert of(make_costs(methods=("msp", "vim"))) == []
     assert of(make_costs(methods=("msp", "fold"))) == [True]
 
@@ -166,8 +160,8 @@ def test_setting_up_counts_the_passes_over_the_images_that_a_method_learns_from(
     expected = {"vim": (80.0, 100.0), "knn@ood": (1.0, 100.0), "autofold": (9.0, 5.0), "fold-r": (0.1, 5.0)}
     costs = {cost.method: cost for cost in material.ablations.costs}
     for method, (fit, passes) in (expected | {"fold": (0.1, 0.0)}).items():
-        assert setup_time(material, costs[method]) == pytest.approx(fit + passes), method
-        assert setup_time(bare, costs[method]) == fit, method
+        assert claims.setup_time(material, costs[method]) == pytest.approx(fit + passes), method
+        assert claims.setup_time(bare, costs[method]) == fit, method
     assert [check.holds for check in judge("Figure 3", [bare]).checks] == [True] * 5
 
 

@@ -9,15 +9,8 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from flatfold.paper import figures as theorem
-from flatfold.paper.figures import (
-    alpha_sensitivity,
-    cost_against_auroc,
-    cost_bars,
-    norm_scatter,
-    theorem_figure,
-    trace_by_regime,
-)
+from flatfold.paper import figures
+from flatfold.paper.figures import alpha_sensitivity, cost_bars, norm_scatter, trace_by_regime
 from flatfold.paper.page import build_content
 from flatfold.paper.theory import Theorem, bayes_weight, compare, expected_trace, monte_carlo_trace, random_theorems
 from flatfold.report.figure import ACCENT, RC
@@ -85,7 +78,9 @@ def test_the_trend_goes_through_the_traces_of_every_network():
 
 def test_the_price_is_what_the_ablations_measured_or_else_the_benchmark():
     for costs, wanted in ((make_costs(fold=(0.1, 25.6)), 100.0), (make_costs()[:1], 2.0)):  # 25.6 ms for 256 inputs
-        axes = drawn(cost_against_auroc(make_network_run(ablations=make_ablations(costs=costs)), "price").panels[0])
+        axes = drawn(
+            figures.cost_against_auroc(make_network_run(ablations=make_ablations(costs=costs)), "price").panels[0]
+        )
         dots = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
         assert max(dots) == pytest.approx(wanted)
 
@@ -99,7 +94,7 @@ def test_every_figure_draws_always_the_same():
 
 @pytest.fixture(scope="module")
 def proof():
-    return theorem_figure("theorem")
+    return figures.theorem_figure("theorem")
 
 
 def unknown(setting):
@@ -111,7 +106,7 @@ def unknown(setting):
 def test_points_above_one_are_those_where_the_condition_of_the_theorem_is_true(proof):
     axes = drawn(proof.panels[0])
     clouds = {to_hex(cloud.get_facecolor()[0]): cloud.get_offsets() for cloud in axes.collections}
-    true, false = (np.asarray(clouds[key.look.colour]) for key in proof.keys)
+    true, false = (np.asarray(clouds[key.style.colour]) for key in proof.keys)
     assert (true[:, 0] <= 1).all()
     assert (true[:, 1] >= 1).all()
     assert (false[:, 0] > 1).all()
@@ -125,12 +120,12 @@ def test_points_above_one_are_those_where_the_condition_of_the_theorem_is_true(p
         points.append((ratio, traces[0] / traces[1]))
     assert sorted(map(tuple, np.concatenate([true, false]))) == [pytest.approx(point) for point in sorted(points)]
     wrong = Theorem(id=2.0, ood=1.0, log_ratio=-np.log(2), shifted=1.0, bound=2.0, alpha=2.0)
-    axes = drawn(replace(proof.panels[0], draw=lambda axes: theorem._draw_condition([wrong], axes)))
+    axes = drawn(replace(proof.panels[0], draw=lambda axes: figures._draw_condition([wrong], axes)))
     assert axes.collections[0].get_offsets().tolist() == [[0.5, 0.5]]  # a counterexample would be seen
 
 
 def test_every_average_of_the_proof_falls_to_both_sides(proof):
-    for line, deviation in zip(drawn(proof.panels[1]).lines, theorem.DEVIATIONS, strict=True):
+    for line, deviation in zip(drawn(proof.panels[1]).lines, figures.DEVIATIONS, strict=True):
         x, y = line.get_data()
         middle = len(x) // 2
         assert (np.diff(y[middle:]) < 0).all()
@@ -141,15 +136,15 @@ def test_every_average_of_the_proof_falls_to_both_sides(proof):
 
 def test_random_draws_lie_around_the_quadrature_within_their_bars(proof):
     containers = drawn(proof.panels[2]).containers
-    assert len(containers) == theorem.CHECKED
+    assert len(containers) == figures.CHECKED
     for number, (container, (setting, _)) in enumerate(zip(containers, random_theorems(), strict=False)):
         marker, _, (bars,) = container
         (x,), (y,) = marker.get_data()
         assert x == pytest.approx(expected_trace(*unknown(setting)))
-        estimate = monte_carlo_trace(*unknown(setting), theorem.DRAWS, number)
+        estimate = monte_carlo_trace(*unknown(setting), figures.DRAWS, number)
         assert y == pytest.approx(100 * (estimate.value - x) / x)
         (_, low), (_, high) = bars.get_segments()[0]
         assert (low, high) == pytest.approx((y - 200 * estimate.stderr / x, y + 200 * estimate.stderr / x))
         true = compare(setting.mean, setting.covariance, setting.rotation, setting.c).holds
-        assert marker.get_color() == proof.keys[0 if true else 1].look.colour
+        assert marker.get_color() == proof.keys[0 if true else 1].style.colour
         assert abs(2 * y / (high - y)) < 4

@@ -9,13 +9,7 @@ import pytest
 
 from flatfold.paper import page as exhibits
 from flatfold.paper.exhibits import EXHIBITS, compute_verdicts
-from flatfold.paper.page import (
-    explain_missing_numbers,
-    find_paper_lines,
-    render_reproduction,
-    select_lines,
-    write_reproduction,
-)
+from flatfold.paper.page import find_paper_lines, select_lines, write_reproduction
 from flatfold.paper.run import Reproduction
 from flatfold.paper.tables import OTHERS
 from flatfold.report.figure import Drawing, Panel
@@ -131,7 +125,7 @@ def test_tables_show_what_was_measured(page):
 
 def empty(*runs):
     """Return the page without the content of its exhibits."""
-    return Page(render_reproduction(conclude(*runs), {}))
+    return Page(exhibits.render_reproduction(conclude(*runs), {}))
 
 
 def test_a_single_network_lies_in_the_folder_itself(tmp_path, undrawn, monkeypatch):
@@ -162,12 +156,12 @@ def cifar(**changed):
 
 def test_numbers_of_the_paper_are_compared_with_comparable_runs_alone(monkeypatch):
     material = cifar()
-    assert explain_missing_numbers([make_network_run()])
+    assert exhibits.explain_missing_numbers([make_network_run()])
     assert (find_paper_lines([make_network_run()]), find_paper_lines([material, material])) == (
         [],
         [],
     )  # the same weights twice
-    assert explain_missing_numbers([material]) == ""
+    assert exhibits.explain_missing_numbers([material]) == ""
     lines = find_paper_lines([material])
     fold = next(line for line in lines if (line.method, line.dataset, line.metric) == ("fold", "all", "auroc"))
     assert fold.reported == 92.46

@@ -16,16 +16,7 @@ from flatfold.paper import run as module
 from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
 from flatfold.paper.ablations import Separated, load_ablations
 from flatfold.paper.exhibits import compute_verdicts
-from flatfold.paper.run import (
-    Plan,
-    check_suite,
-    conclude,
-    forget_reproduction,
-    load_network_run,
-    paper_methods,
-    place_of,
-    reproduce,
-)
+from flatfold.paper.run import Plan, conclude, load_network_run, paper_methods, place_of, reproduce
 from flatfold.paper.tables import TUNED
 from tests.paper.toys import make_suite
 from tests.toy_ablations import make_ablations, make_network_run, make_results, save
@@ -87,8 +78,8 @@ def test_a_restart_forgets_what_was_kept_and_nothing_else(whole, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     patterns = ("banks/*", "scores/*", "curvature/*.safetensors", "ablations.*")
     assert all(list(tmp_path.glob(pattern)) for pattern in patterns)
-    forget_reproduction(make_suite(), tmp_path, SMALL)
-    forget_reproduction(make_suite(), tmp_path, SMALL)  # nothing is left, which is no mistake
+    module.forget_reproduction(make_suite(), tmp_path, SMALL)
+    module.forget_reproduction(make_suite(), tmp_path, SMALL)  # nothing is left, which is no mistake
     assert not any(list(tmp_path.glob(pattern)) for pattern in patterns)
     assert (tmp_path / "mine.txt").exists()
 
@@ -169,8 +160,8 @@ def test_networks_of_earlier_runs_count_if_they_are_whole_and_saw_as_many_images
         results = make_results(network=name, unknown=unknown)
         save(make_network_run(name, results=results, ablations=make_ablations(unknown=unknown)), tmp_path / name)
 
-    assert "toy" in refusal(check_suite, tmp_path, ["one"], "mine")  # whose results would be lost
-    check_suite(tmp_path, ["one", "nowhere"], "toy")
+    assert "toy" in refusal(module.check_suite, tmp_path, ["one"], "mine")  # whose results would be lost
+    module.check_suite(tmp_path, ["one", "nowhere"], "toy")
 
     def found(*networks, now):
         reproduction = conclude(tmp_path, networks, [make_network_run(name) for name in now])

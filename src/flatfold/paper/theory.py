@@ -31,6 +31,10 @@ for every rotation up to ``c = 1``; for other covariances it need not be.
 
 **Limit.** OOD inputs of another covariance are not covered. Wider ones lie more often where the classifier is
 confident: at 400 times the variance their expected trace falls below that of ID inputs although the condition is true.
+
+**Arguments** of all functions, as tensors or arrays: ``mean``, mu, ``(d,)``; ``covariance``, S, ``(d, d)``, symmetric
+and positive definite; ``weight``, w, ``(d,)``; ``rotation``, R, ``(d, d)``, orthogonal, reflections included; ``c``, 0
+or more; ``alpha``, the length of the classifier ``w = alpha S^-1 mu``, above 0.
 """
 
 from dataclasses import dataclass
@@ -150,10 +154,7 @@ def expected_trace(mean: Array, covariance: Array, weight: Array) -> float:
 
     .. math:: \|w\|^2\, E\, \varphi(N(w^\top m, w^\top S w))
 
-    Args:
-        mean: ``(d,)``: the classes lie around it and around its negative, equally often.
-        covariance: ``(d, d)``, of each class, symmetric and positive definite.
-        weight: w of the classifier with the logits ``(w'x, 0)``, ``(d,)``.
+    for classes around ``mean`` and around its negative, equally often.
     """
     centre, spread, w = _classifier(mean, covariance, weight)
     return float(w @ w) * average_curvature(*_score(centre, spread, w))
@@ -164,13 +165,7 @@ def monte_carlo_trace(mean: Array, covariance: Array, weight: Array, samples: in
 
     Nothing is shared with the quadrature: the draws have d dimensions and pass through the softmax of two logits. Where
     hardly any of them comes near ``w'x = 0``, four deviations from there and beyond, value and error are too small.
-
-    Args:
-        mean: ``(d,)``, as in :func:`expected_trace`.
-        covariance: ``(d, d)``.
-        weight: ``(d,)``.
-        samples: How many features are drawn, at least 2.
-        seed: Of the draws.
+    At least 2 samples are drawn.
     """
     centre, spread, w = _classifier(mean, covariance, weight)
     if samples < 2:
@@ -188,12 +183,7 @@ def monte_carlo_trace(mean: Array, covariance: Array, weight: Array, samples: in
 
 
 def bayes_weight(mean: Array, covariance: Array, alpha: float = 2.0) -> Tensor:
-    """Return ``alpha S^-1 mu``, ``(d,)`` in float64: with 2, the minimiser of :func:`logistic_risk`.
-
-    Args:
-        mean: mu, ``(d,)``.
-        covariance: S, ``(d, d)``, symmetric and positive definite.
-        alpha: Above 0; the paper takes 1.
+    """Return ``alpha S^-1 mu``, ``(d,)`` in float64: with 2, the minimiser of :func:`logistic_risk`; the paper takes 1.
 
     Example:
         >>> bayes_weight(torch.tensor([1.0, 2.0]), torch.eye(2))
@@ -208,11 +198,6 @@ def logistic_risk(weight: Array, mean: Array, covariance: Array) -> float:
     r"""Return the risk that training minimises, by quadrature.
 
     .. math:: E \log(1 + e^{-y\, w^\top x}) = E \log(1 + e^{-a}), \quad a \sim N(w^\top \mu,\ w^\top S w)
-
-    Args:
-        weight: w, ``(d,)``.
-        mean: mu, ``(d,)``.
-        covariance: S, ``(d, d)``, symmetric and positive definite.
     """
     centre, spread, w = _classifier(mean, covariance, weight)
     points, log_weights = gaussian_points(*_score(centre, spread, w))
@@ -225,23 +210,12 @@ def printed_loss(weight: Array, mean: Array, covariance: Array) -> float:
     .. math:: E\bigl[-\log \textstyle\sum_i e^{y z_i}\bigr] = -E \log(1 + e^{y\, w^\top x})
 
     Along ``S^-1 mu`` it falls in proportion to the length of w.
-
-    Args:
-        weight: w, ``(d,)``.
-        mean: mu, ``(d,)``.
-        covariance: S, ``(d, d)``, symmetric and positive definite.
     """
     return -logistic_risk(-as_tensor(weight, "weight"), mean, covariance)
 
 
 def holds(mean: Array, covariance: Array, rotation: Array, c: float) -> bool:
     """Return whether ``c |mu' S^-1 R mu| <= mu' S^-1 mu``: whether ID inputs have the smaller expected trace.
-
-    Args:
-        mean: mu, ``(d,)``, not 0.
-        covariance: S, ``(d, d)``, symmetric and positive definite.
-        rotation: R, ``(d, d)``, orthogonal; reflections count, for the theorem holds for them too.
-        c: Distance of the OOD inputs from 0, relative to the ID ones; 0 or more.
 
     Example:
         >>> quarter_turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
@@ -254,14 +228,9 @@ def holds(mean: Array, covariance: Array, rotation: Array, c: float) -> bool:
 
 
 def compare(mean: Array, covariance: Array, rotation: Array, c: float, alpha: float = 2.0) -> Theorem:
-    """Return both sides of the condition and both expected traces, at ``w = alpha S^-1 mu``.
+    """Return both sides of the condition and both expected traces, at ``w = alpha S^-1 mu``; the mean is not 0.
 
-    Args:
-        mean: mu, ``(d,)``, not 0.
-        covariance: S, ``(d, d)``, symmetric and positive definite.
-        rotation: R, ``(d, d)``, orthogonal.
-        c: As in :func:`holds`.
-        alpha: Above 0. The order of the traces does not depend on it.
+    The order of the traces does not depend on alpha.
     """
     centre, spread, elsewhere = _setting(mean, covariance, rotation, c)
     w = bayes_weight(centre, spread, alpha)

@@ -42,16 +42,12 @@ class Input(NamedTuple):
 
 
 class Scorer:
-    """Score inputs of one kind and shape; the row of an input does not depend on the other inputs of its batch.
-
-    Attributes:
-        transform: How images are prepared; None without a model, which leaves features only.
-    """
+    """Score inputs of one kind and shape; the row of an input does not depend on the other inputs of its batch."""
 
     def __init__(self, guard: Guard | CalibratedDetector, names: tuple[str, ...] | None = None) -> None:
         self._guard = guard if isinstance(guard, Guard) else None
         self.calibrated = guard.calibrated if isinstance(guard, Guard) else guard
-        self.transform = None if self._guard is None else self._guard.transform
+        self.transform = None if self._guard is None else self._guard.transform  # None: features only
         if self._guard is not None and self.transform is None:
             raise ValueError(
                 "the guard has no transform, so the service cannot prepare images. "
