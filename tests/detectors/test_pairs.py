@@ -116,7 +116,7 @@ def test_every_other_score_lies_in_its_range_and_is_no_sum_over_pairs(make_world
         low, high = detector.score_range()
         scores = detector(h).double()
         assert low <= scores.min() <= scores.max() <= high, name
-        assert_refused(ValueError, "no sum over pairs", detector.pairs, world.unknown, 3)
+        assert_refused(ValueError, "not a sum over pairs", detector.pairs, world.unknown, 3)
 
 
 def test_equally_likely_classes_reach_the_bound_and_rounding_does_not_cross_it():

@@ -90,9 +90,13 @@ def test_every_method_gets_a_row_per_data_set_with_intervals(names, suite, tmp_p
     assert set(results.suite["fingerprints"]) == {"train", "val", "test", "ood_val", "noise", "dark"}
 
 
-def test_each_image_goes_through_the_network_once(suite, tmp_path):
+def test_each_image_goes_through_the_network_once_and_its_weights_are_hashed_once(suite, tmp_path, monkeypatch):
+    hashed = []
+    for module in ("flatfold.models.extract", "flatfold.evaluate.banks"):
+        monkeypatch.setattr(f"{module}.weights_hash", lambda model: hashed.append(model) or "w" * 64)
     everything = 120 + 60 + 80 + 30 + 20  # and none of the 30 that only @ood would need
     first = run(suite, ["msp", "mls", "autofold", "react"], tmp_path)
+    assert hashed == [suite.model]
     assert suite.model.seen == everything + 5 * 2  # two of each data set find the head
     run(suite, ["ebo"], tmp_path)  # the features are there
     assert suite.model.seen == everything + 5 * 4

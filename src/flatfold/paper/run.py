@@ -21,7 +21,6 @@ from ..evaluate.study_results import Study, load_study
 from ..evaluate.suites.suite import Suite
 from ..evaluate.tuning import grid_points
 from ..io.progress import track
-from ..models.fingerprint import weights_hash
 from .ablations import (
     ARRAYS,
     JSON,
@@ -189,7 +188,10 @@ class _Reproduction:
             logits=logit_traces(self.banks, alphas["partial"]),
             norms=separated.norms,
             refused={**self.results.refused, **no_cost, **no_curve, **no_effect},
-            provenance={**provenance(self.suite, self.settings, perf_counter() - start), **self.plan.numbers},
+            provenance={
+                **provenance(self.suite, self.settings, perf_counter() - start, self.banks.weights),
+                **self.plan.numbers,
+            },
             computed_from=computed_from,
         )
         self.ablations.save(self.place)
@@ -198,7 +200,7 @@ class _Reproduction:
         """Return everything that the ablations depend on."""
         return {
             "version": __version__,
-            "weights": weights_hash(self.suite.model),
+            "weights": self.banks.weights,
             "device": self.settings.device,
             "seed": str(self.suite.seed),
             "data": json.dumps({name: source.fingerprint for name, source in self.suite.sources.items()}),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..io.artifacts import write_json
-from ..io.files import sha256_of, sweep, written
+from ..io.files import replacing, sha256_of, sweep
 from .batch import Shard, Summary, check_table, summary_path, unreadable_path
 from .tables import write_tables
 
@@ -33,14 +33,14 @@ def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
     _check_complete(shards)
     out.parent.mkdir(parents=True, exist_ok=True)
     sweep(out.parent, out.name)
-    with written(out) as partial:
+    with replacing(out) as partial:
         if out.suffix.lower() == ".parquet":
             write_tables(chain.from_iterable(_read_parquet(path) for _, path in shards), partial)
         else:
             _concatenate([path for _, path in shards], partial, header=out.suffix.lower() == ".csv")
     unreadable_path(out).unlink(missing_ok=True)
     if lists := [unreadable_path(path) for summary, path in shards if summary.unreadable]:
-        with written(unreadable_path(out)) as partial:
+        with replacing(unreadable_path(out)) as partial:
             _concatenate(lists, partial, header=True)
     first, *others = (summary for summary, _ in shards)
     monitor = sum((summary.monitor for summary in others), first.monitor)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..core.bank import FeatureBank, Head
 from ..core.validation import check_finite, check_width
 from ..detectors.base import ROWS_AT_ONCE, Detector
-from ..io.files import written
+from ..io.files import replacing
 from ..models.feature_files import FeatureFile
 from .calibrated import Calibration, FitResult, calibrate, fit_detector
 
@@ -97,7 +97,7 @@ def write_rows(chunks: Iterable[Columns], path: Path | str) -> None:
     path = Path(path)
     check_out(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as partial:
+    with replacing(path) as partial:
         if path.suffix.lower() == ".parquet":
             import pyarrow as arrow  # type: ignore[import-untyped]
 
