@@ -53,13 +53,13 @@ def run_study(
         out: Folder under which features and every finished part are kept, so that an interrupted study resumes. A
             changed network, image or setting is computed anew.
         settings: How to run the network and read the images.
-        samples: As in ``Plan``.
-        matrix: As in ``Plan``.
-        loss: As in ``Plan``.
-        probes: As in ``Plan``.
-        steps: As in ``Plan``.
-        alpha: As in ``Plan``.
-        seed: As in ``Plan``.
+        samples: Most images of each data set.
+        matrix: ``"hessian"`` or ``"ggn"``, over the parameters.
+        loss: ``"energy"`` or ``"ce_pred"``, over the parameters.
+        probes: Random vectors for the spectrum over the parameters.
+        steps: Lanczos steps from each.
+        alpha: Exponent of partial normalisation; None lets AutoFold choose it on the validation data.
+        seed: Of the random vectors. The images do not depend on it.
 
     Raises:
         ValueError: The plan is not valid, AutoFold cannot choose an exponent, or the data changed on the way.
