@@ -99,13 +99,12 @@ def run_study(
 
 
 def studied_suite(suite: Suite, samples: int) -> Suite:
-    """Return a suite without training and OOD validation data, and at most ``samples`` images of each judged set.
+    """Return a suite without training and OOD validation data, and at most ``samples`` images of each test set.
 
     All validation images stay, for AutoFold. A sentence among the deviations says what was left out.
     """
     deviations = list(suite.deviations)
-    judged = [suite.test, *(ood.images for ood in suite.ood)]
-    if not all(isinstance(source, ImageSource) for source in judged):
+    if not all(isinstance(source, ImageSource) for source in (suite.test, *(ood.images for ood in suite.ood))):
         deviations.append("the suite holds features only, so the parameters are those of the last layer alone")
     suite = replace(suite, train=None, ood_val=None, deviations=tuple(deviations))
     return limit_suite(suite, samples, keep_val=True)

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from ...io.files import write_atomically
+from ...io.artifacts import DamagedFile, read_tensors, write_tensors
 from ...io.progress import track
 from ...models.sources import ImageSource
 
@@ -131,7 +129,7 @@ def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int,
             x, y = _tensors(train)
             log.info("training the network on %d images, %d epochs", len(x), epochs)
             _train(model, x, y, epochs)
-            write_atomically(path, save(model.state_dict(), metadata={"recipe": key}))
+            write_tensors(path, key, model.state_dict(), "recipe")
             log.info("validation accuracy %.2f %%", 100 * accuracy(model.eval(), *_tensors(val)))
     return model.eval()
 
@@ -152,11 +150,11 @@ def _load(network: nn.Module, path: Path, key: str) -> bool:
     if not path.exists():
         return False
     try:
-        with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("recipe") != key:
-                return False
-            network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, RuntimeError):
+        recipe, tensors = read_tensors(path, "recipe")
+        if recipe != key:
+            return False
+        network.load_state_dict(tensors)
+    except (DamagedFile, RuntimeError):
         log.warning("%s is damaged; the network is trained again", path)
         return False
     return True

@@ -46,7 +46,7 @@ def digits(out: Path, seed: int = 0, batch_size: int = 256, network: str = FIRST
     far = (OodSet(name, "far", images[name], about) for name, (_, about) in FAR.items())
     return Suite(
         name="digits",
-        about="Handwritten digits 0 to 5 are known, everything else is not.",
+        about="Handwritten digits 0 to 5 are in-distribution, everything else is not.",
         model=trained_network(images["train"], images["val"], weights, seed, network),
         train=images["train"],
         val=images["val"],
@@ -72,7 +72,7 @@ def _write(paths: dict[str, Path], seed: int) -> None:
 
 
 def _split(y: NDArray[np.int64], seed: int) -> dict[str, NDArray[np.int64]]:
-    """Return the rows of each in-distribution split, the same number for every known digit."""
+    """Return the rows of each in-distribution split, the same number for every ID digit."""
     rng = np.random.default_rng(seed)
     edges = np.cumsum(list(SPLITS.values()))[:-1]
     shares = [np.split(rng.permutation(np.flatnonzero(y == digit)), edges) for digit in KNOWN]
@@ -152,6 +152,6 @@ def _curve(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 FAR: dict[str, tuple[Callable[[np.random.Generator], Images], str]] = {
     "photos": (_photos, "Patches of two photographs, in grey."),
-    "letters": (_letters, "Printed Latin letters, without those that look like a known digit."),
+    "letters": (_letters, "Printed Latin letters, without those that look like an ID digit."),
     "noise": (_noise, "Random pixels, half uniform and half Gaussian."),
 }

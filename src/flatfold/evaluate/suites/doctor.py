@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from ...core.bank import FeatureBank, Head
 from ...core.validation import UnreadableImage
 from ...io.progress import track
 from ...models.extract import extract_features
@@ -282,31 +281,26 @@ def _check_accuracy(
         share = accuracy_of(bank, layer.head)
     except FAILURES as error:
         return replace(diagnosis, state="wrong", sentence=f"It cannot be run on the test images: {error}")
-    hint = ""
+    hint, n, outputs = "", len(bank), layer.head.n_classes
     if isinstance(test, ImageSource):
         hint = UNNORMALISED if test.transform.mean is None and test.transform.std is None else ""
         if images is not None:
             images.tried = max(images.tried, test.rows)
             images.broken |= dict(_origin(test, row) for row in unreadable)
-    state, sentence = _compare_accuracy(share, network.table.get("accuracy"), bank, layer.head, hint)
-    return replace(diagnosis, state=state, found=f"{100 * share:.2f} %", sentence=sentence)
-
-
-def _compare_accuracy(
-    share: float, expected: float | None, bank: FeatureBank, head: Head, hint: str
-) -> tuple[State, str]:
-    """Return whether an accuracy is as expected, and a sentence if it is not or if nothing is expected."""
-    n, outputs = len(bank), head.n_classes
     largest = -1 if bank.labels is None else int(bank.labels.max())
-    if largest >= outputs:
-        return "wrong", f"The test images have labels up to {largest}, but the network has {outputs} classes."
+    expected = network.table.get("accuracy")
+    state: State = "wrong"
     sentence = f"{100 * share:.2f} % of {n} test images are right"
-    if expected is None:
+    if largest >= outputs:
+        sentence = f"The test images have labels up to {largest}, but the network has {outputs} classes."
+    elif expected is None:
         guessed = f" Guessing would be as good. {CAUSES}" if accuracy_fits(share, 100 / outputs, n) else ""
-        return "note", f"{sentence}; the suite does not say how many should be (accuracy = ...).{guessed}{hint}"
-    if accuracy_fits(share, expected, n):
-        return "ok", ""
-    return "wrong", f"{sentence}, {expected:.2f} % should be. {CAUSES}{hint}"
+        state, sentence = "note", f"{sentence}; the suite expects no accuracy (accuracy = ...).{guessed}{hint}"
+    elif accuracy_fits(share, expected, n):
+        state, sentence = "ok", ""
+    else:
+        sentence = f"{sentence}, {expected:.2f} % should be. {CAUSES}{hint}"
+    return replace(diagnosis, state=state, found=f"{100 * share:.2f} %", sentence=sentence)
 
 
 def _size_transforms(file: SuiteFile) -> list[Transform]:

@@ -53,7 +53,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Written:
-    """The sections of a suite file that must still be filled in, and notes for whoever uses it."""
+    """The sections of a suite file that must still be filled in, and notes for its author."""
 
     missing: list[str]
     notes: list[str]
