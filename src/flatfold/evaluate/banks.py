@@ -46,6 +46,7 @@ class Banks:
 
     Attributes:
         unreadable: Images that have no row because they could not be read, and why, by data set and number.
+        weights: The sha256 of the network's weights.
     """
 
     head: Head
@@ -55,6 +56,7 @@ class Banks:
     ood: dict[str, FeatureBank]
     ood_val: FeatureBank | None = None
     unreadable: dict[str, dict[int, str]] = field(default_factory=dict)
+    weights: str = ""
 
     @property
     def test_sets(self) -> dict[str, FeatureBank]:
@@ -103,7 +105,8 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
             )
     log.info("features of %d images from the input of %r", sum(map(len, banks.values())), found.head)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}
-    return Banks(found.head, banks.get("train"), banks["val"], banks["test"], ood, banks.get("ood_val"), unreadable)
+    splits = banks.get("train"), banks["val"], banks["test"]
+    return Banks(found.head, *splits, ood, banks.get("ood_val"), unreadable, weights)
 
 
 def short_key(*parts: str) -> str:

@@ -64,7 +64,7 @@ def evaluate_method(
         if get_method(spec.name).sees == "features":
             result = _evaluate_on_features(spec, banks)
         else:
-            result = InputMethodRunner(suite, folder, settings).evaluate(spec)
+            result = InputMethodRunner(suite, folder, settings, banks.weights).evaluate(spec)
     for dataset, scores in result.scores.items():
         check_finite(torch.from_numpy(scores)[:, None], f"scores of {dataset}")
     return replace(result, run=replace(result.run, peak_megabytes=peak.megabytes))
@@ -95,11 +95,11 @@ def _evaluate_on_features(spec: Spec, banks: Banks) -> MethodResult:
 class InputMethodRunner:
     """Evaluates methods that run the network themselves; their scores are kept on disk."""
 
-    def __init__(self, suite: Suite, folder: Path, settings: Settings) -> None:
+    def __init__(self, suite: Suite, folder: Path, settings: Settings, weights: str = "") -> None:
         if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
             raise MethodRefused("it runs the network on images, but this suite holds their features only.")
         self.suite, self.folder, self.settings = suite, folder, settings
-        self.weights = weights_hash(suite.model)
+        self.weights = weights or weights_hash(suite.model)
 
     def evaluate(self, spec: Spec) -> MethodResult:
         """Tune, fit and score one method."""

@@ -14,7 +14,6 @@ from ..curvature.estimate import Loss, Matrix
 from ..detectors.autofold import AutoFold
 from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
-from ..models.fingerprint import weights_hash
 from ..models.sources import ImageSource
 from .banks import Banks, Settings, extract_all
 from .results import ID
@@ -71,7 +70,7 @@ def run_study(
     alphas = {"none": 0.0, "partial": _choose_alpha(plan, banks), "full": 1.0}
     measured: dict[str, dict[Space, Measured]] = {}
     eigenvalues: dict[str, Array] = {}
-    with StudyParts(out / PARTS, weights_hash(suite.model)) as parts:
+    with StudyParts(out / PARTS, banks.weights) as parts:
         for data in track(_data_sets(suite, banks), "data sets"):
             features = FeatureCurvature(banks.test_sets[data.name], banks.head)
             measured[data.name] = {
@@ -188,7 +187,7 @@ def _study_provenance(
     suite: Suite, plan: Plan, settings: Settings, alpha: float, parts: StudyParts, seconds: float
 ) -> dict[str, Any]:
     """Return where the figures come from: as for a benchmark, and the plan."""
-    facts = provenance(suite, settings, seconds)
+    facts = provenance(suite, settings, seconds, parts.key["weights"])
     del facts["bootstrap"]  # there is none
     if parts.found:
         facts["seconds"] = f"{facts['seconds']}, with {parts.found} of {parts.asked} parts from an earlier run"
