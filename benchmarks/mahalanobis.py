@@ -29,7 +29,7 @@ def run() -> list[bool]:
     centres = 3 * torch.randn(C, D, generator=g)
     features = centres[labels] + torch.randn(len(labels), D, generator=g)
     h = features[torch.randint(len(labels), (QUERIES,), generator=g)] + torch.randn(QUERIES, D, generator=g)
-    mds = ff.Mds().fit(ff.FeatureBank(features, labels), ff.Head(torch.randn(C, D, generator=g)))
+    mds = ff.detectors.Mds().fit(ff.FeatureBank(features, labels), ff.Head(torch.randn(C, D, generator=g)))
     classes, queries = 2, 1000
     means = mds.centre.float() + mds.means[:classes].float() @ torch.linalg.pinv(mds.whitening).float()
     precision = (mds.whitening @ mds.whitening.T).float()

@@ -23,7 +23,7 @@ def speed() -> list[bool]:
     g = torch.Generator().manual_seed(0)
     bank, queries = (torch.randn(n, WIDTH, generator=g).relu() for n in (BANK, QUERIES))
     head = ff.Head(torch.randn(10, WIDTH, generator=g))
-    knn = ff.Knn(K).fit(ff.FeatureBank(bank), head)
+    knn = ff.detectors.Knn(K).fit(ff.FeatureBank(bank), head)
     try:
         import faiss
     except ModuleNotFoundError:
@@ -72,7 +72,7 @@ with tempfile.NamedTemporaryFile() as file:
     for start in range(0, rows, 65536):
         mapped[start : start + 65536].normal_().relu_()
     head = ff.Head(torch.randn(10, width))
-    ff.Knn(50, storage).fit(ff.FeatureBank(mapped[:1000]), head)(torch.rand(1024, width))
+    ff.detectors.Knn(50, storage).fit(ff.FeatureBank(mapped[:1000]), head)(torch.rand(1024, width))
     before = private_peak()
     peak = [before]
     import threading, time
@@ -83,7 +83,7 @@ with tempfile.NamedTemporaryFile() as file:
             time.sleep(0.002)
     watcher = threading.Thread(target=watch)
     watcher.start()
-    detector = ff.Knn(50, storage).fit(ff.FeatureBank(mapped), head)
+    detector = ff.detectors.Knn(50, storage).fit(ff.FeatureBank(mapped), head)
     detector(torch.rand(1024, width))
     done.set()
     watcher.join()

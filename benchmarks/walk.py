@@ -27,7 +27,7 @@ LIMITS = {"guard(x)": 20, "Guard.fit": 30, "request": 20, "score": 30, "bench": 
 NETWORK = """from torch import nn
 def net(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 3))
 """
-SMALL = "--limit 60 --bootstrap 0 --no-report --methods msp,fold"
+SMALL = "--limit 60 --bootstrap 0 --methods msp,fold"
 
 
 Task = Callable[[Callable[[], None]], object]  # takes a function that forgets the modules so far
@@ -39,9 +39,9 @@ def walk(task: Task) -> list[str]:
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        function = code.co_flags & CO_OPTIMIZED  # neither a module nor the body of a class
-        if event == "call" and function and code.co_filename.startswith(PACKAGE):
-            modules.setdefault(code.co_filename.removeprefix(PACKAGE).removesuffix(".py"))
+        file, is_function = code.co_filename, code.co_flags & CO_OPTIMIZED  # neither a module nor a class body
+        if event == "call" and is_function and file.startswith(PACKAGE) and file.endswith(".py"):
+            modules.setdefault(file.removeprefix(PACKAGE).removesuffix(".py"))
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -98,8 +98,10 @@ def tasks() -> dict[str, Task]:
         "Guard.fit": lambda _: ff.Guard.fit(model, images),
         "request": lambda forget: request(guard, Path("images/0/0.png").read_bytes(), forget),
         "score": lambda _: command(f"score images --guard guard.safetensors {network} --out scores.csv"),
-        "bench": lambda _: command(f"bench digits {SMALL.replace('--no-report ', '')}"),
-        "reproduce": lambda _: command(f"reproduce digits --networks mlp --samples 4 --rounds 1 {SMALL},ebo,autofold"),
+        "bench": lambda _: command(f"bench digits {SMALL}"),
+        "reproduce": lambda _: command(
+            f"reproduce digits --networks mlp --samples 4 --rounds 1 --no-report {SMALL},ebo,autofold"
+        ),
     }
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import flatfold as ff
 
 NAMES = """
-    Head FeatureBank save_bank load_bank
-    create methods register Detector Shaped Fold AutoFold Msp Ebo Mls ReAct Ash PartialNorm Scale OpenMax TempScale
-    Mds Rmds Vim Knn She Gen GradNorm Klm NNGuide NormCap FoldT Fdbd Nci Dice InputDetector Odin MdsEns tune
-    logits_function layers_of extract FolderImages NpzImages ListImages TableImages Transform
-    curvature Guard CalibratedDetector Monitor auroc auroc_interval aupr fpr_at_tpr
-    NotFittedError UnsupportedHead DamagedBank UnreadableImage __version__
+    Head FeatureBank save_bank load_bank create methods register tune
+    Detector InputDetector Shaped PartialNorm Fold AutoFold
+    extract logits_function layers_of FolderImages Transform Guard CalibratedDetector Monitor
+    auroc auroc_interval aupr fpr_at_tpr NotFittedError UnsupportedHead DamagedBank UnreadableImage
+    curvature detectors models __version__
 """
 CURVATURE = """
     Density Estimate Spectrum feature_eigenvalues feature_lambda_max feature_spectrum feature_trace

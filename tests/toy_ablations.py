@@ -8,7 +8,7 @@ from flatfold.evaluate.compare import members_of
 from flatfold.evaluate.intervals import certainty
 from flatfold.evaluate.results import MethodRun, Results, averages, make_row
 from flatfold.paper.ablations import NORMALISATIONS, Ablations, Cost, Effect, Sensitivity, Separation
-from flatfold.paper.claims import Material
+from flatfold.paper.claims import NetworkRun
 from tests.toy_study import ALPHAS, SETS, make_study
 
 METHODS = ("msp", "knn@ood", "vim", "rmds", "fold", "fold-r", "fold-a", "autofold", "autofold-r", "autofold-a")
@@ -103,6 +103,7 @@ def make_ablations(sets=None, gain=0.02, regret=0.002, costs=None, **scores):
         norms=norms,
         refused={},
         provenance={"weights, sha256": "abc"},
+        computed_from={},
     )
 
 
@@ -159,9 +160,9 @@ def make_costs(methods=METHODS, **changed):
     return found
 
 
-def make_material(network="", sets=None, study=None, results=None, ablations=None):
+def make_network_run(network="", sets=None, study=None, results=None, ablations=None):
     """Return everything measured of one network."""
-    return Material(
+    return NetworkRun(
         network,
         results or make_results(sets=sets, network=network),
         study or make_study(sets),
@@ -169,8 +170,8 @@ def make_material(network="", sets=None, study=None, results=None, ablations=Non
     )
 
 
-def save(material, folder):
+def save(run, folder):
     """Write the files of a network into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for part in (material.results, material.study, material.ablations):
+    for part in (run.results, run.study, run.ablations):
         part.save(folder)

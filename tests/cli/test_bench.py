@@ -109,15 +109,15 @@ def test_report_draws_the_pages_of_whatever_a_folder_holds(digits, tmp_path, mon
 
 
 def test_mistakes(tmp_path):
+    (tmp_path / "file").touch()
     cases = [
-        (["bench", "cifar11"], 1, "cifar11"),
+        *((["bench", "digits", "--out", out], 1, "--out") for out in ("file", "file/inside")),
         (["bench", "digits", "--methods", "fould"], 1, "Did you mean fold"),
         (["bench", "digits", "--methods", ""], 1, "at least one method"),
         (["bench", "digits", "--methods", "msp@ood"], 1, "msp@ood"),
         (["bench", "digits", "--device", "abacus"], 1, "abacus"),
         (["bench", "digits", "--seed", "-1"], 1, "--seed"),
         (["bench", "cifar10", "--data", "nowhere"], 1, "nowhere"),
-        (["bench", "digits", "--batch-size", "0"], 2, "batch-size"),
         (["report", "nowhere"], 1, "results.json"),
         (["report", "."], 1, "results.json"),
     ]
@@ -225,7 +225,7 @@ def test_results_of_one_run_and_of_several_are_not_mixed_in_one_folder(own):
 
 
 def test_a_method_that_fails_unexpectedly_ends_in_an_error_after_all_files_are_written(own, monkeypatch):
-    monkeypatch.setattr(ff.Mls, "score", lambda self, h: h[:, 9999])
+    monkeypatch.setattr(ff.detectors.Mls, "score", lambda self, h: h[:, 9999])
     done = bench(own[0], "--out", "failed", suite="alone.toml", methods="msp,mls")
     assert done.returncode == 1
     assert "mls failed" in done.stderr

@@ -9,6 +9,7 @@ from sklearn.covariance import EmpiricalCovariance
 from torch.testing import assert_close
 
 import flatfold as ff
+from flatfold import detectors
 from tests.refusals import assert_refused
 
 
@@ -160,28 +161,35 @@ def test_the_energy_has_a_temperature_and_partial_normalisation_comes_after_reac
 
 def test_shapings_compose_to_any_depth(make_world):
     world = make_world()
-    nested = ff.Shaped(ff.ReAct(80), ff.Shaped(ff.PartialNorm(0.5), ff.Msp())).fit(world.bank, world.head)
+    nested = ff.Shaped(detectors.ReAct(80), ff.Shaped(ff.PartialNorm(0.5), detectors.Msp())).fit(world.bank, world.head)
     clipped = world.unknown.clamp(max=float(torch.quantile(world.bank.features.flatten(), 0.8)))
     by_hand = ff.create("msp", alpha=0.5).fit(world.bank, world.head)(clipped)
     assert_close(nested(world.unknown), by_hand)
-    assert_refused(ff.NotFittedError, "threshold", ff.ReAct(), torch.zeros(1, 3))
+    assert_refused(ff.NotFittedError, "threshold", detectors.ReAct(), torch.zeros(1, 3))
 
 
 def test_one_loop_makes_the_papers_table(make_world):
     """{MSP, EBO, ReAct, ASH, FOLD, FOLD-R, FOLD-A} x {none, partial, full}, each as composed by hand."""
     world = make_world()
-    shapings = {"react": ff.ReAct(90), "fold-r": ff.ReAct(90), "ash": ff.Ash(90), "fold-a": ff.Ash(90)}
+    shapings = {
+        "react": detectors.ReAct(90),
+        "fold-r": detectors.ReAct(90),
+        "ash": detectors.Ash(90),
+        "fold-a": detectors.Ash(90),
+    }
     for name in ("msp", "ebo", "react", "ash", "fold", "fold-r", "fold-a"):
         for alpha in (0.0, 0.5, 1.0):
             scores = ff.create(name, alpha=alpha).fit(world.bank, world.head)(world.unknown)
-            inner = {"msp": ff.Msp()}.get(name, ff.Ebo())
+            inner = {"msp": detectors.Msp()}.get(name, detectors.Ebo())
             by_hand = ff.Fold(alpha) if name.startswith("fold") else ff.Shaped(ff.PartialNorm(alpha), inner)
             if name in shapings:
                 by_hand = ff.Shaped(shapings[name], by_hand)
             assert_close(scores, by_hand.fit(world.bank, world.head)(world.unknown))
 
 
-@pytest.mark.parametrize("shaping", [lambda: ff.ReAct(90), lambda: ff.Ash(65), lambda: ff.Scale(85)])
+@pytest.mark.parametrize(
+    "shaping", [lambda: detectors.ReAct(90), lambda: detectors.Ash(65), lambda: detectors.Scale(85)]
+)
 def test_any_shaping_goes_in_front_of_any_method(shaping, make_world):
     world = make_world()
     for name in ("knn", "mds", "vim", "she", "openmax", "nnguide", "gradnorm"):
@@ -196,7 +204,7 @@ def test_msp_has_an_order_without_ties():
     head = ff.Head(torch.eye(3))
     h = torch.tensor([[20.0, 0.0, 0.0], [30.0, 0.0, 0.0], [40.0, 1.0, 0.0], [1.0, 0.5, 0.0]])
     bank = ff.FeatureBank(h)
-    plain, fine = ff.Msp().fit(bank, head)(h), ff.Msp(logarithm=True).fit(bank, head)(h)
+    plain, fine = detectors.Msp().fit(bank, head)(h), detectors.Msp(logarithm=True).fit(bank, head)(h)
     assert plain[0] == plain[1] == plain[2] == -1
     probs = h.double().softmax(-1)
     others = probs.sort(-1).values[:, :2].sum(-1)
@@ -209,7 +217,9 @@ def test_temperature_can_be_solved_properly(make_world):
     labels = world.bank.labels.clone()
     labels[::7] = (labels[::7] + 1) % 6  # without mistakes the best temperature is 0
     bank = ff.FeatureBank(world.bank.features, labels)
-    reference, exact = (ff.TempScale(solver).fit(bank, world.head).temperature_ for solver in ("reference", "exact"))
+    reference, exact = (
+        detectors.TempScale(solver).fit(bank, world.head).temperature_ for solver in ("reference", "exact")
+    )
 
     def loss(temperature):
         return float(torch.nn.functional.cross_entropy(world.head(bank.features) / temperature, labels))
@@ -223,7 +233,7 @@ def test_an_optimiser_gone_astray_is_replaced_and_said(make_world):
         world.bank.features / world.bank.features.norm(dim=-1, keepdim=True) ** 0.5, world.bank.labels
     )
     with pytest.warns(UserWarning, match="temperature of -"):
-        detector = ff.TempScale().fit(shaped, world.head)
+        detector = detectors.TempScale().fit(shaped, world.head)
     assert detector.temperature_ > 0
 
 
@@ -232,13 +242,13 @@ def test_vim_takes_256_dimensions_where_they_fit_else_the_papers_rule():
     for width, expected in ((24, (12, 12, 5)), (256, (128, 128, 5)), (257, (256, 128, 5)), (800, (256, 512, 5))):
         bank = ff.FeatureBank(torch.randn(width + 5, width, generator=g))
         head = ff.Head(torch.randn(3, width, generator=g))
-        got = tuple(int(ff.Vim(dim).fit(bank, head).dim_) for dim in (None, "paper", 5))
+        got = tuple(int(detectors.Vim(dim).fit(bank, head).dim_) for dim in (None, "paper", 5))
         assert got == expected, width
 
 
 def test_float16_halves_the_bank_of_knn(make_world):
     world = make_world()
-    full, half = (ff.Knn(k=5, storage=storage).fit(world.bank, world.head) for storage in (None, "float16"))
+    full, half = (detectors.Knn(k=5, storage=storage).fit(world.bank, world.head) for storage in (None, "float16"))
     assert half.bank.dtype == torch.float16
     assert half.bank.nbytes * 2 == full.bank.nbytes
     assert_close(half(world.unknown), full(world.unknown), rtol=0, atol=2e-3)
@@ -249,18 +259,18 @@ def test_float16_halves_the_bank_of_knn(make_world):
 def test_nnguide_keeps_the_first_samples_or_draws_them(make_world):
     world = make_world()
     first, drawn, again, other = (
-        ff.NNGuide(k=10, seed=seed).fit(world.bank, world.head).bank for seed in (None, 1, 1, 2)
+        detectors.NNGuide(k=10, seed=seed).fit(world.bank, world.head).bank for seed in (None, 1, 1, 2)
     )
     assert torch.equal(drawn, again)
     assert not torch.equal(first, drawn)
     assert not torch.equal(other, drawn)
     assert len(first) == 10  # 1 % of 360 would be 4
-    assert len(ff.NNGuide(k=10, share=0.5).fit(world.bank, world.head).bank) == 180
+    assert len(detectors.NNGuide(k=10, share=0.5).fit(world.bank, world.head).bank) == 180
 
 
 def test_fdbd_can_be_relative_to_the_norm(make_world):
     world = make_world()
-    centre, norm = (ff.Fdbd(r).fit(world.bank, world.head)(world.unknown) for r in ("centre", "norm"))
+    centre, norm = (detectors.Fdbd(r).fit(world.bank, world.head)(world.unknown) for r in ("centre", "norm"))
     reach = (world.unknown - world.bank.features.mean(0)).norm(dim=-1)
     assert_close(norm * world.unknown.norm(dim=-1), centre * reach, rtol=1e-4, atol=1e-5)
 
@@ -269,7 +279,7 @@ def test_classes_with_equal_weights_have_no_boundary_between_them(make_world):
     world = make_world()
     weight = world.head.weight.clone()
     weight[1] = weight[0]
-    assert ff.Fdbd().fit(world.bank, ff.Head(weight, world.head.bias))(world.unknown).isfinite().all()
+    assert detectors.Fdbd().fit(world.bank, ff.Head(weight, world.head.bias))(world.unknown).isfinite().all()
     for name in ("fdbd", "nci"):  # and the centre itself no direction
         detector = ff.create(name).fit(world.bank, world.head)
         assert detector(detector.centre[None]).isfinite().all(), name
@@ -282,14 +292,14 @@ def test_she_has_other_metrics(make_world):
         ("euclidean", lambda p: (h - p).norm(dim=-1)),
         ("cosine", lambda p: -torch.cosine_similarity(h, p)),
     ):
-        detector = ff.She(metric).fit(world.bank, world.head)
+        detector = detectors.She(metric).fit(world.bank, world.head)
         assert_close(detector(h), distance(detector.templates[world.head(h).argmax(-1)]))
 
 
 def test_klm_takes_certainty_for_a_class_that_is_never_predicted(make_world):
     world = make_world()
     known = world.bank[world.head(world.bank.features).argmax(-1) != 2]
-    detector = ff.Klm().fit(known, world.head)
+    detector = detectors.Klm().fit(known, world.head)
     assert_close(detector.log_means[2].exp(), torch.eye(6)[2].double(), rtol=0, atol=1e-30)
     assert detector(world.unknown).isfinite().all()
 
@@ -361,7 +371,7 @@ def test_features_inside_of_the_principal_space_are_refused_by_vim(make_world):
     world = make_world()
     flat = world.bank.features.clone()
     flat[:, 3:] = 0
-    assert_refused(ValueError, "12 dimensions", ff.Vim().fit, ff.FeatureBank(flat), ff.Head(world.head.weight))
+    assert_refused(ValueError, "12 dimensions", detectors.Vim().fit, ff.FeatureBank(flat), ff.Head(world.head.weight))
 
 
 def test_openmax_is_its_formula_for_other_numbers_of_classes_and_wrong_samples(make_world):
@@ -370,7 +380,7 @@ def test_openmax_is_its_formula_for_other_numbers_of_classes_and_wrong_samples(m
     labels = world.bank.labels.clone()
     labels[::9] = (labels[::9] + 1) % 6
     bank = ff.FeatureBank(world.bank.features, labels)
-    detector, odds = (ff.OpenMax(top=2, logarithm=log).fit(bank, world.head) for log in (False, True))
+    detector, odds = (detectors.OpenMax(top=2, logarithm=log).fit(bank, world.head) for log in (False, True))
     slow = Slow(type(world)(world.head, bank, world.unknown))
     for h, got in zip(world.unknown[:8], detector(world.unknown[:8]), strict=True):
         assert float(got) == pytest.approx(slow.openmax(h.numpy(), top=2), rel=1e-3)
@@ -379,21 +389,21 @@ def test_openmax_is_its_formula_for_other_numbers_of_classes_and_wrong_samples(m
 
 def test_openmax_takes_two_classes_and_tails_longer_than_the_bank():
     bank = ff.FeatureBank(torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.2, 3.0]]), torch.tensor([0, 0, 1, 1]))
-    assert ff.OpenMax(tail=50).fit(bank, ff.Head(torch.eye(2)))(bank.features).isfinite().all()
+    assert detectors.OpenMax(tail=50).fit(bank, ff.Head(torch.eye(2)))(bank.features).isfinite().all()
 
 
 def test_gen_counts_the_largest_probabilities_only_and_all_if_there_are_fewer(make_world):
     world = make_world(torch.float64)
     p = world.head(world.unknown).softmax(-1).sort(descending=True).values[:, :2]
-    assert_close(ff.Gen(top=2).fit(world.bank, world.head)(world.unknown), (p * (1 - p)).pow(0.1).sum(-1))
-    many, all_of_them = (ff.Gen(top=top).fit(world.bank, world.head)(world.unknown) for top in (1000, 6))
+    assert_close(detectors.Gen(top=2).fit(world.bank, world.head)(world.unknown), (p * (1 - p)).pow(0.1).sum(-1))
+    many, all_of_them = (detectors.Gen(top=top).fit(world.bank, world.head)(world.unknown) for top in (1000, 6))
     assert_close(many, all_of_them)
 
 
 def test_gen_keeps_what_is_left_beside_a_sure_class():
     head = ff.Head(torch.eye(3))
     h = torch.tensor([[40.0, 3.0, 0.0], [30.0, 0.0, 1.0]])
-    scores = ff.Gen().fit(ff.FeatureBank(h), head)(h)
+    scores = detectors.Gen().fit(ff.FeatureBank(h), head)(h)
     p = h.double().softmax(-1)
     rest = torch.stack([p.sum(-1) - 0 - p[:, c] if c else p[:, 1] + p[:, 2] for c in range(3)], dim=-1)
     assert_close(scores.double(), (p * rest).pow(0.1).sum(-1), rtol=1e-6, atol=0)
@@ -402,14 +412,14 @@ def test_gen_keeps_what_is_left_beside_a_sure_class():
 def test_sizes_of_negative_features_count_too():
     h = torch.tensor([[1.0, -2.0]])
     head, bank = ff.Head(torch.eye(2)), ff.FeatureBank(torch.tensor([[0.0, 0.0], [0.5, 0.1]]))
-    weak, strong = (ff.Nci(s).fit(bank, head)(h) for s in (0.0, 1.0))
+    weak, strong = (detectors.Nci(s).fit(bank, head)(h) for s in (0.0, 1.0))
     assert_close(weak - strong, torch.tensor([3.0]))
-    assert_close(ff.GradNorm().fit(bank, head)(h), -3 * (2 * head(h).softmax(-1) - 1).abs().sum(-1))
+    assert_close(detectors.GradNorm().fit(bank, head)(h), -3 * (2 * head(h).softmax(-1) - 1).abs().sum(-1))
 
 
 def test_dice_drops_the_weight_at_the_threshold():
     head = ff.Head(torch.arange(1.0, 22.0).reshape(3, 7))
-    dice = ff.Dice(percentile=50).fit(ff.FeatureBank(torch.ones(3, 7)), head)
+    dice = detectors.Dice(percentile=50).fit(ff.FeatureBank(torch.ones(3, 7)), head)
     assert sorted(dice.sparse[dice.sparse > 0].tolist()) == list(range(12, 22))  # 11 is the middle
 
 
@@ -421,4 +431,4 @@ def test_scale_of_flat_features_stays_finite():
 def test_fitting_works_in_inference_mode(make_world):
     world = make_world()
     with torch.inference_mode():
-        assert ff.TempScale().fit(world.bank, world.head).temperature_ > 0
+        assert detectors.TempScale().fit(world.bank, world.head).temperature_ > 0

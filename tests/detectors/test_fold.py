@@ -6,6 +6,7 @@ from torch.func import hessian, vmap
 from torch.testing import assert_close
 
 import flatfold as ff
+from flatfold import detectors
 from flatfold.core.hessian import class_distances, feature_hessian_trace
 from tests.refusals import assert_refused
 
@@ -107,7 +108,7 @@ def test_exponents_and_norms_out_of_range_are_refused(make_world):
 def test_a_model_that_is_trained_on_does_not_reach_a_fitted_detector(make_world):
     world = make_world()
     layer = torch.nn.Linear(24, 6)
-    for make in (ff.Fold, ff.Ebo):
+    for make in (ff.Fold, detectors.Ebo):
         detector = make().fit(world.bank, ff.Head(layer.weight, layer.bias))
         before = detector(world.unknown)
         with torch.no_grad():

@@ -8,6 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
+from flatfold import detectors
 from flatfold.detectors import METHODS
 from tests.refusals import assert_refused
 
@@ -103,8 +104,8 @@ def test_bad_hyperparameters_of_odin_and_mdsens_are_refused(case):
     assert_refused(ValueError, "channels", fitted("odin", case, std=(0.1, 0.2)), case[2])
     assert_refused(ValueError, "weights", fitted, "mdsens", case, weights=(1, 2))
     layers = function("mdsens", case[0])
-    assert_refused(ValueError, "labelled", ff.MdsEns().fit, layers, [])
-    assert_refused(ff.NotFittedError, "fitted", ff.MdsEns().attach(layers), case[2])
+    assert_refused(ValueError, "labelled", detectors.MdsEns().fit, layers, [])
+    assert_refused(ff.NotFittedError, "fitted", detectors.MdsEns().attach(layers), case[2])
 
 
 def slow_odin(model, x, temperature, epsilon, std):
@@ -126,7 +127,7 @@ def test_odin_is_its_formula():
     model, x = make_network(dtype=torch.float64), images(20, dtype=torch.float64)
     std = (0.2, 0.3, 0.25)
     for temperature in (1, 1000):
-        detector = ff.Odin(temperature, 0.05, std).fit(ff.logits_function(model))
+        detector = detectors.Odin(temperature, 0.05, std).fit(ff.logits_function(model))
         assert_close(detector(x), slow_odin(model, x, temperature, 0.05, std), rtol=1e-9, atol=0)
 
 
@@ -138,7 +139,7 @@ def test_a_gradient_of_zero_is_a_step_up():
         seen.append(x.detach().clone())
         return torch.stack([x.sum((1, 2, 3)) * 0, x.sum((1, 2, 3)) * 0], dim=1)
 
-    ff.Odin(1, 0.1, 1.0).fit(flat)(torch.zeros(1, 3, 2, 2))
+    detectors.Odin(1, 0.1, 1.0).fit(flat)(torch.zeros(1, 3, 2, 2))
     assert_close(seen[-1], torch.full((1, 3, 2, 2), -0.1))
 
 
@@ -149,7 +150,7 @@ def test_odins_gradient_does_not_vanish_at_a_high_temperature():
         model = make_network(dtype=dtype)
         with torch.no_grad():
             model[-1].weight *= 1e-30
-        scores.append(ff.Odin(1e6, 0.05).fit(ff.logits_function(model))(images(64).to(dtype)).double())
+        scores.append(detectors.Odin(1e6, 0.05).fit(ff.logits_function(model))(images(64).to(dtype)).double())
     assert_close(*scores, rtol=1e-6, atol=0)
 
 
@@ -178,7 +179,7 @@ def slow_mdsens(model, batches, x, epsilon=0.0014):
 
 def test_mdsens_is_the_references_single_stem_layer():
     model, batches, x = make_case(torch.float64)
-    detector = ff.MdsEns().fit(ff.layers_of(model, x, "stem"), batches)
+    detector = detectors.MdsEns().fit(ff.layers_of(model, x, "stem"), batches)
     assert_close(detector(x), slow_mdsens(model, batches, x), rtol=1e-6, atol=1e-9)
 
 
@@ -187,12 +188,14 @@ def test_mdsens_can_be_an_ensemble(case):
     network = ff.layers_of(model, x, "stages")
     shapes = [tuple(layer.shape[1:]) for layer in network(x)]
     assert shapes == [(4, 8, 8), (6,)]
-    together = ff.MdsEns(layers="stages", weights=(1.0, 1.0)).fit(network, batches)
+    together = detectors.MdsEns(layers="stages", weights=(1.0, 1.0)).fit(network, batches)
     single = [lambda x, i=i: [network(x)[i]] for i in range(2)]
-    alone = [ff.MdsEns().fit(layer, batches)(x).double() for layer in single]  # each layer takes a step of its own
+    alone = [
+        detectors.MdsEns().fit(layer, batches)(x).double() for layer in single
+    ]  # each layer takes a step of its own
     assert_close(together(x).double(), sum(alone), rtol=1e-4, atol=1e-4)
-    balanced = ff.MdsEns(layers="stages").fit(network, batches)
-    still = [ff.MdsEns(epsilon=0).fit(layer, batches) for layer in single]
+    balanced = detectors.MdsEns(layers="stages").fit(network, batches)
+    still = [detectors.MdsEns(epsilon=0).fit(layer, batches) for layer in single]
     spreads = torch.stack([torch.cat([detector(b) for b, _ in batches]).std() for detector in still])
     assert_close(balanced.weights_, 1 / spreads.double(), rtol=1e-4, atol=0)
 
@@ -209,7 +212,7 @@ def test_a_failed_refit_leaves_the_detector_as_it_was(case):
 
 def test_a_refit_keeps_nothing_of_the_last_one(case):
     model, batches, x = case
-    detector = ff.MdsEns(weights=(1.0, 1.0)).fit(ff.layers_of(model, x, "stages"), batches)
+    detector = detectors.MdsEns(weights=(1.0, 1.0)).fit(ff.layers_of(model, x, "stages"), batches)
     detector.weights = None
     detector.fit(function("mdsens", model), batches)
     assert set(detector.state_dict()) == set(fitted("mdsens", case).state_dict())

@@ -6,6 +6,7 @@ import torch
 from torch.testing import assert_close
 
 import flatfold as ff
+from flatfold import detectors
 from flatfold.scoring.export import export
 from tests.four_classes import known, make_model
 from tests.refusals import assert_refused
@@ -20,14 +21,14 @@ def test_the_cap_is_a_percentile_of_the_norms_it_was_fitted_on(make_world):
     for dtype in (torch.float32, torch.float64):
         world = make_world(dtype)
         for percentile in (25, 50, 90):
-            cap = ff.NormCap(percentile)
+            cap = detectors.NormCap(percentile)
             cap.learn(world.bank)
             longest = np.percentile(world.bank.features.norm(dim=1).numpy(), percentile)
             assert float(cap.longest_) == pytest.approx(longest, rel=1e-6), percentile
             assert_close(cap(world.unknown * 3), shortened(world.unknown * 3, float(longest)), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("name", "inner"), [("ebo-c", ff.Ebo), ("fold-c", lambda: ff.Fold(0.25))])
+@pytest.mark.parametrize(("name", "inner"), [("ebo-c", detectors.Ebo), ("fold-c", lambda: ff.Fold(0.25))])
 def test_the_detector_behind_it_scores_shortened_features(name, inner, make_world):
     for dtype in (torch.float32, torch.float64):
         world = make_world(dtype)
@@ -42,7 +43,7 @@ def test_the_detector_behind_it_scores_shortened_features(name, inner, make_worl
 
 
 def test_a_bank_of_zeros_gives_a_cap_above_zero():
-    cap = ff.NormCap()
+    cap = detectors.NormCap()
     assert_refused(ff.NotFittedError, "norm", cap, torch.ones(1, 2))
     cap.learn(ff.FeatureBank(torch.zeros(4, 3)))
     assert torch.isfinite(cap(torch.ones(2, 3))).all()

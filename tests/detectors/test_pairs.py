@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import flatfold as ff
+from flatfold import detectors
 from flatfold.detectors import METHODS
 from tests.refusals import assert_refused
 
@@ -115,7 +116,7 @@ def test_every_other_score_lies_in_its_range_and_is_no_sum_over_pairs(make_world
         low, high = detector.score_range()
         scores = detector(h).double()
         assert low <= scores.min() <= scores.max() <= high, name
-        assert_refused(ValueError, "no sum over pairs", detector.pairs, world.unknown, 3)
+        assert_refused(ValueError, "not a sum over pairs", detector.pairs, world.unknown, 3)
 
 
 def test_equally_likely_classes_reach_the_bound_and_rounding_does_not_cross_it():
@@ -128,7 +129,7 @@ def test_equally_likely_classes_reach_the_bound_and_rounding_does_not_cross_it()
                 high = detector.score_range()[1]
                 assert high * (1 - 1e-3) <= float(detector(h)) <= high, (dtype, d, seed)
     for c in (2, 3, 10, 999):
-        detector = ff.Msp().fit(ff.FeatureBank(torch.zeros(1, 2)), ff.Head(torch.ones(c, 2)))
+        detector = detectors.Msp().fit(ff.FeatureBank(torch.zeros(1, 2)), ff.Head(torch.ones(c, 2)))
         low, high = detector.score_range()
         assert low == -1
         assert high * (1 + 1e-3) <= float(detector(torch.zeros(1, 2))) <= high, c
@@ -147,6 +148,10 @@ def test_the_bound_is_about_the_mean_of_the_weights(make_world):
 def test_divided_scores_have_no_upper_bound_and_other_methods_none_at_all(make_world):
     world = make_world()
     assert ff.Fold(score_norm="weight").fit(world.bank, world.head).score_range() == (0, torch.inf)
-    assert ff.Ebo().score_range() == ff.Shaped(ff.Ash(), ff.Ebo()).score_range() == (-torch.inf, torch.inf)
-    assert ff.Msp(logarithm=True).fit(world.bank, world.head).score_range() == (-torch.inf, torch.inf)
-    assert_refused(ff.NotFittedError, "fitted", ff.Msp().score_range)
+    assert (
+        detectors.Ebo().score_range()
+        == ff.Shaped(detectors.Ash(), detectors.Ebo()).score_range()
+        == (-torch.inf, torch.inf)
+    )
+    assert detectors.Msp(logarithm=True).fit(world.bank, world.head).score_range() == (-torch.inf, torch.inf)
+    assert_refused(ff.NotFittedError, "fitted", detectors.Msp().score_range)

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 import flatfold
-from flatfold import curvature
+from flatfold import curvature, detectors
 from flatfold.cli import app
 from flatfold.detectors import METHODS
 from tests.command import uncovered_environment
@@ -95,8 +95,10 @@ def test_formulas_are_mathml_and_no_restructured_text_is_left(texts):
 def test_every_public_name_method_command_and_option_is_in_the_reference(texts):
     reference = "".join(text for name, text in texts.items() if name.startswith("reference/"))
     public = [name for name in flatfold.__all__ if name != "__version__"]
-    names = [f"flatfold.{name}" for name in public if name != "curvature"]
+    names = [f"flatfold.{name}" for name in public if name not in ("curvature", "detectors", "models")]
     names += [f"flatfold.curvature.{name}" for name in curvature.__all__]
+    classes = {name for name, value in vars(detectors).items() if isinstance(value, type)} - {"Shaping"}
+    names += [f"flatfold.detectors.{name}" for name in classes.difference(public)]
     assert [name for name in names if f'id="{name}"' not in reference] == []
     assert [name for name in public if f"<code>{name}</code></a></td>" not in texts["reference/flatfold.html"]] == []
     assert [name for name in METHODS if f"<td><code>{name}</code></td>" not in texts["reference/detectors.html"]] == []

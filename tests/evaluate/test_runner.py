@@ -92,9 +92,13 @@ def test_every_method_gets_a_row_per_data_set_with_intervals(names, suite, tmp_p
     assert set(results.suite["fingerprints"]) == {"train", "val", "test", "ood_val", "noise", "dark"}
 
 
-def test_each_image_goes_through_the_network_once(suite, tmp_path):
+def test_each_image_goes_through_the_network_once_and_its_weights_are_hashed_once(suite, tmp_path, monkeypatch):
+    hashed = []
+    for module in ("flatfold.models.extract", "flatfold.evaluate.banks"):
+        monkeypatch.setattr(f"{module}.weights_hash", lambda model: hashed.append(model) or "w" * 64)
     everything = 120 + 60 + 80 + 30 + 20  # and none of the 30 that only @ood would need
     first = run(suite, ["msp", "mls", "autofold", "react"], tmp_path)
+    assert hashed == [suite.model]
     assert suite.model.seen == everything + 5 * 2  # two of each data set find the head
     run(suite, ["ebo"], tmp_path)  # the features are there
     assert suite.model.seen == everything + 5 * 4
@@ -169,10 +173,10 @@ def test_a_method_of_the_user_gets_training_data_and_its_warnings_are_kept(suite
 def test_methods_that_see_images_are_judged_beside_the_others(suite, tmp_path):
     results = run(suite, ["odin", "mdsens", "odin:temperature=1"], tmp_path)
     assert results.methods[0].hyper == {"temperature": 1000, "epsilon": 0.0014, "std": 1.0}  # nothing was normalised
-    odin = ff.Odin(std=1.0).fit(ff.logits_function(suite.model))
+    odin = ff.detectors.Odin(std=1.0).fit(ff.logits_function(suite.model))
     assert np.allclose(results.scores["odin/dark"], odin(torch.cat(list(suite.ood[1].images))), rtol=1e-5)
     stem = ff.layers_of(suite.model, suite.train.read(range(2)), "stem")
-    mdsens = ff.MdsEns().fit(stem, list(suite.train))
+    mdsens = ff.detectors.MdsEns().fit(stem, list(suite.train))
     assert np.allclose(results.scores["mdsens/noise"], mdsens(torch.cat(list(suite.ood[0].images))), rtol=1e-3)
     assert all(run.microseconds_per_sample > 0 for run in results.methods)
     # scores are kept, but not taken for other settings, other training images or another network
@@ -189,7 +193,7 @@ def test_methods_that_see_images_are_judged_beside_the_others(suite, tmp_path):
 def test_scores_of_images_are_kept_and_an_interrupted_run_goes_on(suite, tmp_path, monkeypatch):
     monkeypatch.setattr("flatfold.models.layers.SHARD_ROWS", 16)
     whole = run(suite, ["odin"], tmp_path / "whole")
-    original, calls = ff.Odin.score, []
+    original, calls = ff.detectors.Odin.score, []
 
     def dies_in_the_third_batch(self, x):
         calls.append(len(x))
@@ -197,7 +201,7 @@ def test_scores_of_images_are_kept_and_an_interrupted_run_goes_on(suite, tmp_pat
             raise KeyboardInterrupt
         return original(self, x)
 
-    monkeypatch.setattr(ff.Odin, "score", dies_in_the_third_batch)
+    monkeypatch.setattr(ff.detectors.Odin, "score", dies_in_the_third_batch)
     with pytest.raises(KeyboardInterrupt):
         run(suite, ["odin"], tmp_path / "cut")
     calls[:] = [0, 0, 0]
@@ -231,7 +235,7 @@ def test_odin_knows_how_images_were_normalised_and_is_tuned_on_validation_images
     for images, name, std in ((normalised, "odin", (0.25,)), (suite.val, "odin:std=0.5", 0.5)):
         assert run(replace(suite, val=images), [name], tmp_path, Settings(replicates=0)).methods[0].hyper["std"] == std
     (method,) = run(suite, ["odin:temperature=1@ood"], tmp_path).methods
-    odin = ff.Odin(1, 0.0014, 1.0).fit(ff.logits_function(suite.model))
+    odin = ff.detectors.Odin(1, 0.0014, 1.0).fit(ff.logits_function(suite.model))
     known, unknown = (
         odin(torch.cat([b[0] if isinstance(b, tuple) else b for b in s])) for s in (suite.val, suite.ood_val)
     )
@@ -251,9 +255,11 @@ def test_methods_that_cannot_be_run_are_refused_before_the_network_runs(suite, t
 def test_a_method_that_refuses_or_fails_costs_that_method_only_and_a_failure_is_visible(
     suite, tmp_path, monkeypatch, caplog
 ):
-    scores = ff.Ebo.forward
-    monkeypatch.setattr(ff.Mls, "score", lambda self, h: h[:, 99])
-    monkeypatch.setattr(ff.Ebo, "forward", lambda self, h: scores(self, h) * (float("nan") if len(h) == 20 else 1))
+    scores = ff.detectors.Ebo.forward
+    monkeypatch.setattr(ff.detectors.Mls, "score", lambda self, h: h[:, 99])
+    monkeypatch.setattr(
+        ff.detectors.Ebo, "forward", lambda self, h: scores(self, h) * (float("nan") if len(h) == 20 else 1)
+    )
     results = run(suite, ["knn:k=121", "mls", "ebo", "msp"], tmp_path)
     assert {row.method for row in results.rows} == {run.method for run in results.methods} == {"msp"}
     assert results.refused.keys() == {"knn:k=121"}

@@ -54,8 +54,8 @@ def slow_knn_criterion(bank, head, k):
     values = []
     for label in range(6):
         inside = bank.labels == label
-        full = ff.Knn(k).fit(bank, head)(bank.features[inside])
-        without = ff.Knn(k).fit(ff.FeatureBank(bank.features[~inside]), head)(bank.features[inside])
+        full = ff.detectors.Knn(k).fit(bank, head)(bank.features[inside])
+        without = ff.detectors.Knn(k).fit(ff.FeatureBank(bank.features[~inside]), head)(bank.features[inside])
         values.append(ff.auroc(full, without))
     return sum(values) / 6
 
@@ -104,7 +104,7 @@ def test_on_ood_data_the_auroc_against_validation_data_decides(world):
     assert tuning.tuned_on == "ood"
     train = ff.FeatureBank(bank.features[::2] * 1.1, bank.labels[::2])
     trial = ff.tune("knn", head, bank, train=train, ood=ood, grid={"k": [5]}).trials[0]
-    detector = ff.Knn(5).fit(train, head)
+    detector = ff.detectors.Knn(5).fit(train, head)
     assert trial.value == ff.auroc(detector(bank.features), detector(ood.features))
     other = ff.FeatureBank(bank.features * 3, bank.labels)  # react fits on validation data whatever is given
     with_train, without = (ff.tune("react", head, bank, train=t, ood=ood).trials for t in (other, None))

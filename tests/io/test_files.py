@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from flatfold.io.files import opened_alone, sha256_of, sweep, write_atomically, written
+from flatfold.io.files import open_exclusive, replacing, sha256_of, sweep, write_atomically
 
 
 def test_a_write_replaces_the_file_and_a_failed_one_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
@@ -70,7 +70,7 @@ def test_what_another_process_is_writing_is_spared(tmp_path, monkeypatch):
 
 
 def test_what_this_process_is_writing_is_spared(tmp_path):
-    with written(tmp_path / "file") as partial:
+    with replacing(tmp_path / "file") as partial:
         partial.write_text("half")
         sweep(tmp_path)
         assert partial.read_text() == "half"
@@ -89,12 +89,12 @@ def test_where_a_process_cannot_be_asked_nothing_of_others_is_swept(tmp_path):
 
 def test_a_file_is_opened_by_one_at_a_time_and_kept_as_it_is(tmp_path):
     path = tmp_path / "file"
-    with opened_alone(path) as file:
+    with open_exclusive(path) as file:
         file.write(b"abc" * 100_000)
         file.flush()
         with pytest.raises(BlockingIOError, match="another process"):
-            opened_alone(path)
-    with opened_alone(path) as file:
+            open_exclusive(path)
+    with open_exclusive(path) as file:
         assert file.read() == b"abc" * 100_000
     assert sha256_of(path) == hashlib.sha256(b"abc" * 100_000).hexdigest()
 
@@ -108,7 +108,7 @@ def test_a_file_that_is_removed_while_it_is_opened_is_made_anew(tmp_path, monkey
         rounds.append(how)
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with opened_alone(path) as file:
+    with open_exclusive(path) as file:
         file.write(b"text")
     assert path.read_bytes() == b"text"
     assert len(rounds) == 2
@@ -116,8 +116,8 @@ def test_a_file_that_is_removed_while_it_is_opened_is_made_anew(tmp_path, monkey
 
 def test_where_there_are_no_locks_files_are_opened_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(38, "Function not implemented")))
-    with opened_alone(tmp_path / "file") as file:
+    with open_exclusive(tmp_path / "file") as file:
         assert file.read() == b""
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    with opened_alone(tmp_path / "file") as file:
+    with open_exclusive(tmp_path / "file") as file:
         assert file.read() == b""

@@ -203,7 +203,9 @@ def test_a_named_layer_is_taken_and_a_warning_says_that_the_logits_are_others():
     model, x = refused_model("two heads averaged"), vectors()
     with pytest.warns(UserWarning, match="'head'") as seen:
         found = find_head(model, x, "head")
-    assert seen[0].filename == __file__
+    with pytest.warns(UserWarning, match="'head'") as seen_again:
+        extract(model, [x], head="head")
+    assert seen[0].filename == seen_again[0].filename == __file__
     assert (found.name, found.gives_logits) == ("head", False)
     with evaluating(model):
         assert_close(run(model, found, split_batch(x)).features, model.body(x))

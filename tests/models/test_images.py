@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from flatfold import FolderImages, ListImages, NpzImages, TableImages, Transform, UnreadableImage, extract
+from flatfold import FolderImages, Transform, UnreadableImage, extract
 from flatfold.core.validation import TooManyPixels
+from flatfold.models import ListImages, NpzImages, TableImages
 from flatfold.models.images import ArrayImages, open_images, read_image
 from flatfold.models.sources import ImageSubset
 from tests.refusals import refused

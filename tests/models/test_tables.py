@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from flatfold import TableImages, Transform, UnreadableImage, extract
+from flatfold import Transform, UnreadableImage, extract
+from flatfold.models import TableImages
 from flatfold.models.sources import ImageSubset
 from tests.refusals import refused
 

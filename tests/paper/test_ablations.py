@@ -12,19 +12,8 @@ from scipy.stats import spearmanr, t
 import flatfold as ff
 from flatfold.core.bootstrap import draws
 from flatfold.evaluate.results import MethodRun
-from flatfold.paper import ablations as separation
-from flatfold.paper.ablations import (
-    GRID,
-    bootstrapped_d,
-    cohens_d,
-    effects,
-    load_ablations,
-    logit_traces,
-    scored,
-    sensitivities,
-    separations,
-    spearman,
-)
+from flatfold.paper import ablations as module
+from flatfold.paper.ablations import GRID, cohens_d, load_ablations, logit_traces, score_all, spearman
 from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
 from tests.paper.toys import make_banks
 from tests.toy_ablations import cohens_d as textbook
@@ -70,7 +59,7 @@ def agreement(known, unknown):
 
 @pytest.fixture(scope="module")
 def normalised(banks):
-    found, refused = effects(banks, ALPHAS)
+    found, refused = module.measure_effects(banks, ALPHAS)
     assert refused == {}
     assert [(e.method, e.normalisation, e.dataset) for e in found] == [
         (method, kind, dataset) for method in METHODS for kind in ALPHAS for dataset in (*SETS, "all")
@@ -80,7 +69,7 @@ def normalised(banks):
 
 @pytest.mark.parametrize("alpha", ALPHAS.values())
 def test_traces_over_features_and_logits_are_those_of_the_formulas(alpha, banks):
-    for found, method in ((scored("fold", banks, alpha=alpha), "fold"), (logit_traces(banks, alpha), "logits")):
+    for found, method in ((score_all("fold", banks, alpha=alpha), "fold"), (logit_traces(banks, alpha), "logits")):
         expected = scores_of(method, banks, alpha)
         assert list(found) == list(expected) == ["id", *SETS]
         for name in expected:
@@ -119,10 +108,10 @@ def test_the_interval_of_a_gain_is_paired_and_counts_that_data_sets_share_the_id
 
 
 def test_hyper_parameters_are_kept_but_an_exponent_is_not_and_refusals_are_reported(normalised, banks, negative):
-    other, _ = effects(banks, ALPHAS, {"react": {"percentile": 60}, "fold": {"alpha": 0.9}})
+    other, _ = module.measure_effects(banks, ALPHAS, {"react": {"percentile": 60}, "fold": {"alpha": 0.9}})
     changed = {new.method for new, old in zip(other, normalised.values(), strict=True) if new != old}
     assert changed == {"react"}
-    some, refused = effects(negative, ALPHAS)
+    some, refused = module.measure_effects(negative, ALPHAS)
     assert sorted(refused) == ["ash", "fold-a"]
     assert {e.method for e in some} == set(METHODS) - set(refused)
 
@@ -140,7 +129,7 @@ def figures(detector, banks):
 
 
 def test_the_curve_and_the_choice_are_those_of_the_public_detectors(banks):
-    curves, refused = sensitivities(banks)
+    curves, refused = module.measure_sensitivities(banks)
     assert ([each.method for each in curves], refused) == (list(FOLD), {})
     assert GRID == (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     for place, alpha in enumerate(GRID):
@@ -160,14 +149,14 @@ def test_the_curve_and_the_choice_are_those_of_the_public_detectors(banks):
 def test_the_choice_of_a_benchmark_is_taken_and_methods_that_refuse_are_left_out(banks, negative):
     given = [run_of("autofold", alpha_=0.37), run_of("autofold-r", alpha_=0.11, percentile_=85.0)]
     given += [run_of("autofold-a", alpha_=0.2, percentile_=65.0)]
-    found, _ = sensitivities(banks, given)
+    found, _ = module.measure_sensitivities(banks, given)
     assert [each.chosen for each in found] == [0.37, 0.11, 0.2]
     clipped = ff.create("fold-r", alpha=1.0, percentile=85).fit(banks.val, banks.head)
     assert found[1].auroc["all"][-1] == pytest.approx(figures(clipped, banks)[0]["all"])
-    assert sensitivities(banks, given, grid=[0.37])[0][0].regret == 0
-    found, refused = sensitivities(negative, given)
+    assert module.measure_sensitivities(banks, given, grid=[0.37])[0][0].regret == 0
+    found, refused = module.measure_sensitivities(negative, given)
     assert ([each.method for each in found], list(refused)) == (["fold", "fold-r"], ["fold-a"])
-    found, refused = sensitivities(make_banks(classes=2))
+    found, refused = module.measure_sensitivities(make_banks(classes=2))
     assert (found, list(refused)) == ([], list(FOLD))
 
 
@@ -188,14 +177,14 @@ def test_the_bootstrap_draws_images_again_however_many_are_worked_on_at_once(mon
     def rngs():
         return np.random.default_rng(1), np.random.default_rng(2)
 
-    got = bootstrapped_d(known, unknown, 50, rngs())
+    got = module.bootstrap_cohens_d(known, unknown, 50, rngs())
     ours, theirs = (draws(n, 50, g) for n, g in zip((13, 17), rngs(), strict=True))
     for row in range(2):
         pairs = zip(ours, theirs, strict=True)
         expected = [textbook(np.repeat(known[row], a), np.repeat(unknown[row], b)) for a, b in pairs]
         assert got[row] == pytest.approx(np.array(expected))
-    monkeypatch.setattr(separation, "CHUNK", 3 * 30)
-    assert bootstrapped_d(known, unknown, 50, rngs()) == pytest.approx(got)
+    monkeypatch.setattr(module, "CHUNK", 3 * 30)
+    assert module.bootstrap_cohens_d(known, unknown, 50, rngs()) == pytest.approx(got)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=40))
@@ -206,7 +195,7 @@ def test_the_rank_correlation_is_scipys_ties_included(pairs):
 
 
 def test_separations_are_those_of_folds_scores_and_the_norms(banks):
-    found = separations(banks, ALPHAS, seed=5)
+    found = module.measure_separations(banks, ALPHAS, seed=5)
     rows = [(row.normalisation, row.alpha, row.dataset) for row in found.separations]
     assert rows == [(kind, alpha, name) for kind, alpha in ALPHAS.items() for name in (*SETS, "all")]
     for name, bank in banks.test_sets.items():
@@ -222,8 +211,8 @@ def test_separations_are_those_of_folds_scores_and_the_norms(banks):
         assert row.cohens_d == pytest.approx(textbook(known, unknown))
         assert row.correlation == pytest.approx(spearmanr(norms, np.concatenate([known, unknown])).statistic)
         assert row.low < row.cohens_d < row.high
-    assert separations(banks, ALPHAS, seed=5).separations == found.separations
-    assert separations(banks, ALPHAS, seed=6).separations[0].low != found.separations[0].low
+    assert module.measure_separations(banks, ALPHAS, seed=5).separations == found.separations
+    assert module.measure_separations(banks, ALPHAS, seed=6).separations[0].low != found.separations[0].low
 
 
 def test_ablations_are_loaded_as_they_were_saved_and_a_mixture_of_two_is_refused(tmp_path):
@@ -238,8 +227,8 @@ def test_ablations_are_loaded_as_they_were_saved_and_a_mixture_of_two_is_refused
     whole = arrays.read_bytes()
     for data in (whole[:-4] + b"abcd", whole[:50], b""):
         arrays.write_bytes(data)
-        assert "cannot be read" in refusal(load_ablations, tmp_path), len(data)
+        assert "damaged" in refusal(load_ablations, tmp_path), len(data)
     arrays.write_bytes(whole)
-    for damaged in ("{", "null", text.replace('"version": 2', '"version": 1'), text.replace('"costs"', '"prices"')):
+    for damaged in ("{", "null", text.replace('"version": 3', '"version": 2'), text.replace('"costs"', '"prices"')):
         (tmp_path / "ablations.json").write_text(damaged)
-        assert "cannot be read" in refusal(load_ablations, tmp_path), damaged[:40]
+        assert "damaged" in refusal(load_ablations, tmp_path), damaged[:40]

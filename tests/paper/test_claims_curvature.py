@@ -5,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.paper.claims_curvature import average, broad, figure, gaps, quartile_ratio, shift
-from flatfold.paper.exhibits import exhibits, verdicts
-from tests.toy_ablations import make_ablations, make_material
+from flatfold.paper.claims_curvature import large_share, mean_auroc, quartile_ratio, rank_aurocs, statistic, trace_auroc
+from flatfold.paper.exhibits import compute_verdicts, judge
+from tests.toy_ablations import make_ablations, make_network_run
 from tests.toy_study import auroc, make_study
 
 FOUR = {"a": "near", "b": "near", "c": "far", "d": "far"}
-EXHIBITS = {exhibit.number: exhibit for exhibit in exhibits()}
 UP = {"id": 1.0, "a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0}
 DOWN = {"id": 9.0, "a": 5.0, "b": 4.0, "c": 3.0, "d": 2.0}
 SAME = dict.fromkeys(UP, 1.0)
@@ -26,8 +25,8 @@ def study():
 @pytest.fixture(scope="module")
 def holds():
     """Return whether the checks of an exhibit hold for other parts of the material."""
-    material = make_material()
-    return lambda number, **parts: [c.holds for c in EXHIBITS[number].verdict([material._replace(**parts)]).checks]
+    material = make_network_run()
+    return lambda number, **parts: [c.holds for c in judge(number, [material._replace(**parts)]).checks]
 
 
 def with_values(study, values, error=0.01):
@@ -40,13 +39,13 @@ def with_values(study, values, error=0.01):
 def test_the_error_of_a_trace_counts_the_images_and_groups_have_independent_errors(study):
     traces, cell = study.traces["parameter/a"], study.cell("a", "parameter", "trace")
     drawn = np.sqrt(((traces - traces.mean()) ** 2).sum() / (len(traces) - 1) / len(traces))
-    assert figure(study, "a", "parameter", "trace").stderr == pytest.approx(np.hypot(cell.stderr, drawn), rel=1e-12)
-    assert figure(study, "a", "parameter", "lambda_max") == study.cell("a", "parameter", "lambda_max")
-    near, a, b = (figure(study, name, "feature", "trace") for name in ("near", "a", "b"))
+    assert statistic(study, "a", "parameter", "trace").stderr == pytest.approx(np.hypot(cell.stderr, drawn), rel=1e-12)
+    assert statistic(study, "a", "parameter", "lambda_max") == study.cell("a", "parameter", "lambda_max")
+    near, a, b = (statistic(study, name, "feature", "trace") for name in ("near", "a", "b"))
     assert near.value == pytest.approx((a.value + b.value) / 2, rel=1e-12)
     assert near.stderr == pytest.approx(np.hypot(a.stderr, b.stderr) / 2, rel=1e-12)
     single = replace(study, traces={**study.traces, "feature/a": study.traces["feature/a"][:1]})
-    assert figure(single, "a", "feature", "trace").stderr == np.inf
+    assert statistic(single, "a", "feature", "trace").stderr == np.inf
 
 
 def test_figures_must_grow_from_id_to_near_to_far_and_the_highest_data_set_must_be_a_far_one(study, holds):
@@ -68,8 +67,8 @@ def test_figures_must_grow_from_id_to_near_to_far_and_the_highest_data_set_must_
 
 def test_without_near_data_claims_about_near_and_far_stay_open():
     far = {"far-set": "far"}
-    material = make_material(sets=far, study=make_study(far))
-    found = {each.number: each.checks for each in verdicts([material])}
+    material = make_network_run(sets=far, study=make_study(far))
+    found = {each.number: each.checks for each in compute_verdicts([material])}
     assert [check.holds for check in found["Table 1"]][1::2] == [None, None]
     assert [check.holds for check in found["Table 7"] if "near" in check.what] == [None] * 4
 
@@ -77,9 +76,9 @@ def test_without_near_data_claims_about_near_and_far_stay_open():
 def test_traces_of_single_inputs_must_be_shifted_by_more_than_their_errors_and_broader(study, holds):
     known = 1.2 * study.traces["parameter/id"]  # the toy study says 10 % of every trace
     expected = np.mean([auroc(known, study.traces[f"parameter/{name}"]) for name in "ab"])
-    assert shift(study, ["a", "b"]).auroc == pytest.approx(expected, abs=1e-12)
+    assert trace_auroc(study, ["a", "b"]).auroc == pytest.approx(expected, abs=1e-12)
     plain = auroc(study.traces["parameter/id"], study.traces["parameter/a"])
-    assert shift(replace(study, trace_stderr={}), ["a"]).auroc == pytest.approx(plain, abs=1e-12)
+    assert trace_auroc(replace(study, trace_stderr={}), ["a"]).auroc == pytest.approx(plain, abs=1e-12)
 
     def of(number, known, unknown, n=300):
         rng = np.random.default_rng(3)
@@ -109,12 +108,12 @@ def test_the_ratio_of_quartiles_has_an_interval_that_covers_it():
 
 def test_spectra_must_reach_further_than_the_id_one_and_be_broader_over_features(study, holds):
     values = study.nodes["feature/a"][0]
-    assert broad(study, "feature", "a") == (pytest.approx(np.mean(values > 0.01 * values.max())), 0.0)
+    assert large_share(study, "feature", "a") == (pytest.approx(np.mean(values > 0.01 * values.max())), 0.0)
     nodes, weights = study.nodes["parameter/a"], study.weights["parameter/a"]
     large = nodes > 0.01 * study.cell("a", "parameter", "lambda_max").value
     shares = np.array([row_weights[row].sum() for row, row_weights in zip(large, weights, strict=True)])
     expected = shares.mean(), shares.std(ddof=1) / np.sqrt(len(shares))
-    assert broad(study, "parameter", "a") == pytest.approx(expected)
+    assert large_share(study, "parameter", "a") == pytest.approx(expected)
     assert holds("Figure 7", study=with_values(study, {**UP, "c": 1.5, "d": 1.5}))[:4] == [True] * 4
     assert holds("Figure 7", study=with_values(study, DOWN))[:4] == [False] * 4
     assert holds("Figure 7", study=study)[4:] == [True] * 5
@@ -129,7 +128,7 @@ def test_spectra_must_reach_further_than_the_id_one_and_be_broader_over_features
 
 
 def test_partial_normalisation_must_widen_the_gap_at_most_ranks_and_full_make_it_collapse(study, holds):
-    found, rng = gaps(study, "partial"), np.random.default_rng(5)
+    found, rng = rank_aurocs(study, "partial"), np.random.default_rng(5)
     assert len(found) == 4  # one less than classes
     for rank, each in enumerate(found):
         values = {name: study.eigenvalues[f"partial/{name}"][:, rank] for name in study.datasets}
@@ -153,7 +152,7 @@ def test_partial_normalisation_must_widen_the_gap_at_most_ranks_and_full_make_it
 def test_features_must_tell_better_than_logits_on_the_same_images(holds):
     ablations = make_ablations(FOUR)
     expected = np.mean([auroc(ablations.logits["id"], ablations.logits[name]) for name in FOUR])
-    assert average(ablations.logits).auroc == pytest.approx(expected, abs=1e-12)
+    assert mean_auroc(ablations.logits).auroc == pytest.approx(expected, abs=1e-12)
     rng = np.random.default_rng(7)
     base = {name: rng.normal(10, 1, 150) for name in ("id", *FOUR)}
     for feature, logit, expected in ((2, 1, True), (1, 2, False), (1, 1, None)):

@@ -10,9 +10,8 @@ import flatfold as ff
 from flatfold.detectors import get_method, hyperparameters
 from flatfold.evaluate.banks import extract_all
 from flatfold.evaluate.results import MethodRun
-from flatfold.paper import costs as clock
 from flatfold.paper import costs as module
-from flatfold.paper.costs import SETUPS, Plan, costs, in_turn, settled
+from flatfold.paper.costs import SETUPS, measure_costs, synchronised, time_in_turn
 from tests.paper.toys import make_suite
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
@@ -25,8 +24,8 @@ def test_actions_take_turns_after_a_round_to_warm_up_and_slow_ones_are_timed_onc
         now[0] += steps[name][order.count(name)]
         order.append(name)
 
-    monkeypatch.setattr(clock, "perf_counter", lambda: now[0])
-    found = in_turn([partial(act, name) for name in steps], 2)
+    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    found = time_in_turn([partial(act, name) for name in steps], 2)
     assert found == [pytest.approx([0.1, 0.2]), pytest.approx([1.5]), pytest.approx([0.3, 0.4])]
     assert order == ["a", "slow", "b", "a", "b", "a", "b"]
 
@@ -34,8 +33,8 @@ def test_actions_take_turns_after_a_round_to_warm_up_and_slow_ones_are_timed_onc
 def test_a_gpu_is_waited_for(monkeypatch):
     done, action = [], object()
     monkeypatch.setattr(torch.cuda, "synchronize", done.append)
-    assert settled(action, "cpu") is action
-    settled(lambda: done.append("told"), "cuda:1")()
+    assert synchronised(action, "cpu") is action
+    synchronised(lambda: done.append("told"), "cuda:1")()
     assert done == ["told", "cuda:1"]
 
 
@@ -53,7 +52,7 @@ def test_every_method_has_a_row_and_the_network_is_left_as_it_was(world):
     suite, banks = world
     suite.model.train()
     runs = [run_of("msp"), run_of("knn", "knn@ood", k=7), run_of("odin"), run_of("mdsens"), run_of("autofold")]
-    found, refused = costs(suite, banks, runs, plan=Plan(batch_size=10, rounds=3))
+    found, refused = measure_costs(suite, banks, runs, batch_size=10, rounds=3)
     assert refused == {}
     assert [cost.method for cost in found] == ["forward", "msp", "knn@ood", "odin", "mdsens", "autofold"]
     assert [cost.sees for cost in found] == ["images", "features", "features", "images", "images", "features"]
@@ -65,8 +64,10 @@ def test_every_method_has_a_row_and_the_network_is_left_as_it_was(world):
 
 
 def test_median_and_quartiles_are_in_milliseconds(world, monkeypatch):
-    monkeypatch.setattr(module, "in_turn", lambda actions, n: [[0.001 * k for k in range(1, n + 1)]] * len(actions))
-    found, _ = costs(*world, [run_of("msp")], plan=Plan(rounds=9))
+    monkeypatch.setattr(
+        module, "time_in_turn", lambda actions, n: [[0.001 * k for k in range(1, n + 1)]] * len(actions)
+    )
+    found, _ = measure_costs(*world, [run_of("msp")], rounds=9)
     (msp,) = found[1:]
     assert (msp.inference_low, msp.inference_ms, msp.inference_high) == pytest.approx((3, 5, 7))
     assert msp.setup_ms == pytest.approx((1 + SETUPS) / 2)
@@ -77,19 +78,19 @@ def test_all_see_the_first_test_inputs_as_often_as_asked_with_the_hyper_paramete
     seen, made = [], []
     suite.model.register_forward_hook(lambda model, inputs, output: seen.append(inputs[0]))
     monkeypatch.setattr(module, "create", lambda name, **hyper: made.append(hyper) or ff.create(name, **hyper))
-    costs(suite, banks, [run_of("knn", k=7)], plan=Plan(batch_size=10, rounds=4))
+    measure_costs(suite, banks, [run_of("knn", k=7)], batch_size=10, rounds=4)
     assert len(seen) == 1 + 1 + 4  # for the memory, to warm up, and the rounds
     with torch.no_grad():
         assert torch.allclose(suite.model.body(seen[-1]), banks.test.features[:10], atol=1e-6)
     assert {hyper["k"] for hyper in made} == {7}
-    found, _ = costs(suite, banks, [], plan=Plan(batch_size=1000, rounds=1))
+    found, _ = measure_costs(suite, banks, [], batch_size=1000, rounds=1)
     assert {cost.batch_size for cost in found} == {24}
 
 
 def test_a_method_that_cannot_be_measured_is_left_out_with_its_reason(world):
     suite, banks = world
     runs = [run_of("knn"), run_of("msp"), run_of("vim", dim=500)]
-    found, refused = costs(suite, replace(banks, train=None), runs, plan=Plan(rounds=1))
+    found, refused = measure_costs(suite, replace(banks, train=None), runs, rounds=1)
     assert [cost.method for cost in found] == ["forward", "msp"]
     assert "training data" in refused["knn"]
-    assert "vim" in costs(suite, banks, runs, plan=Plan(rounds=1))[1]
+    assert "vim" in measure_costs(suite, banks, runs, rounds=1)[1]

@@ -9,13 +9,12 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from flatfold.paper import theorem
+from flatfold.paper import figures
 from flatfold.paper.figures import alpha_sensitivity, cost_bars, norm_scatter, trace_by_regime
-from flatfold.paper.page import SHOWS, price
-from flatfold.paper.theorem import random_settings, theorem_figure
-from flatfold.paper.theory import Theorem, bayes_weight, compare, expected_trace, monte_carlo_trace
+from flatfold.paper.page import build_content
+from flatfold.paper.theory import Theorem, bayes_weight, compare, expected_trace, monte_carlo_trace, random_theorems
 from flatfold.report.figure import ACCENT, RC
-from tests.toy_ablations import make_ablations, make_costs, make_material
+from tests.toy_ablations import make_ablations, make_costs, make_network_run
 
 
 def drawn(panel):
@@ -65,35 +64,37 @@ def test_the_scatter_has_a_panel_per_normalisation_with_its_d():
 
 
 def test_the_trend_goes_through_the_traces_of_every_network():
-    materials = [make_material("one"), make_material("two")]
+    materials = [make_network_run("one"), make_network_run("two")]
     drawing = trace_by_regime(materials, "trend")
     assert [key.label for key in drawing.keys] == ["one", "two"]
     axes, study = drawn(drawing.panels[0]), materials[0].study
     expected = [study.cell(name, "parameter", "trace").value for name in ("id", "near-set", "far-set")]
     assert list(axes.lines[0].get_ydata()) == pytest.approx(expected)
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["known", "near", "far"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["ID", "near", "far"]
     below = replace(study, statistics=[replace(each, value=-each.value) for each in study.statistics])
-    axes = drawn(trace_by_regime([make_material(study=below)], "trend").panels[0])
+    axes = drawn(trace_by_regime([make_network_run(study=below)], "trend").panels[0])
     assert axes.get_yscale() == "linear"
 
 
 def test_the_price_is_what_the_ablations_measured_or_else_the_benchmark():
     for costs, wanted in ((make_costs(fold=(0.1, 25.6)), 100.0), (make_costs()[:1], 2.0)):  # 25.6 ms for 256 inputs
-        axes = drawn(price(make_material(ablations=make_ablations(costs=costs)), "price").panels[0])
+        axes = drawn(
+            figures.cost_against_auroc(make_network_run(ablations=make_ablations(costs=costs)), "price").panels[0]
+        )
         dots = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
         assert max(dots) == pytest.approx(wanted)
 
 
 def test_every_figure_draws_always_the_same():
     for number in ("Figure 3", "Figure 4", "Figure 5"):
-        html = SHOWS[number]([make_material()], "figure").html
-        assert "<path" in html, number
-        assert SHOWS[number]([make_material()], "figure").html == html, number
+        svg, again = (build_content(number, [make_network_run()]).drawings[0].inline() for _ in range(2))
+        assert "<path" in svg[0], number
+        assert again == svg, number
 
 
 @pytest.fixture(scope="module")
 def proof():
-    return theorem_figure()
+    return figures.theorem_figure("theorem")
 
 
 def unknown(setting):
@@ -111,7 +112,7 @@ def test_points_above_one_are_those_where_the_condition_of_the_theorem_is_true(p
     assert (false[:, 0] > 1).all()
     assert (false[:, 1] < 1).all()
     points = []
-    for s in random_settings(theorem.SETTINGS):
+    for s, _ in random_theorems():
         towards = torch.linalg.inv(s.covariance) @ s.mean
         ratio = s.c * abs(float(towards @ s.rotation @ s.mean)) / float(towards @ s.mean)
         elsewhere, covariance, weight = unknown(s)
@@ -119,12 +120,12 @@ def test_points_above_one_are_those_where_the_condition_of_the_theorem_is_true(p
         points.append((ratio, traces[0] / traces[1]))
     assert sorted(map(tuple, np.concatenate([true, false]))) == [pytest.approx(point) for point in sorted(points)]
     wrong = Theorem(id=2.0, ood=1.0, log_ratio=-np.log(2), shifted=1.0, bound=2.0, alpha=2.0)
-    axes = drawn(replace(proof.panels[0], draw=lambda axes: theorem._draw_condition([wrong], axes)))
+    axes = drawn(replace(proof.panels[0], draw=lambda axes: figures._draw_condition([wrong], axes)))
     assert axes.collections[0].get_offsets().tolist() == [[0.5, 0.5]]  # a counterexample would be seen
 
 
 def test_every_average_of_the_proof_falls_to_both_sides(proof):
-    for line, deviation in zip(drawn(proof.panels[1]).lines, theorem.DEVIATIONS, strict=True):
+    for line, deviation in zip(drawn(proof.panels[1]).lines, figures.DEVIATIONS, strict=True):
         x, y = line.get_data()
         middle = len(x) // 2
         assert (np.diff(y[middle:]) < 0).all()
@@ -135,12 +136,12 @@ def test_every_average_of_the_proof_falls_to_both_sides(proof):
 
 def test_random_draws_lie_around_the_quadrature_within_their_bars(proof):
     containers = drawn(proof.panels[2]).containers
-    assert len(containers) == theorem.CHECKED
-    for number, (container, setting) in enumerate(zip(containers, random_settings(theorem.SETTINGS), strict=False)):
+    assert len(containers) == figures.CHECKED
+    for number, (container, (setting, _)) in enumerate(zip(containers, random_theorems(), strict=False)):
         marker, _, (bars,) = container
         (x,), (y,) = marker.get_data()
         assert x == pytest.approx(expected_trace(*unknown(setting)))
-        estimate = monte_carlo_trace(*unknown(setting), theorem.DRAWS, number)
+        estimate = monte_carlo_trace(*unknown(setting), figures.DRAWS, number)
         assert y == pytest.approx(100 * (estimate.value - x) / x)
         (_, low), (_, high) = bars.get_segments()[0]
         assert (low, high) == pytest.approx((y - 200 * estimate.stderr / x, y + 200 * estimate.stderr / x))

@@ -11,7 +11,7 @@ import typer
 
 from flatfold.cli import app
 from flatfold.evaluate.suites.schema import BUILT_IN, built_in_names
-from flatfold.paper.full_scale import BACKBONES, needs, write_full_scale
+from flatfold.paper.full_scale import BACKBONES, list_needs, write_full_scale
 
 SUITES = [*built_in_names(), BACKBONES.name]
 
@@ -27,7 +27,7 @@ def test_every_benchmark_has_a_script_and_a_part_of_the_tables(place):
     page = (place / "needs.md").read_text()
     assert re.findall(r"^## (.*)$", page, re.M) == SUITES
     with (place / "needs.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(needs()) == page.count("\n| ") - len(SUITES)
+        assert len(list(csv.DictReader(file))) == len(list_needs()) == page.count("\n| ") - len(SUITES)
     example = Path(__file__).parents[2] / "examples" / "imagenet_backbones.toml"
     assert (place / BACKBONES.name).read_text() == example.read_text()
     assert "214,660 images" in page.split("\n## ")[1]
@@ -36,13 +36,13 @@ def test_every_benchmark_has_a_script_and_a_part_of_the_tables(place):
 def test_every_list_and_checkpoint_of_a_suite_file_is_named_with_its_numbers():
     for name in built_in_names():
         document = tomllib.loads((BUILT_IN / f"{name}.toml").read_text())
-        mine = [need for need in needs() if need.suite == name]
+        mine = [need for need in list_needs() if need.suite == name]
         known = [document[split] for split in ("train", "val", "test", "ood_val") if split in document]
         expected = [(table["list"], table["images"], table.get("expect")) for table in known + document["ood"]]
         assert [(need.where, need.start, need.images) for need in mine[: len(expected)]] == expected
         assert all(f"resize {document['transform']['resize']}" in need.prepared for need in mine)
         assert str(document["network"][0]["accuracy"]) in mine[-1].note
-    regnet = next(need for need in needs() if need.what == "network regnet")
+    regnet = next(need for need in list_needs() if need.what == "network regnet")
     assert (regnet.where, regnet.prepared[:10]) == ("torchvision/regnet_y_16gf", "resize 384")
 
 

@@ -8,19 +8,22 @@ from dataclasses import replace
 import pytest
 
 from flatfold.paper import page as exhibits
-from flatfold.paper.exhibits import verdicts
-from flatfold.paper.page import Shown, render_reproduction, write_reproduction
-from flatfold.paper.page_tables import chosen, paper_lines, paper_table, why_not
+from flatfold.paper.exhibits import EXHIBITS, compute_verdicts
+from flatfold.paper.page import find_paper_lines, select_lines, write_reproduction
+from flatfold.paper.run import Reproduction
 from flatfold.paper.tables import OTHERS
 from flatfold.report.figure import Drawing, Panel
-from flatfold.report.html import Html
 from tests.report.conftest import Page
-from tests.toy_ablations import make_ablations, make_material, make_results, save
+from tests.toy_ablations import make_ablations, make_network_run, make_results
 from tests.toy_study import make_study
 
 HOSTILE = "<img src=x onerror=alert(1)> $title"
 CIFAR = {"protocol": "openood-1.5/cifar10", "architecture": "openood/resnet18_32x32", "network": "seed0"}
 SETS = dict.fromkeys(("cifar100", "tin"), "near") | dict.fromkeys(("mnist", "svhn", "texture", "places365"), "far")
+
+
+def conclude(*runs):
+    return Reproduction(list(runs), compute_verdicts(runs), {})
 
 
 def touch(drawing, folder):
@@ -34,14 +37,13 @@ def touch(drawing, folder):
 def folder(tmp_path_factory):
     """The page of two networks; its figures are drawn in test_reproduction_figures."""
     place = tmp_path_factory.mktemp("reproduction")
-    for name in ("one", "two"):
-        save(make_material(name), place / name)
+    reproduction = conclude(make_network_run("one"), make_network_run("two"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exhibits, "theorem_figure", lambda: Drawing("theorem", [Panel("empty", lambda axes: None)]))
+        patch.setattr(exhibits, "theorem_figure", lambda name: Drawing(name, [Panel("empty", lambda axes: None)]))
         patch.setattr(Drawing, "inline", lambda drawing: ["<svg></svg>"] * len(drawing.panels))
         patch.setattr(Drawing, "save", touch)
-        before = write_reproduction(place, ["one", "two"]).read_bytes()
-        assert write_reproduction(place, ["one", "two"]).read_bytes() == before
+        before = write_reproduction(place, reproduction).read_bytes()
+        assert write_reproduction(place, reproduction).read_bytes() == before
     return place
 
 
@@ -53,7 +55,7 @@ def page(folder):
 def test_every_exhibit_has_a_section_with_claim_verdict_and_both_networks(page, folder):
     found = json.loads((folder / "reproduction.json").read_text(encoding="utf8"))
     assert (found["format"], found["version"], found["networks"]) == ("flatfold-reproduction", 1, ["one", "two"])
-    assert [each["number"] for each in found["verdicts"]] == list(exhibits.SHOWS)
+    assert [each["number"] for each in found["verdicts"]] == list(EXHIBITS)
     names = [name for name in page.values("id", "section") if name.startswith(("table", "figure", "theorem"))]
     rows = page.sections["overview"][0][1:] if "overview" in page.sections else page.tables[0][1:]
     for each, name, row in zip(found["verdicts"], names, rows, strict=True):
@@ -72,7 +74,7 @@ def test_tables_and_figures_are_files_with_the_numbers(folder):
     for kind in ("svg", "pdf"):
         figures = {path.stem for path in (folder / "exhibits").glob(f"*.{kind}")}
         assert figures == {"figure-1a", "theorem-1", *(f"{stem}-{n}" for stem in stems for n in ("one", "two"))}
-    material = make_material("one")
+    material = make_network_run("one")
     lines = {
         path.stem: list(csv.DictReader(io.StringIO(path.read_text(encoding="utf8"))))
         for path in (folder / "exhibits").glob("*.csv")
@@ -80,7 +82,7 @@ def test_tables_and_figures_are_files_with_the_numbers(folder):
     assert set(lines) == {*(f"table-{number}" for number in range(1, 8)), "tables-8-11", "figure-3"}
     assert {line["network"] for table in lines.values() for line in table} == {"one", "two"}
     first = lines["table-1"][0]
-    assert (first["data"], float(first["trace"])) == ("known", material.study.cell("id", "parameter", "trace").value)
+    assert (first["data"], float(first["trace"])) == ("ID", material.study.cell("id", "parameter", "trace").value)
     far = next(line for line in lines["table-6"] if line["data"] == "far")
     assert float(far["lambda_max"]) == material.study.cell("far", "feature", "lambda_max").value
     assert {line["over"] for line in lines["table-2"]} == {"near", "far", "all"}
@@ -97,7 +99,7 @@ def test_tables_and_figures_are_files_with_the_numbers(folder):
 
 
 def test_tables_show_what_was_measured(page):
-    material = make_material("one")
+    material = make_network_run("one")
     results, ablations = material.results, material.ablations
     rows = page.rows("tables-8-11", 1)
     assert list(rows) == [run.method for run in results.ranked]
@@ -121,26 +123,23 @@ def test_tables_show_what_was_measured(page):
     assert all(row[-1].text.count("×") == 1 for row in others)
 
 
-def empty(*materials):
+def empty(*runs):
     """Return the page without the content of its exhibits."""
-    found = verdicts(materials)
-    return Page(render_reproduction(materials, found, {each.number: Shown(Html()) for each in found}))
+    return Page(exhibits.render_reproduction(conclude(*runs), {}))
 
 
 def test_a_single_network_lies_in_the_folder_itself(tmp_path, undrawn, monkeypatch):
-    monkeypatch.setattr(exhibits, "theorem_figure", lambda: Drawing("theorem", []))
-    save(make_material(), tmp_path)
-    text = Page(write_reproduction(tmp_path, [""]).read_text(encoding="utf8")).check().text()
+    monkeypatch.setattr(exhibits, "theorem_figure", lambda name: Drawing(name, []))
+    page = write_reproduction(tmp_path, conclude(make_network_run()))
+    text = Page(page.read_text(encoding="utf8")).check().text()
     assert "1 network" in text
     assert "not tested" in text
     assert not (tmp_path / "exhibits" / "table-5.csv").exists()
-    with pytest.raises(ValueError, match="network"):
-        write_reproduction(tmp_path, [])
 
 
 def test_warnings_are_said_once_and_are_text():
     study, results = make_study(deviations=["few images"]), make_results(deviations=["less data"], about=HOSTILE)
-    one, two = (make_material(name, results=results, study=study) for name in ("one", "two"))
+    one, two = (make_network_run(name, results=results, study=study) for name in ("one", "two"))
     full = {"none": 0.0, "partial": 1.0, "full": 1.0}
     two = two._replace(ablations=replace(make_ablations(), refused={"ash": HOSTILE}, alphas=full))
     page = empty(one, two)
@@ -148,27 +147,37 @@ def test_warnings_are_said_once_and_are_text():
     assert (page.text().count("less data"), page.text().count("curvature study: few images")) == (1, 1)
     assert f"two: ash was left out: {HOSTILE}" in page.text()
     assert "two: the exponent of partial normalisation is 1" in page.text()
-    assert "partial normalisation is 1" not in empty(make_material()).text()
+    assert "partial normalisation is 1" not in empty(make_network_run()).text()
 
 
 def cifar(**changed):
-    return make_material("seed0", sets=SETS, results=make_results(sets=SETS, family="resnet18", **CIFAR, **changed))
+    return make_network_run("seed0", sets=SETS, results=make_results(sets=SETS, family="resnet18", **CIFAR, **changed))
 
 
-def test_numbers_of_the_paper_stand_beside_comparable_runs_alone():
+def test_numbers_of_the_paper_are_compared_with_comparable_runs_alone(monkeypatch):
     material = cifar()
-    assert why_not([make_material()])
-    assert (paper_lines([make_material()]), paper_lines([material, material])) == ([], [])  # the same weights twice
-    assert why_not([material]) == ""
-    lines = paper_lines([material])
+    assert exhibits.explain_missing_numbers([make_network_run()])
+    assert (find_paper_lines([make_network_run()]), find_paper_lines([material, material])) == (
+        [],
+        [],
+    )  # the same weights twice
+    assert exhibits.explain_missing_numbers([material]) == ""
+    lines = find_paper_lines([material])
     fold = next(line for line in lines if (line.method, line.dataset, line.metric) == ("fold", "all", "auroc"))
     assert fold.reported == 92.46
     assert fold.measured == pytest.approx(100 * material.results.cells["fold", "all"].auroc)
-    assert {line.dataset for line in chosen(lines, "Table 2")} == {"all"}
-    assert {line.dataset for line in chosen(lines, "Tables 8 to 11")} == set(SETS)
+    assert {line.dataset for line in select_lines(lines, "Table 2")} == {"all"}
+    assert {line.dataset for line in select_lines(lines, "Tables 8 to 11")} == set(SETS)
     others = [replace(line, table=OTHERS) for line in lines]
-    assert (chosen(lines, "Table 5"), chosen(others, "Table 5"), chosen(others, "Table 2")) == ([], others, [])
+    assert (select_lines(lines, "Table 5"), select_lines(others, "Table 5"), select_lines(others, "Table 2")) == (
+        [],
+        others,
+        [],
+    )
     assert empty(material).text().count("The paper's numbers:") == 2
     line = replace(fold, reported=90.0, measured=88.5, difference=-1.5, low=87.0, high=91.0, inside=True)
-    text = Page(paper_table([line, replace(line, low=None, high=None, inside=False)])).text()
+    monkeypatch.setattr(
+        exhibits, "compare_with_paper", lambda _: [line, replace(line, low=None, high=None, inside=False)]
+    )
+    text = empty(material).text("table-2")
     assert all(told in text for told in ("90.00", "−1.50", "87.00–91.00", "1 of 2 lie in the 95 % interval"))

@@ -72,9 +72,9 @@ def test_each_family_has_tables_of_its_own_and_only_some_are_not_comparable(tmp_
     save_run(tmp_path / "b", family="two", deviations=["Only 100 [test] images."])
     assert_mistakes(("paper", "."), [([], 1, "Only 100 [test] images")], tmp_path)
     output = succeed("paper", ".", "--anyway", cwd=tmp_path).stdout
-    assert output.index("one[1] beside the table") < output.index("two beside the table")
+    assert output.index("one[1] and the table") < output.index("two and the table")
     assert output.count("networks: 1 here, 3 in the paper") == 2
-    assert output.count("NOT COMPARABLE") == output.count("NOT COMPARABLE: two beside") == 2
+    assert output.count("NOT COMPARABLE") == output.count("NOT COMPARABLE: two and") == 2
 
 
 @pytest.mark.usefixtures("terminal")
@@ -97,7 +97,7 @@ def test_mistakes(tmp_path):
     ]
     assert_mistakes(("paper",), cases, tmp_path)
     output = succeed("paper", "runs", "--anyway", "--table", "cifar100", cwd=tmp_path).stdout
-    assert "beside the table cifar100" in output
+    assert "and the table cifar100" in output
 
 
 def test_every_table_of_the_paper_can_be_printed_whole():

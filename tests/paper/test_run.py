@@ -15,12 +15,11 @@ from flatfold.evaluate.spec import Spec
 from flatfold.paper import run as module
 from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
 from flatfold.paper.ablations import Separated, load_ablations
-from flatfold.paper.claims import load_material
-from flatfold.paper.costs import Plan, paper_methods
-from flatfold.paper.run import check_suite, finished, forget_reproduction, place_of, reproduce
+from flatfold.paper.exhibits import compute_verdicts
+from flatfold.paper.run import Plan, conclude, load_network_run, paper_methods, place_of, reproduce
 from flatfold.paper.tables import TUNED
 from tests.paper.toys import make_suite
-from tests.toy_ablations import make_ablations, make_material, make_results, save
+from tests.toy_ablations import make_ablations, make_network_run, make_results, save
 from tests.toy_study import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat", "ignore:k = ")
@@ -50,8 +49,9 @@ def test_the_papers_methods_are_tuned_where_the_data_allow_it_and_impossible_pla
 def whole(tmp_path_factory):
     """Everything of one network; read-only."""
     folder = tmp_path_factory.mktemp("whole")
-    reproduce([make_suite()], folder, QUICK, SMALL)
-    return load_material(folder, ""), folder
+    (run,) = reproduce([make_suite()], folder, QUICK, SMALL)
+    assert compute_verdicts([load_network_run(folder, "")]) == compute_verdicts([run])
+    return run, folder
 
 
 def test_benchmark_study_and_ablations_belong_together(whole):
@@ -78,8 +78,8 @@ def test_a_restart_forgets_what_was_kept_and_nothing_else(whole, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     patterns = ("banks/*", "scores/*", "curvature/*.safetensors", "ablations.*")
     assert all(list(tmp_path.glob(pattern)) for pattern in patterns)
-    forget_reproduction(make_suite(), tmp_path, SMALL)
-    forget_reproduction(make_suite(), tmp_path, SMALL)  # nothing is left, which is no mistake
+    module.forget_reproduction(make_suite(), tmp_path, SMALL)
+    module.forget_reproduction(make_suite(), tmp_path, SMALL)  # nothing is left, which is no mistake
     assert not any(list(tmp_path.glob(pattern)) for pattern in patterns)
     assert (tmp_path / "mine.txt").exists()
 
@@ -91,10 +91,12 @@ class Stages(list):
         super().__init__()
         empty = Separated([], {"none/id": np.zeros(1, np.float32)}, {})
         patch.setattr(module, "run_study", self.study)
-        patch.setattr(module, "effects", lambda banks, *asked: self.append(("effects", *asked)) or ([], {"ash": "no"}))
-        patch.setattr(module, "sensitivities", lambda *asked: ([], {}))
-        patch.setattr(module, "separations", lambda *asked: empty)
-        patch.setattr(module, "costs", lambda *asked: ([], {"knn": "no data"}))
+        patch.setattr(
+            module, "measure_effects", lambda banks, *asked: self.append(("effects", *asked)) or ([], {"ash": "no"})
+        )
+        patch.setattr(module, "measure_sensitivities", lambda *asked: ([], {}))
+        patch.setattr(module, "measure_separations", lambda *asked: empty)
+        patch.setattr(module, "measure_costs", lambda *asked: ([], {"knn": "no data"}))
 
     def study(self, suite, place, settings, samples, alpha, seed):
         self.append(("study", samples, alpha, seed))
@@ -156,14 +158,14 @@ def test_an_interrupted_run_has_kept_what_was_done(tmp_path, monkeypatch):
 def test_networks_of_earlier_runs_count_if_they_are_whole_and_saw_as_many_images(tmp_path):
     for name, unknown in (("one", 80), ("two", 80), ("fewer", 70)):
         results = make_results(network=name, unknown=unknown)
-        save(make_material(name, results=results, ablations=make_ablations(unknown=unknown)), tmp_path / name)
+        save(make_network_run(name, results=results, ablations=make_ablations(unknown=unknown)), tmp_path / name)
 
-    assert "toy" in refusal(check_suite, tmp_path, ["one"], "mine")  # whose results would be lost
-    check_suite(tmp_path, ["one", "nowhere"], "toy")
+    assert "toy" in refusal(module.check_suite, tmp_path, ["one"], "mine")  # whose results would be lost
+    module.check_suite(tmp_path, ["one", "nowhere"], "toy")
 
     def found(*networks, now):
-        materials, left_out = finished(tmp_path, networks, now=now)
-        return [material.network for material in materials], list(left_out)
+        reproduction = conclude(tmp_path, networks, [make_network_run(name) for name in now])
+        return [run.network for run in reproduction.runs], list(reproduction.left_out)
 
     assert found("two", "one", "three", now=["one"]) == (["two", "one"], [])
     assert found("one", "fewer", now=["one"]) == (["one"], ["fewer"])
@@ -171,7 +173,5 @@ def test_networks_of_earlier_runs_count_if_they_are_whole_and_saw_as_many_images
     path = tmp_path / "two" / "ablations.json"
     path.write_text(path.read_text()[:200])
     assert found("one", "two", now=["one"]) == (["one"], ["two"])
-    assert "ablations" in refusal(found, "one", "two", now=["two"])
     (tmp_path / "two" / "curvature.json").unlink()
     assert found("one", "two", now=["one"]) == (["one"], [])
-    assert "curvature.json" in refusal(found, "one", "two", now=["two"])

@@ -14,10 +14,10 @@ from flatfold.paper.tables import (
     TABLES,
     TUNED,
     Contradiction,
-    beside_paper,
+    compare_with_paper,
     contradictions,
-    labels,
     read_table,
+    run_labels,
 )
 from tests.evaluate import runs
 
@@ -50,8 +50,8 @@ def test_every_table_is_complete_and_numbers_are_where_the_paper_prints_them():
             rows, columns, metrics = (len(set(part)) for part in zip(*places, strict=True))
             assert len(numbers) == rows * columns * metrics, name
     assert sum(map(len, map(read_table, TABLES))) == 1606
-    assert labels("FOLD-R") == ["fold-r@ood", "fold-r", "fold-r@id"]
-    assert labels("AutoFold") == ["autofold", "autofold@ood", "autofold@id"]
+    assert run_labels("FOLD-R") == ["fold-r@ood", "fold-r", "fold-r@id"]
+    assert run_labels("AutoFold") == ["autofold", "autofold@ood", "autofold@id"]
     grids = {number.row.lower(): get_method(number.row.lower()).grid for number in read_table("cifar10")}
     assert {name for name, grid in grids.items() if any(len(values) > 1 for values in grid.values())} == TUNED
     with pytest.raises(ValueError, match="'cifar'"):
@@ -96,7 +96,7 @@ def test_the_contradictions_are_those_that_arithmetic_finds():
 
 
 def test_reported_and_measured_stand_side_by_side_in_per_cent(monkeypatch):
-    lines = beside_paper(three(methods=("knn@ood", "msp")))
+    lines = compare_with_paper(three(methods=("knn@ood", "msp")))
     assert list(dict.fromkeys(line.method for line in lines)) == ["msp", "knn@ood"]  # in the order of the paper
     assert list(dict.fromkeys(line.dataset for line in lines)) == [*CIFAR10, "all"]
     assert len(lines) == 2 * 7 * 2
@@ -113,19 +113,19 @@ def test_reported_and_measured_stand_side_by_side_in_per_cent(monkeypatch):
     wrong = Contradiction("cifar10", "MSP", "Average", "auroc", 89.83, 89.01)
     elsewhere = Contradiction("cifar100", "MSP", "TIN", "auroc", 1.0, 2.0)
     monkeypatch.setattr(paper, "contradictions", lambda: [wrong, elsewhere])
-    (line,) = [line for line in beside_paper(three()) if "†" in line.remark]
+    (line,) = [line for line in compare_with_paper(three()) if "†" in line.remark]
     assert (line.dataset, "89.83" in line.remark, "89.01" in line.remark) == ("all", True, True)
 
 
 def test_a_reported_number_is_inside_give_or_take_its_rounding():
     for measured, inside in ((0.8987, True), (0.89874, True), (0.89876, False), (0.8787, True), (0.87864, False)):
-        assert find(beside_paper([make_run(measured)] * 3)).inside is inside, measured  # reported: 88.87, rounded
-    line = find(beside_paper([make_run(0.8887, half=0)] * 3))
+        assert find(compare_with_paper([make_run(measured)] * 3)).inside is inside, measured  # reported: 88.87, rounded
+    line = find(compare_with_paper([make_run(0.8887, half=0)] * 3))
     assert (line.low, line.high, line.inside) == (None, None, False)
     assert "interval" in line.remark
-    assert "1 here, 3 in the paper" in find(beside_paper([make_run()])).remark
+    assert "1 here, 3 in the paper" in find(compare_with_paper([make_run()])).remark
     one = {"protocol": "openood-1.5/imagenet1k", "architecture": "openood/resnet50"}
-    assert find(beside_paper([make_run(sets=IMAGENET, **one)]), dataset="ninco").remark == ""
+    assert find(compare_with_paper([make_run(sets=IMAGENET, **one)]), dataset="ninco").remark == ""
 
 
 def test_a_method_is_compared_as_the_paper_tuned_it_or_else_says_so():
@@ -135,7 +135,7 @@ def test_a_method_is_compared_as_the_paper_tuned_it_or_else_says_so():
         (("autofold-r",), "autofold-r", "released code"),
         (("msp", "knn:k=10@ood", "gen"), "msp"),  # the paper has no such methods
     ):  # fmt: skip
-        lines = beside_paper(three(methods=methods))
+        lines = compare_with_paper(three(methods=methods))
         assert {line.method for line in lines} == {method}
         assert all(bool(line.remark) == bool(words) for line in lines), methods
         assert all(word in line.remark for word in words for line in lines), methods
@@ -148,7 +148,7 @@ def test_each_architecture_has_its_column():
         make_run(sets=IMAGENET, protocol="openood-1.5/imagenet1k", architecture=architecture, family=column)
         for architecture, column in COLUMNS.items()
     ]
-    lines = [line for line in beside_paper(four) if (line.method, line.metric) == ("msp", "auroc")]
+    lines = [line for line in compare_with_paper(four) if (line.method, line.metric) == ("msp", "auroc")]
     assert {line.family: line.reported for line in lines} == expected
     assert {(line.table, line.dataset) for line in lines} == {("imagenet1k_architectures", "all")}
     assert [line.family for line in lines if line.remark] == ["DenseNet"]  # whose last ReLU the released code drops
@@ -167,10 +167,10 @@ NOT_COMPARABLE = [
 @pytest.mark.parametrize(("suite", "reason"), NOT_COMPARABLE)
 def test_what_is_not_comparable_is_refused_with_every_reason_or_marked(suite, reason):
     with pytest.raises(ValueError, match=reason) as raised:
-        beside_paper(three(**suite))
+        compare_with_paper(three(**suite))
     assert "--anyway" in str(raised.value)
     assert ("--table" in str(raised.value)) == ("protocol" in suite)
-    lines = beside_paper(three(methods=("msp", "knn"), **suite), table="cifar10", anyway=True)
+    lines = compare_with_paper(three(methods=("msp", "knn"), **suite), table="cifar10", anyway=True)
     assert len(lines) == 2 * 7 * 2
     assert all(line.remark.startswith("not comparable: ") for line in lines)
     (more,) = find(lines, "knn").remark.split(BETWEEN)[1:]
@@ -180,13 +180,13 @@ def test_what_is_not_comparable_is_refused_with_every_reason_or_marked(suite, re
 
 def test_one_run_that_deviates_or_says_nothing_is_enough_to_refuse():
     with pytest.raises(ValueError, match=r"net: Limited\."):
-        beside_paper([make_run(), make_run(deviations=["Limited."]), make_run(deviations=["Limited."])])
+        compare_with_paper([make_run(), make_run(deviations=["Limited."]), make_run(deviations=["Limited."])])
     silent = make_run()
     for key in KNOWN:
         del silent.suite[key]
     with pytest.raises(ValueError, match="benchmarks"):
-        beside_paper([silent])
-    lines = beside_paper([*three(), *three(family="other", deviations=["Few."])], anyway=True)
+        compare_with_paper([silent])
+    lines = compare_with_paper([*three(), *three(family="other", deviations=["Few."])], anyway=True)
     assert {line.family: line.remark for line in lines} == {"net": "", "other": "not comparable: Few"}
     assert {line.family: line.comparable for line in lines} == {"net": True, "other": False}
 
@@ -200,23 +200,23 @@ def test_one_network_does_not_count_twice_in_a_family():
 
     for anyway in (False, True):
         with pytest.raises(ValueError, match="s0 and s2"):
-            beside_paper(with_weights("a", "b", "a"), anyway=anyway)
+            compare_with_paper(with_weights("a", "b", "a"), anyway=anyway)
     for sums in ("abc", (None, None, None)):
-        assert find(beside_paper(with_weights(*sums))).remark == "", sums
+        assert find(compare_with_paper(with_weights(*sums))).remark == "", sums
     two_families = with_weights("a", "a")
     two_families[1].suite["family"] = "other"
-    assert {line.family for line in beside_paper(two_families)} == {"net", "other"}
+    assert {line.family for line in compare_with_paper(two_families)} == {"net", "other"}
 
 
 def test_runs_that_have_no_place_in_a_table_are_refused_and_other_averages_are_not_compared():
     with pytest.raises(ValueError, match="cifar10, not to cifar100"):
-        beside_paper(three(), table="cifar100")
-    lines = beside_paper(three(), table="cifar100", anyway=True)
+        compare_with_paper(three(), table="cifar100")
+    lines = compare_with_paper(three(), table="cifar100", anyway=True)
     assert find(lines).reported == 82.07
     assert {line.table for line in lines} == {"cifar100"}
     assert "all" not in {line.dataset for line in lines}  # the paper's has CIFAR-10 instead of CIFAR-100
     for sets in ({**CIFAR10, "noise": "far"}, {"tin": "near", "textures": "far"}):
-        lines = beside_paper(three(sets=sets))
+        lines = compare_with_paper(three(sets=sets))
         assert {line.dataset for line in lines} == (CIFAR10.keys() | {"textures"}) & sets.keys()
     for kind, arguments, keyword in (
         ({"protocol": ""}, {"anyway": True}, "--table"), ({}, {"table": "main", "anyway": True}, "main"),
@@ -224,4 +224,4 @@ def test_runs_that_have_no_place_in_a_table_are_refused_and_other_averages_are_n
         ({"sets": {"noise": "far"}}, {}, "in common"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=keyword):
-            pytest.fail(f"{kind}: {beside_paper(three(**kind), **arguments)}")
+            pytest.fail(f"{kind}: {compare_with_paper(three(**kind), **arguments)}")

@@ -28,7 +28,7 @@ def here(golden, tmp_path, monkeypatch):
 
 
 def scored(features, *arguments):
-    done = flatfold("score", "--features", features, "--head", "head.safetensors", *arguments)
+    done = flatfold("score-features", features, "--head", "head.safetensors", *arguments)
     assert done.returncode == 0, done.stderr
     lines = list(csv.DictReader(done.stdout.splitlines()))
     return {name: np.array([line[name] for line in lines]) for name in lines[0]}

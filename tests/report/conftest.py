@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from flatfold.evaluate.results import METRICS, AlphaCurve, Certainty, MethodRun, Results, WorstCase, averages, make_row
 from tests.browser import browser, visit  # noqa: F401 - fixtures
@@ -185,6 +186,13 @@ def make_results(
         wrong=wrong,
         thumbnails=thumbnails,
     )
+
+
+def drawn(panel):
+    """Return axes with a panel in them."""
+    axes = Figure().subplots()
+    panel.draw(axes)
+    return axes
 
 
 @pytest.fixture(scope="session")

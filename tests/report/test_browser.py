@@ -4,13 +4,15 @@ import pytest
 
 from flatfold.evaluate.results import METRICS
 from flatfold.paper import page as exhibits
+from flatfold.paper.exhibits import compute_verdicts
 from flatfold.paper.page import write_reproduction
+from flatfold.paper.run import Reproduction
 from flatfold.report.curvature import render_curvature
 from flatfold.report.figure import Drawing
 from flatfold.report.page import render_report
 from flatfold.report.summary import write_summary
 from tests.browser import needs_browser, scroll_width
-from tests.toy_ablations import make_material, make_results, save
+from tests.toy_ablations import make_network_run, make_results
 from tests.toy_study import draw_nothing, make_study
 
 pytestmark = needs_browser
@@ -35,14 +37,12 @@ def pages(run, study, tmp_path_factory):
     """Return the addresses of a report, a study and a reproduction; only the first one's figures are drawn."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "report.html").write_text(render_report(run), encoding="utf8")
-    save(make_material("one"), folder / "one")
-    save(make_material("a-network-with-a-long-name", results=make_results(better=-1.0)), folder / "two")
-    (folder / "two").rename(folder / "a-network-with-a-long-name")
+    runs = [make_network_run("one"), make_network_run("a-network-with-a-long-name", results=make_results(better=-1.0))]
     with pytest.MonkeyPatch.context() as patch:
         draw_nothing(patch)
-        patch.setattr(exhibits, "theorem_figure", lambda: Drawing("theorem", []))
+        patch.setattr(exhibits, "theorem_figure", lambda name: Drawing(name, []))
         (folder / "curvature.html").write_text(render_curvature(study), encoding="utf8")
-        write_reproduction(folder, ["one", "a-network-with-a-long-name"])
+        write_reproduction(folder, Reproduction(runs, compute_verdicts(runs), {}))
     return {name: (folder / f"{name}.html").as_uri() for name in ("report", "curvature", "reproduction")}
 
 

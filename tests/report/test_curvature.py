@@ -165,7 +165,7 @@ def test_the_finding_tells_where_unknown_images_do_not_exceed_the_known(five, un
         ),
         (
             with_values(five, two, c__parameter__lambda_max=0.8),
-            ["in 4 of 5", "× 0.800 to 2.00", "Not so in c (λmax over parameters × 0.800)."],
+            ["in 4 of 5", "× 0.800 to 2.00", ". Not so in c (λmax over parameters × 0.800)."],
             [],
         ),
         (with_values(five, two, c__logit__trace=0.1), ["in all 5"], ["Not so"]),  # logits are not counted
@@ -249,12 +249,8 @@ def test_every_auroc_of_a_trace_is_there_with_its_interval(five, undrawn):
         cell = rows[f"{told.space}s"][2 + columns.index(told.dataset)]
         assert cell.text == f"{100 * told.auroc:.2f} {100 * told.low:.2f}–{100 * told.high:.2f}"
     single = shown(make_study({"c": "far"}, classes=3, width=4, known=10, unknown=8))
-    assert [head.text.split()[0] for head in single.sections["curvature-detection"][0][0]] == [
-        "trace",
-        "α",
-        "c",
-        "average",
-    ]
+    heads = [head.text.split()[0] for head in single.sections["curvature-detection"][0][0]]
+    assert heads == ["trace", "α", "c", "average"]
     assert "curvature-detection" not in shown(replace(five, detections=[])).values("id", "section")
 
 

@@ -6,7 +6,6 @@ from math import exp, pi, sqrt
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from flatfold.report.curvature_figures import (
     bin_count,
@@ -19,6 +18,7 @@ from flatfold.report.curvature_figures import (
     trace_densities,
 )
 from flatfold.report.figure import GREY, look
+from tests.report.conftest import drawn
 from tests.toy_study import make_study
 
 SETS = {"near-set": "near", "far-set": "far"}
@@ -27,13 +27,6 @@ SETS = {"near-set": "near", "far-set": "far"}
 @pytest.fixture(scope="module")
 def study():
     return make_study(SETS)
-
-
-def drawn(panel):
-    """Return the axes with a panel in it."""
-    axes = Figure().subplots()
-    panel.draw(axes)
-    return axes
 
 
 def with_traces(study, id, near, far):

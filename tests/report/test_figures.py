@@ -1,12 +1,12 @@
 """The figures of a report: what they show, read from their axes; and how they become files."""
 
 import re
+from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from flatfold.evaluate.results import AlphaCurve
 from flatfold.report.figure import Drawing, Key, Panel, Span, look
@@ -20,14 +20,9 @@ from flatfold.report.figures import (
     roc,
     roc_curves,
 )
+from tests.report.conftest import drawn
 
 MANY_SETS = {f"set{i}": "near" if i % 2 else "far" for i in range(11)}
-
-
-def drawn(panel):
-    axes = Figure().subplots()
-    panel.draw(axes)
-    return axes
 
 
 def test_histograms_come_best_first_and_count_every_data_set(make_run):
@@ -110,8 +105,7 @@ def test_an_axis_holds_all_but_one_percent_and_is_logarithmic_over_decades():
     edges = decades.edges(4)
     assert (edges[0], edges[-1]) == (decades.low, decades.high)
     np.testing.assert_allclose(np.diff(np.log(edges)), np.log(decades.high / decades.low) / 4)
-    axes = Figure().subplots()
-    decades.apply(axes, "x")
+    axes = drawn(Panel("", partial(decades.apply, which="x")))
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
     assert axes.get_xlim()[0] < decades.low < decades.high < axes.get_xlim()[1]
 

@@ -4,12 +4,15 @@ import base64
 import io
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from statistics import fmean, pstdev
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from jinja2 import UndefinedError
 from PIL import Image
 
 from flatfold.evaluate.results import METRICS
@@ -18,6 +21,7 @@ from flatfold.report import gallery
 from flatfold.report.figure import Drawing
 from flatfold.report.page import render_report, write_report
 from flatfold.report.summary import render_summary, write_summary
+from flatfold.report.templates import render
 from tests.report.conftest import Page
 
 HOSTILE = "<img src=x onerror=alert(1)> $title"
@@ -119,6 +123,19 @@ def test_the_same_results_give_the_same_files(results, page, tmp_path, monkeypat
     }
 
 
+def test_templates_of_another_folder_use_the_macros_escape_values_and_refuse_undefined_names(tmp_path):
+    (tmp_path / "x.html").write_text('{% from "macros.html" import head %}{{ head(name) }}{{ share|percent }}')
+    assert render("x.html", tmp_path, name="<b>", share=0.5) == '<th scope="col">&lt;b&gt;</th>50.00'
+    with pytest.raises(UndefinedError, match="share"):
+        render("x.html", tmp_path, name="a")
+
+
+@pytest.mark.slow  # a new interpreter
+def test_a_report_without_a_curvature_study_does_not_load_the_room_of_curvature():
+    code = "import sys, flatfold.report.page; sys.exit('flatfold.curvature' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_empty_sections_are_neither_on_the_page_nor_in_the_menu(make_run, undrawn):
     results = make_run(("msp",), {"far-set": "far"}, curves=False, extras=False)
     quiet = replace(results, refused={}, methods=[replace(run, warnings=[]) for run in results.methods])
@@ -176,14 +193,7 @@ def test_the_head_tells_what_was_found_on_what(make_run, undrawn):
     assert f"{found}; no significant difference from {names[2]}." in text([names[0], names[2]])
     alone = text(names[:1])
     assert f"{found}; every other method is significantly worse" in alone
-    for fact in (
-        "toy, resnet",
-        "90.00 % accuracy",
-        "3 classes",
-        "1,200 ID test",
-        "1,400 OOD",
-        "3 methods",
-    ):
+    for fact in ("toy, resnet", "90.00 % accuracy", "3 classes", "1,200 ID test", "1,400 OOD", "3 methods"):
         assert fact in alone, fact
 
 

@@ -175,7 +175,7 @@ def test_settings_tell_people_what_the_tensors_hold(per_class, model, tmp_path):
 UNSEEN = ("grid_", "curve_", "curve_stderr_", "percentiles_", "maxima_", "dim_")  # they tell, and score nothing
 
 
-def judge_of(name, world):
+def calibrated_of(name, world):
     detector = ff.create(name, **SMALL.get(name, {})).fit(world.bank, world.head)
     return CalibratedDetector(detector, Calibration.of(detector(world.bank.features), 0.1))
 
@@ -183,22 +183,22 @@ def judge_of(name, world):
 def test_a_change_of_any_tensor_is_seen_and_rounding_is_not(make_world):
     world = make_world()
     for name in SEE_FEATURES:
-        judge = judge_of(name, world)
-        features, scores = probes.make_probes(judge, fitted_head(judge))
+        calibrated = calibrated_of(name, world)
+        features, scores = probes.make_probes(calibrated, fitted_head(calibrated))
         assert len(features.unique(dim=0)) == 8
-        probes.check_probes(judge, features, scores)
-        exact = deepcopy(judge).double()(features.double())[0]
+        probes.check_probes(calibrated, features, scores)
+        exact = deepcopy(calibrated).double()(features.double())[0]
         scale = torch.maximum(scores.abs(), scores.abs().max() / 10)
         assert ((exact - scores).abs() / scale).max() < probes.TOLERANCE / 4, name
-        for key, value in judge.detector.state_dict().items():
+        for key, value in calibrated.detector.state_dict().items():
             last = key.rpartition(".")[2]
             if last in UNSEEN:
                 continue
-            other = deepcopy(judge)
+            other = deepcopy(calibrated)
             moved = value * 0.95 + 0.01 * value.abs().max().clamp_min(0.1)
             other.detector.load_state_dict({**other.detector.state_dict(), key: moved})
             if last in ("weight", "bias"):
-                assert head_hash(fitted_head(other)) != head_hash(fitted_head(judge)), (name, key)
+                assert head_hash(fitted_head(other)) != head_hash(fitted_head(calibrated)), (name, key)
             elif key != "percentile_" or name == "autofold-a":  # of ReAct's percentile only the threshold counts
                 check = partial(probes.check_probes, other, features, scores)
                 assert_refused(ValueError, "gives a score of", check, case=(name, key))
@@ -210,11 +210,11 @@ def test_scores_that_jump_or_are_no_numbers_are_no_probes(make_world):
     for score in (lambda h: ((h.sum(dim=-1) * 1e9) % 2,), lambda h: (h.sum(dim=-1) * torch.nan,)):
         with pytest.raises(ValueError, match=r"8 rows .*has [0-7] "):
             probes.make_probes(score, head)
-    judge = judge_of("ebo", make_world())
-    features, scores = probes.make_probes(judge, fitted_head(judge))
-    judge.detector.bias[0] = torch.nan
+    calibrated = calibrated_of("ebo", make_world())
+    features, scores = probes.make_probes(calibrated, fitted_head(calibrated))
+    calibrated.detector.bias[0] = torch.nan
     with pytest.raises(ValueError, match="nan"):
-        probes.check_probes(judge, features, scores)
+        probes.check_probes(calibrated, features, scores)
 
 
 def test_guards_that_cannot_be_saved_are_refused_and_nothing_is_written(model, tmp_path):

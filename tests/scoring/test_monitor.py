@@ -41,20 +41,20 @@ def draw(n, rng, shift=0.0):
     return torch.from_numpy(rng.normal(shift, size=n)), torch.from_numpy(rng.normal(size=(n, CLASSES)))
 
 
-def make_judge(rng, samples=400, fpr=0.1, per_class=False, low=-inf, high=inf):
+def make_calibrated(rng, samples=400, fpr=0.1, per_class=False, low=-inf, high=inf):
     score, logits = draw(samples, rng)
     predicted = logits.argmax(dim=-1) if per_class else None
     return CalibratedDetector(Bounded(low, high), Calibration.of(score, fpr, predicted, CLASSES))
 
 
-def verdict_of(judge, score, logits):
-    return Verdict(logits, score, *judge.calibration(score, logits.argmax(dim=-1)))
+def verdict_of(calibrated, score, logits):
+    return Verdict(logits, score, *calibrated.calibration(score, logits.argmax(dim=-1)))
 
 
-def monitor_of(judge, *batches):
-    monitor = Monitor.of(judge)
+def monitor_of(calibrated, *batches):
+    monitor = Monitor.of(calibrated)
     for score, logits in batches:
-        monitor.add(verdict_of(judge, score, logits))
+        monitor.add(verdict_of(calibrated, score, logits))
     return monitor
 
 
@@ -64,13 +64,13 @@ def rng():
 
 
 @pytest.fixture(params=[False, True], ids=["together", "per class"])
-def judge(request, rng):
-    return make_judge(rng, per_class=request.param, low=-9.0, high=9.0)
+def calibrated(request, rng):
+    return make_calibrated(rng, per_class=request.param, low=-9.0, high=9.0)
 
 
 @pytest.fixture
 def plain(rng):
-    return make_judge(rng, low=-9.0, high=9.0)
+    return make_calibrated(rng, low=-9.0, high=9.0)
 
 
 def assert_counts(counts, scores, edges):
@@ -79,40 +79,40 @@ def assert_counts(counts, scores, edges):
     assert counts.sum() == len(scores)
 
 
-def test_everything_is_counted_once(judge, rng):
+def test_everything_is_counted_once(calibrated, rng):
     score, logits = draw(1000, rng, shift=1)
-    monitor = monitor_of(judge, (score[:300], logits[:300]), (score[:0], logits[:0]), (score[300:], logits[300:]))
-    alarm = verdict_of(judge, score, logits).is_ood
+    monitor = monitor_of(calibrated, (score[:300], logits[:300]), (score[:0], logits[:0]), (score[300:], logits[300:]))
+    alarm = verdict_of(calibrated, score, logits).is_ood
     assert (monitor.seen, monitor.alarms) == (1000, int(alarm.sum()))
     assert monitor.alarm_rate == monitor.alarms / 1000
-    predicted = logits.argmax(dim=-1) if judge.calibration.per_class else torch.zeros(1000)
+    predicted = logits.argmax(dim=-1) if calibrated.calibration.per_class else torch.zeros(1000)
     for label, group in enumerate(monitor.groups):
         assert (group.seen, group.alarms) == (int((predicted == label).sum()), int(alarm[predicted == label].sum()))
     edges, stream, calibration = monitor.histogram()
     assert_counts(stream, score.numpy(), edges)
-    known = judge.calibration.scores[judge.calibration.scores < inf].numpy()
+    known = calibrated.calibration.scores[calibrated.calibration.scores < inf].numpy()
     assert_counts(calibration, known, edges)
     stream[:] = 0
     assert monitor.histogram().stream.sum() == 1000, "a histogram is a copy"
-    table = Monitor.of(judge)
+    table = Monitor.of(calibrated)
     for part in (slice(0, 0), slice(0, 200), slice(200, 1000)):
         table.count(logits.argmax(1).numpy()[part], score.numpy()[part], alarm.numpy()[part])
     assert table.to_dict() == monitor.to_dict(), "rows of a table count as verdicts"
 
 
 def test_p_values_are_those_of_the_counts(rng):
-    judge = make_judge(rng, samples=199)
-    monitor = monitor_of(judge, draw(500, rng, shift=0.1))
+    calibrated = make_calibrated(rng, samples=199)
+    monitor = monitor_of(calibrated, draw(500, rng, shift=0.1))
     assert monitor.alarm_p_value == alarm_p_value(monitor.alarms, 500, 199, 20)
     assert monitor.drift_p_value == ks_p_value(monitor.drift, 500, 199)
 
 
 def test_of_several_classes_the_smallest_p_value_counts_as_often_as_classes_were_seen(rng):
-    judge = make_judge(rng, per_class=True)
+    calibrated = make_calibrated(rng, per_class=True)
     score, logits = draw(300, rng, shift=0.3)
     logits[:, 1] = -inf  # class 1 is never predicted
-    monitor = monitor_of(judge, (score, logits))
-    counts = judge.calibration.counts.tolist()
+    monitor = monitor_of(calibrated, (score, logits))
+    counts = calibrated.calibration.counts.tolist()
     each = [
         alarm_p_value(group.alarms, group.seen, m, int(0.1 * (m + 1)))
         for group, m in zip(monitor.groups, counts, strict=True)
@@ -120,15 +120,15 @@ def test_of_several_classes_the_smallest_p_value_counts_as_often_as_classes_were
     assert [group.p_value for group in monitor.groups] == each
     assert each[1] == 1.0
     assert monitor.alarm_p_value == 2 * min(each) < 1
-    assert monitor_of(judge, draw(60, rng, shift=-9)).alarm_p_value == 1.0
+    assert monitor_of(calibrated, draw(60, rng, shift=-9)).alarm_p_value == 1.0
 
 
-def test_drift_is_at_most_the_true_distance_and_nearly_that(judge, rng):
+def test_drift_is_at_most_the_true_distance_and_nearly_that(calibrated, rng):
     for shift in (-1, -0.2, 0, 0.2, 1, 5):
         score, logits = draw(800, rng, shift)
-        known = judge.calibration.scores[judge.calibration.scores < inf].numpy()
+        known = calibrated.calibration.scores[calibrated.calibration.scores < inf].numpy()
         true = stats.ks_2samp(score.numpy(), known).statistic
-        monitor = monitor_of(judge, (score, logits))
+        monitor = monitor_of(calibrated, (score, logits))
         drift = monitor.drift
         assert true - 0.02 < drift <= true + 1e-12, shift
         assert (monitor.drift_p_value < 1e-9) == (abs(shift) >= 1), shift
@@ -139,7 +139,7 @@ def test_drift_is_at_most_the_true_distance_and_nearly_that(judge, rng):
 def test_p_values_are_valid_for_streams_like_the_calibration_data(per_class):
     rng, runs = np.random.default_rng(3), 300
     monitors = [  # each with a calibration of its own: the guarantee is over both draws
-        monitor_of(make_judge(rng, per_class=per_class), draw(500, rng)) for _ in range(runs)
+        monitor_of(make_calibrated(rng, per_class=per_class), draw(500, rng)) for _ in range(runs)
     ]
     for level in (0.05, 0.2):
         limit = stats.binom.isf(1e-3, runs, level)
@@ -152,9 +152,9 @@ def test_p_values_are_valid_for_streams_like_the_calibration_data(per_class):
 @given(data=st.data(), per_class=st.booleans(), seed=st.integers(0, 2**31))
 def test_merging_in_any_order_equals_one_monitor_over_everything(data, per_class, seed):
     rng = np.random.default_rng(seed)
-    judge = make_judge(rng, samples=150, fpr=0.2, per_class=per_class, high=6.0)
+    calibrated = make_calibrated(rng, samples=150, fpr=0.2, per_class=per_class, high=6.0)
     batches = [draw(n, rng, shift=0.5) for n in data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=6))]
-    parts = [monitor_of(judge, batch) for batch in data.draw(st.permutations(batches))]
+    parts = [monitor_of(calibrated, batch) for batch in data.draw(st.permutations(batches))]
     while len(parts) > 1:
         left, right = parts.pop(data.draw(st.integers(0, len(parts) - 1))), parts.pop()
         if data.draw(st.booleans()):
@@ -162,14 +162,14 @@ def test_merging_in_any_order_equals_one_monitor_over_everything(data, per_class
             parts.append(left)
         else:
             parts.append(right + left)
-    whole = monitor_of(judge, *batches)
+    whole = monitor_of(calibrated, *batches)
     assert parts[0].to_dict() == whole.to_dict()
     assert parts[0].alarm_p_value == whole.alarm_p_value
 
 
 def test_scores_of_any_type_beyond_the_ends_and_nan_are_counted_in_the_outer_bins(rng):
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        monitor = Monitor.of(make_judge(rng, low=-5.0, high=5.0))
+        monitor = Monitor.of(make_calibrated(rng, low=-5.0, high=5.0))
         score = torch.tensor([-5.1, -5.0, 5.0, 5.1, inf, torch.nan], dtype=dtype, requires_grad=True)
         monitor.add(Verdict(torch.zeros(6, CLASSES), score, score, score > 4))
         stream = monitor.histogram().stream
@@ -202,29 +202,29 @@ def test_edges_increase_whatever_the_scores_and_every_score_has_a_bin(scores, lo
     assert bin_counts(np.array(scores), edges).sum() == len(scores)
 
 
-def filled(judge, seen, alarms):
+def filled(calibrated, seen, alarms):
     """A monitor with given counts, all scores in the uppermost bin."""
-    content = Monitor.of(judge).to_dict()
+    content = Monitor.of(calibrated).to_dict()
     content["stream"][-1] = sum(seen)
     return Monitor.from_dict({**content, "seen": seen, "alarms": alarms})
 
 
 def test_text_says_what_was_seen_whether_chance_explains_it_and_which_class_is_unusual(rng):
-    judge = make_judge(rng, samples=999, fpr=0.05)
-    empty = Monitor.of(judge)
+    calibrated = make_calibrated(rng, samples=999, fpr=0.05)
+    empty = Monitor.of(calibrated)
     assert (empty.seen, empty.alarms, empty.alarm_p_value, empty.drift_p_value) == (0, 0, 1.0, 1.0)
     assert isnan(empty.alarm_rate)
     assert isnan(empty.drift)
-    assert f"p = {alarm_p_value(1380, 12_000, 999, 50):.2g}" in str(filled(judge, [12_000], [1380]))
-    judge = make_judge(rng, samples=999, fpr=0.05, per_class=True)
-    assert "Class 1 " in str(filled(judge, [100, 1300, 5], [6, 1200, 0]))
-    assert "Class" not in str(filled(judge, [100, 100, 5], [6, 5, 0]))
+    assert f"p = {alarm_p_value(1380, 12_000, 999, 50):.2g}" in str(filled(calibrated, [12_000], [1380]))
+    calibrated = make_calibrated(rng, samples=999, fpr=0.05, per_class=True)
+    assert "Class 1 " in str(filled(calibrated, [100, 1300, 5], [6, 1200, 0]))
+    assert "Class" not in str(filled(calibrated, [100, 100, 5], [6, 5, 0]))
 
 
-def test_json_and_files_give_the_same_monitor_back(judge, rng, tmp_path):
+def test_json_and_files_give_the_same_monitor_back(calibrated, rng, tmp_path):
     for low, high in ((-9.0, 9.0), (-inf, inf), (0.0, inf)):
-        judge.detector.range = low, high
-        monitor = monitor_of(judge, draw(200, rng, shift=1))
+        calibrated.detector.range = low, high
+        monitor = monitor_of(calibrated, draw(200, rng, shift=1))
         again = Monitor.from_dict(json.loads(json.dumps(monitor.to_dict(), allow_nan=False)))
         monitor.save(str(tmp_path / "new" / "monitor.json"))
         for other in (again, Monitor.load(tmp_path / "new" / "monitor.json"), pickle.loads(pickle.dumps(monitor))):  # noqa: S301
@@ -260,10 +260,10 @@ def test_monitors_of_different_guards_are_not_merged(plain):
 
 
 def test_what_cannot_be_counted_or_merged_is_refused_and_nothing_is_counted(rng):
-    judge = make_judge(rng, per_class=True)
-    monitor = Monitor.of(judge)
+    calibrated = make_calibrated(rng, per_class=True)
+    monitor = Monitor.of(calibrated)
     five_classes = Verdict(torch.zeros(2, 5), torch.zeros(2), torch.ones(2), torch.zeros(2, dtype=torch.bool))
-    too_long = verdict_of(judge, *draw(5, rng))._replace(is_ood=torch.ones(9, dtype=torch.bool))
+    too_long = verdict_of(calibrated, *draw(5, rng))._replace(is_ood=torch.ones(9, dtype=torch.bool))
     cases = [
         (lambda: monitor.add(torch.zeros(3)), TypeError, "Tensor"),
         (lambda: monitor.merge(monitor.to_dict()), TypeError, "dict"),

@@ -3,8 +3,10 @@
 import http.client
 import io
 import json
+import struct
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,6 +61,16 @@ def encoded(array, kind="PNG"):
     return file.getvalue()
 
 
+def chunk(name, content):
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def png(width, height, rows=b""):
+    """A PNG of a declared size, whatever pixels are in it."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
 def form(files, boundary="limit"):
     """Return the body and the type of a form of (file name, content); None as a name is a field that is no file."""
     lines = []
@@ -91,6 +103,8 @@ class Running:
 
     app: object
     port: int
+    server: object
+    thread: threading.Thread
 
     @property
     def service(self):
@@ -128,7 +142,7 @@ def running(served, port=0, **settings):
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        yield Running(app, bound.getsockname()[1])
+        yield Running(app, bound.getsockname()[1], server, thread)
     finally:
         server.should_exit = True
         thread.join(60)

@@ -59,15 +59,6 @@ def test_a_form_is_answered_in_its_order_with_the_names_that_were_sent(shared, g
         agrees(row, guard, array)
 
 
-def test_features_are_judged_row_by_row(shared, guard):
-    x = torch.rand(100, WIDTH, generator=torch.Generator().manual_seed(2))
-    rows = shared.features(x.numpy()).json["rows"]
-    score, p_value, is_ood = guard.calibrated(x)
-    assert [row["score"] for row in rows] == pytest.approx(score.tolist(), rel=1e-5)
-    assert [row["p_value"] for row in rows] == pytest.approx(p_value.tolist())
-    assert [row["is_ood"] for row in rows] == is_ood.tolist()
-
-
 def test_without_a_model_only_features_are_served(start, guard):
     service = start(guard.calibrated)
     assert service.features([[1.0] * WIDTH]).status == 200

@@ -2,13 +2,12 @@
 
 import random
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.serve.small_service import WIDTH, encoded, form, pixels, running
+from tests.serve.small_service import WIDTH, encoded, form, pixels, png, running
 
 MOST_BODY, MOST_PIXELS = 200_000, 100_000
 OCTETS = "application/octet-stream"
@@ -19,15 +18,6 @@ GOOD = {kind: encoded(pixels(1)[0][0], kind) for kind in ("PNG", "BMP", "GIF", "
 def limited(guard):
     with running(guard, max_body=MOST_BODY, max_pixels=MOST_PIXELS, max_images=8) as service:
         yield service
-
-
-def chunk(name, content):
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-
-def png(width, height, rows=b""):
-    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def packed(side):

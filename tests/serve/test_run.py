@@ -3,13 +3,10 @@
 import http.client
 import signal
 import socket
-import threading
 
 import pytest
 
-from flatfold.serve.app import create_app
-from flatfold.serve.run import address_of, bind, is_loopback, make_server
-from flatfold.serve.settings import Settings
+from flatfold.serve.run import address_of, bind, is_loopback
 from tests.serve.small_service import encoded, make_guard, pixels, until
 
 
@@ -37,27 +34,19 @@ def test_port_0_is_any_free_one_and_the_address_says_which():
 
 
 @pytest.fixture
-def ending():
-    """A service whose model is held, with a request under way; and how to end it."""
+def ending(start):
+    """A service whose model is held, with a request under way."""
     guard = make_guard()
-    bound = bind("127.0.0.1", 0)
-    app = create_app(guard, Settings(timeout=60))
-    server = make_server(app)
-    thread = threading.Thread(target=server.run, args=([bound],))
-    thread.start()
-    until(lambda: server.started)
+    service = start(guard, timeout=60)
     guard.model.calls = 0
     guard.model.held.acquire()
-    link = http.client.HTTPConnection("127.0.0.1", bound.getsockname()[1], timeout=60)
+    link = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
     link.request("POST", "/score", encoded(pixels(1)[0][0]), {"Content-Type": "image/png"})
     until(lambda: guard.model.calls)
-    yield guard, app, server, thread, link
+    yield guard, service.app, service.server, service.thread, link
     if guard.model.held.locked():
         guard.model.held.release()
-    server.should_exit = True
     link.close()
-    thread.join(60)
-    bound.close()
 
 
 def refuses_connections(port):

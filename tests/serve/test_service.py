@@ -106,7 +106,7 @@ def test_a_client_that_leaves_costs_nothing(start):
     until(lambda: b'status="499"} 5.0' in service.get("/metrics").body)
 
 
-def test_memory_is_taken_to_the_byte_refused_for_good_or_for_now_and_given_back():
+def test_memory_is_taken_to_the_byte_refused_for_good_or_for_now_and_given_back(start):
     memory = MemoryLimit(3_000_000)
     with memory.reserve() as take, memory.reserve() as take_too:
         take(2_000_000)
@@ -119,3 +119,8 @@ def test_memory_is_taken_to_the_byte_refused_for_good_or_for_now_and_given_back(
         take_too(1_000_000)
         assert memory.used == 3_000_000
     assert memory.used == 0
+    service = start(make_guard())
+    service.service.memory.limit = len(GOOD) + 4 * 16  # the body, and its pixels as float32
+    assert service.score(GOOD).status == 200
+    service.service.memory.limit -= 1
+    assert (service.score(GOOD).status, service.service.memory.used) == (413, 0)

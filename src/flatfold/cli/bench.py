@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from .console import count, log_progress, open_console, resumable
-from .options import METHOD, BatchSize, DrawReport, SuiteName, SuiteOptions, With, grouped, load_plugins
+from .options import METHOD, BatchSize, DrawReport, Resume, SuiteName, SuiteOptions, With, grouped, load_plugins
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,7 @@ def bench(
     batch_size: BatchSize = 256,
     limit: Annotated[int | None, Option(min=2, help="Largest number of images per data set.")] = None,
     bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for those of AUROC only.")] = 1000,
-    resume: Annotated[bool, Option("--resume/--restart", help="Reuse features of an earlier run, or not.")] = True,
+    resume: Resume = True,
     report: DrawReport = True,
     own: With = None,
 ) -> None:

@@ -11,7 +11,7 @@ from typer import Option
 
 from .bench import check_folder, check_single, title_of
 from .console import count, log_progress, open_console, resumable
-from .options import DrawReport, SuiteName, SuiteOptions, grouped
+from .options import DrawReport, Resume, SuiteName, SuiteOptions, grouped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +48,7 @@ def curvature(
     ] = None,
     out: Annotated[Path | None, Option(help="Folder for study, features and report. Default: out/SUITE.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Images per pass; needs several times the memory of bench.")] = 64,
-    resume: Annotated[bool, Option("--resume/--restart", help="Reuse parts of an earlier study, or not.")] = True,
+    resume: Resume = True,
     report: DrawReport = True,
 ) -> None:
     """Measure the curvature of the loss on ID and OOD images.

@@ -59,6 +59,7 @@ Data = Annotated[
 DrawReport = Annotated[
     bool, Option("--report/--no-report", help="Write the HTML page, or leave that to `flatfold report`.")
 ]
+Resume = Annotated[bool, Option("--resume/--restart", help="Resume an earlier run, or start again.")]
 With = Annotated[
     list[Path] | None,
     Option(
@@ -201,8 +202,8 @@ class SuiteOptions:
     networks: Annotated[
         str | None,
         Option(
-            help="Names of the suite's networks, separated by commas. Default: all; digits has cnn (the default), mlp "
-            "and residual."
+            help="Names of the suite's networks, separated by commas. Default: all; of digits, which has cnn, mlp and "
+            "residual, bench and curvature run cnn only."
         ),
     ] = None
     seed: Annotated[

@@ -1,7 +1,8 @@
-"""``flatfold paper``: a run beside the numbers of the FOLD paper, or those numbers by themselves."""
+"""``flatfold paper`` and ``flatfold reproduce``: compare runs with the FOLD paper, and repeat its experiments."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,20 +17,18 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..paper.claims import Verdict
-    from ..paper.tables import Line, Number
-
+    from ..paper.exhibits import Verdict
+    from ..paper.run import Reproduction
+    from ..paper.tables import Line
 
 LEGEND = (
     "Measured, and measured minus reported, in percent. FPR95 counts OOD as positive. "
     "* the reported number lies outside the 95 % interval of the measured one."
 )
-
 DAGGER = "† an average that is not the mean of its parts."
-
 METRICS = {"auroc": "AUROC", "fpr95": "FPR95", "lambda_max": "largest eigenvalue", "trace": "trace"}
-
 CELL = 16  # columns of text that "99.99 +99.99*" takes
+COLOURS = {"agrees": "green", "partly": "yellow", "disagrees": "red"}
 
 
 def paper(
@@ -40,16 +39,18 @@ def paper(
         str | None,
         typer.Option(help="Table of the paper to compare with, by default the suite's; without a folder, to show."),
     ] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Compare what is not comparable, and say so.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="Where every line of the comparison goes, with intervals.")] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare a run that is not comparable, marked as such.")
+    ] = False,
+    csv: Annotated[Path | None, typer.Option(help="File for every line of the comparison, with intervals.")] = None,
 ) -> None:
-    """Put a run beside the paper's AUROC and FPR95, and count which of them lie inside the intervals of the run.
+    """Compare a run with the paper's AUROC and FPR95, and count how many of them lie inside the run's intervals.
 
     Several networks of one family are averaged, as in the paper. A run on other data, on part of it or with another
     network is refused unless --anyway is given. Without a folder, list the tables of the paper and where it
     contradicts itself; with --table alone, show one table.
 
-    Example: flatfold paper out/cifar10 --csv beside.csv
+    Example: flatfold paper out/cifar10 --csv comparison.csv
 
     Example: flatfold paper --table cifar10
     """
@@ -64,38 +65,162 @@ def paper(
         _print_table(console, table)
 
 
+@grouped
+def reproduce(
+    suite: SuiteName,
+    options: SuiteOptions,
+    out: Annotated[Path | None, typer.Option(help="Folder for all files. Default: out/paper/SUITE.")] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
+    ] = 64,
+    samples: Annotated[
+        int, typer.Option(min=2, help="Most images of each data set whose curvature is measured.")
+    ] = 200,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each cost is timed, on a batch of 256.")] = 11,
+    alpha: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's choice."),
+    ] = None,
+    bootstrap: Annotated[
+        int, typer.Option(min=0, help="Bootstrap samples for the intervals of the benchmark; 0 leaves some out.")
+    ] = 1000,
+    limit: Annotated[
+        int | None, typer.Option(min=2, help="Most images of each data set, for a quick look. Default: all.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="As for bench. Default: the paper's, tuned as in the paper where the suite allows it."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--restart", help="Go on where an earlier run stopped, or compute all of it again.")
+    ] = True,
+    report: DrawReport = True,
+    own: With = None,
+) -> None:
+    """Measure everything that the paper reports on one suite, and judge the claim of every table and figure.
+
+    Every network gets a benchmark of the paper's methods, a curvature study, and the paper's ablations: the effect of
+    normalisation on seven methods, the sensitivity to the exponent, the separation of scores, and the cost of each
+    method. All of them use the same features, which are extracted once. An interrupted run goes on where it stopped.
+
+    Writes, under --out, a folder for each network with the files of bench and curvature and ablations.json;
+    reproduction.html, which has every table and figure under its number in the paper; and full-scale, with the
+    commands and the data needed to run the paper's own benchmarks.
+
+    Example: flatfold reproduce digits
+
+    Example: flatfold reproduce cifar10 --data ~/OpenOOD --device cuda --workers 8
+    """
+    from ..evaluate.runner import check_specs
+    from ..evaluate.spec import parse_specs
+    from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
+    from ..evaluate.suites.library import DIGITS
+    from ..paper.full_scale import write_full_scale
+    from ..paper.run import Plan, check_suite, conclude, forget_reproduction, place_of
+    from ..paper.run import reproduce as run
+
+    log_progress()
+    load_plugins(own)
+    chosen = None if methods is None else tuple(check_specs(parse_specs(methods)))
+    plan = Plan(samples=samples, rounds=rounds, methods=chosen, alpha=alpha)
+    settings = options.settings(bootstrap)
+    folder = out or Path("out") / "paper" / Path(suite).stem
+    with resumable(folder):
+        every = list(DIGIT_NETWORKS) if suite == DIGITS else None  # the paper has several networks
+        suites = options.suites(suite, folder, batch_size, limit, every)
+        several = len(suites[0].siblings) > 1
+        names = suites[0].siblings if several else [""]
+        check_study_folder(folder, several)
+        check_suite(folder, names, suites[0].name)
+        runs = []
+        for network in suites:
+            place = place_of(network, folder)
+            if not resume:
+                forget_reproduction(network, place, plan)
+            runs += run([network], folder, settings, plan)
+            if report:
+                from ..report.page import write_curvature
+
+                write_curvature(place)
+            typer.echo(f"{network.network or network.name} -> {place}")
+        _finish(folder, conclude(folder, names, runs), report)
+    typer.echo(f"commands and data of a full run -> {write_full_scale(folder)}")
+
+
+def _finish(folder: Path, reproduction: Reproduction, report: bool) -> None:
+    """Print the verdicts, and write the summary of several networks and the pages."""
+    from ..evaluate.summary import save_summary, summarise
+
+    for network, reason in reproduction.left_out.items():
+        typer.echo(f"{network} is left out: {reason}", err=True)
+    networks = [run.network for run in reproduction.runs]
+    if len(networks) > 1:
+        save_summary(summarise(run.results for run in reproduction.runs), folder, networks)
+    _print_verdicts(reproduction.verdicts)
+    if report:
+        from ..paper.page import write_reproduction
+        from ..report.summary import write_summary
+
+        if len(networks) > 1:
+            write_summary(folder)
+        typer.echo(f"every table and figure -> {write_reproduction(folder, reproduction)}")
+
+
+def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Print a line for every exhibit: its number, the verdict, and what this run shows."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="The paper compared with this run", title_justify="left", show_lines=True)
+    table.add_column("in the paper", no_wrap=True)
+    table.add_column("agreement", no_wrap=True)
+    table.add_column("this run shows", overflow="fold")
+    for verdict in verdicts:
+        colour = COLOURS.get(verdict.agreement, "default")
+        table.add_row(escape(verdict.number), f"[{colour}]{verdict.agreement}[/]", escape(verdict.shows))
+    console = open_console()
+    console.print(table)
+    counts = Counter(str(verdict.agreement) for verdict in verdicts)
+    console.print(f"{len(verdicts)} claims: {', '.join(f'{count} {word}' for word, count in counts.items())}.")
+
+
 def _print_comparison(console: Console, folder: Path, table: str | None, anyway: bool, csv: Path | None) -> None:
     from dataclasses import asdict
 
     from ..evaluate.results import as_csv
     from ..evaluate.summary import load_runs
     from ..io.files import write_atomically
-    from ..paper.tables import beside_paper
+    from ..paper.tables import compare_with_paper
 
-    lines = beside_paper(list(load_runs(folder).values()), table, anyway)
+    lines = compare_with_paper(list(load_runs(folder).values()), table, anyway)
     for place in dict.fromkeys((line.family, line.table) for line in lines):
-        _print_block(console, [line for line in lines if (line.family, line.table) == place])
+        _print_family(console, [line for line in lines if (line.family, line.table) == place])
     if csv is not None:
         write_atomically(csv, as_csv(map(asdict, lines)))
         typer.echo(f"{len(lines)} lines -> {csv}")
 
 
-def _print_block(console: Console, lines: Sequence[Line]) -> None:
-    """Print the lines of one family: a table per metric, what must be said of them, and how many agree."""
+def _print_family(console: Console, lines: Sequence[Line]) -> None:
+    """Print the lines of one family: a table per metric, the remarks, and how many numbers agree."""
+    from ..paper.tables import BETWEEN
+
     columns = list(dict.fromkeys(line.dataset for line in lines))
     methods = list(dict.fromkeys(line.method for line in lines))
     fits = max(map(len, methods)) + 3 + sum(max(CELL, len(column) + 3) for column in columns) <= console.width
     shown = columns if fits or "all" not in columns else ["all"]
     for metric in dict.fromkeys(line.metric for line in lines):
-        console.print(_metric_table([line for line in lines if line.metric == metric], shown))
+        console.print(_make_table([line for line in lines if line.metric == metric], shown))
     console.print(LEGEND)
     if any("†" in line.remark for line in lines):
         console.print(DAGGER)
     if shown != columns:
         console.print("The terminal is too narrow for every data set; --csv writes them all.")
-    for remark, about in _remarks(lines).items():
-        who = "all" if len(about) == len(methods) else ", ".join(about)
-        console.print(f"{who}: {remark}", markup=False)
+    about: dict[str, dict[str, None]] = {}
+    for line in lines:
+        for remark in filter(None, line.remark.split(BETWEEN)):
+            about.setdefault(remark, {})[line.method] = None
+    for remark, named in about.items():
+        console.print(f"{'all' if len(named) == len(methods) else ', '.join(named)}: {remark}", markup=False)
     known = [line for line in lines if line.low is not None]
     inside = sum(line.inside for line in known)
     console.print(f"{inside} of {len(known)} reported numbers lie inside the 95 % interval of the measured ones.")
@@ -103,40 +228,24 @@ def _print_block(console: Console, lines: Sequence[Line]) -> None:
         console.print(f"{len(lines) - len(known)} have no interval.")
 
 
-def _remarks(lines: Sequence[Line]) -> dict[str, list[str]]:
-    """Return every remark, with the methods that it is about."""
-    from ..paper.tables import BETWEEN
-
-    about: dict[str, list[str]] = {}
-    for line in lines:
-        for remark in filter(None, line.remark.split(BETWEEN)):
-            methods = about.setdefault(remark, [])
-            if line.method not in methods:
-                methods.append(line.method)
-    return about
-
-
-def _metric_table(lines: Sequence[Line], columns: Sequence[str]) -> Table:
+def _make_table(lines: Sequence[Line], columns: Sequence[str]) -> Table:
+    """Return one metric of one family as a table."""
     from rich.markup import escape
     from rich.table import Table
 
-    metric = METRICS[lines[0].metric]
-    title = f"{escape(lines[0].family)} beside the table {lines[0].table} of the paper: {metric}"
+    title = f"{escape(lines[0].family)} and the table {lines[0].table} of the paper: {METRICS[lines[0].metric]}"
     title = title if all(line.comparable for line in lines) else f"NOT COMPARABLE: {title}"
     table = Table(title=title, title_justify="left")
     table.add_column("method", no_wrap=True)
     for column in columns:
         table.add_column("average" if column == "all" else escape(column), justify="right", no_wrap=True)
-    cells = {(line.method, line.dataset): line for line in lines}
+    cells = {}
+    for line in lines:
+        mark = "†" if "†" in line.remark else "*" if line.low is not None and not line.inside else " "
+        cells[line.method, line.dataset] = f"{line.measured:.2f} {line.difference:+z.2f}{mark}"  # z: no -0.00
     for method in dict.fromkeys(line.method for line in lines):
-        found = (cells.get((method, column)) for column in columns)
-        table.add_row(escape(method), *("" if line is None else _cell(line) for line in found))
+        table.add_row(escape(method), *(cells.get((method, column), "") for column in columns))
     return table
-
-
-def _cell(line: Line) -> str:
-    mark = "†" if "†" in line.remark else "*" if line.low is not None and not line.inside else " "
-    return f"{line.measured:.2f} {line.difference:+z.2f}{mark}"  # z: no -0.00
 
 
 def _print_list(console: Console) -> None:
@@ -158,182 +267,31 @@ def _print_list(console: Console) -> None:
 
 
 def _print_table(console: Console, name: str) -> None:
-    """Print a table of the paper, and what is wrong in it."""
+    """Print a table of the paper, and its wrong averages."""
     from rich.table import Table
 
     from ..paper.tables import TABLES, contradictions, read_table
+    from .bench import LEGEND as RATES
 
     numbers, layout = read_table(name), TABLES[name]
     wrong = {(c.row, c.column, c.metric): c for c in contradictions() if c.table == name}
-    title, caption = f"{name}: {layout.about}", _caption([number.metric for number in numbers])
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    metrics = list(dict.fromkeys(number.metric for number in numbers))
+    caption = " / ".join(METRICS[metric] for metric in metrics)
+    caption += " in percent." if "auroc" in metrics else " of the Hessian."
+    table = Table(title=f"{name}: {layout.about}", title_justify="left", caption_justify="left")
+    table.caption = RATES if metrics == ["auroc", "fpr95"] else caption
     table.add_column(", ".join(layout.row))
     columns = list(dict.fromkeys(number.column for number in numbers))
     for column in columns:
         table.add_column(column, justify="right")
     cells: dict[str, dict[str, list[str]]] = {}
     for number in numbers:
-        mark = "†" if (number.row, number.column, number.metric) in wrong else ""
-        cells.setdefault(number.row, {}).setdefault(number.column, []).append(_number(number, layout.digits) + mark)
+        spread = "" if number.std is None else f" ± {number.std:.{layout.digits}f}"
+        mark = "†" * ((number.row, number.column, number.metric) in wrong)
+        text = f"{number.value:.{layout.digits}f}{spread}{mark}"
+        cells.setdefault(number.row, {}).setdefault(number.column, []).append(text)
     for row, found in cells.items():
         table.add_row(row, *(" / ".join(found.get(column, [])) for column in columns))
     console.print(table)
     for contradiction in wrong.values():
         console.print(f"† {contradiction}", markup=False)
-
-
-def _caption(metrics: Sequence[str]) -> str:
-    """Return what the figures of a cell are."""
-    from .bench import LEGEND
-
-    shown = dict.fromkeys(metrics)
-    if list(shown) == ["auroc", "fpr95"]:
-        return LEGEND
-    return " / ".join(METRICS[metric] for metric in shown) + (
-        " in percent." if "auroc" in shown else " of the Hessian."
-    )
-
-
-def _number(number: Number, digits: int) -> str:
-    spread = "" if number.std is None else f" ± {number.std:.{digits}f}"
-    return f"{number.value:.{digits}f}{spread}"
-
-
-# ``flatfold reproduce``: every table and figure of the paper on one suite, and whether each agrees.
-
-
-@grouped
-def reproduce(
-    suite: SuiteName,
-    options: SuiteOptions,
-    out: Annotated[Path | None, typer.Option(help="Folder for everything. Default: out/paper/SUITE.")] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
-    ] = 64,
-    samples: Annotated[
-        int, typer.Option(min=2, help="Most images of each data set whose curvature is measured.")
-    ] = 200,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each cost is timed, on a batch of 256.")] = 11,
-    alpha: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's choice."),
-    ] = None,
-    bootstrap: Annotated[
-        int, typer.Option(min=0, help="Redrawn samples behind each interval of the benchmark; 0 leaves some out.")
-    ] = 1000,
-    limit: Annotated[
-        int | None, typer.Option(min=2, help="Take at most so many images of each data set, for a quick look.")
-    ] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(help="As for bench. Default: the paper's, tuned as in the paper where the suite allows it."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume/--restart", help="Go on where an earlier run stopped, or compute all of it again.")
-    ] = True,
-    report: DrawReport = True,
-    own: With = None,
-) -> None:
-    """Measure all that the paper reports on one suite, and say of every table and figure whether it agrees.
-
-    Every network gets a benchmark of the paper's methods, a curvature study, and what neither has: the effect of
-    normalisation on seven methods, the sensitivity to the exponent, the separation of scores, and the cost of each
-    method. All of it from the same features, which are extracted once. One that was stopped goes on.
-
-    Writes, under --out, a folder for each network as bench and curvature do, with ablations.json beside their files;
-    reproduction.html, which has every table and figure under its number in the paper; and full-scale, with the
-    commands and all that is needed to run the paper's own benchmarks.
-
-    Example: flatfold reproduce digits
-
-    Example: flatfold reproduce cifar10 --data ~/OpenOOD --device cuda --workers 8
-    """
-    from ..evaluate.runner import check_specs
-    from ..evaluate.spec import parse_specs
-    from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
-    from ..evaluate.suites.library import DIGITS
-    from ..paper.costs import Plan
-    from ..paper.full_scale import write_full_scale
-    from ..paper.run import check_suite, forget_reproduction, place_of
-    from ..paper.run import reproduce as run
-
-    log_progress()
-    load_plugins(own)
-    chosen = None if methods is None else tuple(check_specs(parse_specs(methods)))
-    plan = Plan(samples=samples, rounds=rounds, methods=chosen, alpha=alpha)
-    settings = options.settings(bootstrap)
-    folder = out or Path("out") / "paper" / Path(suite).stem
-    with resumable(folder):
-        every = list(DIGIT_NETWORKS) if suite == DIGITS else None  # the paper has several networks
-        suites = options.suites(suite, folder, batch_size, limit, every)
-        several = len(suites[0].siblings) > 1
-        names = suites[0].siblings if several else [""]
-        check_study_folder(folder, several)
-        check_suite(folder, names, suites[0].name)
-        for each in suites:
-            place = place_of(each, folder)
-            if not resume:
-                forget_reproduction(each, place, plan)
-            run([each], folder, settings, plan)
-            _draw(place, report)
-            typer.echo(f"{each.network or each.name} -> {place}")
-        _conclude(folder, names, [each.network if several else "" for each in suites], report)
-    typer.echo(f"what a full run needs -> {write_full_scale(folder)}")
-
-
-def _draw(place: Path, report: bool) -> None:
-    """Draw the pages of one network; that of its curvature draws that of its benchmark too."""
-    from ..report.page import write_curvature
-
-    if report:
-        write_curvature(place)
-
-
-def _conclude(folder: Path, names: Sequence[str], now: Sequence[str], report: bool) -> None:
-    """Say of every table and figure whether it agrees, with networks of earlier runs too, and write the page."""
-    from ..evaluate.summary import save_summary, summarise
-    from ..paper.exhibits import verdicts
-    from ..paper.run import finished
-
-    materials, left_out = finished(folder, names, now)
-    for network, reason in left_out.items():
-        typer.echo(f"{network} is left out: {reason}", err=True)
-    networks = [material.network for material in materials]
-    if len(networks) > 1:
-        save_summary(summarise(material.results for material in materials), folder, networks)
-    _print_verdicts(verdicts(materials))
-    if report:
-        typer.echo(f"every table and figure -> {_draw_all(folder, networks)}")
-
-
-def _draw_all(folder: Path, networks: Sequence[str]) -> Path:
-    """Draw the pages about all networks, and return the one about the paper."""
-    from ..paper.page import write_reproduction
-    from ..report.summary import write_summary
-
-    if len(networks) > 1:
-        write_summary(folder)
-    return write_reproduction(folder, networks)
-
-
-COLOURS = {"agrees": "green", "partly": "yellow", "disagrees": "red"}
-
-
-def _print_verdicts(found: Sequence[Verdict]) -> None:
-    """Print a line for every table and figure: its number, whether it agrees, and what this run shows."""
-    from collections import Counter
-
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="The paper beside this run", title_justify="left", show_lines=True)
-    table.add_column("in the paper", no_wrap=True)
-    table.add_column("agreement", no_wrap=True)
-    table.add_column("this run shows", overflow="fold")
-    for verdict in found:
-        colour = COLOURS.get(verdict.agreement, "default")
-        table.add_row(escape(verdict.number), f"[{colour}]{verdict.agreement}[/]", escape(verdict.shows))
-    console = open_console()
-    console.print(table)
-    counts = Counter(str(verdict.agreement) for verdict in found)
-    console.print(f"{len(found)} claims: {', '.join(f'{count} {word}' for word, count in counts.items())}.")

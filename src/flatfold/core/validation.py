@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -129,10 +130,22 @@ def check_not_negative(h: Tensor, who: str) -> None:
         )
 
 
+def check_choice(name: str, value: object, choices: Collection[str | None]) -> None:
+    """Raise unless an argument is one of the allowed values."""
+    if value not in choices:
+        raise MethodRefused(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
 def check_above_zero(name: str, value: float, customary: str) -> None:
     """Raise unless a hyper-parameter is above 0."""
-    if not isinstance(value, Real) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < float("inf"):
         raise MethodRefused(f"{name} must be a finite number above 0, got {value!r}. {customary} is customary.")
+
+
+def check_not_below_zero(name: str, value: float, customary: str) -> None:
+    """Raise unless a hyper-parameter is at least 0."""
+    if not isinstance(value, Real) or not 0 <= value < float("inf"):
+        raise MethodRefused(f"{name} must be a finite number from 0 on, got {value!r}. {customary} is customary.")
 
 
 def check_count(name: str, value: int, most: int | None = None, of: str = "") -> None:

@@ -8,7 +8,8 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from .estimate import Estimate, Level, Loss, Matrix, Spectrum, check_choice
+from ..core.validation import check_choice
+from .estimate import Estimate, Level, Loss, Matrix, Spectrum
 from .exact import ggn_eigenvalues
 from .lanczos import lanczos_quadrature, largest
 from .operators import Operator, batch_operator, mean_operator

@@ -1,6 +1,5 @@
 """Results of curvature measurements: values with their errors, spectra and densities."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from math import pi, sqrt
 from typing import Literal
@@ -58,12 +57,6 @@ class Estimate:
             return f"{self.rows} values, mean {float(self.value.mean()):.6g} ({what})"
         certain = "exactly" if self.stderr is None else f"± {self.stderr:.2g}"
         return f"{self.value:.6g} {certain} ({what}, {self.rows} inputs)"
-
-
-def check_choice(name: str, value: object, known: Collection[str]) -> None:
-    """Raise unless an argument is one of the allowed strings."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}.")
 
 
 # An eigenvalue at most this share of the largest counts as zero: products in float32 have errors up to 7e-7 of it.

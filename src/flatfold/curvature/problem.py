@@ -14,11 +14,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from ..core.validation import check_choice
 from ..io.progress import track
 from ..models.batches import Batch, split_batch
 from ..models.eval_mode import evaluating
 from ..models.forward import forward, logits_of
-from .estimate import LOSSES, Loss, check_choice
+from .estimate import LOSSES, Loss
 from .per_sample import Parameters, check_graphs, record_calls
 
 ALONE = 1e-2  # relative change of logits with the rest of the batch that rounding may explain

@@ -18,8 +18,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..core.validation import check_choice
 from ..models.batches import Batch
-from .estimate import Estimate, Level, Loss, Matrix, check_choice
+from .estimate import Estimate, Level, Loss, Matrix
 from .exact import ggn_traces
 from .operators import batch_operator
 from .piecewise_linear import trace_is_first_order

@@ -1,72 +1,40 @@
 """Detectors, one module per method. Importing this package fills the registry."""
 
-from .ash import Ash
-from .autofold import AutoFold
-from .base import Detector, InputDetector
-from .dice import Dice
-from .ebo import Ebo
-from .fdbd import Fdbd
-from .fold import Fold
-from .fold_t import FoldT
-from .gen import Gen
-from .gradnorm import GradNorm
-from .klm import Klm
-from .knn import Knn
-from .mds import Mds
-from .mdsens import MdsEns
-from .mls import Mls
-from .msp import Msp
-from .nci import Nci
-from .nnguide import NNGuide
-from .norm_cap import NormCap
-from .odin import Odin
-from .openmax import OpenMax
-from .react import ReAct
-from .registry import METHODS, create, get_method, hyperparameters, methods, parse_method, register
-from .rmds import Rmds
-from .scale import Scale
-from .shaped import PartialNorm, Shaped, Shaping
-from .she import She
-from .tempscale import TempScale
-from .vim import Vim
-
-__all__ = [
-    "METHODS",
-    "Ash",
-    "AutoFold",
-    "Detector",
-    "Dice",
-    "Ebo",
-    "Fdbd",
-    "Fold",
-    "FoldT",
-    "Gen",
-    "GradNorm",
-    "InputDetector",
-    "Klm",
-    "Knn",
-    "Mds",
-    "MdsEns",
-    "Mls",
-    "Msp",
-    "NNGuide",
-    "Nci",
-    "NormCap",
-    "Odin",
-    "OpenMax",
-    "PartialNorm",
-    "ReAct",
-    "Rmds",
-    "Scale",
-    "Shaped",
-    "Shaping",
-    "She",
-    "TempScale",
-    "Vim",
-    "create",
-    "get_method",
-    "hyperparameters",
-    "methods",
-    "parse_method",
-    "register",
-]
+from .ash import Ash as Ash
+from .autofold import AutoFold as AutoFold
+from .base import Detector as Detector
+from .base import InputDetector as InputDetector
+from .dice import Dice as Dice
+from .ebo import Ebo as Ebo
+from .fdbd import Fdbd as Fdbd
+from .fold import Fold as Fold
+from .fold_t import FoldT as FoldT
+from .gen import Gen as Gen
+from .gradnorm import GradNorm as GradNorm
+from .klm import Klm as Klm
+from .knn import Knn as Knn
+from .mds import Mds as Mds
+from .mdsens import MdsEns as MdsEns
+from .mls import Mls as Mls
+from .msp import Msp as Msp
+from .nci import Nci as Nci
+from .nnguide import NNGuide as NNGuide
+from .norm_cap import NormCap as NormCap
+from .odin import Odin as Odin
+from .openmax import OpenMax as OpenMax
+from .react import ReAct as ReAct
+from .registry import METHODS as METHODS
+from .registry import create as create
+from .registry import get_method as get_method
+from .registry import hyperparameters as hyperparameters
+from .registry import methods as methods
+from .registry import parse_method as parse_method
+from .registry import register as register
+from .rmds import Rmds as Rmds
+from .scale import Scale as Scale
+from .shaped import PartialNorm as PartialNorm
+from .shaped import Shaped as Shaped
+from .shaped import Shaping as Shaping
+from .she import She as She
+from .tempscale import TempScale as TempScale
+from .vim import Vim as Vim

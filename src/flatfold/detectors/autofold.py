@@ -2,8 +2,8 @@
 
 Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detection", ECCV 2026.
 
-Masking the logit of a sample's own class makes a pseudo-unknown: an input whose class the network was never taught.
-The best exponent is the one whose scores tell the pseudo-unknowns from known inputs best.
+Masking the logit of a sample's own class makes a pseudo-OOD sample: an input whose class the network does not know.
+The best exponent is the one whose scores separate pseudo-OOD from ID samples best.
 """
 
 import warnings
@@ -29,17 +29,16 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import class_distances
 from ..core.pairs import Pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_norms
-from ..core.validation import MethodRefused, check_features
+from ..core.validation import MethodRefused, check_choice, check_features, require_labels
 from . import ash, react
 from .base import Detector
-from .fold import Fold, ScoreNorm, check_score_norm
+from .fold import SCORE_NORMS, Fold, ScoreNorm
 from .joint import joint_factory
 from .registry import register
 
 Criterion = Literal["paired", "one_vs_rest", "shrunk"]
 
 PER_CLASS = {"paired": paired, "one_vs_rest": one_vs_rest}
-CRITERIA = (*PER_CLASS, "shrunk")
 GRID = tuple(i / 100 for i in range(1, 101))
 
 
@@ -55,13 +54,13 @@ class AutoFold(Detector):
 
     Args:
         criterion: ``"paired"`` compares the samples of a class with their own masked copies (the paper).
-            ``"one_vs_rest"`` masks class k for everybody and compares its samples with those of all other classes
+            ``"one_vs_rest"`` masks class k in all samples and compares its samples with those of all other classes
             (the authors' code). ``"shrunk"`` compares all samples with all copies that are masked and half as long (not
             in the paper; see the study in ``docs/studies/autofold.md``).
         grid: Exponents to try.
         max_classes: Average over at most this many classes, drawn with ``seed``; None means all. ``"shrunk"`` pools
             their samples instead.
-        seed: Of that draw.
+        seed: Seed of that draw.
         score_norm: As in :class:`Fold`, during the choice and for the scores.
     """
 
@@ -92,18 +91,14 @@ class AutoFold(Detector):
         best = middle_of_maximum(curve)
         if why := flatness(curve, stderr):
             warnings.warn(
-                f"AutoFold's curve is flat: {why}, so alpha = {self.grid[best]:g} is hardly better than any other. "
-                "More samples per class would help.",
+                f"AutoFold's curve is flat: {why}, so alpha = {self.grid[best]:g} is not significantly better than "
+                "others. Give more samples per class.",
                 stacklevel=4,
             )
         self.fold.fit(bank, head)
-        for name, values in {
-            "alpha_": curve.new_tensor(self.grid[best]),
-            "grid_": curve.new_tensor(self.grid),
-            "curve_": curve,
-            "curve_stderr_": stderr,
-        }.items():
-            self.register_buffer(name, values.to(head.weight))
+        alpha, grid = curve.new_tensor(self.grid[best]), curve.new_tensor(self.grid)
+        learnt = {"alpha_": alpha, "grid_": grid, "curve_": curve, "curve_stderr_": stderr}
+        self.register_buffers(**{name: values.to(head.weight) for name, values in learnt.items()})
 
     def score(self, h: Tensor) -> Tensor:
         """Return FOLD's score at the chosen exponent."""
@@ -118,35 +113,23 @@ class AutoFold(Detector):
         check_features(h, self.fitted_weight)
         return self.fold.pairs_at(h, k, self.alpha_)
 
-    def score_range(self) -> tuple[float, float]:
-        """Return FOLD's range, which is the same for every exponent."""
-        return self.fold.score_range()
-
     @property
-    def innermost(self) -> Detector:
-        """The detector that keeps the head."""
-        return self.fold.innermost
+    def inner(self) -> Detector:
+        """FOLD, whose range of scores is the same for every exponent."""
+        return self.fold
 
     def _check(self, bank: FeatureBank, head: Head) -> None:
-        check_score_norm(self.fold.score_norm)
+        check_choice("score_norm", self.fold.score_norm, SCORE_NORMS)
         if head.n_classes < 3:
             raise MethodRefused(
-                "AutoFold masks one class and looks at the curvature of the others, which two classes do not have. "
-                "Use FOLD with an alpha of your own."
+                "AutoFold masks one class, so two classes are too few. Use FOLD and choose alpha yourself."
             )
-        if self.criterion not in CRITERIA:
-            raise MethodRefused(f"criterion must be one of {', '.join(CRITERIA)}, got {self.criterion!r}.")
+        check_choice("criterion", self.criterion, (*PER_CLASS, "shrunk"))
         if not isinstance(self.grid, Iterable) or not len(self.grid):
-            raise MethodRefused(
-                f"grid must be a sequence of exponents, got {self.grid!r}. Leave it out for the paper's."
-            )
+            raise MethodRefused(f"grid must be a sequence of exponents, got {self.grid!r}.")
         for alpha in self.grid:
             check_alpha(alpha)
-        if bank.labels is None:
-            raise MethodRefused(
-                "AutoFold masks the logit of each sample's own class, but this bank has no labels. "
-                "Give FeatureBank(features, labels), or batches (x, y), or use FOLD with an alpha of your own."
-            )
+        require_labels(bank, "AutoFold")
 
     def _curve(self, bank: FeatureBank, head: Head) -> tuple[Tensor, Tensor]:
         """Return the criterion and its standard error at each exponent, in float64."""
@@ -157,7 +140,7 @@ class AutoFold(Detector):
         groups = self._groups(labels)
         square_norms = weight.square().sum(dim=-1) if self.fold.score_norm == "weight" else None
         weights = Weights(class_distances(weight), square_norms)
-        projected, norms = h @ weight.mT, row_norms(h)  # all that is needed of the features, for every exponent
+        projected, norms = h @ weight.mT, row_norms(h)  # all that any exponent needs
         points = []
         for alpha in self.grid:
             logits, score = self._logits_and_score(projected, norms, alpha, head)
@@ -173,16 +156,14 @@ class AutoFold(Detector):
     def _logits_and_score(
         self, projected: Tensor, norms: Tensor, alpha: float, head: Head
     ) -> tuple[Tensor, Callable[[Moments], Tensor]]:
-        """Return the logits at an exponent, and what turns their moments into scores."""
+        """Return the logits at an exponent, and the function from their moments to scores."""
         logits = rescaled_logits(projected, norms**alpha, head.bias)
         return logits, _score(self.fold.score_norm, norms.squeeze(-1) ** (2 - 2 * alpha))
 
     def _groups(self, labels: Tensor) -> Groups:
         """Return the rows of the classes to average over."""
         if self.criterion == "one_vs_rest" and len(torch.unique(labels)) < 2:
-            raise MethodRefused(
-                'criterion "one_vs_rest" compares classes, but this bank has one class only. Use criterion="paired".'
-            )
+            raise MethodRefused('"one_vs_rest" compares classes, but this bank has one class. Use criterion="paired".')
         classes = calibration_classes(labels, self.max_classes, self.seed, "AutoFold")
         return group_rows(labels, classes)
 

@@ -1,9 +1,8 @@
-"""The contract of every detector that sees features; ``detectors/inputs.py`` has that of the two that see images.
+"""The contracts of detectors: of those that see features, and of the two that run the network (odin, mdsens).
 
 Hyper-parameters go into the constructor, which only stores them. ``fit(bank, head)`` learns from in-distribution
-features and returns ``self``; what it learns becomes buffers, so ``.to()``, ``state_dict()`` and export come for
-free. A call scores features ``(n, d)`` with one number each. **A higher score means more out-of-distribution**, for
-every method.
+features and returns ``self``; what it learns becomes buffers, so ``.to()``, ``state_dict()`` and export work. A call
+scores features ``(n, d)`` with one number each. **A higher score means more out-of-distribution**, for every method.
 
 To add a method, write :meth:`Detector.score`, and :meth:`Detector.learn` if there is something to learn.
 """
@@ -12,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
-from numbers import Real
 from typing import Any, Literal, Self
 
 import torch
@@ -29,7 +27,7 @@ class Fittable(nn.Module):
     """A module whose buffers appear when it is fitted, and also when a fitted state is loaded into it."""
 
     made_by: tuple[str, dict[str, Any]] | None = None
-    """Name and hyper-parameters, when the detector was made by ``create``: what a file needs to make it again."""
+    """Name and hyper-parameters of a detector that was made by ``create``, from which a file can make it again."""
 
     def register_buffers(self, **buffers: Tensor) -> None:
         """Keep what was learnt, each tensor under its name."""
@@ -60,7 +58,7 @@ class Fittable(nn.Module):
 
 @contextmanager
 def all_or_nothing(module: nn.Module) -> Iterator[None]:
-    """Give every buffer back that it had before, should the block fail: no detector is half old and half new."""
+    """Restore every buffer if the block fails."""
     before = {part: dict(part._buffers) for part in module.modules()}
     try:
         yield
@@ -72,7 +70,7 @@ def all_or_nothing(module: nn.Module) -> Iterator[None]:
 
 
 class Detector(Fittable, ABC):
-    """A score for features: fitted once on in-distribution data, higher for inputs unlike it."""
+    """A score for features, fitted once on in-distribution data."""
 
     weight: Tensor
     bias: Tensor | None
@@ -91,19 +89,22 @@ class Detector(Fittable, ABC):
         with all_or_nothing(self):
             self.learn(bank, head)
             if not self.is_fitted:
-                raise TypeError(
-                    f"{type(self).__name__}.learn must call self.register_head(head), so that it can be called."
-                )
+                raise TypeError(f"{type(self).__name__}.learn must call self.register_head(head).")
         return self.to(head.weight.device)
 
     def fit_without(self, bank: FeatureBank, head: Head, label: int) -> Self:
-        """Learn as if the network had never met a class: without its row of the head and without its samples."""
+        """Fit without one class: without its row of the head and without its samples."""
         return self.fit(*without_class(bank, head, label))
 
     @property
+    def inner(self) -> "Detector | None":
+        """The detector that this one was built around, if any."""
+        return None
+
+    @property
     def innermost(self) -> "Detector":
-        """The detector that keeps the head: this one, or the one that it was built around."""
-        return self
+        """The detector that keeps the head."""
+        return self if self.inner is None else self.inner.innermost
 
     @property
     def is_fitted(self) -> bool:
@@ -113,12 +114,11 @@ class Detector(Fittable, ABC):
     def forward(self, h: Tensor, logits: Tensor | None = None) -> Tensor:
         """Return one score per row of features ``(n, d)``, higher for more out-of-distribution.
 
-        Many rows are scored a part at a time, so that no method needs memory in proportion to them.
+        Many rows are scored in parts, so memory does not grow with them.
 
         Args:
             h: Features, ``(n, d)``.
-            logits: What the head gives for them, ``(n, c)``, if the model has said so already: a method may then do
-                without a product of its own.
+            logits: The logits of the features, ``(n, c)``, if they are known: some methods then save a product.
         """
         check_features(h, self.fitted_weight)
         if torch.compiler.is_compiling() or len(h) <= ROWS_AT_ONCE:
@@ -131,7 +131,7 @@ class Detector(Fittable, ABC):
         return self.score(h) if logits is None else self.score_given(h, logits)
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Turn what ``bank`` and ``head`` teach into buffers; by default remember the head."""
+        """Learn from ``bank`` and ``head`` and register buffers; by default register the head."""
         self.register_head(head)
 
     @abstractmethod
@@ -139,28 +139,25 @@ class Detector(Fittable, ABC):
         """Return one score per row of ``h``; pure torch, and no row may depend on another."""
 
     def pairs(self, h: Tensor, k: int) -> Pairs:
-        """Return the k pairs of classes that carry most of each score; only FOLD's score is a sum over them.
+        """Return the k pairs of classes that contribute most to each score; only FOLD's score is a sum over pairs.
 
         Args:
             h: Features, ``(n, d)``.
-            k: How many pairs; where there are fewer, all of them are returned.
+            k: Number of pairs; where there are fewer, all of them are returned.
         """
         name = self.made_by[0] if self.made_by else type(self).__name__
-        raise ValueError(
-            f"the score of {name} is no sum over pairs of classes, so none of them can be named. "
-            "Use fold, autofold, or one of their variants."
-        )
+        raise ValueError(f"the score of {name} is not a sum over pairs of classes. Use fold, autofold, or a variant.")
 
     def score_range(self) -> tuple[float, float]:
-        """Return what a score can be at least and at most, for any features, rounding included; by default anything."""
-        return -torch.inf, torch.inf
+        """Return the smallest and the largest possible score for any features, rounding included."""
+        return (-torch.inf, torch.inf) if self.inner is None else self.inner.score_range()
 
     def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
-        """Return the scores of rows whose logits ``(n, c)`` are known; by default that is of no use."""
+        """Return the scores of rows whose logits ``(n, c)`` are known; by default they are not used."""
         return self.score(h)
 
     def register_head(self, head: Head) -> None:
-        """Keep a copy of the head's weight and bias as buffers: a model that is trained on does not reach them."""
+        """Register copies of the head's weight and bias as buffers."""
         self.register_buffer("weight", head.weight.clone())
         self.register_buffer("bias", None if head.bias is None else head.bias.clone())
 
@@ -168,9 +165,7 @@ class Detector(Fittable, ABC):
     def fitted_weight(self) -> Tensor:
         """Weight of the head this detector was fitted with."""
         if not self.is_fitted:
-            raise NotFittedError(
-                f"this {type(self).__name__} has not been fitted. Call .fit(bank, head) first, or load a fitted state."
-            )
+            raise NotFittedError(f"this {type(self).__name__} is not fitted. Call .fit(bank, head) first.")
         return self.innermost.weight
 
     def logits(self, h: Tensor) -> Tensor:
@@ -184,7 +179,7 @@ Sees = Literal["features", "logits", "layers"]
 
 
 class InputDetector(Fittable, ABC):
-    """A score for inputs, by a network and its gradient."""
+    """A score for inputs, from a network and its gradient."""
 
     sees: Sees
     """What the network must return: ``"logits"`` or ``"layers"``."""
@@ -202,7 +197,7 @@ class InputDetector(Fittable, ABC):
         """
         before = self.network
         with all_or_nothing(self):
-            self._buffers.clear()  # what an earlier fit left
+            self._buffers.clear()  # of an earlier fit
             try:
                 self.attach(network).learn(batches)
             except BaseException:
@@ -211,14 +206,14 @@ class InputDetector(Fittable, ABC):
         return self
 
     def attach(self, network: Network) -> Self:
-        """Remember the network only: enough for a detector whose state was loaded, or that learns nothing."""
+        """Set the network only: enough for a detector whose state was loaded, or that learns nothing."""
         if isinstance(network, nn.Module) and network.training:
             raise ValueError("the network is in training mode, where scores are random. Call .eval() on it first.")
-        object.__setattr__(self, "network", network)  # past torch, which would take a model for a part of this one
+        object.__setattr__(self, "network", network)  # not as a submodule
         return self
 
     def learn(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Turn what the inputs teach into buffers; by default there is nothing to learn."""
+        """Learn from the inputs and register buffers; by default there is nothing to learn."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return one score per input, higher for more out-of-distribution."""
@@ -228,12 +223,12 @@ class InputDetector(Fittable, ABC):
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"inputs must be a floating-point tensor, prepared as for the network, not {kind}.")
         check_finite(x, "inputs")
-        with torch.inference_mode(False):  # where there would be no gradient
+        with torch.inference_mode(False):  # which has no gradients
             return self.score(x.detach().clone())
 
     @property
     def is_fitted(self) -> bool:
-        """Whether all that was to be learnt has been."""
+        """Whether the detector can be called."""
         return True
 
     @abstractmethod
@@ -241,23 +236,18 @@ class InputDetector(Fittable, ABC):
         """Return one score per row of ``x``."""
 
     def run(self, x: Tensor) -> Any:
-        """Return what the network says of a batch."""
+        """Return the output of the network for a batch."""
         assert self.network is not None
         return self.network(x)
 
 
 def perturb(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float, std: Sequence[float] | float) -> Tensor:
-    r"""Return the inputs after one small step that makes the loss smaller.
+    r"""Return the inputs ``(n, channels, ...)`` after one small step that makes the loss smaller.
 
     .. math:: x' = x - \epsilon\, \operatorname{sign}(\nabla_x L) / \sigma
 
-    with a step in the direction of +1 where the gradient is 0, as in OpenOOD. Gradients of parameters are not touched.
-
-    Args:
-        x: Normalised inputs, ``(n, channels, ...)``.
-        loss: One number per row: they are added up, so no row's gradient depends on the others.
-        epsilon: Length of the step in each value, on the scale before normalisation.
-        std: What the channels were divided by in normalisation, one number for all or one per channel.
+    with a step in the direction of +1 where the gradient is 0, as in OpenOOD. ``loss`` gives one number per row,
+    ``epsilon`` is on the scale before normalisation, and ``std`` is one number, or one per channel.
     """
     with torch.enable_grad():
         moving = x.clone().requires_grad_()
@@ -268,9 +258,3 @@ def perturb(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float, std: Se
             raise MethodRefused(f"std has {len(sigma)} numbers, but the inputs have {x.shape[1]} channels.")
         sigma = sigma.view(-1, *[1] * (x.ndim - 2))
     return x - epsilon * torch.where(gradient >= 0, 1.0, -1.0).to(x) / sigma
-
-
-def check_epsilon(epsilon: float) -> None:
-    """Raise unless the length of a step is a number from 0 on."""
-    if not isinstance(epsilon, Real) or not 0 <= epsilon < float("inf"):
-        raise MethodRefused(f"epsilon must be a number from 0 on, got {epsilon!r}. 0.0014 is customary.")

@@ -12,12 +12,11 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import mean_row
 from ..core.hessian import class_distances
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
-from ..core.validation import MethodRefused
+from ..core.validation import check_choice
 from .base import Detector
 from .registry import register
 
 Relative = Literal["centre", "norm"]
-
 RELATIVE = ("centre", "norm")
 
 
@@ -40,8 +39,7 @@ class Fdbd(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn the mean of the features and the distances between class weights."""
-        if self.relative_to not in RELATIVE:
-            raise MethodRefused(f'relative_to must be "centre" or "norm", got {self.relative_to!r}.')
+        check_choice("relative_to", self.relative_to, RELATIVE)
         gaps = class_distances(head.weight).sqrt()
         self.register_head(head)
         self.register_buffers(

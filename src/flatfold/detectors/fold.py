@@ -1,4 +1,4 @@
-"""FOLD: score an input by how sharply the energy bends around its features.
+"""FOLD: the curvature of the energy at the features of an input.
 
 Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detection", ECCV 2026.
 """
@@ -20,13 +20,14 @@ from ..core.hessian import (
 )
 from ..core.pairs import Pairs, largest_pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, partially_normalised, partially_normalised_probs, row_norms
-from ..core.validation import MethodRefused, check_features, check_flag
+from ..core.validation import check_choice, check_features, check_flag
 from . import ash, react
 from .base import Detector
 from .registry import register
 from .shaped import Shaped
 
 ScoreNorm = Literal["weight", "feature"] | None
+SCORE_NORMS = (None, "weight", "feature")
 
 
 class Fold(Detector):
@@ -39,8 +40,8 @@ class Fold(Detector):
         alpha: 0 leaves features as they are, 1 puts them on the unit sphere.
         score_norm: None is the paper's score. The authors' code may divide it by the squared norm of the mean class
             weight, ``"weight"``: :math:`\|W^\top p\|^2`, or of the features, ``"feature"``: :math:`\|\tilde h\|^2`.
-        kept: Which entries of the normalised features count, ``(n, d) -> (n, d)`` bool; None means all of them.
-            The authors' FOLD-R counts those below ReAct's threshold.
+        kept: Function from normalised features to a mask of the entries that count, ``(n, d) -> (n, d)`` bool; None
+            means all of them. The authors' FOLD-R counts those below ReAct's threshold.
     """
 
     distances: Tensor | None
@@ -54,9 +55,9 @@ class Fold(Detector):
         self.kept = kept
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Remember the head and, unless it has very many classes, the distances between them."""
+        """Register the head and, unless it has very many classes, the distances between them."""
         check_alpha(self.alpha)
-        check_score_norm(self.score_norm)
+        check_choice("score_norm", self.score_norm, SCORE_NORMS)
         self.register_head(head)
         pairwise = prefers_distances(head.n_classes, head.width)
         self.register_buffer("distances", class_distances(head.weight) if pairwise else None)
@@ -66,11 +67,11 @@ class Fold(Detector):
         return self.score_at(h, self.alpha)
 
     def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
-        """Return the trace, from the logits as far as they have the digits."""
+        """Return the trace, from the logits if they are precise enough."""
         return self.score_at(h, self.alpha, logits)
 
     def score_at(self, h: Tensor, alpha: float | Tensor, logits: Tensor | None = None) -> Tensor:
-        """Return the scores under another exponent than the constructor's."""
+        """Return the scores for another exponent than the constructor's."""
         probs = partially_normalised_probs(h, self.weight, self._buffers.get("bias"), alpha, logits)
         trace = self._trace(probs, h, alpha)
         if self.score_norm is None:
@@ -82,16 +83,11 @@ class Fold(Detector):
         return trace / divisor.clamp_min(SMALLEST_DIVISOR)
 
     def pairs(self, h: Tensor, k: int) -> Pairs:
-        """Return the k pairs of classes that carry most of the trace; a ``score_norm`` divides them all alike.
-
-        Args:
-            h: Features, ``(n, d)``.
-            k: How many pairs; where there are fewer, all of them are returned.
-        """
+        """Return the k pairs of classes that contribute most to the trace; ``score_norm`` does not change them."""
         return self.pairs_at(h, k, self.alpha)
 
     def pairs_at(self, h: Tensor, k: int, alpha: float | Tensor) -> Pairs:
-        """Return the pairs under another exponent than the constructor's."""
+        """Return the pairs for another exponent than the constructor's."""
         check_features(h, self.fitted_weight)
         probs = partially_normalised_probs(h, self.weight, self._buffers.get("bias"), alpha)
         kept = None if self.kept is None else self.kept(partially_normalised(h, alpha))
@@ -105,13 +101,13 @@ class Fold(Detector):
 
         .. math:: \operatorname{tr} H \le \sum_k p_k \|w_k - m\|^2 \le \max_k \|w_k - m\|^2
 
-        It holds for any p, so for any features and exponent, and all the more when dimensions are left out.
+        It holds for any p, so for any features and exponent, and also when dimensions are left out.
         """
         weight = as_double(self.fitted_weight)
         if self.score_norm is not None:
             return 0.0, torch.inf
         bound = float((weight - weight.mean(dim=0)).square().sum(dim=-1).amax())
-        # Sums of c and d rounded terms: two classes of equal probability would otherwise lie above by a last digit.
+        # Sums of c and d rounded terms: two equally likely classes would otherwise exceed it by a last digit.
         return 0.0, bound * (1 + 2 * sum(weight.shape) * torch.finfo(self.weight.dtype).eps)
 
     def _trace(self, probs: Tensor, h: Tensor, alpha: float | Tensor) -> Tensor:
@@ -122,12 +118,6 @@ class Fold(Detector):
         if distances is None:
             return centred_hessian_trace(probs, self.weight)
         return feature_hessian_trace(probs, distances)
-
-
-def check_score_norm(score_norm: str | None) -> None:
-    """Raise unless ``score_norm`` is one of those that exist."""
-    if score_norm not in (None, "weight", "feature"):
-        raise MethodRefused(f'score_norm must be None, "weight" or "feature", got {score_norm!r}.')
 
 
 ALPHAS = tuple(i / 10 for i in range(1, 11))

@@ -1,10 +1,9 @@
-"""FOLD with a temperature of its own: how much of the norm is taken away, and how soft the classes are, apart.
+"""FOLD with a fitted temperature, so that the exponent changes norms and the temperature the softness of the classes.
 
-The exponent of the paper does both at once. Ours, from the study in ``docs/studies/autofold.md``.
+Not in the paper, whose exponent does both at once; see the study in ``docs/studies/autofold.md``.
 """
 
 import warnings
-from numbers import Real
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from ..core.class_statistics import best_temperature
 from ..core.hessian import as_double
 from ..core.pairs import Pairs
 from ..core.shaping import check_alpha, partially_normalised
-from ..core.validation import MethodRefused, check_features, require_labels
+from ..core.validation import check_above_zero, check_features, require_labels
 from .base import Detector
 from .fold import ALPHAS, Fold
 from .registry import register
@@ -46,8 +45,7 @@ class FoldT(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Fit the temperature."""
         check_alpha(self.alpha)
-        if isinstance(self.times, bool) or not isinstance(self.times, Real) or not 0 < self.times < torch.inf:
-            raise MethodRefused(f"times must be a number above 0, got {self.times!r}. 1 is the likeliest temperature.")
+        check_above_zero("times", self.times, "2")
         labels = require_labels(bank, "fold-t")
         projected = partially_normalised(as_double(bank.features), self.alpha) @ as_double(head.weight).mT
         likeliest = self._likeliest(projected, labels, head.bias)
@@ -55,12 +53,12 @@ class FoldT(Detector):
         self.register_buffer("temperature_", torch.tensor(self.times * likeliest).to(head.weight))
 
     def _likeliest(self, projected: Tensor, labels: Tensor, bias: Tensor | None) -> float:
-        """Return the likeliest temperature; the paper's, 1, where every label is predicted and so none is likeliest."""
+        """Return the likeliest temperature; 1 where every label is predicted, so that none is likeliest."""
         if not bool((projected.argmax(dim=-1) == labels).all()):
             return best_temperature(projected, labels, bias)
         warnings.warn(
-            "every sample of this bank is classified correctly, so that no temperature is the likeliest and 1, the "
-            "paper's, is taken for it. More samples, or harder ones, would help.",
+            "every sample of this bank is classified correctly, so no temperature is the likeliest, and 1 is used. "
+            "Give more samples, or harder ones.",
             stacklevel=5,
         )
         return 1.0
@@ -70,18 +68,14 @@ class FoldT(Detector):
         return self.fold.score(self._tempered(h))
 
     def pairs(self, h: Tensor, k: int) -> Pairs:
-        """Return the k pairs of classes that carry most of the trace."""
+        """Return the k pairs of classes that contribute most to the trace."""
         check_features(h, self.fitted_weight)
         return self.fold.pairs(self._tempered(h), k)
 
-    def score_range(self) -> tuple[float, float]:
-        """Return FOLD's range, which is the same for all features."""
-        return self.fold.score_range()
-
     @property
-    def innermost(self) -> Detector:
-        """The detector that keeps the head."""
-        return self.fold.innermost
+    def inner(self) -> Detector:
+        """FOLD, whose range of scores is the same for all features."""
+        return self.fold
 
     def _tempered(self, h: Tensor) -> Tensor:
         return partially_normalised(h, self.alpha) / self.temperature_

@@ -1,4 +1,4 @@
-"""A shaping's percentile chosen together with what the detector behind it chooses, from in-distribution data alone."""
+"""AutoFold on shaped features, with the percentile of the shaping chosen together with alpha, from ID data alone."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,16 +16,11 @@ from .shaped import Shaped, Shaping, with_percentile
 
 
 class Joint(Detector):
-    """The best of several shaped detectors, each of which has fitted its own curve.
+    """The best of several shaped detectors, one per percentile, each of which fits a ``curve_``.
 
     AutoFold's criterion is an AUROC, so its maxima under different percentiles can be compared: their maximum is that
-    over percentile and exponent together. ``fit`` leaves ``percentile_``, ``percentiles_`` and ``maxima_``, the best
-    of the curve at each percentile that can be used; ``chosen`` is the detector that won. Among exact ties the middle
-    one is taken.
-
-    Args:
-        make: Makes the shaped detector of a percentile; what is behind the shaping must fit a ``curve_``.
-        percentiles: Those to try.
+    over percentile and exponent together. ``fit`` leaves ``percentile_``, ``percentiles_`` and ``maxima_``, the maximum
+    of the curve at each usable percentile; ``chosen`` is the best detector. Among exact ties the middle one is taken.
     """
 
     percentile_: Tensor
@@ -59,27 +54,23 @@ class Joint(Detector):
             warnings.warn(note.message, stacklevel=4)
         self.chosen = candidates[best]
         self.register_buffers(
-            percentile_=torch.tensor(float(usable[best]), dtype=torch.float64),  # float32 might shape otherwise
+            percentile_=torch.tensor(float(usable[best]), dtype=torch.float64),  # float32 might shape differently
             percentiles_=maxima.new_tensor(usable),
             maxima_=maxima,
         )
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the scores of the detector that won."""
+        """Return the scores of the best detector."""
         return self.chosen.score(h)
 
     def pairs(self, h: Tensor, k: int) -> Pairs:
-        """Return the pairs of classes of the detector that won."""
+        """Return the pairs of classes of the best detector."""
         return self.chosen.pairs(h, k)
 
-    def score_range(self) -> tuple[float, float]:
-        """Return the range of the detector that won."""
-        return self.chosen.score_range()
-
     @property
-    def innermost(self) -> Detector:
-        """The detector that keeps the head."""
-        return self.chosen.innermost
+    def inner(self) -> Detector:
+        """The best detector."""
+        return self.chosen
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if f"{prefix}percentile_" in state_dict:  # the shaping of that percentile takes up the rest of the state
@@ -93,14 +84,7 @@ def joint_factory(
     percentiles: Sequence[float],
     summary: str,
 ) -> Callable[..., Detector]:
-    """Return a factory whose ``percentile`` is a number to use, or several to choose from.
-
-    Args:
-        shaping: Takes the percentile.
-        detector: Takes all other hyper-parameters and fits a ``curve_``.
-        percentiles: The default choice.
-        summary: The factory's docstring.
-    """
+    """Return a factory whose ``percentile`` is a number to use, or several to choose from."""
 
     def build(percentile: float | Sequence[float], hyper: dict[str, Any]) -> Detector:
         def make(percentile: float) -> Shaped:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.neighbours import kth_distance, to_half_precision, unit_scale
 from ..core.shaping import partially_normalised
-from ..core.validation import MethodRefused, check_count
+from ..core.validation import check_choice, check_count
 from .base import Detector
 from .registry import register
 
@@ -21,12 +21,12 @@ class Knn(Detector):
 
     .. math:: s(h) = \| \bar h - \bar h_{(k)} \|^2, \qquad \bar h = h / \|h\|
 
-    Exact, by matrix products over chunks of the bank. It needs the memory of the bank and one chunk, for the features
-    are kept where they are and not copied: do not change them afterwards. Features of zeros stay zeros, at distance 1
-    from all others. Neighbours whose distances agree to about 1e-7 may be taken for each other.
+    Exact, by matrix products over chunks of the bank. The features of the bank are not copied: do not change them
+    afterwards. Features of zeros stay zeros, at distance 1 from all others. Neighbours whose distances agree to about
+    1e-7 may be interchanged.
 
     Args:
-        k: Which neighbour counts.
+        k: Rank of the neighbour.
         storage: ``"float16"`` keeps a copy of half the size instead; distances are then good to about 1e-3.
     """
 
@@ -41,10 +41,7 @@ class Knn(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Keep the features and what brings them to unit length."""
         check_count("k", self.k, len(bank), "samples in the bank")
-        if self.storage not in (None, "float16"):
-            raise MethodRefused(
-                f'storage must be "float16", or None for the type of the features, got {self.storage!r}.'
-            )
+        check_choice("storage", self.storage, (None, "float16"))
         stored = to_half_precision(bank.features) if self.storage else bank.features.contiguous()
         self.register_head(head)
         self.register_buffers(bank=stored, scale=unit_scale(stored, head.weight.dtype))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
-from ..core.validation import MethodRefused
-from .base import InputDetector, check_epsilon, perturb
+from ..core.validation import MethodRefused, check_not_below_zero
+from .base import InputDetector, perturb
 from .registry import register
 
 
@@ -33,7 +33,7 @@ class MdsEns(InputDetector):
             activation at each resolution but the smallest, and the features; or names of modules, whose outputs are
             taken. Each is averaged over all dimensions but the first two.
         weights: :math:`\alpha_\ell`, one per layer. None means 1 for a single layer, and for several one over the
-            standard deviation of the layer's distances on the training data, so that each has an equal say.
+            standard deviation of the layer's distances on the training data, so that all layers count equally.
     """
 
     sees = "layers"
@@ -53,12 +53,10 @@ class MdsEns(InputDetector):
     @torch.no_grad()
     def learn(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Learn a Gaussian per class in every layer."""
-        check_epsilon(self.epsilon)
+        check_not_below_zero("epsilon", self.epsilon, "0.0014")
         seen = [(self._pooled(x), labels) for x, labels in batches]
         if not seen or any(labels is None for _, labels in seen):
-            raise MethodRefused(
-                "MDSEns learns from labelled inputs. Call .fit(network, batches) with pairs (x, labels)."
-            )
+            raise MethodRefused("MDSEns needs labelled inputs. Call .fit(network, batches) with pairs (x, labels).")
         labels = torch.cat([labels for _, labels in seen])
         gaussians = [
             fit_gaussian(torch.cat(parts), labels.to(parts[0].device))
@@ -85,7 +83,7 @@ class MdsEns(InputDetector):
         return torch.ones_like(spreads) if len(spreads) == 1 else 1 / spreads
 
     def score(self, x: Tensor) -> Tensor:
-        """Return the weighted sum of distances, each layer after a step of its own."""
+        """Return the weighted sum of distances, each layer after its own step."""
         total = x.new_zeros(len(x), dtype=self.weights_.dtype)
         for index in range(len(self.weights_)):
             gaussian = self._gaussian(index)

@@ -3,14 +3,12 @@
 Liu and Qin, "Detecting Out-of-Distribution Through the Lens of Neural Collapse", CVPR 2025.
 """
 
-from numbers import Real
-
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import mean_row
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
-from ..core.validation import MethodRefused
+from ..core.validation import check_not_below_zero
 from .base import Detector
 from .registry import register
 
@@ -35,8 +33,7 @@ class Nci(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn the mean of the features."""
-        if not isinstance(self.strength, Real) or not 0 <= self.strength < float("inf"):
-            raise MethodRefused(f"strength must be a number from 0 on, got {self.strength!r}. 1e-4 is customary.")
+        check_not_below_zero("strength", self.strength, "1e-4")
         self.register_head(head)
         self.register_buffer("centre", mean_row(bank.features))
 

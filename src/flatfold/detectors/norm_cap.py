@@ -1,7 +1,7 @@
-"""A cap on norms: features that are longer than those of known inputs get no credit for it.
+"""A cap on the norms of features.
 
-Energy and FOLD trust long features, and unknown inputs can be longer than any known one. Normalisation takes something
-from all norms; a cap takes only what is above. Ours, from the study in ``docs/studies/autofold.md``.
+Energy and FOLD trust long features, and OOD features can be longer than any ID features. Normalisation changes all
+norms; a cap only those above it. Not in the paper; see the study in ``docs/studies/autofold.md``.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""OpenMax: the probability of an unknown class, from how far logits lie beyond those of training.
+"""OpenMax: the probability of an unknown class, from the distances of logits to those of the training data.
 
 Bendale and Boult, "Towards Open Set Deep Networks", CVPR 2016; as OpenOOD evaluates it.
 """
@@ -18,7 +18,7 @@ from .registry import register
 
 @register("openmax", fits_on="train")
 class OpenMax(Detector):
-    r"""Probability of an unknown class beside the known ones.
+    r"""Probability of an additional, unknown class.
 
     For each class, the mean logits :math:`m_c` of its correctly classified samples, and a Weibull :math:`w_c` of the
     largest distances :math:`\|z - m_c\|` among them. The r-th likeliest class gives up a share of its logit:
@@ -26,13 +26,12 @@ class OpenMax(Detector):
     .. math:: v_c = z_c (1 - \omega_c w_c), \qquad u = \sum_c z_c\, \omega_c w_c, \qquad
         s(h) = \frac{e^u}{\sum_c e^{v_c} + e^u}, \qquad \omega = 1,\, \tfrac23,\, \tfrac13,\, 0,\, \dots
 
-    Only those classes can change, so only their distances are computed. Scores are probabilities and nothing overflows.
     A class without a correctly classified sample uses all its samples, with a warning; one whose tail distances are all
     equal gets a step instead of a Weibull.
 
     Args:
-        tail: How many of the largest distances the Weibull of a class is fitted to.
-        top: How many classes give up a share, 3 in :math:`\omega` above; all if there are fewer.
+        tail: Number of the largest distances that the Weibull of a class is fitted to.
+        top: Number of classes that give up a share, 3 in :math:`\omega` above; all if there are fewer.
         logarithm: Score by the log-odds instead, which have the same order and do not saturate at 1 in float32.
     """
 

@@ -48,9 +48,7 @@ class ReAct(Shaping):
     def fitted_threshold(self) -> Tensor:
         """The threshold, once it is known."""
         if "threshold_" not in self._buffers:
-            raise NotFittedError(
-                "this ReAct has no threshold yet. Fit the detector it belongs to on ID features first."
-            )
+            raise NotFittedError("this ReAct has no threshold yet. Fit the detector it belongs to first.")
         return self.threshold_
 
 

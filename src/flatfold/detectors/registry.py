@@ -9,12 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, overload
 from .base import Detector, InputDetector, Sees
 from .shaped import with_partial_normalisation
 
-# Settings collected under one name, so that published numbers can be reproduced on purpose.
-
-
 _ONE_VS_REST = {"criterion": "one_vs_rest", "max_classes": 20, "seed": 42}
-
-
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "authors": {
         "fold": {"alpha": 0.1, "score_norm": "weight"},
@@ -26,13 +21,9 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     }
 }
 
-
 FitsOn = Literal["nothing", "val", "train"]
-
 TunedOn = Literal["nothing", "id"]
-
 Grid = Mapping[str, Sequence[Any]]
-
 Factory = TypeVar("Factory", bound=Callable[..., Detector | InputDetector])
 
 
@@ -69,8 +60,8 @@ def register(
         name: Lower case, words joined by hyphens.
         fits_on: Which in-distribution split it learns from. ``"nothing"`` means that only the head matters.
         tuned_on: ``"id"`` if ``fit`` chooses a hyper-parameter on that split.
-        grid: What :func:`~flatfold.evaluate.tuning.tune` tries unless told otherwise: values for each hyper-parameter,
-            the first of which varies fastest.
+        grid: Values of each hyper-parameter that :func:`~flatfold.evaluate.tuning.tune` tries by default; the first
+            hyper-parameter varies fastest.
         sees: ``"features"`` for a :class:`Detector`; ``"logits"`` or ``"layers"`` for an :class:`InputDetector`,
             which runs the network itself.
         needs_labels: False if ``fit`` works on features without labels. Default: False if it learns from
@@ -93,7 +84,7 @@ def methods() -> tuple[str, ...]:
 
 
 def get_method(name: str) -> Method:
-    """Return the registry's entry for ``name``, or say which names come close."""
+    """Return the registry's entry for ``name``."""
     if name not in METHODS:
         near = get_close_matches(name, METHODS, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(methods())}."
@@ -114,7 +105,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = (part.strip() for part in setting.partition("="))
         if not equals or key in hyper:
             raise ValueError(
-                f"{text!r} is not a method. Write name=value after a colon, as in knn:k=10, each name once."
+                f"{text!r} is not a method. Write name=value after colons, as in knn:k=10, each name once."
             )
         hyper[key] = _parse_value(value)
     hyperparameters(name, **hyper)  # raises for names that do not exist
@@ -144,8 +135,8 @@ def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector | 
     Args:
         name: One of :func:`methods`.
         preset: ``"authors"`` starts from the settings of the authors' code instead of the paper's text.
-        **hyper: Hyper-parameters of that method. ``alpha`` on a method that has none of its own puts partial
-            normalisation in front of its score.
+        **hyper: Hyper-parameters of that method. ``alpha`` for a method without that hyper-parameter puts partial
+            normalisation before its score.
     """
     bound, alpha = _bind(name, preset, hyper)
     detector: Detector | InputDetector = get_method(name).factory(**bound)
@@ -162,27 +153,24 @@ def hyperparameters(name: str, *, preset: str | None = None, **hyper: Any) -> di
 
 
 def _bind(name: str, preset: str | None, hyper: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
-    """Return the factory's arguments, and alpha when it is meant for a partial normalisation in front."""
+    """Return the factory's arguments, and alpha when it is for a partial normalisation before the score."""
     named = signature(get_method(name).factory).parameters.values()
     parameters = {p.name: p for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"no preset is called {preset!r}. Known: {', '.join(PRESETS)}.")
     if preset is not None and name not in PRESETS[preset]:
-        raise ValueError(f"preset {preset!r} says nothing about {name}. It has: {', '.join(PRESETS[preset])}.")
+        raise ValueError(f"preset {preset!r} has no {name}. It has: {', '.join(PRESETS[preset])}.")
     asked = {**(PRESETS[preset][name] if preset else {}), **hyper}
     if "alpha" in asked and get_method(name).tuned_on == "id":
-        raise TypeError(f"{name} chooses alpha itself. For one of your own use fold, or grid=[{asked['alpha']}].")
+        raise TypeError(f"{name} chooses alpha itself. Use fold, or grid=[{asked['alpha']}].")
     if "alpha" in asked and get_method(name).sees != "features":
-        raise TypeError(f"{name} sees inputs, and alpha normalises features: it has none.")
+        raise TypeError(f"{name} has no alpha: it sees inputs, and alpha normalises features. Leave it out.")
     alpha = asked.pop("alpha", None) if "alpha" not in parameters else None
     unknown = sorted(set(asked) - set(parameters))
     if unknown:
-        raise TypeError(
-            f"{name} has no hyper-parameter {', '.join(unknown)}. It takes: {', '.join(parameters) or 'alpha only'}."
-        )
-    missing = [
-        key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in asked
-    ]
+        takes = ", ".join(parameters) or "alpha only"
+        raise TypeError(f"{name} has no hyper-parameter {', '.join(unknown)}. It takes: {takes}.")
+    missing = [key for key, value in parameters.items() if value.default is value.empty and key not in asked]
     if missing:
         raise TypeError(f"{name} needs a value for {', '.join(missing)}, which has no default.")
     return {key: asked.get(key, parameter.default) for key, parameter in parameters.items()}, alpha

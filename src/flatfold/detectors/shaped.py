@@ -1,4 +1,4 @@
-"""Put a shaping in front of a detector: ``Shaped(ReAct(90), Fold(0.5))`` is FOLD-R."""
+"""Detectors on shaped features: ``Shaped(ReAct(90), Fold(0.5))`` is FOLD-R."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from .base import Detector, Fittable
 
 
 class Shaping(Fittable, ABC):
-    """A function features -> features that may learn something from in-distribution features first."""
+    """A function from features to features that may learn from in-distribution features first."""
 
     def learn(self, bank: FeatureBank) -> None:
         """Learn from in-distribution features; by default there is nothing to learn."""
@@ -26,11 +26,11 @@ class Shaping(Fittable, ABC):
 
 
 class Shaped(Detector):
-    """A detector that sees its features through a shaping, while fitting and while scoring.
+    """A detector on shaped features, in fitting and in scoring.
 
     Args:
-        shaping: What happens to the features.
-        detector: What scores them afterwards; it may be ``Shaped`` itself.
+        shaping: Applied to the features.
+        detector: Scores the shaped features; it may be ``Shaped`` itself.
     """
 
     def __init__(self, shaping: Shaping, detector: Detector) -> None:
@@ -39,12 +39,12 @@ class Shaped(Detector):
         self.detector = detector
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Fit the shaping on the features and the detector on what comes out of it."""
+        """Fit the shaping on the features and the detector on the shaped features."""
         self.shaping.learn(bank)
         self.detector.fit(FeatureBank(self.shaping(bank.features), bank.labels), head)
 
     def fit_without(self, bank: FeatureBank, head: Head, label: int) -> Self:
-        """Learn the shaping from everything, for it knows no classes, and the detector without one of them."""
+        """Fit the shaping on everything, because it has no classes, and the detector without one class."""
         self.shaping.learn(bank)
         self.detector.fit_without(FeatureBank(self.shaping(bank.features), bank.labels), head, label)
         return self
@@ -58,27 +58,16 @@ class Shaped(Detector):
         check_features(h, self.fitted_weight)
         return self.detector.pairs(self.shaping(h), k)
 
-    def score_range(self) -> tuple[float, float]:
-        """Return the detector's range, which holds for any features and so for shaped ones."""
-        return self.detector.score_range()
-
     @property
-    def innermost(self) -> Detector:
-        """The detector that keeps the head."""
-        return self.detector.innermost
+    def inner(self) -> Detector:
+        """The detector that scores the shaped features."""
+        return self.detector
 
 
 def shaped_factory(
     shaping: Callable[[float], Shaping], detector: Callable[..., Detector], summary: str, percentile: float = 90
 ) -> Callable[..., Detector]:
-    """Return a factory of a detector behind a shaping with a percentile, to be registered under a name of its own.
-
-    Args:
-        shaping: Takes the percentile.
-        detector: Takes all other hyper-parameters.
-        summary: The factory's docstring.
-        percentile: Its default.
-    """
+    """Return a factory of a detector on features that are shaped with a percentile, to be registered under a name."""
     return with_percentile(
         lambda value, hyper: Shaped(shaping(value), detector(**hyper)), percentile, detector, summary
     )
@@ -87,14 +76,7 @@ def shaped_factory(
 def with_percentile(
     build: Callable[[Any, dict[str, Any]], Detector], default: Any, detector: Callable[..., Detector], summary: str
 ) -> Callable[..., Detector]:
-    """Return a factory that takes a ``percentile`` and the hyper-parameters of ``detector``, and tells them.
-
-    Args:
-        build: Takes the percentile and the other hyper-parameters.
-        default: Of the percentile.
-        detector: Whose signature follows it.
-        summary: The factory's docstring.
-    """
+    """Return a factory that takes a ``percentile`` and the hyper-parameters of ``detector``, with that signature."""
 
     def factory(percentile: Any = default, **hyper: Any) -> Detector:
         return build(percentile, hyper)
@@ -130,10 +112,7 @@ class PartialNorm(Shaping):
 
 
 def with_partial_normalisation(detector: Detector, alpha: float) -> Detector:
-    """Return ``detector`` with partial normalisation right in front of its score, behind any other shaping.
-
-    ReAct and ASH speak of the network's own activations, so they come first, as they do in FOLD-R and FOLD-A.
-    """
+    """Return ``detector`` with partial normalisation directly before its score, after ReAct or ASH as in FOLD-R."""
     if isinstance(detector, Shaped):
         return Shaped(detector.shaping, with_partial_normalisation(detector.detector, alpha))
     return Shaped(PartialNorm(alpha), detector)

@@ -13,12 +13,11 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import class_templates
 from ..core.shaping import row_norms
-from ..core.validation import MethodRefused, require_labels
+from ..core.validation import check_choice, require_labels
 from .base import Detector
 from .registry import register
 
 Metric = Literal["inner_product", "euclidean", "cosine"]
-
 METRICS = ("inner_product", "euclidean", "cosine")
 
 
@@ -43,14 +42,13 @@ class She(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn the pattern of each class."""
-        if self.metric not in METRICS:
-            raise MethodRefused(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}.")
+        check_choice("metric", self.metric, METRICS)
         predicted = head(bank.features).argmax(dim=-1)
-        found = class_templates(bank.features, require_labels(bank, "SHE"), predicted, head.n_classes, "SHE")
+        patterns = class_templates(bank.features, require_labels(bank, "SHE"), predicted, head.n_classes, "SHE")
         self.register_head(head)
-        self.register_buffer("templates", found.means.to(head.weight))
-        if found.note:
-            warnings.warn(found.note, stacklevel=4)
+        self.register_buffer("templates", patterns.means.to(head.weight))
+        if patterns.note:
+            warnings.warn(patterns.note, stacklevel=4)
 
     def score(self, h: Tensor) -> Tensor:
         """Return how little the features agree with the pattern of their predicted class."""

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import best_temperature, reference_temperature
-from ..core.validation import MethodRefused, require_labels
+from ..core.validation import check_choice, require_labels
 from .base import Detector
 from .registry import register
 
 Solver = Literal["reference", "exact"]
-
 SOLVERS: dict[str, Callable[[Tensor, Tensor], float]] = {"reference": reference_temperature, "exact": best_temperature}
 
 
@@ -44,8 +43,7 @@ class TempScale(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Fit the temperature."""
-        if self.solver not in SOLVERS:
-            raise MethodRefused(f"solver must be {' or '.join(map(repr, SOLVERS))}, got {self.solver!r}.")
+        check_choice("solver", self.solver, SOLVERS)
         logits, labels = head(bank.features), require_labels(bank, "TempScale")
         temperature = SOLVERS[self.solver](logits, labels)
         if not temperature > 0:

@@ -60,17 +60,10 @@ class Vim(Detector):
             largest += float((h @ weight.mT + bias).amax(dim=-1).sum())
             norms += float(row_norms((h - origin) @ residual).sum())
         if norms <= len(bank) * 1e-12 * float(scatter.diagonal().sum().sqrt()):
-            raise MethodRefused(
-                f"the features leave nothing outside of {dim} dimensions, so ViM has no residual to measure. "
-                "Use a smaller dim, and check that the features vary."
-            )
+            raise MethodRefused(f"ViM has no residual: the features span only {dim} dimensions. Use a smaller dim.")
         self.register_head(head)
-        self.register_buffers(
-            origin=origin,
-            residual=residual,
-            alpha_virtual_=origin.new_tensor(largest / norms),
-            dim_=torch.tensor(dim),
-        )
+        alpha = origin.new_tensor(largest / norms)
+        self.register_buffers(origin=origin, residual=residual, alpha_virtual_=alpha, dim_=torch.tensor(dim))
 
     def score(self, h: Tensor) -> Tensor:
         """Return the virtual logit minus the energy of the others."""
@@ -79,15 +72,12 @@ class Vim(Detector):
 
 
 def _dimension(dim: int | str | None, width: int) -> int:
-    """Return the dimension of the principal space, or say why it cannot be."""
+    """Return the dimension of the principal space."""
     rule = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
     if dim == "paper":
         return rule
     if dim is None:
         return REFERENCE_DIM if width > REFERENCE_DIM else rule
     if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim < width:
-        raise MethodRefused(
-            f"dim must be a whole number from 1 to {width - 1}, so that some of the {width} features are left for the "
-            f'residual, got {dim!r}. "paper" would take {rule}.'
-        )
+        raise MethodRefused(f"dim must be a whole number from 1 to {width - 1}, got {dim!r}. The paper's is {rule}.")
     return dim

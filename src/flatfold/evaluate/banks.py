@@ -46,7 +46,7 @@ class Banks:
 
     Attributes:
         unreadable: Images that have no row because they could not be read, and why, by data set and number.
-        weights: The sha256 of the network's weights.
+        weights: The hash of the network's weights.
     """
 
     head: Head
@@ -105,7 +105,7 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
             )
     log.info("features of %d images from the input of %r", sum(map(len, banks.values())), found.head)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}
-    splits = banks.get("train"), banks["val"], banks["test"]
+    splits = (banks.get("train"), banks["val"], banks["test"])
     return Banks(found.head, *splits, ood, banks.get("ood_val"), unreadable, weights)
 
 

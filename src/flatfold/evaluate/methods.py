@@ -95,11 +95,10 @@ def _evaluate_on_features(spec: Spec, banks: Banks) -> MethodResult:
 class InputMethodRunner:
     """Evaluates methods that run the network themselves; their scores are kept on disk."""
 
-    def __init__(self, suite: Suite, folder: Path, settings: Settings, weights: str = "") -> None:
+    def __init__(self, suite: Suite, folder: Path, settings: Settings, weights: str | None = None) -> None:
         if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
             raise MethodRefused("it runs the network on images, but this suite holds their features only.")
-        self.suite, self.folder, self.settings = suite, folder, settings
-        self.weights = weights or weights_hash(suite.model)
+        self.suite, self.folder, self.settings, self.weights = suite, folder, settings, weights
 
     def evaluate(self, spec: Spec) -> MethodResult:
         """Tune, fit and score one method."""
@@ -164,7 +163,7 @@ class InputMethodRunner:
         train = self.suite.train
         key = {
             "flatfold": __version__,
-            "weights": self.weights,
+            "weights": self.weights or weights_hash(self.suite.model),
             "method": name,
             "hyper": repr(hyper),
             "fitted_on": train.fingerprint if train is not None and get_method(name).fits_on == "train" else "",

@@ -134,7 +134,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
     }
 
 
-def provenance(suite: Suite, settings: Settings, seconds: float, weights: str = "") -> dict[str, Any]:
+def provenance(suite: Suite, settings: Settings, seconds: float, weights: str | None = None) -> dict[str, Any]:
     """Return where the numbers come from: versions, machine, weights, command."""
     return {
         "flatfold": __version__,

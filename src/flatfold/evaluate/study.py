@@ -93,7 +93,9 @@ def run_study(
         weights={key: it.weights for key, it in spectra.items()},
         sizes={str(space): size for space, size in sizes.items()},
         eigenvalues=eigenvalues,
-        provenance=_study_provenance(suite, plan, settings, alphas["partial"], parts, perf_counter() - start),
+        provenance=_study_provenance(
+            provenance(suite, settings, perf_counter() - start, banks.weights), plan, alphas["partial"], parts
+        ),
     )
 
 
@@ -183,11 +185,8 @@ def _all_detections(
     return rows
 
 
-def _study_provenance(
-    suite: Suite, plan: Plan, settings: Settings, alpha: float, parts: StudyParts, seconds: float
-) -> dict[str, Any]:
+def _study_provenance(facts: dict[str, Any], plan: Plan, alpha: float, parts: StudyParts) -> dict[str, Any]:
     """Return where the figures come from: as for a benchmark, and the plan."""
-    facts = provenance(suite, settings, seconds, parts.key["weights"])
     del facts["bootstrap"]  # there is none
     if parts.found:
         facts["seconds"] = f"{facts['seconds']}, with {parts.found} of {parts.asked} parts from an earlier run"

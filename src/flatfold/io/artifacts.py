@@ -23,7 +23,7 @@ from safetensors import numpy as numpy_files
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from .files import write_atomically, written
+from .files import replacing, write_atomically
 
 
 class Document(Protocol):
@@ -129,12 +129,7 @@ def read_json(path: Path, kind: type[D]) -> D:
 
 
 def write_document(path: Path, document: ArrayDocument, tables: Mapping[str, str] | None = None) -> None:
-    """Write a document and its arrays; the JSON comes last and holds the sha256 of the other files.
-
-    Args:
-        path: Of the JSON file.
-        document: A dataclass with arrays.
-        tables: Texts to write next to it, by file name.
+    """Write a document, its arrays, and texts next to it; the JSON comes last and holds the sha256 of the arrays.
 
     Raises:
         ValueError: A number in the JSON is not finite; nothing is written then.
@@ -164,12 +159,7 @@ def _to_plain(value: Any) -> str | float:
 
 
 def read_document(path: Path, kind: type[A], command: str) -> A:
-    """Return the document that :func:`write_document` wrote.
-
-    Args:
-        path: Of the JSON file.
-        kind: The dataclass.
-        command: Which makes such files; messages advise to run it.
+    """Return the document that :func:`write_document` wrote; messages advise to run the ``command`` that writes it.
 
     Raises:
         ValueError: There is no such JSON file.
@@ -218,7 +208,7 @@ def _read_arrays(path: Path, sha256: object) -> dict[str, Any]:
 def write_tensors(path: Path, header: str, tensors: Mapping[str, Tensor], name: str = _HEADER) -> None:
     """Write tensors to a safetensors file in one step, with a text in its header under ``name``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as partial:
+    with replacing(path) as partial:
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, partial, {name: header})
 
 

@@ -15,20 +15,20 @@ from typing import BinaryIO
 PARTIAL = ".partial"
 
 _OWNER = re.compile(r"\.([0-9]+)" + re.escape(PARTIAL))
-
 _being_written: set[Path] = set()  # by this process
-
 _serial = count()  # two threads may write the same file
 
 
 @contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path`` to write to; at the end it takes the place of ``path`` in one step."""
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path next to ``path`` to write to; at the end it replaces ``path`` in one step."""
     partial = path.with_name(f"{path.name}.{next(_serial)}.{os.getpid()}{PARTIAL}")
     _being_written.add(partial)
     try:
         yield partial
-        partial.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner can read
+        umask = os.umask(0)  # it can only be read by setting it
+        os.umask(umask)
+        partial.chmod(0o666 & ~umask)  # safetensors makes files that only their owner can read
         _sync(partial, os.O_RDWR)
         partial.replace(path)
     finally:
@@ -39,28 +39,23 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Put ``content`` in the place of the file at ``path``; the folder is made if needed."""
+    """Replace the file at ``path`` by ``content``; the folder is made if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as partial:
+    with replacing(path) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def sweep(folder: Path, name: str = "") -> None:
-    """Remove what a killed run left half-written in ``folder``, and nothing that a live process may be writing.
-
-    Args:
-        folder: Where to look.
-        name: Of the files that were to be written, or how they begin; by default all.
-    """
+    """Remove what killed runs left half-written of files whose name begins with ``name``, of no live process."""
     for partial in folder.glob(f"{escape(name)}*{PARTIAL}"):
         if not _in_use(partial):
             partial.unlink(missing_ok=True)
 
 
-def opened_alone(path: Path) -> BinaryIO:
-    """Open a file to read and write that no other process has opened in this way; it is made if it is not there.
+def open_exclusive(path: Path) -> BinaryIO:
+    """Open a file to read and write that no other process has opened in this way; it is made if it does not exist.
 
-    Where locks are not known, on Windows and on some file systems, two processes at once are the user's own affair.
+    Where there are no locks, on Windows and on some file systems, two processes at once are not noticed.
 
     Raises:
         BlockingIOError: Another process has opened it.
@@ -69,8 +64,9 @@ def opened_alone(path: Path) -> BinaryIO:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
             _lock(file, path)
-            if _is_at(path, file):  # or whoever had it open has removed it in between
-                return file
+            with suppress(FileNotFoundError):  # the process that had it open may have removed it in between
+                if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                    return file
         except BaseException:
             file.close()
             raise
@@ -84,33 +80,22 @@ def sha256_of(path: Path) -> str:
 
 
 def _in_use(partial: Path) -> bool:
-    """Tell whether the process that is named in a partial file may still be at work on it."""
+    """Return whether the process that is named in a partial file may still be writing it."""
     owner = _OWNER.search(partial.name)
     if owner is None:
         return False
-    if int(owner[1]) == os.getpid():  # in a container, a killed run and the next often have the same number
+    process = int(owner[1])
+    if process == os.getpid():  # in a container, a killed run and the next often have the same number
         return partial in _being_written
-    return _is_alive(int(owner[1]))
-
-
-def _is_alive(process: int) -> bool:
     if os.name == "nt":
         return True  # nothing can be asked: there, signal 0 is Ctrl+C
     try:
         os.kill(process, 0)
-    except PermissionError:  # it is there, and somebody else's
+    except PermissionError:  # it exists, and belongs to another user
         return True
     except (ProcessLookupError, OverflowError):
         return False
-    return process > 0  # 0 stands for a group of processes
-
-
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    """Tell whether an open file is the one that is found at ``path``."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
+    return process > 0  # 0 means a group of processes
 
 
 def _lock(file: BinaryIO, path: Path) -> None:
@@ -126,12 +111,6 @@ def _lock(file: BinaryIO, path: Path) -> None:
         ) from None
     except OSError:  # of a file system without locks
         return
-
-
-def _umask() -> int:
-    mask = os.umask(0)  # it can only be read by setting it
-    os.umask(mask)
-    return mask
 
 
 def _sync(path: Path, mode: int) -> None:

@@ -15,13 +15,7 @@ _shown: list[Progress] = []
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Yield ``items`` one by one while a bar with the time left follows on stderr.
-
-    Args:
-        items: Anything that can be iterated once.
-        description: What is going on, in a few words.
-        total: How many items there will be; taken from ``len(items)`` when that exists.
-    """
+    """Yield ``items`` one by one while a bar with the time left follows on stderr."""
     import sys
 
     if not sys.stderr.isatty():
@@ -34,17 +28,17 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
         total = len(items) if isinstance(items, Sized) else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     if _shown:  # work inside of other work: one more line below it
-        yield from _followed(_shown[-1], items, description, total)
+        yield from _advance(_shown[-1], items, description, total)
         return
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         _shown.append(bar)
         try:
-            yield from _followed(bar, items, description, total)
+            yield from _advance(bar, items, description, total)
         finally:
             _shown.pop()
 
 
-def _followed(bar: Progress, items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+def _advance(bar: Progress, items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
     task = bar.add_task(description, total=total)
     try:
         for item in items:

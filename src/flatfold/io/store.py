@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .artifacts import DamagedFile, checksum, decode, encode, header_length, read_json, write_json, write_tensors
-from .files import opened_alone, sweep
+from .files import open_exclusive, sweep
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +27,10 @@ MANIFEST = "manifest.json"
 LOCK = ".lock"
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.@=+-]{0,150}")
-_ELSEWHERE = "Choose another place, or delete this one to start again."
 
 
 class Manifest(msgspec.Struct):
-    """What the parts of a store were computed from.
-
-    Attributes:
-        key: Everything that tells these parts from those of another run; a store of another key is refused.
-        info: Facts that the first run settled and the next ones take over, such as the number of rows.
-    """
+    """The ``key`` that the parts of a store were computed from, and ``info`` that later runs take over."""
 
     FORMAT: ClassVar[str] = "flatfold-parts"
     VERSION: ClassVar[int] = 1
@@ -53,7 +47,7 @@ class Part(NamedTuple):
 
 
 class _Header(msgspec.Struct):
-    """What the file of a part says about itself."""
+    """The header of a part."""
 
     FORMAT: ClassVar[str] = "flatfold-part"
     VERSION: ClassVar[int] = 1
@@ -65,15 +59,11 @@ class _Header(msgspec.Struct):
 
 
 class PartStore:
-    """A directory of parts.
+    """A directory of parts, which is made with the first part that is written.
 
-    Args:
-        folder: The directory; it is made with the first part that is written.
-        key: What the parts are computed from, as texts by name. Parts of another key are refused, with the names that
-            differ; when no part is there yet, the key is replaced.
-        info: Facts of a new store; those of a store with parts are kept (see :attr:`info`).
-        restart: Forget all parts that are there, of whatever key.
-        lock: Refuse at once when another process writes to the directory, not only when a part is written.
+    Parts of another ``key`` are refused, with the names that differ; when no part is there yet, the key is replaced.
+    The ``info`` of a store with parts is kept. ``restart`` removes all parts that are there, of whatever key. ``lock``
+    refuses at once when another process writes to the directory, not only when a part is written.
 
     Raises:
         ValueError: The directory holds parts of another key.
@@ -118,12 +108,12 @@ class PartStore:
 
     @property
     def key(self) -> dict[str, str]:
-        """What the parts are computed from."""
+        """The key of all parts."""
         return self._manifest.key
 
     @property
     def info(self) -> dict[str, Any]:
-        """Facts about the store; change them with :meth:`update`."""
+        """Facts about the store; :meth:`update` changes them."""
         return self._manifest.info
 
     def update(self, **info: Any) -> None:
@@ -157,11 +147,7 @@ class PartStore:
         self._intact[name] = True
 
     def read(self, name: str, verify: bool = False) -> Part:
-        """Return a part; its tensors are mapped into memory, and writing to them does not change the file.
-
-        Args:
-            name: Of the part.
-            verify: Compare it with its checksum even if that was done before.
+        """Return a part, compared with its checksum unless that was done before; see ``read_part``.
 
         Raises:
             KeyError: There is no such part.
@@ -179,7 +165,7 @@ class PartStore:
         self._written = False
 
     def remove(self) -> None:
-        """Remove the directory: its content is somewhere else now."""
+        """Remove the directory."""
         self.clear()
         if self._lock is not None:
             for path in self.folder.glob(".tmp??????"):  # of safetensors, in a process that was killed
@@ -194,7 +180,7 @@ class PartStore:
         """Refuse other processes until this store is closed."""
         if self._lock is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = opened_alone(self.folder / LOCK)
+            self._lock = open_exclusive(self.folder / LOCK)
 
     def close(self) -> None:
         """Let other processes write to the directory."""
@@ -223,17 +209,12 @@ class PartStore:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a store.
-
-    Raises:
-        FileNotFoundError: The directory holds no store.
-        DamagedFile: The manifest is cut or altered.
-    """
+    """Return the manifest of a store; raise FileNotFoundError or DamagedFile."""
     return read_json(folder / MANIFEST, Manifest)
 
 
 def read_part(folder: Path, name: str, key: Mapping[str, str], verify: bool = True) -> Part:
-    """Return a part of the store in ``folder``, its tensors mapped into memory.
+    """Return a part of the store in ``folder``, its tensors mapped into memory; writing to them changes no file.
 
     Raises:
         DamagedFile: It is missing, cut, altered, or belongs to another store.
@@ -272,7 +253,7 @@ def replace_parts(
     """
     _check_directory(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = opened_alone(folder / LOCK)
+    lock = open_exclusive(folder / LOCK)
     try:
         sweep(folder)
         _write_part(folder / f"{name}{SUFFIX}", manifest.key, tensors, info)
@@ -314,9 +295,11 @@ def _unlock(folder: Path, lock: BinaryIO) -> None:
 
 def _other_key(folder: Path, there: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = [name for name in sorted({*there, *now}) if there.get(name) != now.get(name)]
-    was, now_is = (_short(values.get(names[0])) for values in (there, now))
-    others = " and ".join(names)
-    return f"{folder} belongs to a run with another {others}: {names[0]} was {was}, now it is {now_is}. {_ELSEWHERE}"
+    before, after = (_short(values.get(names[0])) for values in (there, now))
+    return (
+        f"{folder} belongs to a run with another {' and '.join(names)}: {names[0]} was {before}, now it is {after}. "
+        "Choose another place, or delete this one to start again."
+    )
 
 
 def _short(value: str | None) -> str:

@@ -1,1 +1,6 @@
-"""The ``nn.Module`` side: find the head of a model, extract features once, read images, keep banks on disk."""
+"""Models and data: find the head of a model, extract its features once, read images, keep banks on disk."""
+
+from .images import ArrayImages, FolderImages, ListImages, NpzImages, Transform
+from .parquet import TableImages
+
+__all__ = ["ArrayImages", "FolderImages", "ListImages", "NpzImages", "TableImages", "Transform"]

@@ -240,8 +240,7 @@ class BankWriter(RowSink):
 
     def add(self, rows: range, features: Tensor, labels: Tensor | None, unreadable: Mapping[int, str]) -> None:
         """Take the features of those rows that could be read, and write the shards that are complete."""
-        if self.rows is not None and rows.stop > self.rows:
-            raise ValueError(self._other_rows(f"at least {rows.stop}"))
+        self._check_rows(self.rows is None or rows.stop <= self.rows, f"at least {rows.stop}")
         if not self.confirmed:
             self.confirm([row for row in rows if row not in unreadable], features)
         super().add(rows, features, labels, unreadable)
@@ -249,11 +248,11 @@ class BankWriter(RowSink):
 
     def end(self, rows: int) -> None:
         """Note that the data has ``rows`` rows, and write the last shard, which may be shorter."""
-        if self.rows not in (None, rows) or (self.rows is None and self._known_rows() > rows):
-            raise ValueError(self._other_rows(str(rows)))
         if self.rows is None:
+            self._check_rows(all((index + 1) * self.shard_rows <= rows for index in self._finished), str(rows))
             self.rows = rows
             self._store.update(rows=rows)
+        self._check_rows(self.rows == rows, str(rows))
         self.confirmed = True  # or no stored row can be read any more
         self._write_pending()
 
@@ -301,14 +300,13 @@ class BankWriter(RowSink):
                 f"the same key, or does the network draw random numbers? {_ELSEWHERE}"
             )
 
-    def _known_rows(self) -> int:
-        return (max(self._finished, default=-1) + 1) * self.shard_rows
-
-    def _other_rows(self, now: str) -> str:
-        return (
-            f"the bank in {self.folder} was begun with data of {self.rows or f'at least {self._known_rows()}'} rows, "
-            f"now there are {now}. The same key must mean the same data in the same order. {_ELSEWHERE}"
-        )
+    def _check_rows(self, fits: bool, now: str) -> None:
+        before = self.rows or f"at least {(max(self._finished, default=-1) + 1) * self.shard_rows}"
+        if not fits:
+            raise ValueError(
+                f"the bank in {self.folder} was begun with data of {before} rows, now there are {now}. "
+                f"The same key must mean the same data in the same order. {_ELSEWHERE}"
+            )
 
 
 def shard_name(index: int) -> str:

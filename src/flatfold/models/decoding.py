@@ -75,10 +75,11 @@ def _decoded(file: Path | str | BinaryIO, called: str, most_pixels: int | None) 
 
 
 def _check_size(size: tuple[int, int], called: str, most_pixels: int | None) -> None:
-    if most_pixels is not None and size[0] * size[1] > most_pixels:
+    width, height = size
+    if most_pixels is not None and width * height > most_pixels:
         raise TooManyPixels(
-            f"{called} could not be read as an image: it declares {size[0]} x {size[1]} pixels, and at most "
-            f"{most_pixels} are read. Scale it down."
+            f"{called} could not be read as an image: it declares {width} x {height} pixels, and at most {most_pixels} "
+            "are read. Scale it down."
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,9 +102,7 @@ def extract(
         >>> extract(model, [torch.zeros(5, 4), torch.zeros(2, 4)])
         (FeatureBank(7 rows, 8 features, no labels, torch.float32), Head(3 classes, 8 features, bias, torch.float32))
     """
-    result = extract_features(
-        model, loader, device, head, workers, unreadable, out=out, key=key, shard_rows=shard_rows, stacklevel=5
-    )
+    result = extract_features(model, loader, device, head, workers, unreadable, out=out, key=key, shard_rows=shard_rows)
     return result.bank, result.found.head
 
 
@@ -119,7 +118,6 @@ def extract_features(
     key: str | None = None,
     shard_rows: int = 4096,
     weights: str | None = None,
-    stacklevel: int = 4,
 ) -> Extraction:
     """Extract as ``extract`` does; ``weights`` is the model's ``weights_hash`` where the caller has it already."""
     if not isinstance(model, nn.Module):
@@ -134,7 +132,7 @@ def extract_features(
         inputs = first_inputs(loader) if isinstance(loader, Source) else _first_batch(batches)
         first = inputs.batch
         found, (features, logits) = probe(model, first.to(place), head)
-        warn_of_other_logits(found, stacklevel)  # towards the caller of extract or Guard.fit
+        warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
         sink: RowSink = MemoryBank()
         if out is not None:
             sink = BankWriter(
@@ -146,7 +144,7 @@ def extract_features(
                 shard_rows=shard_rows,
                 computed_in=logits.dtype,
             )
-        try:
+        with closing(sink):
             if isinstance(loader, Source):
                 if isinstance(sink, BankWriter) and sink.first_stored is not None:
                     sink.confirm(inputs.rows, features)
@@ -167,13 +165,9 @@ def extract_features(
                     _check_share(sink.unreadable, rows, unreadable)
             _check_share(sink.unreadable, rows, unreadable)  # those of an earlier run, which allowed for more
             if sink.unreadable:
-                reasons = _numbered(sink.unreadable.values())
-                log.warning(
-                    "%d of %d images could not be read and are left out. %s", len(sink.unreadable), rows, reasons
-                )
+                count, reasons = len(sink.unreadable), _numbered(sink.unreadable.values())
+                log.warning("%d of %d images could not be read and are left out. %s", count, rows, reasons)
             return Extraction(sink.finish(), found, sink.unreadable)
-        finally:
-            sink.close()
 
 
 def check_loader(loader: Iterable[Any], workers: int = 0) -> None:

@@ -154,7 +154,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (BadZipFile, EOFError, NotImplementedError, OSError, SafetensorError, ValueError, zlib.error) as error:
-        kind = path.suffix if path.suffix in (".npy", ".npz") else "safetensors"
+        kind = path.suffix if path.suffix.lower() in (".npy", ".npz") else "safetensors"
         raise ValueError(f"{path} must be a {kind} file, but cannot be read: {error}. Write it again.") from error
 
 

@@ -21,7 +21,7 @@ class Transform:
     Args:
         resize: Length of the shorter side after a resize, or None to leave the size as it is.
         crop: Side of the square cut from the middle, or None for no crop.
-        mean: Subtracted from the channels, which lie in [0, 1]; one number per channel.
+        mean: Subtracted from the channels, which are in [0, 1]; one number per channel.
         std: Then divided by; one number per channel.
         mode: ``"RGB"`` or ``"L"`` (grey); images of the other kind are converted.
         interpolation: Of the resize, ``"bilinear"`` or ``"bicubic"``.
@@ -48,16 +48,16 @@ class Transform:
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
                 raise ValueError(f"{name} must be a positive number of pixels or None, got {size!r}.")
         for name in ("mean", "std"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, self._per_channel(name))
-
-    def _per_channel(self, name: str) -> tuple[float, ...]:
-        values, channels = tuple(map(float, getattr(self, name))), len(self.mode)  # "RGB" has 3, "L" has 1
-        if len(values) != channels:
-            raise ValueError(f"{name} must have one number per channel of {self.mode}, {channels}, got {len(values)}.")
-        if not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
-            raise ValueError(f"{name} must be finite, and std above 0, got {values}. Channels lie between 0 and 1.")
-        return values
+            if getattr(self, name) is None:
+                continue
+            values, channels = tuple(map(float, getattr(self, name))), len(self.mode)  # "RGB" has 3, "L" has 1
+            if len(values) != channels:
+                raise ValueError(
+                    f"{name} must have one number per channel of {self.mode}, {channels}, got {len(values)}."
+                )
+            if not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
+                raise ValueError(f"{name} must be finite, and std above 0, got {values}. Channels are in [0, 1].")
+            object.__setattr__(self, name, values)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values for JSON."""

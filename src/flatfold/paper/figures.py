@@ -1,39 +1,134 @@
-"""Figure: what every method costs, to set up and to score a batch."""
+"""Figures of a reproduction that no report of a benchmark or a study has."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
-from ..evaluate.results import ID, in_family
-from ..evaluate.study_results import ERRORS, Statistic
-from ..report.figure import ACCENT, GREY, INK, KNOWN, Drawing, Key, Look, Numbers, Panel, Span, logarithmic, look
+from ..evaluate.results import ID, Results
+from ..evaluate.study_results import ERRORS, Space, Statistic, Study
+from ..report.cost_figure import WIDE, cost_figure
+from ..report.curvature_figures import SPACES, spectral_densities, trace_densities
+from ..report.figure import (
+    ACCENT,
+    GREY,
+    INK,
+    KNOWN,
+    PALETTE,
+    Drawing,
+    Key,
+    Look,
+    Numbers,
+    Panel,
+    Span,
+    logarithmic,
+    look,
+)
 from ..report.figures import MANY, evenly
 from .ablations import NORMALISATIONS, Ablations, Cost, Sensitivity
-from .claims import Material
-from .claims_curvature import REGIMES, figure, regimes
-from .claims_detection import effect_size
+from .claims import NetworkRun
+from .claims_curvature import REGIMES, SHOWN, list_regimes, statistic
+from .costs import FORWARD
+from .tables import is_variant
+from .theory import (
+    SETTINGS,
+    Setting,
+    Theorem,
+    average_curvature,
+    bayes_weight,
+    expected_trace,
+    monte_carlo_trace,
+    random_theorems,
+)
 
-FORWARD = "forward"
+LEAST = 1e-3  # milliseconds: below the resolution of the clock
+BAR = 0.21  # inches, height of a bar
+POINTS = 400  # of a data set in the scatter plot
+CHECKED, DRAWS = 24, 40_000  # settings of the theorem that are checked by Monte Carlo, and draws for each
+DEVIATIONS, MEANS = (0.1, 1.0, 2.0, 5.0), np.linspace(-9, 9, 181)
 
-LEAST = 1e-3  # milliseconds: below, a clock says nothing
+DOTS = (1.0, 1.5)
+FORWARD_PASS = Key("forward pass of the network", Look(INK, DOTS))
+CHOICE = Key("AutoFold's choice", Look(INK, DOTS))
+TRUE = Key("condition true", Look(PALETTE[0]), filled=True)
+FALSE = Key("condition false", Look(PALETTE[1]), filled=True)
 
-HEIGHT = 0.21  # inches of a bar
 
-WIDE = 300  # ratio of the ends above which powers of ten are ticks enough
+def cost_against_auroc(run: NetworkRun, name: str, size: tuple[float, float] = WIDE) -> Drawing:
+    """Return AUROC against cost, with the costs of the ablations in place of those of the benchmark."""
+    costs = {cost.method: cost for cost in run.ablations.costs}
+    methods = [
+        replace(
+            method,
+            fit_seconds=costs[method.method].setup_ms / 1000,
+            microseconds_per_sample=1000 * costs[method.method].inference_ms / costs[method.method].batch_size,
+        )
+        for method in run.results.methods
+        if method.method in costs
+    ]
+    results: Results = replace(run.results, methods=methods or run.results.methods)
+    return replace(cost_figure(results, size), name=name)
 
-PASS = Key("forward pass of the network", Look(INK, (1.0, 1.5)))
+
+def typical_traces(study: Study, name: str) -> Drawing:
+    """Return the traces over parameters of the ID, the first near and the first far data set."""
+    drawing = trace_densities(_first_of_each_group(study))
+    return replace(drawing, name=name, panels=drawing.panels[:1])
+
+
+def typical_spectra(study: Study, name: str) -> Drawing:
+    """Return the spectra of the ID, the first near and the first far data set, over parameters and features."""
+    drawings = {space: spectral_densities(_first_of_each_group(study), space) for space in SHOWN}
+    panels = [
+        replace(panel, title=f"{panel.title}, over {SPACES[space]}")
+        for space, drawing in drawings.items()
+        for panel in drawing.panels
+    ]
+    return replace(drawings["feature"], name=name, panels=panels)
+
+
+def spectra(study: Study, space: Space, name: str) -> Drawing:
+    """Return the spectra of all data sets."""
+    return replace(spectral_densities(study, space), name=name)
+
+
+def _first_of_each_group(study: Study) -> Study:
+    firsts = [next(ood for ood in study.suite["ood"] if ood["group"] == group) for group in study.groups]
+    return replace(study, suite={**study.suite, "ood": firsts})
+
+
+def trace_by_regime(runs: Sequence[NetworkRun], name: str) -> Drawing:
+    """Return one panel: a line per network through the traces of its regimes, with two standard errors."""
+    lines = [
+        {REGIMES[at]: statistic(run.study, at, "parameter", "trace") for at in list_regimes(run.study)} for run in runs
+    ]
+    keys = [Key(run.network, look(place)) for place, run in enumerate(runs)] if len(runs) > 1 else []
+    panel = Panel("Trace over parameters", partial(_draw_regimes, lines), f"± {ERRORS} errors")
+    return Drawing(name, [panel], keys, columns=1, size=(4.2, 2.8))
+
+
+def _draw_regimes(lines: list[dict[str, Statistic]], axes: Axes) -> None:
+    for place, line in enumerate(lines):
+        style: Look = look(place)
+        values = [trace.value for trace in line.values()]
+        bars = [ERRORS * (trace.stderr or 0.0) for trace in line.values()]
+        axes.plot(list(line), values, "o", color=style.colour, ls=style.stroke, lw=1.3, ms=5)
+        axes.errorbar(list(line), values, bars, fmt="none", ecolor=style.colour, lw=1.2, capsize=3)
+    traces = [trace for line in lines for trace in line.values()]
+    low = min(trace.value - ERRORS * (trace.stderr or 0.0) for trace in traces)
+    if low > 0:
+        wide = max(trace.value for trace in traces) > 100 * low  # powers of ten are ticks enough
+        logarithmic(axes, "y", subs=(1.0,) if wide else (1.0, 2.0, 5.0))
+    axes.margins(x=0.12, y=0.1)
+    axes.set_ylabel("trace of the mean Hessian")
 
 
 def cost_bars(costs: Sequence[Cost], name: str) -> Drawing:
-    """Return two panels on logarithmic axes: set-up and inference time of every method, shortest first.
-
-    Args:
-        costs: Of every method, and of ``forward``, which is a line among the inference times.
-        name: Of the drawing.
-    """
+    """Return set-up and inference time of every method on logarithmic axes, shortest first."""
     methods = [cost for cost in costs if cost.method != FORWARD]
     forward = next((cost.inference_ms for cost in costs if cost.method == FORWARD), None)
     if not methods:
@@ -44,8 +139,8 @@ def cost_bars(costs: Sequence[Cost], name: str) -> Drawing:
         Panel("Set-up", partial(_draw_bars, setup, None), "once"),
         Panel("Inference", partial(_draw_bars, inference, forward), f"a batch of {methods[0].batch_size}"),
     ]
-    keys = [Key("FOLD family", Look(ACCENT), filled=True), Key("others", Look(KNOWN), filled=True), PASS]
-    return Drawing(name, panels, keys, columns=2, size=(4.2, 0.75 + HEIGHT * len(methods)))
+    keys = [Key("FOLD family", Look(ACCENT), filled=True), Key("others", Look(KNOWN), filled=True), FORWARD_PASS]
+    return Drawing(name, panels, keys, columns=2, size=(4.2, 0.75 + BAR * len(methods)))
 
 
 def _draw_bars(bars: list[tuple[str, float, float, float]], line: float | None, axes: Axes) -> None:
@@ -54,12 +149,12 @@ def _draw_bars(bars: list[tuple[str, float, float, float]], line: float | None, 
     ends = [*times, *([line] if line else [])]
     start, end = min(ends) / 2, max(ends) * 1.3
     for place, ((method, _, low, high), time) in enumerate(zip(bars, times, strict=True)):
-        axes.barh(place, time - start, left=start, height=0.72, color=ACCENT if in_family(method) else KNOWN)
+        axes.barh(place, time - start, left=start, height=0.72, color=ACCENT if is_variant(method) else KNOWN)
         if high > low:
             axes.plot([max(low, start), max(high, start)], [place, place], color=INK, lw=1)
     if line:
-        axes.axvline(line, color=INK, lw=1, ls=PASS.look.stroke)
-    logarithmic(axes, "x", subs=(1.0,) if end > WIDE * start else (1.0, 2.0, 5.0))
+        axes.axvline(line, color=INK, lw=1, ls=FORWARD_PASS.look.stroke)
+    logarithmic(axes, "x", subs=(1.0,) if end > 300 * start else (1.0, 2.0, 5.0))
     axes.set_xlim(start, end)
     axes.set_ylim(-0.6, len(bars) - 0.4)
     axes.set_yticks(range(len(bars)), [method for method, *_ in bars])
@@ -68,88 +163,55 @@ def _draw_bars(bars: list[tuple[str, float, float, float]], line: float | None, 
     axes.set_xlabel("milliseconds")
 
 
-# Figure: AUROC and FPR95 along the exponents, and what AutoFold chose.
-
-
-DOTS = (1.0, 1.5)
-
-CHOICE = Key("AutoFold's choice", Look(INK, DOTS))
-
-Metric = Literal["auroc", "fpr95"]
-
-LABELS: dict[Metric, str] = {"auroc": "average AUROC, %", "fpr95": "average FPR95, %"}
-
-
 def alpha_sensitivity(sensitivities: Sequence[Sensitivity], name: str) -> Drawing:
-    """Return two panels: averages of AUROC and FPR95 against α, a line per variant.
-
-    AutoFold's choice is a dot, and a dotted line across at what it gives.
-
-    Args:
-        sensitivities: Of the variants.
-        name: Of the drawing.
-    """
+    """Return averages of AUROC and FPR95 against α, a line per variant, and AutoFold's choice as a dot."""
     if not sensitivities:
         return Drawing(name, [])
     panels = [
         Panel("AUROC", partial(_draw_sensitivity, sensitivities, "auroc"), "higher is better"),
         Panel("FPR95", partial(_draw_sensitivity, sensitivities, "fpr95"), "lower is better"),
     ]
-    keys = [*(Key(each.method, look(number)) for number, each in enumerate(sensitivities)), CHOICE]
+    keys = [*(Key(curve.method, look(place)) for place, curve in enumerate(sensitivities)), CHOICE]
     return Drawing(name, panels, keys, columns=2, size=(3.6, 2.7))
 
 
-def _draw_sensitivity(sensitivities: Sequence[Sensitivity], metric: Metric, axes: Axes) -> None:
-    for number, each in enumerate(sensitivities):
-        colour = look(number).colour
-        curves: Mapping[Metric, Mapping[str, list[float]]] = {"auroc": each.auroc, "fpr95": each.fpr95}
-        chosen = {"auroc": each.chosen_auroc, "fpr95": each.chosen_fpr95}[metric]["all"]
-        axes.axhline(100 * chosen, color=colour, lw=0.9, ls=CHOICE.look.stroke)
-        axes.plot(each.grid, 100 * np.asarray(curves[metric]["all"]), color=colour, lw=1.4)
-        axes.plot(each.chosen, 100 * chosen, "o", ms=6, color=colour, mec="white", mew=0.8, zorder=3)
+def _draw_sensitivity(sensitivities: Sequence[Sensitivity], metric: Literal["auroc", "fpr95"], axes: Axes) -> None:
+    for place, curve in enumerate(sensitivities):
+        colour = look(place).colour
+        values = {"auroc": curve.auroc, "fpr95": curve.fpr95}[metric]["all"]
+        chosen = 100 * {"auroc": curve.chosen_auroc, "fpr95": curve.chosen_fpr95}[metric]["all"]
+        axes.axhline(chosen, color=colour, lw=0.9, ls=CHOICE.look.stroke)
+        axes.plot(curve.grid, 100 * np.asarray(values), color=colour, lw=1.4)
+        axes.plot(curve.chosen, chosen, "o", ms=6, color=colour, mec="white", mew=0.8, zorder=3)
     axes.set_xlabel("α")
-    axes.set_ylabel(LABELS[metric])
+    axes.set_ylabel(f"average {metric.upper()}, %")
     axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.locator_params(axis="y", nbins=5)
 
 
-# Figure: norm of the features against FOLD's score, under three normalisations.
-
-
-TITLES = {"none": "no normalisation", "partial": "partial", "full": "full"}
-
-POINTS = 400  # of a data set
-
-
 def norm_scatter(ablations: Ablations, datasets: list[str], name: str) -> Drawing:
-    """Return one panel per normalisation: score against norm, known and unknown, with Cohen's d of all of them.
-
-    Args:
-        ablations: With scores and norms.
-        datasets: The unknown data sets.
-        name: Of the drawing.
-    """
-    norms = {each: ablations.norms[each] for each in (ID, *datasets)}
+    """Return FOLD's score against the norm of the features, a panel per normalisation, with Cohen's d."""
+    norms = {dataset: ablations.norms[dataset] for dataset in (ID, *datasets)}
     across = Span.of(np.concatenate(list(norms.values())))
+    d = {row.normalisation: row.cohens_d for row in ablations.separations if row.dataset == "all"}
     panels = []
     for kind in NORMALISATIONS:
-        scores = {each: ablations.scores[f"{kind}/{each}"] for each in (ID, *datasets)}
-        known, unknown = scores[ID], np.concatenate([scores[each] for each in datasets])
-        d = effect_size(known.astype(np.float64), unknown.astype(np.float64)).d
-        note = f"α = {ablations.alphas[kind]:g}, d = {d:.3f}".replace("-", "−")
-        panels.append(Panel(TITLES[kind], partial(_draw_scatter, norms, scores, across), note))
-    keys = [Key("known", Look(GREY), filled=True)]
-    keys += [Key(each, Look(look(number).colour), filled=True) for number, each in enumerate(datasets)]
+        scores = {dataset: ablations.scores[f"{kind}/{dataset}"] for dataset in (ID, *datasets)}
+        note = f"α = {ablations.alphas[kind]:g}, d = {d[kind]:.3f}".replace("-", "−")
+        title = "no normalisation" if kind == "none" else kind
+        panels.append(Panel(title, partial(_draw_scatter, norms, scores, across), note))
+    keys = [Key("ID", Look(GREY), filled=True)]
+    keys += [Key(dataset, Look(look(place).colour), filled=True) for place, dataset in enumerate(datasets)]
     return Drawing(name, panels, keys, size=(3.4, 2.6))
 
 
 def _draw_scatter(norms: dict[str, Numbers], scores: dict[str, Numbers], across: Span, axes: Axes) -> None:
     up = Span.of(np.concatenate(list(scores.values())))
     many = sum(map(len, norms.values())) > MANY
-    for number, name in enumerate(norms):
+    for place, name in enumerate(norms):
         rows = evenly(len(norms[name]), POINTS)
         x, y = across.clip(norms[name][rows]), up.clip(scores[name][rows])
-        colour = GREY if name == ID else look(number - 1).colour
+        colour = GREY if name == ID else look(place - 1).colour
         axes.scatter(x, y, s=5, color=colour, alpha=0.5, linewidths=0, rasterized=many)
     across.apply(axes, "x")
     up.apply(axes, "y")
@@ -157,37 +219,74 @@ def _draw_scatter(norms: dict[str, Numbers], scores: dict[str, Numbers], across:
     axes.set_ylabel("FOLD's score")
 
 
-# Figure: the trace of the Hessian over parameters, from known over near to far data.
+class _Point(NamedTuple):
+    """The expected trace of OOD inputs by quadrature and by Monte Carlo, with the standard error of the latter."""
+
+    quadrature: float
+    drawn: float
+    stderr: float
+    holds: bool
 
 
-WIDE_SHIFT = 100  # ratio of the ends above which powers of ten are ticks enough
-
-
-def trace_by_regime(materials: Sequence[Material], name: str) -> Drawing:
-    """Return one panel: a line per network through the traces of its regimes, with two standard errors.
-
-    Args:
-        materials: Of every network.
-        name: Of the drawing.
-    """
-    lines = [
-        {REGIMES[at]: figure(each.study, at, "parameter", "trace") for at in regimes(each.study)} for each in materials
+def theorem_figure(name: str) -> Drawing:
+    """Return the same three panels in every run: condition and traces, the missing step, a check by Monte Carlo."""
+    theorems = [theorem for _, theorem in random_theorems()]
+    averages = {s: [average_curvature(mean, s) for mean in MEANS] for s in DEVIATIONS}
+    panels = [
+        Panel("Condition and order", partial(_draw_condition, theorems), f"{SETTINGS} settings"),
+        Panel("A step of the proof", partial(_draw_averages, averages), "φ = p (1 − p)"),
+        Panel("Quadrature and draws", partial(_draw_points, _check_settings()), "± 2 errors"),
     ]
-    named = [Key(each.network, look(number)) for number, each in enumerate(materials)] if len(materials) > 1 else []
-    panel = Panel("Trace over parameters", partial(_draw_shift, lines), f"± {ERRORS} errors")
-    return Drawing(name, [panel], named, columns=1, size=(4.2, 2.8))
+    return Drawing(name, panels, [TRUE, FALSE], size=(3.4, 2.6))
 
 
-def _draw_shift(lines: list[dict[str, Statistic]], axes: Axes) -> None:
-    for number, line in enumerate(lines):
-        style: Look = look(number)
-        values = [told.value for told in line.values()]
-        bars = [ERRORS * (told.stderr or 0.0) for told in line.values()]
-        axes.plot(list(line), values, "o", color=style.colour, ls=style.stroke, lw=1.3, ms=5)
-        axes.errorbar(list(line), values, bars, fmt="none", ecolor=style.colour, lw=1.2, capsize=3)
-    lowest = [told.value - ERRORS * (told.stderr or 0.0) for line in lines for told in line.values()]
-    highest = [told.value for line in lines for told in line.values()]
-    if min(lowest) > 0:
-        logarithmic(axes, "y", subs=(1.0,) if max(highest) > WIDE_SHIFT * min(lowest) else (1.0, 2.0, 5.0))
-    axes.margins(x=0.12, y=0.1)
-    axes.set_ylabel("trace of the mean Hessian")
+@cache
+def _check_settings() -> list[_Point]:
+    pairs = enumerate(random_theorems()[:CHECKED])
+    return [_check_setting(setting, theorem, seed) for seed, (setting, theorem) in pairs]
+
+
+def _check_setting(setting: Setting, theorem: Theorem, seed: int) -> _Point:
+    elsewhere = setting.c * setting.rotation @ setting.mean
+    weight = bayes_weight(setting.mean, setting.covariance, setting.alpha)
+    drawn = monte_carlo_trace(elsewhere, setting.covariance, weight, DRAWS, seed)
+    expected = expected_trace(elsewhere, setting.covariance, weight)
+    return _Point(expected, float(drawn.value), float(drawn.stderr or 0.0), theorem.holds)
+
+
+def _draw_condition(theorems: list[Theorem], axes: Axes) -> None:
+    axes.set_xlim(0, 2)
+    logarithmic(axes, "y", subs=(1.0, 2.0, 5.0))
+    for key, true in ((TRUE, True), (FALSE, False)):
+        shown = [theorem for theorem in theorems if theorem.holds == true]
+        x, y = [theorem.ratio for theorem in shown], [theorem.ood / theorem.id for theorem in shown]
+        axes.scatter(x, y, s=11, color=key.look.colour, alpha=0.75, linewidths=0, zorder=3)
+    low, high = axes.get_ylim()
+    for corner, span in (((0, low), (1, 1 - low)), ((1, 1), (1, high - 1))):
+        axes.add_patch(Rectangle(corner, *span, color=KNOWN, alpha=0.35, linewidth=0))
+        middle = (corner[1] * (corner[1] + span[1])) ** 0.5
+        axes.text(corner[0] + 0.5, middle, "never", ha="center", va="center", color=INK)
+    axes.axhline(1, color=GREY, lw=0.9)
+    axes.axvline(1, color=GREY, lw=0.9)
+    axes.set_xlabel("c |μ′S⁻¹Rμ| / μ′S⁻¹μ")
+    axes.set_ylabel("E tr H of the energy,\nOOD / ID")
+
+
+def _draw_averages(averages: dict[float, list[float]], axes: Axes) -> None:
+    for place, (deviation, values) in enumerate(averages.items()):
+        axes.plot(MEANS, values, color=PALETTE[2 + place], lw=1.4, label=f"s = {deviation:g}")
+    axes.legend(loc="upper right", handlelength=1.2, borderpad=0, labelspacing=0.3)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("mean m of the logit difference")
+    axes.set_ylabel("E φ over N(m, s²)")
+
+
+def _draw_points(points: list[_Point], axes: Axes) -> None:
+    axes.axhline(0, color=GREY, lw=0.9)
+    for point in points:
+        colour = (TRUE if point.holds else FALSE).look.colour
+        off, bar = 100 * (point.drawn / point.quadrature - 1), 200 * point.stderr / point.quadrature
+        axes.errorbar(point.quadrature, off, bar, fmt="o", ms=3, lw=1, color=colour, zorder=3)
+    logarithmic(axes, "x")
+    axes.set_xlabel("E tr H of the energy, OOD, by quadrature")
+    axes.set_ylabel("draws less quadrature, %")

@@ -1,49 +1,119 @@
-"""Run all that the paper measured: a benchmark, a curvature study, and what neither of them has."""
+"""Run the paper's experiments: for each network a benchmark, a curvature study and the ablations."""
 
 import json
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from .. import __version__
-from ..evaluate.banks import Settings, extract_all, short_key
+from ..core.shaping import check_alpha
+from ..detectors import create, get_method
+from ..evaluate.banks import Banks, Settings, extract_all
 from ..evaluate.results import Results, load_results
 from ..evaluate.runner import check_specs, forget, provenance, run
+from ..evaluate.spec import Spec, parse_spec
 from ..evaluate.study import forget_study, run_study
 from ..evaluate.study_results import JSON as STUDY
-from ..evaluate.study_results import Study
+from ..evaluate.study_results import Study, load_study
 from ..evaluate.suites.suite import Suite
+from ..evaluate.tuning import grid_points
 from ..io.progress import track
-from ..models.fingerprint import weights_hash
 from .ablations import (
     ARRAYS,
     JSON,
     NORMALISATIONS,
     Ablations,
-    effects,
     load_ablations,
     logit_traces,
-    sensitivities,
-    separations,
+    measure_effects,
+    measure_sensitivities,
+    measure_separations,
 )
-from .ablations import JSON as ABLATIONS
-from .claims import Material, load_material
-from .costs import Plan, costs
+from .claims import NetworkRun
+from .costs import measure_costs
+from .exhibits import Verdict, compute_verdicts
+from .tables import FOLD_FAMILY, read_table
 
-KEY = "key of the ablations"  # of the provenance
+FILES = ("results.json", STUDY, JSON)
+NOT_IN_TABLES = ("mdsens",)  # a baseline of the paper's appendix that none of its tables has
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured; :class:`Settings` says how the network is run.
+
+    Args:
+        samples: Most images of each data set whose curvature is measured.
+        batch_size: Inputs in the batch on which costs are measured.
+        rounds: How often each cost is timed.
+        methods: As for a benchmark; None takes the paper's.
+        alpha: Exponent of partial normalisation; None lets AutoFold choose it on the validation data.
+    """
+
+    samples: int = 200
+    batch_size: int = 256
+    rounds: int = 11
+    methods: tuple[str | Spec, ...] | None = None
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("samples", 2), ("batch_size", 1), ("rounds", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        if self.methods is not None and not self.methods:
+            raise ValueError("a reproduction needs at least one method, got none. Leave methods out for the paper's.")
+        if self.alpha is not None:
+            check_alpha(self.alpha)
+
+    def specs(self, banks: Banks) -> list[Spec]:
+        """Return the given methods, or the paper's, tuned on OOD validation data as in the paper where possible."""
+        if self.methods is not None:
+            return [parse_spec(method) if isinstance(method, str) else method for method in self.methods]
+        return [Spec(name, tune="ood") if _can_tune(name, banks) else Spec(name) for name in paper_methods()]
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Everything but the methods, which the benchmark lists."""
+        return {name: value for name, value in asdict(self).items() if name != "methods"}
+
+
+def paper_methods() -> list[str]:
+    """Return the names of all methods of the paper as in the registry, its 14 baselines first."""
+    rows = dict.fromkeys(number.row.lower() for number in read_table("main"))
+    return [*(name for name in rows if name not in FOLD_FAMILY), *NOT_IN_TABLES, *FOLD_FAMILY]
+
+
+def _can_tune(name: str, banks: Banks) -> bool:
+    """Return whether there are OOD validation data and a choice of grid points of which at least one can be used."""
+    method = get_method(name)
+    points = grid_points(method.grid, name) if method.grid else []
+    if banks.ood_val is None or len(points) < 2:
+        return False
+    bank = banks.train if method.fits_on == "train" else banks.val
+    if method.sees != "features" or bank is None:
+        return True  # the benchmark reports why it refuses
+
+    def fits(point: dict[str, Any]) -> bool:
+        try:
+            create(name, **point).fit(bank, banks.head)
+        except ValueError:  # ViM that is to keep more dimensions than there are, for example
+            return False
+        return True
+
+    return any(fits(point) for point in points)
 
 
 def reproduce(
     suites: Sequence[Suite], folder: Path, settings: Settings | None = None, plan: Plan | None = None
-) -> None:
-    """Measure all that the paper reports of each network, and write it down as soon as a part is done.
+) -> list[NetworkRun]:
+    """Measure everything that the paper reports of each network, write it to files and return it.
 
-    A network gets a folder of its own, ``folder/NETWORK``, unless it is the only one. There lie the files of a
-    benchmark, of a curvature study, and ``ablations.json``; the features under ``banks`` serve all three. An
-    interrupted run goes on where it stopped.
+    The files of a network are in :func:`place_of`: those of a benchmark, of a curvature study, and ``ablations.json``;
+    the features in ``banks`` serve all three. An interrupted run goes on where it stopped.
 
     Args:
         suites: One for each network.
@@ -52,17 +122,16 @@ def reproduce(
         plan: What is measured.
     """
     settings, plan = settings or Settings(), plan or Plan()
-    for suite in suites:
-        _Reproduction(suite, place_of(suite, folder), settings, plan).run()
+    return [_Reproduction(suite, place_of(suite, folder), settings, plan).run() for suite in suites]
 
 
 def place_of(suite: Suite, folder: Path) -> Path:
-    """Return where the files of a network go: a folder of its own, unless it is the only one."""
+    """Return the folder of a network: its own, unless it is the only one."""
     return folder / suite.network if len(suite.siblings) > 1 else folder
 
 
 def forget_reproduction(suite: Suite, place: Path, plan: Plan) -> None:
-    """Remove what earlier runs kept of a network: features, scores, parts of its study, and its ablations."""
+    """Remove the files of earlier runs of a network: features, scores, parts of its study, and its ablations."""
     forget_study(suite, place, plan.samples)
     forget(place)
     for name in (JSON, ARRAYS):
@@ -75,130 +144,141 @@ class _Reproduction:
     def __init__(self, suite: Suite, place: Path, settings: Settings, plan: Plan) -> None:
         self.suite, self.place, self.settings, self.plan = suite, place, settings, plan
 
-    def run(self) -> None:
-        title = f"reproducing {self.suite.network or self.suite.name}"
-        stages: list[Callable[[], None]] = [self._benchmark, self._study, self._ablations]
-        for stage in track(stages, title):
+    def run(self) -> NetworkRun:
+        stages: list[Callable[[], None]] = [self._run_benchmark, self._run_study, self._run_ablations]
+        for stage in track(stages, f"reproducing {self.suite.network or self.suite.name}"):
             stage()
+        network = self.suite.network if len(self.suite.siblings) > 1 else ""
+        return NetworkRun(network, self.results, self.study, self.ablations)
 
-    def _benchmark(self) -> None:
-        tuning = self.suite.ood_val is not None
-        self.banks = extract_all(self.suite, self.place / "banks", self.settings, tuning)
+    def _run_benchmark(self) -> None:
+        self.banks = extract_all(self.suite, self.place / "banks", self.settings, self.suite.ood_val is not None)
         specs = check_specs(self.plan.specs(self.banks), self.suite)
         self.results: Results = run(self.suite, specs, self.place, self.settings)
         self.results.save(self.place)
 
-    def _study(self) -> None:
-        asked = {"samples": self.plan.samples, "alpha": self.plan.alpha, "seed": self.suite.seed}
-        self.study: Study = run_study(self.suite, self.place, self.settings, **asked)  # type: ignore[arg-type]
+    def _run_study(self) -> None:
+        options = {"samples": self.plan.samples, "alpha": self.plan.alpha, "seed": self.suite.seed}
+        self.study: Study = run_study(self.suite, self.place, self.settings, **options)  # type: ignore[arg-type]
         self.study.save(self.place)
 
-    def _ablations(self) -> None:
-        key = self._key()
-        if _stored_key(self.place) == key:
+    def _run_ablations(self) -> None:
+        computed_from = self._describe_inputs()
+        stored = _read_ablations(self.place)
+        if stored is not None and stored.computed_from == computed_from:
+            self.ablations = stored
             return
         start = perf_counter()
         alphas = {kind: self.study.alphas[kind] for kind in NORMALISATIONS}
-        hyper = {run.name: run.hyper for run in self.results.methods}
-        normalised, no_effect = effects(self.banks, alphas, hyper)
-        sensitive, no_curve = sensitivities(self.banks, self.results.methods)
-        separated = separations(self.banks, alphas, self.suite.seed)
+        effects, no_effect = measure_effects(self.banks, alphas, {run.name: run.hyper for run in self.results.methods})
+        sensitivities, no_curve = measure_sensitivities(self.banks, self.results.methods)
+        separated = measure_separations(self.banks, alphas, self.suite.seed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the benchmark has told them
-            priced, no_cost = costs(self.suite, self.banks, self.results.methods, self.settings, self.plan)
-        about = provenance(self.suite, self.settings, perf_counter() - start)
-        Ablations(
+            warnings.simplefilter("ignore", UserWarning)  # the benchmark has reported them
+            costs, no_cost = measure_costs(
+                self.suite, self.banks, self.results.methods, self.settings, self.plan.batch_size, self.plan.rounds
+            )
+        self.ablations = Ablations(
             alphas={str(kind): alpha for kind, alpha in alphas.items()},
-            effects=normalised,
-            sensitivities=sensitive,
+            effects=effects,
+            sensitivities=sensitivities,
             separations=separated.separations,
-            costs=priced,
+            costs=costs,
             scores=separated.scores,
             logits=logit_traces(self.banks, alphas["partial"]),
             norms=separated.norms,
             refused={**self.results.refused, **no_cost, **no_curve, **no_effect},
-            provenance={**about, **_told(self.plan), KEY: key},
-        ).save(self.place)
+            provenance={
+                **provenance(self.suite, self.settings, perf_counter() - start, self.banks.weights),
+                **self.plan.numbers,
+            },
+            computed_from=computed_from,
+        )
+        self.ablations.save(self.place)
 
-    def _key(self) -> str:
-        """Return what the ablations depend on, in a few letters."""
-        known = {name: source.fingerprint for name, source in self.suite.sources.items()}
-        methods = {run.method: repr(run.hyper) for run in self.results.methods}
-        parts = [__version__, weights_hash(self.suite.model), self.settings.device, self.suite.seed, known, methods]
-        return short_key(json.dumps([*parts, self.study.alphas, _told(self.plan)]))
+    def _describe_inputs(self) -> dict[str, str]:
+        """Return everything that the ablations depend on."""
+        return {
+            "version": __version__,
+            "weights": self.banks.weights,
+            "device": self.settings.device,
+            "seed": str(self.suite.seed),
+            "data": json.dumps({name: source.fingerprint for name, source in self.suite.sources.items()}),
+            "methods": json.dumps({run.method: repr(run.hyper) for run in self.results.methods}),
+            "alphas": json.dumps(self.study.alphas),
+            "plan": json.dumps(self.plan.numbers),
+        }
 
 
-def _stored_key(place: Path) -> str | None:
-    """Return the key of the ablations in a folder, None if there are none that can be read."""
+def _read_ablations(place: Path) -> Ablations | None:
+    """Return the ablations in a folder, None if there are none that can be read."""
     try:
-        return str(load_ablations(place).provenance.get(KEY))
+        return load_ablations(place)
     except ValueError:
         return None
 
 
-def _told(plan: Plan) -> dict[str, Any]:
-    """Return what was asked for; the methods stand in the benchmark."""
-    asked = asdict(plan)
-    del asked["methods"]
-    return asked
+@dataclass(frozen=True)
+class Reproduction:
+    """All networks of a suite that were measured, and the verdicts on the paper.
+
+    Attributes:
+        runs: Measurements of every network.
+        verdicts: One for each exhibit of the paper.
+        left_out: Networks of earlier runs that cannot be used, and why.
+    """
+
+    runs: list[NetworkRun]
+    verdicts: list[Verdict]
+    left_out: dict[str, str]
 
 
-# Which networks of a folder can be judged together.
-
-
-FILES = ("results.json", STUDY, ABLATIONS)
-
-
-def check_suite(folder: Path, networks: Sequence[str], suite: str) -> None:
-    """Raise if results of another suite lie where those of this one go, and would be judged or lost with them.
+def conclude(folder: Path, networks: Sequence[str], now: Collection[NetworkRun]) -> Reproduction:
+    """Return the measurements of this run and of networks that earlier runs finished, with the verdicts on all.
 
     Args:
         folder: Of a reproduction.
-        networks: All that the suite has; ``[""]`` for a single one, whose files are in ``folder`` itself.
-        suite: Its name.
+        networks: All networks of the suite, in order; ``[""]`` for a single one.
+        now: The measurements of this run. Networks of earlier runs count if they saw as many images.
     """
+    runs, left_out = {run.network: run for run in now}, dict[str, str]()
+    sizes = _count_images(next(iter(now)).results)
     for network in networks:
-        found = _suite_of(folder / network)
-        if found not in (None, suite):
+        place = folder / network
+        if network in runs or not all((place / file).exists() for file in FILES):
+            continue
+        try:
+            earlier = load_network_run(place, network)
+        except ValueError as error:
+            left_out[network] = str(error)
+            continue
+        if _count_images(earlier.results) == sizes:
+            runs[network] = earlier
+        else:
+            left_out[network] = "it was measured on other numbers of images. Run it with the same options."
+    ordered = [runs[network] for network in networks if network in runs]
+    return Reproduction(ordered, compute_verdicts(ordered), left_out)
+
+
+def load_network_run(folder: Path, network: str) -> NetworkRun:
+    """Read the measurements of a network from its folder."""
+    return NetworkRun(network, load_results(folder), load_study(folder), load_ablations(folder))
+
+
+def check_suite(folder: Path, networks: Sequence[str], suite: str) -> None:
+    """Raise if the folders of these networks hold results of another suite, which would be mixed or lost."""
+    for network in networks:
+        try:
+            found = str(load_results(folder / network).suite["name"])
+        except (OSError, ValueError):
+            continue
+        if found != suite:
             raise ValueError(
                 f"{folder / network} holds results of the suite {found!r}, but this run is of {suite!r}. "
                 "Give another --out, or remove them."
             )
 
 
-def finished(folder: Path, networks: Sequence[str], now: Collection[str]) -> tuple[list[Material], dict[str, str]]:
-    """Return everything measured of each network that is finished, and why others are left out.
-
-    Args:
-        folder: Of a reproduction.
-        networks: All that the suite has; ``[""]`` for a single one.
-        now: Those of this run. Others, of an earlier one, count where they can be read and saw as many images.
-    """
-    found, left_out = list[Material](), dict[str, str]()
-    for network in networks:
-        if network not in now and not all((folder / network / file).exists() for file in FILES):
-            continue
-        try:
-            found.append(load_material(folder / network, network))
-        except ValueError as error:
-            if network in now:
-                raise
-            left_out[network] = str(error)
-    sizes = next(_sizes(material.results) for material in found if material.network in now)
-    earlier = [material for material in found if material.network not in now]
-    others = [material.network for material in earlier if _sizes(material.results) != sizes]
-    left_out |= dict.fromkeys(others, "it was judged on other numbers of images. Run it with the same options.")
-    return [material for material in found if material.network not in others], left_out
-
-
-def _suite_of(place: Path) -> str | None:
-    """Return the suite of the results in a folder, None where there are none that can be read."""
-    try:
-        return str(load_results(place).suite["name"])
-    except (OSError, ValueError):
-        return None
-
-
-def _sizes(results: Results) -> list[tuple[str, int]]:
-    """Return how many images of each data set were judged."""
+def _count_images(results: Results) -> list[tuple[str, int]]:
+    """Return the number of images of each data set."""
     return [("test", results.suite["n_test"]), *((ood["name"], ood["n"]) for ood in results.suite["ood"])]

@@ -1,10 +1,12 @@
-"""Every number in the tables of the FOLD paper, as data.
+"""The numbers in the tables of the FOLD paper, their errors, and their comparison with a run.
 
-Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detection", ECCV 2026. The CSV files beside
-this one hold the numbers as they are printed, wrong averages included; ``contradictions.py`` finds those.
+Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detection", ECCV 2026. The CSV files in
+``numbers`` hold the numbers as they are printed, wrong averages included; :func:`contradictions` finds those.
 """
 
 import csv
+import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,30 +18,28 @@ from ..evaluate.results import Results
 from ..evaluate.summary import SummaryRow, families, summarise
 
 NUMBERS = Path(__file__).parent / "numbers"
-
 AVERAGE = "Average"
-
-RATES = ("auroc", "fpr95")
+METRICS = {"auroc": "auroc", "fpr95": "fpr95_ood_positive"}  # in the paper OOD is positive
+FOLD_FAMILY = ("fold", "fold-r", "fold-a", "autofold", "autofold-r", "autofold-a")  # the paper's own methods
+REGIME_TABLES = {"hessian_parameter": "parameter", "hessian_feature_milli": "feature (x1e-3)"}
+ROUNDING = 0.005  # of the printed numbers
+BETWEEN = " | "  # separates two remarks
+NOT_COMPARABLE = "not comparable: "  # start of such a remark
+PROTOCOL = "openood-1.5/"
+OTHERS = "imagenet1k_architectures"
 
 
 class Layout(NamedTuple):
-    """How a table is to be read.
-
-    Attributes:
-        about: What it shows, in a sentence.
-        row: The columns of its file whose values together name a row.
-        column: The column of its file that names a column.
-        digits: How many are printed behind the point.
-    """
+    """The structure of a table: its subject, the columns of the file that name a row and a column, and its digits."""
 
     about: str
-    row: tuple[str, ...]
+    row: Sequence[str]
     column: str
     digits: int = 2
 
 
 class Number(NamedTuple):
-    """A printed number: its place in a table, and the standard deviation where one is printed."""
+    """A printed number: its place in a table, and the standard deviation if one is printed."""
 
     row: str
     column: str
@@ -48,19 +48,24 @@ class Number(NamedTuple):
     std: float | None = None
 
 
-TABLES = {
-    "main": Layout("Averages over the unknown data sets of the four benchmarks.", ("method",), "dataset"),
-    "cifar10": Layout("CIFAR-10, ResNet-18, mean of three networks.", ("method",), "dataset"),
-    "cifar100": Layout("CIFAR-100, ResNet-18, mean of three networks.", ("method",), "dataset"),
-    "imagenet200": Layout("ImageNet-200, ResNet-18, mean of three networks.", ("method",), "dataset"),
-    "imagenet1k": Layout("ImageNet-1K, ResNet-50, one network.", ("method",), "dataset"),
-    "imagenet1k_architectures": Layout("ImageNet-1K, averages for four other networks.", ("method",), "dataset"),
-    "partial_normalisation": Layout("No, partial and full normalisation.", ("id_dataset", "alpha"), "method"),
-    "logit_vs_feature_hessian": Layout("The trace of either Hessian as a score.", ("hessian",), "id_dataset"),
-    "hessian_parameter": Layout("Curvature over the parameters, by regime.", ("id_dataset",), "regime", 1),
-    "hessian_feature_milli": Layout("Curvature over features x 1000, by regime.", ("id_dataset",), "regime", 1),
-    "hessian_per_dataset": Layout("Curvature by data set; features x 1000.", ("space", "id_dataset"), "dataset", 1),
-}
+_FACTS = tomllib.loads((NUMBERS / "tables.toml").read_text(encoding="utf-8"))
+TABLES = {name: Layout(**layout) for name, layout in _FACTS["tables"].items()}
+NETWORKS: dict[str, list[str]] = _FACTS["networks"]
+CHECKPOINTS: dict[str, int] = _FACTS["checkpoints"]
+COLUMNS: dict[str, str] = _FACTS["columns"]
+REMARKS: dict[str, str] = _FACTS["remarks"]
+NOTES: list[str] = _FACTS["notes"]
+TUNED = frozenset[str](_FACTS["tuned"])
+
+
+def is_variant(label: str) -> bool:
+    """Return whether a label in tables, such as ``fold:alpha=1`` or ``fold-r@ood``, is of a method of the paper.
+
+    Example:
+        >>> is_variant("fold-r@ood"), is_variant("fold-t"), is_variant("knn")
+        (True, False, False)
+    """
+    return re.split("[:@]", label)[0] in FOLD_FAMILY
 
 
 @cache
@@ -71,65 +76,159 @@ def read_table(name: str) -> tuple[Number, ...]:
         >>> read_table("cifar10")[0]
         Number(row='OpenMax', column='CIFAR-100', metric='auroc', value=86.91, std=None)
     """
-    check_table_name(name)
-    with (NUMBERS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(number for line in csv.DictReader(file) for number in _numbers(line, TABLES[name]))
-
-
-def check_table_name(name: str) -> None:
-    """Raise unless the paper has a table of this name."""
     if name not in TABLES:
         raise ValueError(f"the paper has no table called {name!r}. It has {', '.join(TABLES)}.")
+    layout, numbers = TABLES[name], list[Number]()
+    with (NUMBERS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            place = ", ".join(line[key] for key in layout.row), line[layout.column]
+            if "metric" in line:  # a line for each metric; a deviation of 0 stands for a single network
+                numbers.append(Number(*place, line["metric"], float(line["mean"]), float(line["std"]) or None))
+            else:
+                numbers += [Number(*place, metric, float(line[metric])) for metric in METRICS if metric in line]
+    return tuple(numbers)
 
 
-def _numbers(line: dict[str, str], layout: Layout) -> Iterator[Number]:
-    """Yield the numbers of a line: some files have a column for each metric, others a line.
+@dataclass(frozen=True)
+class Contradiction:
+    """An average of the paper that is not the mean of its own parts.
 
-    A deviation of 0 stands for none: ImageNet-1K has one network.
+    Attributes:
+        table, row, column, metric: Its place.
+        printed: The number in the paper.
+        recomputed: The mean of the printed parts.
+        without: The part without which the printed number would be right, if there is one.
     """
-    row, column = ", ".join(line[key] for key in layout.row), line[layout.column]
-    if "metric" in line:
-        yield Number(row, column, line["metric"], float(line["mean"]), float(line["std"]) or None)
-    else:
-        yield from (Number(row, column, metric, float(line[metric])) for metric in RATES if metric in line)
+
+    table: str
+    row: str
+    column: str
+    metric: str
+    printed: float
+    recomputed: float
+    without: str = ""
+
+    def __str__(self) -> str:
+        """Return its place and both numbers."""
+        digits = TABLES[self.table].digits
+        text = (
+            f"{self.table}, {self.row}, {self.column}, {self.metric}: {self.printed:.{digits}f} is printed, "
+            f"the mean of its parts is {self.recomputed:.{digits}f}"
+        )
+        return text + (f" ({self.printed:.{digits}f} without {self.without})" if self.without else "")
 
 
-# What the paper measured: networks, data sets and tuning, in its own words and in those of suites.
+def contradictions() -> list[Contradiction]:
+    """Return every printed average that rounding cannot explain.
+
+    Parts and average are each rounded by up to half a unit of the last digit, so they may differ by a whole unit.
+    """
+    found = []
+    for table, average, parts in _averages():
+        unit = 10.0 ** -TABLES[table].digits * (1 + 1e-6)  # room for the last digits of a float
+        recomputed = fmean(part.value for part in parts)
+        if abs(average.value - recomputed) > unit:
+            without = {p.column: [q.value for q in parts if q is not p] for p in parts if len(parts) > 1}
+            fits = (column for column, rest in without.items() if abs(average.value - fmean(rest)) <= unit)
+            place = (table, average.row, average.column, average.metric)
+            found.append(Contradiction(*place, average.value, recomputed, next(fits, "")))
+    return found
 
 
-PROTOCOL = "openood-1.5/"
+def _averages() -> Iterator[tuple[str, Number, list[Number]]]:
+    """Yield each average of the paper with its table and its parts."""
+    for table in TABLES:
+        numbers = read_table(table)
+        for average in numbers:
+            if average.column == AVERAGE:
+                same = [n for n in numbers if (n.row, n.metric) == (average.row, average.metric)]
+                yield table, average, [n for n in same if n.column != AVERAGE]
+    for table, space in REGIME_TABLES.items():
+        for average in read_table(table):
+            place, columns = (f"{space}, {average.row}", average.metric), _FACTS["regimes"][average.column]
+            parts = [n for n in read_table("hessian_per_dataset") if (n.row, n.metric) == place]
+            yield table, average, [n for n in parts if n.column in columns]
 
-OTHERS = "imagenet1k_architectures"
 
-NETWORKS = {
-    "cifar10": ("openood/resnet18_32x32",),
-    "cifar100": ("openood/resnet18_32x32",),
-    "imagenet200": ("openood/resnet18_224x224",),
-    "imagenet1k": ("openood/resnet50",),
-    OTHERS: (
-        "torchvision/regnet_y_16gf",
-        "torchvision/densenet121",
-        "torchvision/wide_resnet50_2",
-        "torchvision/resnext50_32x4d",
-    ),
-}
+@dataclass(frozen=True)
+class Line:
+    """A number of the paper and the measured one, both in per cent.
 
-COLUMNS = dict(zip(NETWORKS[OTHERS], ("RegNet", "DenseNet", "WRN", "ResNeXt"), strict=True))
+    Attributes:
+        method, dataset: As in the run: ``knn@ood``, say, and ``all`` for the average.
+        metric: ``auroc`` or ``fpr95`` (OOD is positive).
+        reported: By the paper.
+        measured: Mean over the networks of the family.
+        difference: Measured minus reported.
+        low, high: 95 % interval of ``measured``; None if the run has none.
+        inside: Whether the reported number lies in it, up to its rounding.
+        remark: Caveats of the comparison, joined by ``BETWEEN``.
+        table: Of the paper.
+        family: Of the networks that were measured.
+    """
 
-CHECKPOINTS = {"cifar10": 3, "cifar100": 3, "imagenet200": 3, "imagenet1k": 1, OTHERS: 1}
+    method: str
+    dataset: str
+    metric: str
+    reported: float
+    measured: float
+    difference: float
+    low: float | None
+    high: float | None
+    inside: bool
+    remark: str
+    table: str
+    family: str
 
-TUNED = frozenset({"odin", "react", "vim", "knn", "ash", "fold", "fold-r", "fold-a"})  # on OOD validation data
+    @property
+    def comparable(self) -> bool:
+        """Whether the run is one of the paper's."""
+        return not self.remark.startswith(NOT_COMPARABLE)
 
-TEXTURES = ("texture", "textures")  # what OpenOOD calls them beside CIFAR, and beside ImageNet
 
-_CODE = "the released code also chose a setting on OOD data"
+def compare_with_paper(runs: Sequence[Results], table: str | None = None, anyway: bool = False) -> list[Line]:
+    """Return the numbers of the paper with those of runs, family by family, in the order of the paper's table.
 
-REMARKS = {  # what the authors' code does and the text does not say, by row or column
-    "AutoFold": _CODE,
-    "AutoFold-R": _CODE,
-    "AutoFold-A": _CODE,
-    "DenseNet": "the released code leaves out this network's last ReLU",
-}
+    Methods that the paper tuned on OOD validation data are compared with ``NAME@ood``, the others with ``NAME``; a run
+    that has only another one is compared too, with a remark. An average is compared only when it is over the paper's
+    data sets. Another number of networks than the paper's is a remark.
+
+    Args:
+        runs: Those of :func:`~flatfold.evaluate.summary.load_runs`, say.
+        table: Name of a table of the paper. By default the one to which the suite's protocol and network belong.
+        anyway: Compare what is not comparable; the remark of each such line then begins with the reasons.
+
+    Raises:
+        ValueError: Runs are not comparable with the paper and ``anyway`` is not set, two runs of a family have the same
+            weights, or there is nothing to compare.
+    """
+    if table is not None:
+        read_table(table)  # which raises if there is none
+        if table not in CHECKPOINTS:
+            raise ValueError(f"no run has the numbers of the table {table}. Choose one of {', '.join(CHECKPOINTS)}.")
+    groups = families(runs)
+    _check_weights(groups)
+    tables = {family: table or table_of(group[0].suite) for family, group in groups.items()}
+    reasons = {family: incomparable([run.suite for run in group], tables[family]) for family, group in groups.items()}
+    names = f"--table and one of {', '.join(CHECKPOINTS)}"
+    sentences = [f"{family}: {'; '.join(why)}" for family, why in reasons.items() if why]
+    if sentences and not anyway:
+        raise ValueError(
+            f"these numbers are not comparable with the paper's. {'. '.join(sentences)}. "
+            f"--anyway{f' with {names}' if None in tables.values() else ''} compares them, marked as not comparable."
+        )
+    rows, lines = summarise(runs), list[Line]()
+    for family, group in groups.items():
+        name = tables[family]
+        if name is None:
+            raise ValueError(f"{family} belongs to no table of the paper. Use {names}.")
+        why = f"{NOT_COMPARABLE}{'; '.join(reasons[family])}" if reasons[family] else ""
+        lines += _compare_family(name, [row for row in rows if row.family == family], group[0].suite, why)
+    if not lines:
+        raise ValueError(
+            "the run and the paper have no method on a data set in common. `flatfold paper --table NAME` shows a table."
+        )
+    return lines
 
 
 def table_of(suite: Mapping[str, Any]) -> str | None:
@@ -157,300 +256,65 @@ def incomparable(suites: Iterable[Mapping[str, Any]], table: str | None) -> list
     return list(dict.fromkeys(reasons))
 
 
-def check_comparable_table(name: str) -> None:
-    """Raise unless a table of the paper has numbers that a run can be put beside."""
-    check_table_name(name)
-    if name not in CHECKPOINTS:
-        raise ValueError(f"no run has the numbers of the table {name}. Choose one of {', '.join(CHECKPOINTS)}.")
-
-
-def suite_column(column: str, table: str, suite: Mapping[str, Any]) -> str | None:
-    """Return where a run of ``suite`` has what a column of a table shows: a data set, or ``all``.
-
-    Averages are there only when the suite has all data sets of the paper and no other.
+def run_labels(method: str) -> list[str]:
+    """Return the possible labels of a method of the paper in a run, the one tuned on the same data first.
 
     Example:
-        >>> suite_column("SSB-Hard", "imagenet200", {"ood": [{"name": "ssb_hard"}]})
-        'ssb_hard'
-    """
-    here = [ood["name"] for ood in suite["ood"]]
-    if table == OTHERS:
-        if COLUMNS.get(suite.get("architecture", "")) != column:
-            return None
-        column, table = AVERAGE, "imagenet1k"
-    if column != AVERAGE:
-        return _named(column, here)
-    wanted = {_named(number.column, here) for number in read_table(table) if number.column != AVERAGE}
-    return "all" if wanted == set(here) else None
-
-
-def _named(column: str, here: Sequence[str]) -> str | None:
-    """Return the data set of a suite that the paper calls ``column``."""
-    plain = column.lower()
-    name = plain.replace("-", "") if plain.startswith("cifar") else plain.replace("-", "_")
-    return next((known for known in here if known == name or (column == "Textures" and known in TEXTURES)), None)
-
-
-def labels(method: str) -> list[str]:
-    """Return what a run may call a method of the paper, the one that was tuned on the same data first.
-
-    Example:
-        >>> labels("KNN"), labels("MSP")
+        >>> run_labels("KNN"), run_labels("MSP")
         (['knn@ood', 'knn', 'knn@id'], ['msp', 'msp@ood', 'msp@id'])
     """
     name = method.lower()
-    return sorted([name, f"{name}@ood", f"{name}@id"], key=lambda label: _tuning(label) != _tuning_in_paper(name))
-
-
-def label_remark(label: str) -> str:
-    """Return a sentence when a method was not tuned on the data on which the paper tuned it."""
-    here, there = _tuning(label), _tuning_in_paper(label.partition("@")[0])
-    return "" if here == there else f"{here} here, {there} in the paper"
-
-
-def _tuning(label: str) -> str:
-    at = label.partition("@")[2]
-    return f"tuned on {at.upper()} data" if at else "untuned"
-
-
-def _tuning_in_paper(name: str) -> str:
-    return _tuning(f"{name}@ood" if name in TUNED else name)
-
-
-# Where the paper contradicts itself: averages that are not the mean of what they average, and a few sentences.
-
-
-SPACES = {"hessian_parameter": "parameter", "hessian_feature_milli": "feature (x1e-3)"}
-
-REGIMES = {
-    "ID": ("ID",),
-    "Near-OOD": ("CIFAR-10", "CIFAR-100", "TIN", "SSB-Hard", "NINCO"),
-    "Far-OOD": ("MNIST", "SVHN", "Textures", "Places365", "iNaturalist", "OpenImage-O"),
-}
-
-NOTES = (
-    "Curvature is said to increase monotonically from ID over near-OOD to far-OOD, but the feature trace of CIFAR-100 "
-    "goes 546.3, 1394.5, 1262.4.",
-    "The loss of Theorem 1 has the wrong sign as printed, its minimiser is 2 Sigma^-1 mu, and the proof lacks a step: "
-    "that a Gaussian average of a symmetric unimodal function decreases in |mean|. With it, the theorem holds.",
-    "The loss behind the parameter Hessian of OOD data, which has no labels, is not stated.",
-    "14 baselines are described and 13 are in the tables: MDSEns is missing.",
-)
-
-
-@dataclass(frozen=True)
-class Contradiction:
-    """An average of the paper that is not the mean of its own parts.
-
-    Attributes:
-        table, row, column, metric: Its place.
-        printed: What the paper says.
-        recomputed: The mean of the printed parts.
-        without: The part without which the printed number would be right, if there is one.
-    """
-
-    table: str
-    row: str
-    column: str
-    metric: str
-    printed: float
-    recomputed: float
-    without: str = ""
-
-    def __str__(self) -> str:
-        """Say where it is and give both numbers."""
-        digits = TABLES[self.table].digits
-        text = (
-            f"{self.table}, {self.row}, {self.column}, {self.metric}: {self.printed:.{digits}f} is printed, "
-            f"the mean of its parts is {self.recomputed:.{digits}f}"
-        )
-        return text + (f" ({self.printed:.{digits}f} without {self.without})" if self.without else "")
-
-
-def contradictions() -> list[Contradiction]:
-    """Return every printed average that rounding cannot explain, found by doing the sums again.
-
-    Parts and average are each rounded by up to half a unit of the last digit, so a whole unit between the two is
-    possible without a mistake.
-    """
-    found = []
-    for table, average, parts in _averages():
-        recomputed = fmean(part.value for part in parts)
-        if not _agree(table, average.value, recomputed):
-            culprits = (part.column for part in parts if _without(table, average, parts, part))
-            place = (table, average.row, average.column, average.metric)
-            found.append(Contradiction(*place, average.value, recomputed, next(culprits, "")))
-    return found
-
-
-def _averages() -> Iterator[tuple[str, Number, list[Number]]]:
-    """Yield each average of the paper with its table and its parts."""
-    for table in TABLES:
-        numbers = read_table(table)
-        for average in numbers:
-            if average.column == AVERAGE:
-                same = [n for n in numbers if (n.row, n.metric) == (average.row, average.metric)]
-                yield table, average, [n for n in same if n.column != AVERAGE]
-    for table, space in SPACES.items():
-        for average in read_table(table):
-            place, columns = (f"{space}, {average.row}", average.metric), REGIMES[average.column]
-            parts = [n for n in read_table("hessian_per_dataset") if (n.row, n.metric) == place]
-            yield table, average, [n for n in parts if n.column in columns]
-
-
-def _agree(table: str, printed: float, recomputed: float) -> bool:
-    unit: float = 10.0 ** -TABLES[table].digits
-    return abs(printed - recomputed) <= unit * (1 + 1e-6)  # the last digits of a float are not the paper's
-
-
-def _without(table: str, average: Number, parts: list[Number], left_out: Number) -> bool:
-    """Return whether an average is right when one of its parts is left out."""
-    others = [part.value for part in parts if part is not left_out]
-    return bool(others) and _agree(table, average.value, fmean(others))
-
-
-# A run beside the numbers of the FOLD paper: what it reports, what was measured, and whether the two agree.
-
-
-__all__ = [
-    "BETWEEN",
-    "NOTES",
-    "TABLES",
-    "Contradiction",
-    "Line",
-    "Number",
-    "beside_paper",
-    "contradictions",
-    "read_table",
-]
-
-
-METRICS = {"auroc": "auroc", "fpr95": "fpr95_ood_positive"}  # the paper counts OOD as positive
-
-ROUNDING = 0.005  # of what the paper prints
-
-BETWEEN = " | "  # two remarks
-
-NOT_COMPARABLE = "not comparable: "  # with it such a remark begins
-
-WEIGHTS = "weights, sha256"  # of the provenance
-
-
-@dataclass(frozen=True)
-class Line:
-    """A number of the paper beside the one that was measured, both in per cent.
-
-    Attributes:
-        method: As the run calls it, ``knn@ood`` say.
-        dataset: As the run calls it, or ``all`` for the average.
-        metric: ``auroc`` or ``fpr95`` (OOD is positive).
-        reported: By the paper.
-        measured: Mean over the networks of the family.
-        difference: Measured minus reported.
-        low, high: 95 % interval of ``measured``; None where the run has none.
-        inside: Whether the reported number lies in it, give or take its rounding.
-        remark: What a reader must know before comparing the two; several are joined by ``BETWEEN``.
-        table: Of the paper.
-        family: Of the networks that were measured.
-    """
-
-    method: str
-    dataset: str
-    metric: str
-    reported: float
-    measured: float
-    difference: float
-    low: float | None
-    high: float | None
-    inside: bool
-    remark: str
-    table: str
-    family: str
-
-    @property
-    def comparable(self) -> bool:
-        """Whether the run is one of the paper's, as far as can be told."""
-        return not self.remark.startswith(NOT_COMPARABLE)
-
-
-def beside_paper(runs: Sequence[Results], table: str | None = None, anyway: bool = False) -> list[Line]:
-    """Return the numbers of the paper beside those of runs, family by family, in the order of the paper's table.
-
-    Methods that the paper tuned on OOD validation data are compared with ``NAME@ood``, the others with ``NAME``; a run
-    that has only another one is compared too, with a remark. An average is compared only when it is over the paper's
-    data sets. Another number of networks than the paper's is a remark.
-
-    Args:
-        runs: Those of :func:`~flatfold.evaluate.summary.load_runs`, say.
-        table: Name of a table of the paper. By default the one to which the suite's protocol and network belong.
-        anyway: Compare what is not comparable; the remark of each such line then begins with the reasons.
-
-    Raises:
-        ValueError: Runs are not comparable with the paper and ``anyway`` is not set, two runs of a family have the same
-            weights, or there is nothing to compare.
-    """
-    if table is not None:
-        check_comparable_table(table)
-    groups = families(runs)
-    _check_weights(groups)
-    tables = {family: table or table_of(group[0].suite) for family, group in groups.items()}
-    reasons = {family: incomparable([run.suite for run in group], tables[family]) for family, group in groups.items()}
-    _check_comparable(reasons, None in tables.values(), anyway)
-    rows, lines = summarise(runs), list[Line]()
-    for family, group in groups.items():
-        name = tables[family]
-        if name is None:
-            raise ValueError(
-                f"{family} belongs to no table of the paper. Name one with --table: {', '.join(CHECKPOINTS)}."
-            )
-        why = f"{NOT_COMPARABLE}{'; '.join(reasons[family])}" if reasons[family] else ""
-        lines += _lines(name, [row for row in rows if row.family == family], group[0].suite, why)
-    if not lines:
-        raise ValueError(
-            "the run and the paper have no method on a data set in common. `flatfold paper --table NAME` shows what is "
-            "in the paper."
-        )
-    return lines
+    return sorted([name, f"{name}@ood", f"{name}@id"], key=lambda label: _tuning(label) != _paper_tuning(name))
 
 
 def _check_weights(groups: Mapping[str, Sequence[Results]]) -> None:
-    """Raise if a network was judged twice: a mean over it and itself is none over two networks."""
+    """Raise if a family has the same network twice."""
     for family, group in groups.items():
-        seen: dict[str, str] = {}
+        names: dict[str, str] = {}
         for run in group:
-            name, weights = str(run.suite.get("network") or run.suite["name"]), str(run.provenance.get(WEIGHTS) or "")
-            if weights and weights in seen:
+            name = str(run.suite.get("network") or run.suite["name"])
+            weights = str(run.provenance.get("weights, sha256") or "")
+            if weights and weights in names:
                 raise ValueError(
-                    f"the runs of {family} must be of different networks, but {seen[weights]} and {name} have the same "
-                    f"weights (sha256 {weights[:12]}). Leave one of them out."
+                    f"the runs of {family} must be of different networks, but {names[weights]} and {name} have the "
+                    f"same weights (sha256 {weights[:12]}). Leave one of them out."
                 )
-            seen[weights] = name
+            names[weights] = name
 
 
-def _check_comparable(reasons: Mapping[str, Sequence[str]], homeless: bool, anyway: bool) -> None:
-    told = [f"{family}: {'; '.join(why)}" for family, why in reasons.items() if why]
-    if told and not anyway:
-        also = f" with --table and one of {', '.join(CHECKPOINTS)}" if homeless else ""
-        raise ValueError(
-            f"these numbers are not comparable with the paper's. {'. '.join(told)}. "
-            f"--anyway{also} shows them side by side, each marked as not comparable."
-        )
-
-
-def _lines(table: str, rows: Sequence[SummaryRow], suite: Mapping[str, Any], why: str) -> Iterator[Line]:
+def _compare_family(table: str, rows: Sequence[SummaryRow], suite: Mapping[str, Any], why: str) -> Iterator[Line]:
     """Yield a line for every number of a table that a family has too."""
     cells = {(row.method, row.column): row for row in rows}
     wrong = {(c.row, c.column, c.metric): c for c in contradictions() if c.table == table}
     for number in read_table(table):
-        column = suite_column(number.column, table, suite) or ""
-        cell = next((cells[label, column] for label in labels(number.row) if (label, column) in cells), None)
-        if cell is not None:
-            remarks = (why, *_remarks(table, number, cell, wrong.get((number.row, number.column, number.metric))))
-            yield _line(table, number, cell, BETWEEN.join(filter(None, remarks)))
+        column = _find_column(number.column, table, suite) or ""
+        cell = next((cells[label, column] for label in run_labels(number.row) if (label, column) in cells), None)
+        if cell is None:
+            continue
+        metric = METRICS[number.metric]
+        measured = 100 * cell.means[metric]
+        low, high = (100 * end for end in cell.intervals[metric]) if metric in cell.intervals else (None, None)
+        remarks = (why, *_remarks(table, number, cell, wrong.get((number.row, number.column, number.metric))))
+        yield Line(
+            method=cell.method,
+            dataset=cell.column,
+            metric=number.metric,
+            reported=number.value,
+            measured=measured,
+            difference=measured - number.value,
+            low=low,
+            high=high,
+            inside=low is not None and high is not None and low - ROUNDING <= number.value <= high + ROUNDING,
+            remark=BETWEEN.join(filter(None, remarks)),
+            table=table,
+            family=cell.family,
+        )
 
 
 def _remarks(table: str, number: Number, cell: SummaryRow, wrong: Contradiction | None) -> Iterator[str]:
-    yield label_remark(cell.method)
+    here, there = _tuning(cell.method), _paper_tuning(cell.method.partition("@")[0])
+    if here != there:
+        yield f"{here} here, {there} in the paper"
     if cell.n != CHECKPOINTS[table]:
         yield f"networks: {cell.n} here, {CHECKPOINTS[table]} in the paper"
     if wrong is not None:
@@ -461,21 +325,34 @@ def _remarks(table: str, number: Number, cell: SummaryRow, wrong: Contradiction 
         yield "without an interval"
 
 
-def _line(table: str, number: Number, cell: SummaryRow, remark: str) -> Line:
-    metric = METRICS[number.metric]
-    measured = 100 * cell.means[metric]
-    low, high = (100 * end for end in cell.intervals[metric]) if metric in cell.intervals else (None, None)
-    return Line(
-        method=cell.method,
-        dataset=cell.column,
-        metric=number.metric,
-        reported=number.value,
-        measured=measured,
-        difference=measured - number.value,
-        low=low,
-        high=high,
-        inside=low is not None and high is not None and low - ROUNDING <= number.value <= high + ROUNDING,
-        remark=remark,
-        table=table,
-        family=cell.family,
-    )
+def _find_column(column: str, table: str, suite: Mapping[str, Any]) -> str | None:
+    """Return the data set of a run, or ``all``, that a column of a table shows.
+
+    An average is comparable only if the suite has all data sets of the paper and no other.
+    """
+    here = [ood["name"] for ood in suite["ood"]]
+    if table == OTHERS:
+        if COLUMNS.get(suite.get("architecture", "")) != column:
+            return None
+        column, table = AVERAGE, "imagenet1k"
+    if column != AVERAGE:
+        return _find_data_set(column, here)
+    wanted = {_find_data_set(number.column, here) for number in read_table(table) if number.column != AVERAGE}
+    return "all" if wanted == set(here) else None
+
+
+def _find_data_set(column: str, here: Sequence[str]) -> str | None:
+    """Return the data set of a suite that the paper calls ``column``; OpenOOD has both "texture" and "textures"."""
+    plain = column.lower()
+    name = plain.replace("-", "") if plain.startswith("cifar") else plain.replace("-", "_")
+    names = ("texture", "textures") if column == "Textures" else (name,)
+    return next((dataset for dataset in here if dataset in names), None)
+
+
+def _tuning(label: str) -> str:
+    at = label.partition("@")[2]
+    return f"tuned on {at.upper()} data" if at else "untuned"
+
+
+def _paper_tuning(name: str) -> str:
+    return _tuning(f"{name}@ood" if name in TUNED else name)

@@ -1,39 +1,44 @@
-r"""When unknown inputs bend the energy more than known ones: the theorem of the FOLD paper, put right and computed.
+r"""The theorem of the FOLD paper on the expected trace of OOD inputs, corrected and computed.
 
-**The setting.** The features of two classes ``y = ±1`` are Gaussian around ``±mu``, with one covariance ``S``; unknown
-inputs are the same mixture around ``±c R mu``. A linear classifier has the logits ``z = (w'x, 0)``, and what is bent is
-the energy ``logsumexp(z)``. Over the features its Hessian has the trace ``|w|^2 phi(w'x)``, which is half of ``|w|^2``
-times its trace over the logits. As ``phi`` is even, both halves of a mixture around ``±m`` have the same average:
+**The setting.** The features of two classes ``y = ±1`` are Gaussian around ``±mu``, with one covariance ``S``; OOD
+inputs are the same mixture around ``±c R mu``. A linear classifier has the logits ``z = (w'x, 0)``. Over the features
+the Hessian of the energy ``logsumexp(z)`` has the trace ``|w|^2 phi(w'x)``, which is half of ``|w|^2`` times its trace
+over the logits. As ``phi`` is even, both halves of a mixture around ``±m`` have the same average:
 
 .. math:: E \operatorname{tr} H = \|w\|^2\, E\,\varphi(a), \quad a \sim N(w^\top m,\ w^\top S w),
           \quad \varphi(a) = \frac{e^a}{(1 + e^a)^2}
 
-**What the paper states.** At ``w = alpha S^-1 mu``, known inputs have the smaller expected trace if
+**The paper's statement.** At ``w = alpha S^-1 mu``, ID inputs have the smaller expected trace if
 
 .. math:: c\, |\mu^\top S^{-1} R \mu| \le \mu^\top S^{-1} \mu
 
-**What has to be put right.**
+**Corrections.**
 
-* The printed training loss, ``E -log sum_i exp(y z_i)``, falls without end (:func:`printed_loss`). What is meant is the
-  logistic loss ``E log(1 + exp(-y w'x))`` (:func:`logistic_risk`).
+* The printed training loss, ``E -log sum_i exp(y z_i)``, is unbounded below (:func:`printed_loss`). The
+  logistic loss ``E log(1 + exp(-y w'x))`` is meant (:func:`logistic_risk`).
 * Its minimiser is ``2 S^-1 mu``: then ``w'x`` are the log odds of the classes. The paper sets the factor to 1. That
   changes every number, but not which of the two is larger.
 * "The expected energy has a unique minimiser, along the Bayes classifier" is not true of the energy. It sees no labels,
   is convex in ``w`` and has the slope ``E x / 2 = 0`` at ``w = 0``: there it is smallest.
 * "``phi`` decreases with ``|a|``" does not yet order two averages, for each Gaussian reaches everywhere. The missing
-  step: ``M(m) = E phi(N(m, s^2))`` is itself even, and strictly decreasing in ``|m|``. For ``phi`` is a mixture of
+  step: ``M(m) = E phi(N(m, s^2))`` is itself even, and strictly decreasing in ``|m|``. ``phi`` is a mixture of
   indicators of intervals ``[-r, r]``, and the mass of ``N(m, s^2)`` in such an interval changes with m by
   ``n((r + m) / s) / s - n((r - m) / s) / s``, with the normal density n: below 0 for every ``m > 0``.
 
-**What then holds.** Both averages share ``s``, so the condition is necessary and sufficient, for every ``alpha > 0``:
-known inputs have the smaller trace exactly where it is true, the larger one exactly where it is not, and equality goes
-with equality (:func:`compare`). For ``S = I`` it is true for every rotation up to ``c = 1``; for others it need not be.
+**Result.** Both averages share ``s``, so the condition is necessary and sufficient, for every ``alpha > 0``: ID inputs
+have the smaller trace if and only if it is true, with equality for equality (:func:`compare`). For ``S = I`` it is true
+for every rotation up to ``c = 1``; for other covariances it need not be.
 
-**What it does not cover.** Unknown inputs of another covariance. Wider ones lie more often where the classifier is
-sure: at 400 times the variance their expected trace falls below that of known inputs although the condition is true.
+**Limit.** OOD inputs of another covariance are not covered. Wider ones lie more often where the classifier is
+confident: at 400 times the variance their expected trace falls below that of ID inputs although the condition is true.
+
+**Arguments** of all functions, as tensors or arrays: ``mean``, mu, ``(d,)``; ``covariance``, S, ``(d, d)``, symmetric
+and positive definite; ``weight``, w, ``(d,)``; ``rotation``, R, ``(d, d)``, orthogonal, reflections included; ``c``, 0
+or more; ``alpha``, the length of the classifier ``w = alpha S^-1 mu``, above 0.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import exp, inf, log, pi, sqrt
 
 import numpy as np
@@ -45,12 +50,14 @@ from ..core.hessian import class_distances, feature_hessian_trace, row_chunks
 from ..core.validation import as_tensor, check_above_zero
 from ..curvature.estimate import Estimate
 
-# Averages of the curvature of two classes over a Gaussian.
-
-
 REACH = 10  # standard deviations either side of the peak of an integrand: beyond, less than 1e-17 of it
-
 WIDEST = 1e5  # standard deviation of w'x: the points of the quadrature grow with it, here to four million
+ROUNDING = 1e-12  # relative differences up to here count as none
+FLOAT32 = 1e-6  # how far a rotation may be from orthogonal, a covariance from symmetric: what float32 leaves
+SETTINGS = 200  # random ones
+RATIOS, LENGTHS, DISTANCES = (0.02, 1.98), (0.5, 2.5), (0.7, 1.4)  # ranges of the random settings
+
+Array = Tensor | NDArray[np.floating]
 
 
 def average_curvature(mean: float, deviation: float) -> float:
@@ -95,20 +102,13 @@ def gaussian_points(mean: float, deviation: float) -> tuple[NDArray[np.float64],
     return mean + deviation * t, log(step / sqrt(2 * pi)) - t**2 / 2
 
 
-Array = Tensor | NDArray[np.floating]
-
-ROUNDING = 1e-12  # relative differences up to here count as none
-
-FLOAT32 = 1e-6  # how far a rotation may be from orthogonal, a covariance from symmetric: what float32 leaves
-
-
 @dataclass(frozen=True)
 class Theorem:
     """Both sides of the condition, and both expected traces.
 
     Attributes:
-        id: Expected trace of known inputs; 0 where it is too small for a float.
-        ood: That of unknown inputs.
+        id: Expected trace of ID inputs; 0 where it is too small for a float.
+        ood: That of OOD inputs.
         log_ratio: Logarithm of ``ood / id``, also where both are too small for a float.
         shifted: Left side of the condition, ``c |mu' S^-1 R mu|``.
         bound: Its right side, ``mu' S^-1 mu``.
@@ -124,7 +124,7 @@ class Theorem:
 
     @property
     def gap(self) -> float:
-        """Expected trace of unknown inputs minus that of known ones."""
+        """Expected trace of OOD inputs minus that of ID ones."""
         return self.ood - self.id
 
     @property
@@ -144,7 +144,7 @@ class Theorem:
 
     @property
     def agrees(self) -> bool:
-        """Whether the traces are ordered as the condition says; what is lost in rounding contradicts nothing."""
+        """Whether the traces are ordered as the condition says, up to rounding."""
         resolved = abs(self.log_ratio) > ROUNDING and abs(self.margin) > ROUNDING * self.bound
         return not resolved or (self.log_ratio > 0) == (self.margin > 0)
 
@@ -154,27 +154,18 @@ def expected_trace(mean: Array, covariance: Array, weight: Array) -> float:
 
     .. math:: \|w\|^2\, E\, \varphi(N(w^\top m, w^\top S w))
 
-    Args:
-        mean: ``(d,)``: the classes lie around it and around its negative, equally often.
-        covariance: ``(d, d)``, of each class, symmetric and positive definite.
-        weight: w of the classifier with the logits ``(w'x, 0)``, ``(d,)``.
+    for classes around ``mean`` and around its negative, equally often.
     """
     centre, spread, w = _classifier(mean, covariance, weight)
     return float(w @ w) * average_curvature(*_score(centre, spread, w))
 
 
 def monte_carlo_trace(mean: Array, covariance: Array, weight: Array, samples: int = 100_000, seed: int = 0) -> Estimate:
-    """Return the same by drawing features from the mixture and measuring the trace at each, with its standard error.
+    """Return the expected trace by Monte Carlo over features of the mixture, with its standard error.
 
     Nothing is shared with the quadrature: the draws have d dimensions and pass through the softmax of two logits. Where
     hardly any of them comes near ``w'x = 0``, four deviations from there and beyond, value and error are too small.
-
-    Args:
-        mean: ``(d,)``, as in :func:`expected_trace`.
-        covariance: ``(d, d)``.
-        weight: ``(d,)``.
-        samples: How many features are drawn, at least 2.
-        seed: Of the draws.
+    At least 2 samples are drawn.
     """
     centre, spread, w = _classifier(mean, covariance, weight)
     if samples < 2:
@@ -192,12 +183,7 @@ def monte_carlo_trace(mean: Array, covariance: Array, weight: Array, samples: in
 
 
 def bayes_weight(mean: Array, covariance: Array, alpha: float = 2.0) -> Tensor:
-    """Return ``alpha S^-1 mu``, ``(d,)`` in float64: with 2, the minimiser of :func:`logistic_risk`.
-
-    Args:
-        mean: mu, ``(d,)``.
-        covariance: S, ``(d, d)``, symmetric and positive definite.
-        alpha: Above 0; the paper takes 1.
+    """Return ``alpha S^-1 mu``, ``(d,)`` in float64: with 2, the minimiser of :func:`logistic_risk`; the paper takes 1.
 
     Example:
         >>> bayes_weight(torch.tensor([1.0, 2.0]), torch.eye(2))
@@ -209,14 +195,9 @@ def bayes_weight(mean: Array, covariance: Array, alpha: float = 2.0) -> Tensor:
 
 
 def logistic_risk(weight: Array, mean: Array, covariance: Array) -> float:
-    r"""Return the risk that a classifier is trained to make small, by quadrature.
+    r"""Return the risk that training minimises, by quadrature.
 
     .. math:: E \log(1 + e^{-y\, w^\top x}) = E \log(1 + e^{-a}), \quad a \sim N(w^\top \mu,\ w^\top S w)
-
-    Args:
-        weight: w, ``(d,)``.
-        mean: mu, ``(d,)``.
-        covariance: S, ``(d, d)``, symmetric and positive definite.
     """
     centre, spread, w = _classifier(mean, covariance, weight)
     points, log_weights = gaussian_points(*_score(centre, spread, w))
@@ -229,23 +210,12 @@ def printed_loss(weight: Array, mean: Array, covariance: Array) -> float:
     .. math:: E\bigl[-\log \textstyle\sum_i e^{y z_i}\bigr] = -E \log(1 + e^{y\, w^\top x})
 
     Along ``S^-1 mu`` it falls in proportion to the length of w.
-
-    Args:
-        weight: w, ``(d,)``.
-        mean: mu, ``(d,)``.
-        covariance: S, ``(d, d)``, symmetric and positive definite.
     """
     return -logistic_risk(-as_tensor(weight, "weight"), mean, covariance)
 
 
 def holds(mean: Array, covariance: Array, rotation: Array, c: float) -> bool:
-    """Tell whether ``c |mu' S^-1 R mu| <= mu' S^-1 mu``: whether known inputs have the smaller expected trace.
-
-    Args:
-        mean: mu, ``(d,)``, not 0.
-        covariance: S, ``(d, d)``, symmetric and positive definite.
-        rotation: R, ``(d, d)``, orthogonal; reflections count, for the theorem holds for them too.
-        c: How far from 0 the unknown inputs lie, relative to the known ones; 0 or more.
+    """Return whether ``c |mu' S^-1 R mu| <= mu' S^-1 mu``: whether ID inputs have the smaller expected trace.
 
     Example:
         >>> quarter_turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
@@ -258,20 +228,48 @@ def holds(mean: Array, covariance: Array, rotation: Array, c: float) -> bool:
 
 
 def compare(mean: Array, covariance: Array, rotation: Array, c: float, alpha: float = 2.0) -> Theorem:
-    """Return both sides of the condition beside both expected traces, at ``w = alpha S^-1 mu``.
+    """Return both sides of the condition and both expected traces, at ``w = alpha S^-1 mu``; the mean is not 0.
 
-    Args:
-        mean: mu, ``(d,)``, not 0.
-        covariance: S, ``(d, d)``, symmetric and positive definite.
-        rotation: R, ``(d, d)``, orthogonal.
-        c: As in :func:`holds`.
-        alpha: Above 0. The order of the traces does not depend on it.
+    The order of the traces does not depend on alpha.
     """
     centre, spread, elsewhere = _setting(mean, covariance, rotation, c)
     w = bayes_weight(centre, spread, alpha)
     known, unknown = (log_average_curvature(*_score(m, spread, w)) for m in (centre, elsewhere))
     length, (shifted, bound) = float(w @ w), _sides(centre, spread, elsewhere)
     return Theorem(length * exp(known), length * exp(unknown), unknown - known, shifted, bound, alpha)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A random setting: mu, S, R, the stretch c and the length alpha of the classifier."""
+
+    mean: Tensor
+    covariance: Tensor
+    rotation: Tensor
+    c: float
+    alpha: float
+
+
+@cache
+def random_theorems(count: int = SETTINGS, seed: int = 0) -> list[tuple[Setting, Theorem]]:
+    """Return random settings of 2 to 8 dimensions with both traces; the ratio of the sides is uniform around 1."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float) -> float:
+        return low + (high - low) * float(torch.rand((), generator=generator))
+
+    found = []
+    for _ in range(count):
+        d = int(torch.randint(2, 9, (), generator=generator))
+        root, turn = torch.randn(2, d, d, generator=generator, dtype=torch.float64)
+        covariance, rotation = root @ root.mT / d + 0.1 * torch.eye(d), torch.linalg.qr(turn).Q
+        mean = torch.randn(d, generator=generator, dtype=torch.float64)
+        ratio, alpha, distance = (uniform(*ends) for ends in (RATIOS, LENGTHS, DISTANCES))
+        mean = mean * distance / float(mean @ torch.linalg.solve(covariance, mean)) ** 0.5
+        shifted, bound = _sides(mean, covariance, rotation @ mean)
+        setting = Setting(mean, covariance, rotation, ratio / (shifted / bound), alpha)
+        found.append((setting, compare(mean, covariance, rotation, setting.c, alpha)))
+    return found
 
 
 def _score(mean: Tensor, covariance: Tensor, weight: Tensor) -> tuple[float, float]:
@@ -295,7 +293,7 @@ def _setting(mean: Array, covariance: Array, rotation: Array, c: float) -> tuple
     """Return mu, S and ``c R mu``, checked and in float64."""
     centre, spread = _mixture(mean, covariance)
     if not bool(centre.any()):
-        raise ValueError("mean must not be 0: both classes would lie in one place. Give them some distance.")
+        raise ValueError("mean must not be 0: both classes would have the same mean. Give them some distance.")
     if not 0 <= c < inf:
         raise ValueError(f"c must be a finite number of 0 or more, got {c!r}. To turn mu around, use the rotation.")
     turn = _double(rotation, "rotation", (len(centre), len(centre)))

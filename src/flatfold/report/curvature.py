@@ -94,7 +94,7 @@ def mismatch(results: Results, study: Study) -> str:
     )
 
 
-def statistics_table(study: Study, _comparison: object = None) -> Markup:
+def statistics_table(study: Study) -> Markup:
     """Return a line per data set and mean: every figure, its error, and its ratio to the ID images.
 
     Figures that do not exceed those of the ID images are marked.

@@ -41,21 +41,13 @@ NO_SCORE = "the score is not finite: its features are enormous. Look at the imag
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """Images to score with the guard of a model; it can be sent to another process.
+    """Images to score with the guard of a model; it can be sent to another process."""
 
-    Args:
-        guard: Its file, which another process reads again.
-        model: Returns the model, in the process that scores: a function of a module or a ``functools.partial`` of one.
-        source: The images, prepared as for the model.
-        fpr: The false-alarm rate, unless that of the file.
-        device: Where the model runs, unless where it was made.
-    """
-
-    guard: GuardFile
-    model: Callable[[], nn.Module]
+    guard: GuardFile  # another process reads the file again
+    model: Callable[[], nn.Module]  # called in the process that scores: pickle needs a function of a module
     source: ImageSource
-    fpr: float | None = None
-    device: str | None = None
+    fpr: float | None = None  # default: that of the file
+    device: str | None = None  # default: where the model is made
 
     def calibrated(self) -> CalibratedDetector:
         """Return the detector with the false-alarm rate of this job; it needs no model."""
@@ -155,14 +147,10 @@ def run_local(job: ScoringJob, parts: Parts, workers: int = 0) -> Iterator[tuple
 
 @dataclass(frozen=True)
 class Shard:
-    """The share of one of several processes that score the same images.
+    """The share of one of several processes that score the same images, counted from 1.
 
     Shards consist of whole batches, in the order of the rows. So every image has the same neighbours in its batch, and
     the same score to the last digit, however many shards there are.
-
-    Args:
-        number: From 1.
-        of: How many there are.
     """
 
     number: int = 1
@@ -199,23 +187,15 @@ class Shard:
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The counts of a run or of one shard, in a small file next to its table; those of all shards add up.
-
-    Attributes:
-        job: What distinguishes the run from others; see :meth:`ScoringJob.key`.
-        shard: Which share of it this is.
-        unreadable: How many images could not be scored.
-        table: The sha256 of the table.
-        counts: The content of :attr:`monitor`, as ``Monitor.to_dict`` gives it.
-    """
+    """The counts of a run or of one shard, in a small file next to its table; those of all shards add up."""
 
     FORMAT: ClassVar[str] = "flatfold-scores"
     VERSION: ClassVar[int] = 2
 
-    job: dict[str, str]
+    job: dict[str, str]  # the key of the job
     shard: Shard
-    unreadable: Annotated[int, msgspec.Meta(ge=0)]
-    table: str
+    unreadable: Annotated[int, msgspec.Meta(ge=0)]  # number of images that could not be scored
+    table: str  # sha256
     counts: dict[str, Any] = msgspec.field(name="monitor")
 
     def __post_init__(self) -> None:
@@ -262,18 +242,9 @@ def score_images(
     Memory does not grow with the number of images, except for their names. A run that was stopped, even killed, resumes
     when it is called again; one that is complete is not done again.
 
-    Args:
-        job: What to score.
-        out: A file ``*.csv``, ``*.jsonl`` or ``*.parquet``. Next to it are ``OUT.summary.json``, and
-            ``OUT.unreadable.csv`` if an image could not be scored; ``OUT.parts/`` until it is complete.
-        shard: Which share of the images to score.
-        executor: What computes parts; by default this process.
-        restart: Discard the parts of an earlier run.
-
-    Raises:
-        ValueError: ``OUT.parts/`` belongs to another job, or the guard is not that of the model; or ``out`` cannot be
-            the name of a table.
-        BlockingIOError: Another process is writing to this place.
+    The table is a file ``*.csv``, ``*.jsonl`` or ``*.parquet``. Next to it are ``OUT.summary.json``, and
+    ``OUT.unreadable.csv`` if an image could not be scored; ``OUT.parts/`` until it is complete, which is refused if it
+    belongs to another job or another process is writing to it. ``restart`` discards the parts of an earlier run.
     """
     out = Path(out)
     check_table(out)

@@ -173,19 +173,15 @@ class CalibratedDetector(nn.Module):
 
 @dataclass(frozen=True)
 class FitResult:
-    """A fitted detector, and what it was fitted on.
-
-    Attributes:
-        detector: Fitted.
-        calibration: Its calibration; None if no false-alarm rate was asked for.
-        samples: Number of ID inputs given to fit on, including the half that is held out if none were given for that.
-        accuracy: The share of them that the head classifies correctly; None without labels.
-    """
+    """A fitted detector, and what it was fitted on."""
 
     detector: Detector
     calibration: Calibration | None
+    """None if no false-alarm rate was asked for."""
     samples: int
+    """ID inputs to fit on, including the half that is held out if no others were given to calibrate on."""
     accuracy: float | None
+    """The share of these inputs that the model classifies correctly; None without labels."""
 
 
 def fit_detector(
@@ -198,16 +194,10 @@ def fit_detector(
     per_class: bool = False,
     seed: int = 0,
 ) -> FitResult:
-    """Fit a detector and calibrate it on features of inputs that the model was not trained on.
+    """Fit a detector in place and calibrate it, on features of ID inputs that the model was not trained on.
 
-    Args:
-        detector: It is fitted in place.
-        bank: ID features, with labels if the detector needs them; None for a detector that only needs the head.
-        head: The model's last layer.
-        fpr: The share of ID inputs that may raise an alarm; None to fit only.
-        held_out: Other ID features to calibrate on. Without them, a random half of ``bank`` is held out for that.
-        per_class: Give each predicted class its own threshold.
-        seed: Seed of the random half.
+    Without a bank the detector only needs the head. Without ``held_out``, a random half of the bank is held out to
+    calibrate on. Without ``fpr`` nothing is calibrated.
     """
     accuracy = None if bank is None else _check_labels(bank, head)
     samples = 0 if bank is None else len(bank)
@@ -244,22 +234,20 @@ SAME_DATA = (
 
 def make_detector(detector: str | Detector) -> Detector:
     """Return a new detector from a method string, or a copy: the caller may fit the original again."""
+    if isinstance(detector, type):
+        name = detector.__name__
+        raise TypeError(f"a guard takes a detector or the name of one, got the class {name}. Make one: {name}(...).")
     if isinstance(detector, str):
         name, hyper = parse_method(detector)
-        made: object = create(name, **hyper)
+        new: object = create(name, **hyper)
     else:
-        made = deepcopy(detector)
-    if isinstance(made, type):
+        new = deepcopy(detector)
+    if not isinstance(new, Detector):
         raise TypeError(
-            f"a guard takes a detector or the name of one, got the class {made.__name__}. "
-            f"Make one: {made.__name__}(...)."
+            f"a guard scores features, but {type(new).__name__} runs the network and its gradient for every input. "
+            "Use a method that sees features."
         )
-    if not isinstance(made, Detector):
-        raise TypeError(
-            f"a guard scores features, which costs next to nothing, but {type(made).__name__} runs the network "
-            "and its gradient again for every input. Use a method that sees features."
-        )
-    return made
+    return new
 
 
 def learns(detector: Detector) -> bool:

@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 from .. import __version__
-from ..io.files import written
+from ..io.files import replacing
 from ..io.progress import track
 from ..models.batches import Batch, split_batch
 from ..models.eval_mode import evaluating
@@ -113,7 +113,7 @@ def export(guard: Guard, path: Path | str, inputs: Iterable[Any]) -> Parity:
     batch = _collect_inputs(guard, inputs)
     write = FORMATS[path.suffix](guard, _trace(guard, batch), batch)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as partial:
+    with replacing(path) as partial:
         return compare(guard, write(partial), batch)
 
 

@@ -112,8 +112,8 @@ class Guard:
         """
         check_rate(fpr)
         _check_model(model)
-        made = make_detector(detector)
-        if calibration is loader and learns(made):
+        detector = make_detector(detector)
+        if calibration is loader and learns(detector):
             raise ValueError(SAME_DATA)
         if calibration is None and isinstance(loader, Source):  # before the pass; afterwards unreadable inputs are gone
             check_enough(fpr, loader.rows - loader.rows // 2, "half of the data")
@@ -123,7 +123,7 @@ class Guard:
         held_out = None
         if calibration is not None:
             held_out = extract_features(model, calibration, device, found.name, workers, unreadable).bank
-        result = fit_detector(made, bank, found.head, fpr, held_out=held_out, per_class=per_class, seed=seed)
+        result = fit_detector(detector, bank, found.head, fpr, held_out=held_out, per_class=per_class, seed=seed)
         assert result.calibration is not None
         if transform is None and isinstance(loader, ImageSource):
             transform = loader.transform

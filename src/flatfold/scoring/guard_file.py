@@ -70,14 +70,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 @dataclass(frozen=True)
 class GuardFile:
-    """The verified content of a guard's file, made by :func:`read_guard`. Another process reads the file again.
-
-    Attributes:
-        path: The file.
-        calibrated: The detector and its calibration.
-        transform: How images are prepared for the model, if that is known.
-        settings: All settings; ``settings.sha256`` is the checksum of the content.
-    """
+    """The verified content of a guard's file, made by :func:`read_guard`. Another process reads the file again."""
 
     path: Path
     calibrated: CalibratedDetector

@@ -25,11 +25,6 @@ class GuardModule(nn.Module):
     the user named, and whose output it does not return, the last call with one row per input. Give each thread its own
     module.
 
-    Args:
-        model: The classifier; it is never changed.
-        found: Its head.
-        calibrated: Detector of its features.
-
     Example:
         >>> import torch
         >>> from flatfold import Guard

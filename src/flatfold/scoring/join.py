@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..io.artifacts import write_json
-from ..io.files import sha256_of, sweep, written
+from ..io.files import replacing, sha256_of, sweep
 from .batch import Shard, Summary, check_table, summary_path, unreadable_path
 from .tables import write_tables
 
@@ -17,19 +17,7 @@ SHOWN = 5  # shards that a message names
 
 
 def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
-    """Write the tables of all shards as one, and the sum of their counts next to it.
-
-    Args:
-        tables: What ``score_images`` wrote for each shard, in any order, with their summaries.
-        out: File to write, with the suffix of the tables.
-
-    Returns:
-        The summary of the whole run: the same as that of one process that scored everything.
-
-    Raises:
-        FileNotFoundError: A table or its summary is not there.
-        ValueError: Shards are missing, come twice, are of different runs, or have changed since.
-    """
+    """Write the tables of all shards, in any order, as one, and the sum of their counts next to it."""
     out, paths = Path(out), [Path(table) for table in tables]
     check_table(out)
     if not paths:
@@ -45,14 +33,14 @@ def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
     _check_complete(shards)
     out.parent.mkdir(parents=True, exist_ok=True)
     sweep(out.parent, out.name)
-    with written(out) as partial:
+    with replacing(out) as partial:
         if out.suffix.lower() == ".parquet":
             write_tables(chain.from_iterable(_read_parquet(path) for _, path in shards), partial)
         else:
             _concatenate([path for _, path in shards], partial, header=out.suffix.lower() == ".csv")
     unreadable_path(out).unlink(missing_ok=True)
     if lists := [unreadable_path(path) for summary, path in shards if summary.unreadable]:
-        with written(unreadable_path(out)) as partial:
+        with replacing(unreadable_path(out)) as partial:
             _concatenate(lists, partial, header=True)
     first, *others = (summary for summary, _ in shards)
     monitor = sum((summary.monitor for summary in others), first.monitor)

@@ -30,21 +30,13 @@ Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 
 
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The reference histogram of a guard: bins of the score, and how many calibration inputs lie in each.
+    """The reference histogram of a guard: bins of the score, and how many calibration inputs lie in each."""
 
-    Attributes:
-        guard: The sha256 of the calibration: monitors with another one cannot be merged.
-        fpr: The share of ID inputs that may raise an alarm.
-        calibrated: Calibration inputs of each group: of all inputs, or of each predicted class.
-        edges: Of the bins, from the smallest possible score to the largest, strictly increasing; None is infinite.
-        known: Calibration inputs in each bin, one fewer than edges.
-    """
-
-    guard: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    guard: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # sha256 of the calibration
     fpr: Annotated[float, Meta(gt=0, lt=1)]
-    calibrated: Annotated[tuple[Count, ...], Meta(min_length=1)]
-    edges: Annotated[tuple[float | None, ...], Meta(min_length=2)]
-    known: tuple[Count, ...]
+    calibrated: Annotated[tuple[Count, ...], Meta(min_length=1)]  # inputs of each group: all, or each predicted class
+    edges: Annotated[tuple[float | None, ...], Meta(min_length=2)]  # strictly increasing; None is infinite
+    known: tuple[Count, ...]  # calibration inputs in each bin
 
     @classmethod
     def of(cls, calibrated: CalibratedDetector) -> Reference:
@@ -103,11 +95,6 @@ def bin_edges(scores: NDArray[np.float64], low: float, high: float) -> NDArray[n
 
     Up to the largest calibration score they are quantiles, so that each bin holds about the same share of ID inputs;
     from there to a finite upper end they are equally far apart. Equal ones are dropped.
-
-    Args:
-        scores: Of the calibration inputs, ``(m,)`` in any order.
-        low: The smallest possible score, perhaps infinite.
-        high: The largest, perhaps infinite.
     """
     ranks = -(-np.arange(1, QUANTILES + 1) * len(scores) // QUANTILES) - 1  # rounded up: quantiles are scores
     quantiles = np.sort(scores)[ranks]
@@ -154,16 +141,10 @@ class Monitor:
     stream is not like the calibration data, not how much that matters: ``alarm_rate`` and ``drift`` do.
 
     Give each thread and process its own monitor: adding to one from two threads at once may lose counts.
-
-    Args:
-        reference: The reference histogram of the guard.
-        seen: Inputs of each group.
-        alarms: Those of them that raised an alarm.
-        stream: Inputs in each bin of the score.
     """
 
     def __init__(self, reference: Reference, seen: ArrayLike, alarms: ArrayLike, stream: ArrayLike) -> None:
-        self.reference = reference
+        self.reference = reference  # seen and alarms are counts per group, stream per bin of the score
         self._seen, self._alarms, self._stream = (np.array(counts, np.int64) for counts in (seen, alarms, stream))
 
     @classmethod

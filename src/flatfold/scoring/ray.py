@@ -50,18 +50,9 @@ def run_on_ray(
     A worker computes with one thread, and gives the same digits as one process that has ``torch.set_num_threads(1)``.
     With other numbers of threads torch may add in another order, which can change last digits.
 
-    Args:
-        job: What to score. Its ``device`` is that of a worker: ``"cuda"`` is the GPU that Ray gave to it.
-        parts: By number, the rows of each part.
-        actors: Most workers, each with a model and one CPU; by default as many as fit into the cluster.
-        gpus: Number of GPUs that each worker needs. With a fraction several share one, and some read images meanwhile.
-
-    Raises:
-        ModuleNotFoundError: Ray is not installed.
-        ConnectionError: Nothing answers at ``RAY_ADDRESS``.
-        ValueError: Not a single worker fits into the cluster.
-        RuntimeError: Workers have died again and again over the same part, or while they loaded.
-        Exception: Whatever a worker raises, with its message and the nearest built-in type; no worker tries again.
+    At most ``actors`` workers run, each with a model and one CPU; by default as many as fit. ``gpus`` is the number of
+    GPUs that each worker needs; with a fraction several share one, and some read images meanwhile. What a worker raises
+    is raised here, with its message and the nearest built-in type, and no worker tries again.
     """
     if actors is not None and actors < 1:
         raise ValueError(f"actors must be at least 1, got {actors}. Without a number, as many run as fit.")
@@ -126,16 +117,11 @@ class Ledger:
 
 
 class Worker:
-    """A process on the cluster: it loads the model once, when the first part comes, and scores parts.
-
-    Args:
-        job: Reference to the job in Ray's object store.
-        ledger: A :class:`Ledger` on the cluster.
-        folder: In which relative paths start, or None for that of the process.
-    """
+    """A process on the cluster: it loads the model once, when the first part comes, and scores parts."""
 
     def __init__(self, job: Any, ledger: Any, folder: str | None) -> None:
-        self.job, self.ledger, self.folder = job, ledger, folder
+        self.job, self.ledger = job, ledger  # references in Ray's object store
+        self.folder = folder  # where relative paths start; None for the folder of the process
         self.scorer: BatchScorer | None = None
 
     def __call__(self, item: Columns) -> Columns:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..core.bank import FeatureBank, Head
 from ..core.validation import check_finite, check_width
 from ..detectors.base import ROWS_AT_ONCE, Detector
-from ..io.files import written
+from ..io.files import replacing
 from ..models.feature_files import FeatureFile
 from .calibrated import Calibration, FitResult, calibrate, fit_detector
 
@@ -40,16 +40,10 @@ def fit_on_files(
     fpr: float,
     per_class: bool = False,
 ) -> FitResult:
-    """Fit a detector on features in files, and calibrate it if there are held-out ones, in the widest of their types.
+    """Fit a detector on features in files, and calibrate it if there are held-out ones.
 
-    Args:
-        detector: It is fitted in place.
-        head: The model's last layer.
-        scored: The features that will be scored; only their type matters.
-        fit: ID features to fit on; None for a detector that only needs the head.
-        calibration: Other ID features, to calibrate on; None to fit only.
-        fpr: The share of ID inputs that may raise an alarm.
-        per_class: Give each predicted class its own threshold.
+    All is computed in the widest type of these files and of those that will be ``scored``. Without ``fit`` the detector
+    only needs the head.
     """
     dtype = head.weight.dtype
     for file in (scored, fit, calibration):  # widening is exact, rounding would not be
@@ -72,15 +66,7 @@ def score_features(
 
     The columns are ``row``, its number from 0; ``predicted``, the likeliest class; ``score``, higher for more
     out-of-distribution; with a calibration ``p_value`` and ``is_ood``; and ``label`` if there are labels.
-
-    Args:
-        source: The features. Where the detector was fitted in float64, float32 is widened, which is exact.
-        detector: Fitted.
-        calibration: Scores of that detector on held-out ID inputs.
-
-    Raises:
-        TypeError: The features have more digits than the detector was fitted with.
-        ValueError: The features do not fit the detector, or a feature or a score is not finite.
+    Where the detector was fitted in float64, float32 is widened; float64 is not rounded to float32.
     """
     weight = detector.fitted_weight
     with _errors_about(source):
@@ -107,22 +93,11 @@ def score_features(
 
 
 def write_rows(chunks: Iterable[Columns], path: Path | str) -> None:
-    """Write rows to a file as they come; it appears in one step when all are there, or not at all.
-
-    Args:
-        chunks: At least one, all with the same columns.
-        path: Ends in ``.csv``, ``.jsonl`` (a JSON object per line) or ``.parquet``, which needs pyarrow. Its folder is
-            made if needed.
-
-    Raises:
-        IsADirectoryError: There is a folder at ``path``.
-        ModuleNotFoundError: pyarrow is needed and not installed.
-        ValueError: ``path`` ends in something else, or is a device or a pipe, which would be replaced.
-    """
+    """Write chunks of rows, at least one, to a ``.csv``, ``.jsonl`` or ``.parquet`` file, which appears in one step."""
     path = Path(path)
     check_out(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as partial:
+    with replacing(path) as partial:
         if path.suffix.lower() == ".parquet":
             import pyarrow as arrow  # type: ignore[import-untyped]
 

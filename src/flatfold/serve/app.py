@@ -26,16 +26,7 @@ _ROUTING_ERRORS = {
 
 
 def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = None) -> FastAPI:
-    """Return an ASGI application that scores images and features over HTTP.
-
-    Args:
-        guard: A guard with a transform, for images and features; or its calibrated detector, for features only.
-        settings: Limits and access; by default those of :class:`Settings`, for this machine only.
-
-    Returns:
-        An application for uvicorn or another ASGI server, with the
-        :class:`~flatfold.serve.service.Service` as ``app.state.service``.
-    """
+    """Return an ASGI application that scores images and features, or with a detector alone only features."""
     service = Service(guard, Settings() if settings is None else settings)
 
     @asynccontextmanager

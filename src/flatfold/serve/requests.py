@@ -79,8 +79,8 @@ async def read_form(request: Request, max_files: int) -> list[File]:
     parser = _FormParser(request.headers, stream(), max_files=max_files, max_fields=0)
     try:
         form = await parser.parse()
-    except (MultiPartException, UnicodeError) as error:  # the latter by a charset such as "undefined"
-        reason = getattr(error, "message", "Unknown charset.")
+    except (MultiPartException, ValueError) as error:  # the latter by a charset such as "undefined"
+        reason = getattr(error, "message", "Invalid multipart data.")
         raise HTTPException(400, f"invalid form: {reason} Each part must be an image with a file name.") from None
     if not form:
         raise HTTPException(400, "the form has no file. Add an image.")
@@ -93,7 +93,7 @@ async def read_form(request: Request, max_files: int) -> list[File]:
 class _FormParser(MultiPartParser):
     """The parser of ``request.form()`` with three changes: 413 for too many files, no disk, and a flag at the end."""
 
-    spool_max_size = 0  # files stay in memory, which is limited, and never touch the disk
+    spool_max_size = max_file_size = 0  # files stay in memory, which is limited; older versions use the second name
     complete = False
     parts = 0
 

@@ -52,10 +52,9 @@ def address_of(bound: socket.socket) -> str:
 
 
 def run(app: FastAPI, bound: socket.socket, access_log: bool = False) -> bool:
-    """Answer requests until SIGTERM or SIGINT, finish the running ones, and close the socket.
+    """Answer requests until SIGTERM or SIGINT, finish the running ones, and return whether all threads have ended.
 
-    Returns:
-        Whether all threads have ended. The model or a decoder may hang, and Python would wait for it at its exit.
+    The model or a decoder may hang, and Python would wait for it at its exit.
     """
     with bound:
         make_server(app, access_log).run([bound])

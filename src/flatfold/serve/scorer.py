@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
@@ -41,23 +42,19 @@ class Input(NamedTuple):
 
 
 class Scorer:
-    """Score inputs of one kind and shape; the row of an input does not depend on the other inputs of its batch.
-
-    Attributes:
-        transform: How images are prepared; None without a model, which leaves features only.
-    """
+    """Score inputs of one kind and shape; the row of an input does not depend on the other inputs of its batch."""
 
     def __init__(self, guard: Guard | CalibratedDetector, names: tuple[str, ...] | None = None) -> None:
         self._guard = guard if isinstance(guard, Guard) else None
         self.calibrated = guard.calibrated if isinstance(guard, Guard) else guard
-        self.transform = None if self._guard is None else self._guard.transform
+        self.transform = None if self._guard is None else self._guard.transform  # None: features only
         if self._guard is not None and self.transform is None:
             raise ValueError(
                 "the guard has no transform, so the service cannot prepare images. "
                 "Set guard.transform, or serve guard.calibrated, which takes features only."
             )
-        self._weight = self.calibrated.detector.fitted_weight
-        self.classes, self.width = self._weight.shape
+        weight = self.calibrated.detector.fitted_weight
+        self.classes, self.width = weight.shape
         if names is not None and len(names) != self.classes:
             raise ValueError(
                 f"names must be one per class, {self.classes} in all, got {len(names)}. "
@@ -68,7 +65,10 @@ class Scorer:
         self.method = made_by[0] if made_by else type(self.calibrated.detector).__name__
         self._live, self._empty = Monitor.of(self.calibrated), Monitor.of(self.calibrated)
         self._lock = threading.Lock()  # other threads read the live monitor
-        self.explains = self._can_explain()
+        self.explains = False
+        with suppress(ValueError):  # raised where the score is not a sum over pairs of classes
+            self.calibrated.detector.pairs(torch.ones_like(weight[:1]), 1)
+            self.explains = True
 
     def monitor(self) -> Monitor:
         """Return a copy of the live monitor of all verdicts so far."""
@@ -114,7 +114,7 @@ class Scorer:
         if self._guard is not None and inputs[0].kind == "image":
             result = self._guard.run(values)
         else:
-            features = values.to(self._weight)
+            features = values.to(self.calibrated.detector.fitted_weight)
             result = Pass(features, self.calibrated.detector.innermost.logits(features))
         if self._guard is not None:
             verdict = self._guard.decide(result)
@@ -139,13 +139,6 @@ class Scorer:
         pairs = self.calibrated.detector.pairs(features[asked], EXPLAINED_PAIRS)
         texts = explain(Verdict(*(column[asked] for column in verdict)), pairs, self.names)
         return {i: str(text) for i, text in zip(asked, texts, strict=True)}
-
-    def _can_explain(self) -> bool:
-        try:
-            self.calibrated.detector.pairs(torch.ones_like(self._weight[:1]), 1)
-        except ValueError:  # its score is not a sum over pairs of classes
-            return False
-        return True
 
 
 def _finite(value: float) -> float | None:

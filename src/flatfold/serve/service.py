@@ -237,18 +237,14 @@ class Metrics:
     def __init__(self, monitor: Callable[[], Monitor], method: str, waiting: Callable[[], int]) -> None:
         registry = self._registry = CollectorRegistry()
         self._requests = Counter("flatfold_requests", "Requests answered.", ["route", "status"], registry=registry)
-        self._refused = Counter(
-            "flatfold_refused", "Requests answered with a status of 400 or more.", registry=registry
-        )
+        self._refused = Counter("flatfold_refused", "Answers with a status of 400 or more.", registry=registry)
         self._seconds = Histogram("flatfold_request_seconds", "From request to answer.", ["route"], registry=registry)
-        self._batches = Histogram(
-            "flatfold_batch_size", "Inputs in one forward pass.", buckets=BATCH_SIZES, registry=registry
-        )
+        self._batches = Histogram("flatfold_batch_size", "Inputs per batch.", buckets=BATCH_SIZES, registry=registry)
         Info("flatfold_build", "What is running.", registry=registry).info({"version": __version__, "method": method})
         registry.register(_LiveCollector(monitor, waiting))
 
     def count_batch(self, size: int) -> None:
-        """Count one forward pass."""
+        """Count one batch."""
         self._batches.observe(size)
 
     def count_answer(self, path: str, status: int, seconds: float) -> None:
@@ -274,10 +270,6 @@ class _LiveCollector(Collector):
         monitor = self._monitor()
         yield CounterMetricFamily("flatfold_inputs", "Inputs scored.", value=monitor.seen)
         yield CounterMetricFamily("flatfold_alarms", "Inputs that raised an alarm.", value=monitor.alarms)
-        yield GaugeMetricFamily(
-            "flatfold_alarm_rate", "Share of alarms, NaN before the first.", value=monitor.alarm_rate
-        )
-        yield GaugeMetricFamily(
-            "flatfold_drift", "Distance of the scores from the calibration scores, 0 to 1.", value=monitor.drift
-        )
+        yield GaugeMetricFamily("flatfold_alarm_rate", "Share of alarms, NaN at first.", value=monitor.alarm_rate)
+        yield GaugeMetricFamily("flatfold_drift", "Distance from the calibration scores, 0 to 1.", value=monitor.drift)
         yield GaugeMetricFamily("flatfold_waiting", "Inputs that wait for the model.", value=self._waiting())

@@ -16,32 +16,20 @@ _HOST = r"[a-z0-9._-]+|\[[0-9a-f:.]+\]"
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits of a service, and who may use it.
+    """Limits of a service, and who may use it."""
 
-    Args:
-        names: Class names in the order of the logits.
-        token: Token that requests must carry as ``Authorization: Bearer ...``; None lets everybody in.
-        hosts: Accepted ``Host`` headers, without port; None accepts all. This stops DNS rebinding: a web page can make
-            its own name resolve to this machine, but cannot send another ``Host``.
-        origins: Other web pages that may use the service, such as ``https://example.org``.
-        max_batch: Largest number of inputs in one forward pass.
-        max_waiting: Largest number of inputs that wait for the model.
-        max_body: Largest request body in bytes.
-        max_images: Largest number of images in a request.
-        max_pixels: Largest number of pixels of an image, before and after it is resized.
-        timeout: Seconds for a request to arrive, and then to be answered.
-    """
-
-    names: tuple[str, ...] | None = None
-    token: str | None = field(default=None, repr=False)
+    names: tuple[str, ...] | None = None  # of the classes, in the order of the logits
+    token: str | None = field(default=None, repr=False)  # required as "Authorization: Bearer ..."; None: no token
+    # Accepted Host headers, without port; None accepts all. This stops DNS rebinding: a web page can make its own name
+    # resolve to this machine, but cannot send another Host.
     hosts: frozenset[str] | None = LOOPBACK
-    origins: frozenset[str] = frozenset()
-    max_batch: int = 64
-    max_waiting: int = 1024
-    max_body: int = 16_000_000
-    max_images: int = 64
-    max_pixels: int = 50_000_000
-    timeout: float = 30.0
+    origins: frozenset[str] = frozenset()  # of other web pages that may use the service: https://example.org
+    max_batch: int = 64  # inputs in one forward pass
+    max_waiting: int = 1024  # inputs that wait for the model
+    max_body: int = 16_000_000  # bytes of a request
+    max_images: int = 64  # images of a request
+    max_pixels: int = 50_000_000  # pixels of an image, before and after it is resized
+    timeout: float = 30.0  # seconds for a request to arrive, and then to be answered
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_waiting", "max_body", "max_images", "max_pixels"):

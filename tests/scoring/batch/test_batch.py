@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from torch import nn
 import flatfold as ff
 from flatfold.models.extract import read_batches
 from flatfold.models.images import FolderImages
+from flatfold.scoring import guard_file
 from flatfold.scoring.batch import (
     NO_SCORE,
     NOT_FINITE,
@@ -118,6 +120,13 @@ def test_every_image_has_the_row_that_the_guard_gives_it(tmp_path, small_parts, 
     assert (summary.scored, summary.unreadable, str(summary.shard)) == (50, 0, "1/1")
     assert (summary.job["rows"], summary.job["batch_size"], summary.job["fpr"]) == ("50", "4", "0.2")
     assert set(files(out)) == {suffix, f"{suffix}.summary.json"}
+
+
+def test_the_file_of_the_guard_is_read_once(tmp_path, monkeypatch):
+    read = Mock(wraps=guard_file.read_tensors)
+    monkeypatch.setattr(guard_file, "read_tensors", read)
+    score_images(make_task(tmp_path, fpr=0.3), tmp_path / "out.csv")
+    assert read.call_count == 1
 
 
 def test_what_could_not_be_scored_is_listed_and_the_list_does_not_outlive_its_run(gaps, tmp_path):

@@ -1,12 +1,12 @@
 "use strict";
-// Everything here is a comfort: without it the page shows the same numbers, sorted by the average.
+// Sorting, filtering and choosing a metric. Without this script the page shows the same numbers, sorted by the average.
 document.documentElement.classList.add("js");
 for (const form of document.querySelectorAll("form.controls")) {
   form.hidden = false;
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-const metric = new WeakMap(); // of each table: which one it shows, and whether less of it is better
+const metric = new WeakMap(); // by table: the number of the metric it shows, and whether lower is better
 
 function metricsOf(cell) {
   return cell.dataset.metrics ? JSON.parse(cell.dataset.metrics) : null;
@@ -30,7 +30,7 @@ function sort(table, column, direction) {
   const sign = direction === "ascending" ? 1 : -1;
   const rows = [...body.rows].map((row) => [keyOf(row, column), row]);
   rows.sort(([a], [b]) => {
-    if (a === "" || b === "") return (a === "") - (b === ""); // what is empty comes last, either way
+    if (a === "" || b === "") return (a === "") - (b === ""); // empty cells come last in either order
     return sign * compare(a, b);
   });
   body.append(...rows.map(([, row]) => row));
@@ -67,7 +67,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
 function show(table, choice) {
   const number = Number(choice.value);
   metric.set(table, { number, lowIsGood: "low" in choice.dataset });
-  table.classList.toggle("other", number !== 0); // the mark speaks of the AUROC
+  table.classList.toggle("other", number !== 0); // the mark is of the AUROC
   for (const cell of table.querySelectorAll("td[data-metrics]")) {
     const [, value, below] = metricsOf(cell)[number];
     const strong = document.createElement("b");
@@ -90,7 +90,7 @@ function filter(table, form) {
   }
   const count = rows.filter((row) => !row.hidden).length;
   form.querySelector("output").textContent = `${count} of ${rows.length} methods`;
-  const none = words ? "No method is called so." : "No method is of this kind.";
+  const none = words ? "No method has such a name." : "No method is in this group.";
   form.querySelector(".nothing").textContent = count ? "" : none;
 }
 
@@ -104,8 +104,8 @@ for (const form of document.querySelectorAll("form.controls")) {
   show(table, form.querySelector(".metric input:checked"));
 }
 
-// A box that scrolls sideways holds its heads still inside itself only. One whose table fits need not be such a box, and
-// its heads stay below the top of the window by style alone; those of the others are moved there.
+// In a box that scrolls sideways, sticky heads stay at the top of the box, not of the window. Where the table fits, the box
+// need not scroll and the style suffices; elsewhere the heads are moved to the top of the window.
 const boxes = [...document.querySelectorAll(".scroll")];
 function settle(box) {
   const table = box.querySelector("table");
@@ -127,15 +127,15 @@ const gallery = document.getElementById("gallery");
 if (gallery) {
   const { methods, pictures } = JSON.parse(document.getElementById("wrong-data").textContent);
   for (const image of gallery.querySelectorAll("img")) pictures[image.dataset.key] = image.src;
-  const mould = document.getElementById("card").content;
+  const template = document.getElementById("card").content;
   const select = document.querySelector("form[data-for=gallery] select");
   const card = (entry) => {
-    const made = mould.cloneNode(true);
-    const image = made.querySelector("img");
+    const copy = template.cloneNode(true);
+    const image = copy.querySelector("img");
     if (pictures[entry.key]) image.src = pictures[entry.key];
     Object.assign(image, { alt: entry.name, title: entry.name });
-    for (const name of ["file", "place", "score", "share", "classes"]) made.querySelector(`.${name}`).textContent = entry[name];
-    return made;
+    for (const name of ["file", "place", "score", "share", "classes"]) copy.querySelector(`.${name}`).textContent = entry[name];
+    return copy;
   };
   const fill = () => {
     for (const shelf of gallery.children) {

@@ -1,4 +1,4 @@
-"""A guard, and model and judge as one module, give the same answers however the model is run."""
+"""A guard, and model and calibrated as one module, give the same answers however the model is run."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
