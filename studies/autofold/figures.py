@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 
-from flatfold.report.figure import ACCENT, GREY, INK, KNOWN, Drawing, Key, Look, Panel
+from flatfold.report.figure import ACCENT, GREY, INK, LIGHT_GREY, Drawing, Key, LineStyle, Panel
 
 from .families import ALPHAS
 from .results import ORACLE, REFERENCE, Found, with_interval
@@ -14,10 +14,10 @@ from .rules import RULES
 from .selection import mean_gain
 
 TICKS = (-20, -5, -1, 0, 1, 5, 20)  # percentage points; between -1 and 1 the axis is linear
-CRITERION = Key("paired criterion on ID data, ± 2 standard errors", Look(INK))
-TRUTH = Key("true AUROC, mean over unknown sets", Look(ACCENT))
-CHOICE = Key("chosen", Look(INK, (1.0, 1.5)))
-BEST = Key("best", Look(ACCENT, (1.0, 1.5)))
+CRITERION = Key("paired criterion on ID data, ± 2 standard errors", LineStyle(INK))
+TRUTH = Key("true AUROC, mean over unknown sets", LineStyle(ACCENT))
+CHOICE = Key("chosen", LineStyle(INK, (1.0, 1.5)))
+BEST = Key("best", LineStyle(ACCENT, (1.0, 1.5)))
 
 
 def figures(found: Sequence[Found]) -> list[Drawing]:
@@ -45,12 +45,12 @@ def _regret(found: Found) -> str:
 def _draw_curve(found: Found, axes: Axes) -> None:
     measured = found.measured
     criterion, error = 100 * measured.criterion
-    axes.fill_between(ALPHAS, criterion - 2 * error, criterion + 2 * error, color=KNOWN, alpha=0.6, linewidth=0)
+    axes.fill_between(ALPHAS, criterion - 2 * error, criterion + 2 * error, color=LIGHT_GREY, alpha=0.6, linewidth=0)
     axes.plot(ALPHAS, criterion, color=INK, lw=1.6)
     axes.plot(ALPHAS, 100 * measured.truth[:, -1], color=ACCENT, lw=1.6)
     for name, key in ((REFERENCE, CHOICE), (ORACLE, BEST)):
         alpha = measured.alphas[measured.methods.index(name), 0, -1]
-        axes.axvline(alpha, color=key.look.colour, lw=0.9, ls=key.look.stroke)
+        axes.axvline(alpha, color=key.style.colour, lw=0.9, ls=key.style.stroke)
     axes.set_xlabel("α")
     axes.set_ylabel("AUROC, %")
 

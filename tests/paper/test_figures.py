@@ -106,7 +106,7 @@ def unknown(setting):
 def test_points_above_one_are_those_where_the_condition_of_the_theorem_is_true(proof):
     axes = drawn(proof.panels[0])
     clouds = {to_hex(cloud.get_facecolor()[0]): cloud.get_offsets() for cloud in axes.collections}
-    true, false = (np.asarray(clouds[key.look.colour]) for key in proof.keys)
+    true, false = (np.asarray(clouds[key.style.colour]) for key in proof.keys)
     assert (true[:, 0] <= 1).all()
     assert (true[:, 1] >= 1).all()
     assert (false[:, 0] > 1).all()
@@ -146,5 +146,5 @@ def test_random_draws_lie_around_the_quadrature_within_their_bars(proof):
         (_, low), (_, high) = bars.get_segments()[0]
         assert (low, high) == pytest.approx((y - 200 * estimate.stderr / x, y + 200 * estimate.stderr / x))
         true = compare(setting.mean, setting.covariance, setting.rotation, setting.c).holds
-        assert marker.get_color() == proof.keys[0 if true else 1].look.colour
+        assert marker.get_color() == proof.keys[0 if true else 1].style.colour
         assert abs(2 * y / (high - y)) < 4

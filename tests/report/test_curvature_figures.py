@@ -17,7 +17,7 @@ from flatfold.report.curvature_figures import (
     trace_axis,
     trace_densities,
 )
-from flatfold.report.figure import GREY, look
+from flatfold.report.figure import GREY, line_style
 from tests.report.conftest import drawn
 from tests.toy_study import make_study
 
@@ -119,7 +119,7 @@ def test_a_spectrum_is_drawn_down_to_a_tenth_of_a_single_eigenvalue_with_its_lar
     assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 2
     marks = {to_hex(line.get_color()): line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2}
     largest = [study.cell(name, space, "lambda_max").value for name in ("id", "far-set")]
-    assert marks == dict(zip((GREY, look(1).colour), largest, strict=True))
+    assert marks == dict(zip((GREY, line_style(1).colour), largest, strict=True))
 
 
 def test_zeros_of_a_spectrum_are_told_as_a_share(study):
@@ -161,7 +161,7 @@ def test_medians_and_quartiles_of_every_eigenvalue_are_drawn(study):
         for line, name in zip(axes.lines, study.datasets, strict=True):
             assert line.get_xdata().tolist() == [1, 2, 3, 4]  # five classes have four eigenvalues
             assert line.get_ydata() == pytest.approx(np.median(study.eigenvalues[f"{kind}/{name}"], axis=0)[:4])
-        assert [to_hex(line.get_color()) for line in axes.lines] == [GREY, look(0).colour, look(1).colour]
+        assert [to_hex(line.get_color()) for line in axes.lines] == [GREY, line_style(0).colour, line_style(1).colour]
         band = axes.collections[0].get_paths()[0].vertices[:, 1]
         assert band.max() == pytest.approx(quartiles(study.eigenvalues[f"{kind}/id"])[2].max())
 

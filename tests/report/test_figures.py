@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from flatfold.evaluate.results import AlphaCurve
-from flatfold.report.figure import Drawing, Key, Panel, Span, look
+from flatfold.report.figure import Drawing, Key, Panel, Span, line_style
 from flatfold.report.figures import (
     all_figures,
     alpha_curves,
@@ -126,7 +126,11 @@ def line(axes):
 @pytest.fixture
 def drawing():
     panels = [Panel("first", line, "a note"), Panel("second & $last$", line)]
-    return Drawing("toy", panels, [Key("_hidden", look(0)), Key("a $b$", look(9)), Key("area", look(1), filled=True)])
+    return Drawing(
+        "toy",
+        panels,
+        [Key("_hidden", line_style(0)), Key("a $b$", line_style(9)), Key("area", line_style(1), filled=True)],
+    )
 
 
 def test_each_panel_is_an_svg_with_ids_of_its_own(drawing):

@@ -17,18 +17,17 @@ from ..report.figure import (
     ACCENT,
     GREY,
     INK,
-    KNOWN,
+    LIGHT_GREY,
     PALETTE,
     Drawing,
     Key,
-    Look,
-    Numbers,
+    LineStyle,
     Panel,
     Span,
+    line_style,
     logarithmic,
-    look,
 )
-from ..report.figures import MANY, evenly
+from ..report.figures import draw_scatter
 from .ablations import NORMALISATIONS, Ablations, Cost, Sensitivity
 from .claims import NetworkRun
 from .claims_curvature import REGIMES, SHOWN, list_regimes, statistic
@@ -52,10 +51,10 @@ CHECKED, DRAWS = 24, 40_000  # settings of the theorem that are checked by Monte
 DEVIATIONS, MEANS = (0.1, 1.0, 2.0, 5.0), np.linspace(-9, 9, 181)
 
 DOTS = (1.0, 1.5)
-FORWARD_PASS = Key("forward pass of the network", Look(INK, DOTS))
-CHOICE = Key("AutoFold's choice", Look(INK, DOTS))
-TRUE = Key("condition true", Look(PALETTE[0]), filled=True)
-FALSE = Key("condition false", Look(PALETTE[1]), filled=True)
+FORWARD_PASS = Key("forward pass of the network", LineStyle(INK, DOTS))
+CHOICE = Key("AutoFold's choice", LineStyle(INK, DOTS))
+TRUE = Key("condition true", LineStyle(PALETTE[0]), filled=True)
+FALSE = Key("condition false", LineStyle(PALETTE[1]), filled=True)
 
 
 def cost_against_auroc(run: NetworkRun, name: str, size: tuple[float, float] = WIDE) -> Drawing:
@@ -106,14 +105,14 @@ def trace_by_regime(runs: Sequence[NetworkRun], name: str) -> Drawing:
     lines = [
         {REGIMES[at]: statistic(run.study, at, "parameter", "trace") for at in list_regimes(run.study)} for run in runs
     ]
-    keys = [Key(run.network, look(place)) for place, run in enumerate(runs)] if len(runs) > 1 else []
+    keys = [Key(run.network, line_style(place)) for place, run in enumerate(runs)] if len(runs) > 1 else []
     panel = Panel("Trace over parameters", partial(_draw_regimes, lines), f"± {ERRORS} errors")
     return Drawing(name, [panel], keys, columns=1, size=(4.2, 2.8))
 
 
 def _draw_regimes(lines: list[dict[str, Statistic]], axes: Axes) -> None:
     for place, line in enumerate(lines):
-        style: Look = look(place)
+        style: LineStyle = line_style(place)
         values = [trace.value for trace in line.values()]
         bars = [ERRORS * (trace.stderr or 0.0) for trace in line.values()]
         axes.plot(list(line), values, "o", color=style.colour, ls=style.stroke, lw=1.3, ms=5)
@@ -139,7 +138,11 @@ def cost_bars(costs: Sequence[Cost], name: str) -> Drawing:
         Panel("Set-up", partial(_draw_bars, setup, None), "once"),
         Panel("Inference", partial(_draw_bars, inference, forward), f"a batch of {methods[0].batch_size}"),
     ]
-    keys = [Key("FOLD family", Look(ACCENT), filled=True), Key("others", Look(KNOWN), filled=True), FORWARD_PASS]
+    keys = [
+        Key("FOLD family", LineStyle(ACCENT), filled=True),
+        Key("others", LineStyle(LIGHT_GREY), filled=True),
+        FORWARD_PASS,
+    ]
     return Drawing(name, panels, keys, columns=2, size=(4.2, 0.75 + BAR * len(methods)))
 
 
@@ -149,11 +152,11 @@ def _draw_bars(bars: list[tuple[str, float, float, float]], line: float | None, 
     ends = [*times, *([line] if line else [])]
     start, end = min(ends) / 2, max(ends) * 1.3
     for place, ((method, _, low, high), time) in enumerate(zip(bars, times, strict=True)):
-        axes.barh(place, time - start, left=start, height=0.72, color=ACCENT if is_variant(method) else KNOWN)
+        axes.barh(place, time - start, left=start, height=0.72, color=ACCENT if is_variant(method) else LIGHT_GREY)
         if high > low:
             axes.plot([max(low, start), max(high, start)], [place, place], color=INK, lw=1)
     if line:
-        axes.axvline(line, color=INK, lw=1, ls=FORWARD_PASS.look.stroke)
+        axes.axvline(line, color=INK, lw=1, ls=FORWARD_PASS.style.stroke)
     logarithmic(axes, "x", subs=(1.0,) if end > 300 * start else (1.0, 2.0, 5.0))
     axes.set_xlim(start, end)
     axes.set_ylim(-0.6, len(bars) - 0.4)
@@ -171,16 +174,16 @@ def alpha_sensitivity(sensitivities: Sequence[Sensitivity], name: str) -> Drawin
         Panel("AUROC", partial(_draw_sensitivity, sensitivities, "auroc"), "higher is better"),
         Panel("FPR95", partial(_draw_sensitivity, sensitivities, "fpr95"), "lower is better"),
     ]
-    keys = [*(Key(curve.method, look(place)) for place, curve in enumerate(sensitivities)), CHOICE]
+    keys = [*(Key(curve.method, line_style(place)) for place, curve in enumerate(sensitivities)), CHOICE]
     return Drawing(name, panels, keys, columns=2, size=(3.6, 2.7))
 
 
 def _draw_sensitivity(sensitivities: Sequence[Sensitivity], metric: Literal["auroc", "fpr95"], axes: Axes) -> None:
     for place, curve in enumerate(sensitivities):
-        colour = look(place).colour
+        colour = line_style(place).colour
         values = {"auroc": curve.auroc, "fpr95": curve.fpr95}[metric]["all"]
         chosen = 100 * {"auroc": curve.chosen_auroc, "fpr95": curve.chosen_fpr95}[metric]["all"]
-        axes.axhline(chosen, color=colour, lw=0.9, ls=CHOICE.look.stroke)
+        axes.axhline(chosen, color=colour, lw=0.9, ls=CHOICE.style.stroke)
         axes.plot(curve.grid, 100 * np.asarray(values), color=colour, lw=1.4)
         axes.plot(curve.chosen, chosen, "o", ms=6, color=colour, mec="white", mew=0.8, zorder=3)
     axes.set_xlabel("α")
@@ -191,32 +194,19 @@ def _draw_sensitivity(sensitivities: Sequence[Sensitivity], metric: Literal["aur
 
 def norm_scatter(ablations: Ablations, datasets: list[str], name: str) -> Drawing:
     """Return FOLD's score against the norm of the features, a panel per normalisation, with Cohen's d."""
-    norms = {dataset: ablations.norms[dataset] for dataset in (ID, *datasets)}
-    across = Span.of(np.concatenate(list(norms.values())))
+    names = (ID, *datasets)
+    across = Span.of(np.concatenate([ablations.norms[dataset] for dataset in names]))
+    colours = [GREY, *(line_style(place).colour for place in range(len(datasets)))]
     d = {row.normalisation: row.cohens_d for row in ablations.separations if row.dataset == "all"}
     panels = []
     for kind in NORMALISATIONS:
-        scores = {dataset: ablations.scores[f"{kind}/{dataset}"] for dataset in (ID, *datasets)}
+        points = [(ablations.norms[dataset], ablations.scores[f"{kind}/{dataset}"]) for dataset in names]
+        up = Span.of(np.concatenate([scores for _, scores in points]))
+        draw = partial(draw_scatter, points, colours, (across, up), at_most=POINTS, score="FOLD's score")
         note = f"α = {ablations.alphas[kind]:g}, d = {d[kind]:.3f}".replace("-", "−")
-        title = "no normalisation" if kind == "none" else kind
-        panels.append(Panel(title, partial(_draw_scatter, norms, scores, across), note))
-    keys = [Key("ID", Look(GREY), filled=True)]
-    keys += [Key(dataset, Look(look(place).colour), filled=True) for place, dataset in enumerate(datasets)]
+        panels.append(Panel("no normalisation" if kind == "none" else kind, draw, note))
+    keys = [Key(name, LineStyle(colour), filled=True) for name, colour in zip(("ID", *datasets), colours, strict=True)]
     return Drawing(name, panels, keys, size=(3.4, 2.6))
-
-
-def _draw_scatter(norms: dict[str, Numbers], scores: dict[str, Numbers], across: Span, axes: Axes) -> None:
-    up = Span.of(np.concatenate(list(scores.values())))
-    many = sum(map(len, norms.values())) > MANY
-    for place, name in enumerate(norms):
-        rows = evenly(len(norms[name]), POINTS)
-        x, y = across.clip(norms[name][rows]), up.clip(scores[name][rows])
-        colour = GREY if name == ID else look(place - 1).colour
-        axes.scatter(x, y, s=5, color=colour, alpha=0.5, linewidths=0, rasterized=many)
-    across.apply(axes, "x")
-    up.apply(axes, "y")
-    axes.set_xlabel("norm of the features")
-    axes.set_ylabel("FOLD's score")
 
 
 class _Point(NamedTuple):
@@ -260,10 +250,10 @@ def _draw_condition(theorems: list[Theorem], axes: Axes) -> None:
     for key, true in ((TRUE, True), (FALSE, False)):
         shown = [theorem for theorem in theorems if theorem.holds == true]
         x, y = [theorem.ratio for theorem in shown], [theorem.ood / theorem.id for theorem in shown]
-        axes.scatter(x, y, s=11, color=key.look.colour, alpha=0.75, linewidths=0, zorder=3)
+        axes.scatter(x, y, s=11, color=key.style.colour, alpha=0.75, linewidths=0, zorder=3)
     low, high = axes.get_ylim()
     for corner, span in (((0, low), (1, 1 - low)), ((1, 1), (1, high - 1))):
-        axes.add_patch(Rectangle(corner, *span, color=KNOWN, alpha=0.35, linewidth=0))
+        axes.add_patch(Rectangle(corner, *span, color=LIGHT_GREY, alpha=0.35, linewidth=0))
         middle = (corner[1] * (corner[1] + span[1])) ** 0.5
         axes.text(corner[0] + 0.5, middle, "never", ha="center", va="center", color=INK)
     axes.axhline(1, color=GREY, lw=0.9)
@@ -284,7 +274,7 @@ def _draw_averages(averages: dict[float, list[float]], axes: Axes) -> None:
 def _draw_points(points: list[_Point], axes: Axes) -> None:
     axes.axhline(0, color=GREY, lw=0.9)
     for point in points:
-        colour = (TRUE if point.holds else FALSE).look.colour
+        colour = (TRUE if point.holds else FALSE).style.colour
         off, bar = 100 * (point.drawn / point.quadrature - 1), 200 * point.stderr / point.quadrature
         axes.errorbar(point.quadrature, off, bar, fmt="o", ms=3, lw=1, color=colour, zorder=3)
     logarithmic(axes, "x")

@@ -14,13 +14,13 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..evaluate.results import Results, in_family
-from .figure import ACCENT, GREY, INK, KNOWN, Drawing, Key, Look, Numbers, Panel, logarithmic
+from .figure import ACCENT, GREY, INK, LIGHT_GREY, Drawing, Key, LineStyle, Numbers, Panel, logarithmic
 
 WIDE, TALL = (8.4, 4.8), (3.9, 6.2)  # inches; the second is for narrow screens
 TICKS = (10, 20, 30, 40, 50, 60, 70, 80, 85, 90, 93, 95, 97, 98, 99, 99.5, 99.8, 99.9)
 LEAST = 0.05  # percent below 100 at which the axis of AUROC ends
 FASTEST = 0.1  # microseconds that a clock can measure
-FRONT = Look(KNOWN, (1.0, 1.5))
+FRONT = LineStyle(LIGHT_GREY, (1.0, 1.5))
 FONT = 7.5  # points
 HALO = [Stroke(linewidth=2.5, foreground="white")]
 RINGS, STEPS = 40, 16  # places that are tried for a name: rings around its marker, and directions
@@ -49,8 +49,8 @@ def cost_figure(results: Results, size: tuple[float, float] = WIDE) -> Drawing:
         radius = 2 + max(0.0, log10(max(run.fit_seconds, 1e-9)) + 3)  # one point more for every factor of ten
         points.append(CostPoint(run.method, cost, 100 * mean.auroc, 100 * low, 100 * high, radius, in_family(run.name)))
     keys = [
-        Key("FOLD family", Look(ACCENT), filled=True),
-        Key("others", Look(GREY), filled=True),
+        Key("FOLD family", LineStyle(ACCENT), filled=True),
+        Key("others", LineStyle(GREY), filled=True),
         Key("no other is both better and faster", FRONT),
     ]
     panel = Panel("AUROC and cost", partial(_draw, points))

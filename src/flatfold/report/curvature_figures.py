@@ -17,17 +17,17 @@ from ..evaluate.study_results import Name, Space, Study, typical_error
 from .figure import (
     GREY,
     INK,
-    KNOWN,
+    LIGHT_GREY,
     Drawing,
     Key,
-    Look,
+    LineStyle,
     Numbers,
     Panel,
     Span,
     dataset_keys,
     draw_histograms,
+    line_style,
     logarithmic,
-    look,
 )
 from .templates import LARGE, SMALL, power_of_ten
 
@@ -36,7 +36,7 @@ NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
 SHORT_MATRICES = {"hessian": "Hessian", "ggn": "GGN"}
 SHORT_LOSSES = {"energy": "the energy", "ce_pred": "CE(predicted)", "ce": "CE(label)"}
 NORMALISATIONS = {"none": "no normalisation", "partial": "partial normalisation", "full": "full normalisation"}
-LARGEST = Key("λmax", Look(INK, (1.0, 1.5)))
+LARGEST = Key("λmax", LineStyle(INK, (1.0, 1.5)))
 
 BINS = 10, 50  # at least and at most, of a histogram of traces
 WIDE, NARROW = 100, 10  # ratio of the ends above which powers of ten are ticks enough; below, axes are linear
@@ -124,7 +124,7 @@ def spectral_densities(study: Study, space: Space) -> Drawing:
     label = f"eigenvalue, {matrix_and_loss(study, space)}"
     panels = [Panel("ID", partial(_draw_spectrum, [(reference, None)], label), reference.zeros)]
     for number, (name, curve) in enumerate(zip(study.datasets[1:], curves, strict=True)):
-        pair = [(reference, None), (curve, look(number))]
+        pair = [(reference, None), (curve, line_style(number))]
         panels.append(Panel(name, partial(_draw_spectrum, pair, label), curve.zeros))
     keys = [*dataset_keys(study.datasets[1:]), LARGEST]
     return Drawing(f"curvature-spectrum-{space}", panels, keys, size=(3.4, 2.4))
@@ -198,16 +198,16 @@ def tick_label(value: float, _position: int | None = None) -> str:
     return sign + f"{float(rounded):g}·" * (float(rounded) != 1) + power_of_ten(int(exponent))
 
 
-def _draw_spectrum(pair: list[tuple[Curve, Look | None]], label: str, axes: Axes) -> None:
+def _draw_spectrum(pair: list[tuple[Curve, LineStyle | None]], label: str, axes: Axes) -> None:
     floor, top = pair[-1][0].least, min(HIGHEST * pair[-1][0].upper.max(), max(curve.upper.max() for curve, _ in pair))
     for curve, line in pair:
         mean, lower, upper = (np.maximum(part, floor) for part in (curve.mean, curve.lower, curve.upper))
         if line is None:
-            axes.fill_between(curve.grid, floor, mean, color=KNOWN, linewidth=0)
+            axes.fill_between(curve.grid, floor, mean, color=LIGHT_GREY, linewidth=0)
         else:
             axes.fill_between(curve.grid, lower, upper, color=line.colour, alpha=0.25, linewidth=0)
             axes.plot(curve.grid, mean, color=line.colour, ls=line.stroke, lw=1.1)
-        axes.axvline(curve.largest, color=GREY if line is None else line.colour, lw=1, ls=LARGEST.look.stroke)
+        axes.axvline(curve.largest, color=GREY if line is None else line.colour, lw=1, ls=LARGEST.style.stroke)
     top = max(2 * top, 10 * floor)
     logarithmic(axes, "y", subs=(1.0,) if top > WIDE * floor else (1.0, 2.0, 5.0))
     axes.set_ylim(floor, top)
@@ -253,8 +253,8 @@ def _draw_eigenvalues(bands: dict[str, Numbers], label: str, axes: Axes) -> None
     index = np.arange(1, count + 1)
     for number, (name, band) in enumerate(bands.items()):
         low, middle, high = np.where(band > 0, band, np.nan)
-        line = Look(GREY) if name == ID else look(number - 1)
-        shade, strength = (KNOWN, 0.6) if name == ID else (line.colour, 0.15)
+        line = LineStyle(GREY) if name == ID else line_style(number - 1)
+        shade, strength = (LIGHT_GREY, 0.6) if name == ID else (line.colour, 0.15)
         axes.fill_between(index, np.fmax(low, floor), high, color=shade, alpha=strength, linewidth=0)
         marker = "o" if count <= FEW else ""
         axes.plot(index, middle, color=line.colour, ls=line.stroke, lw=1.3, marker=marker, ms=3)

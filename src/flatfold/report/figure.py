@@ -24,7 +24,7 @@ from .templates import power_of_ten
 
 Numbers = NDArray[np.floating]
 
-INK, GREY, KNOWN, ACCENT = "#1f2933", "#9aa5b1", "#c3cad3", "#00704f"
+INK, GREY, LIGHT_GREY, ACCENT = "#1f2933", "#9aa5b1", "#c3cad3", "#00704f"
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b8e23")  # colour-blind safe
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # no dates: same results, same bytes
@@ -54,7 +54,7 @@ RC: dict[Any, object] = {
 }
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     """Style of a line: its colour and its dashes, as lengths of ink and gap; none for a solid line."""
 
     colour: str
@@ -66,15 +66,15 @@ class Look(NamedTuple):
         return (0, self.dashes) if self.dashes else "-"
 
 
-def look(number: int) -> Look:
+def line_style(number: int) -> LineStyle:
     """Return the style of the ``number``-th line, different for every number: first the colours vary, then the dashes.
 
     Example:
-        >>> look(0), look(8)
-        (Look(colour='#0072b2', dashes=()), Look(colour='#0072b2', dashes=(4.0, 1.5)))
+        >>> line_style(0), line_style(8)
+        (LineStyle(colour='#0072b2', dashes=()), LineStyle(colour='#0072b2', dashes=(4.0, 1.5)))
     """
     shorts, colour = divmod(number, len(PALETTE))
-    return Look(PALETTE[colour], (4.0, 1.5, *(1.0, 1.5) * (shorts - 1)) if shorts else ())
+    return LineStyle(PALETTE[colour], (4.0, 1.5, *(1.0, 1.5) * (shorts - 1)) if shorts else ())
 
 
 def decade_label(value: float, _position: int | None = None) -> str:
@@ -113,7 +113,7 @@ class Key:
     """An entry of the legend: a line, or an area where ``filled``."""
 
     label: str
-    look: Look
+    style: LineStyle
     filled: bool = False
 
 
@@ -178,9 +178,9 @@ class Drawing:
         if not self.keys:
             return
         handles = [
-            Patch(color=key.look.colour)
+            Patch(color=key.style.colour)
             if key.filled
-            else Line2D([], [], color=key.look.colour, ls=key.look.stroke, lw=1.4)
+            else Line2D([], [], color=key.style.colour, ls=key.style.stroke, lw=1.4)
             for key in self.keys
         ]
         numbers = [str(number) for number in range(len(handles))]  # a label that begins with _ would be left out
@@ -192,13 +192,16 @@ class Drawing:
 
 def dataset_keys(names: Sequence[str]) -> list[Key]:
     """Return the legend of the ID data and of each OOD data set, with the same styles in every figure."""
-    return [Key("ID", Look(KNOWN), filled=True), *(Key(name, look(number)) for number, name in enumerate(names))]
+    return [
+        Key("ID", LineStyle(LIGHT_GREY), filled=True),
+        *(Key(name, line_style(number)) for number, name in enumerate(names)),
+    ]
 
 
 def draw_histograms(axes: Axes, edges: Sequence[float], heights: Sequence[Numbers]) -> None:
     """Draw the bars of the ID data, filled, and those of each OOD data set as a line."""
     for number, values in enumerate(heights):
-        line = look(number - 1) if number else Look(KNOWN)
+        line = line_style(number - 1) if number else LineStyle(LIGHT_GREY)
         axes.hist(
             edges[:-1],
             bins=list(edges),

@@ -1,5 +1,6 @@
 """Figures of a benchmark run."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -10,17 +11,17 @@ from .cost_figure import TALL, cost_figure
 from .figure import (
     GREY,
     INK,
-    KNOWN,
+    LIGHT_GREY,
     Drawing,
     Key,
-    Look,
+    LineStyle,
     Numbers,
     Panel,
     Span,
     dataset_keys,
     draw_histograms,
+    line_style,
     logarithmic,
-    look,
 )
 
 BINS = 50  # of a histogram
@@ -29,9 +30,9 @@ CURVE_POINTS = 300  # of a ROC curve
 POINTS = 600  # of a data set in a scatter plot
 MANY = 200  # points, above which they are pixels inside the figure instead of vector elements
 
-CRITERION = Key("criterion on ID data, ± 2 standard errors", Look(INK))
-TRUTH = Key("true: average", Look(INK, (3.0, 1.5)))
-CHOICE = Key("chosen", Look(INK, (1.0, 1.5)))
+CRITERION = Key("criterion on ID data, ± 2 standard errors", LineStyle(INK))
+TRUTH = Key("true: average", LineStyle(INK, (3.0, 1.5)))
+CHOICE = Key("chosen", LineStyle(INK, (1.0, 1.5)))
 
 
 def all_figures(results: Results) -> dict[str, Drawing]:
@@ -71,7 +72,7 @@ def _draw_scores(scores: list[Numbers], axes: Axes) -> None:
 def alpha_curves(results: Results) -> Drawing:
     """Return one panel per AutoFold: its criterion, the true AUROC that it never sees, and its choice."""
     names = _datasets(results)
-    keys = [CRITERION, TRUTH, CHOICE, *(Key(f"true: {name}", look(number)) for number, name in enumerate(names))]
+    keys = [CRITERION, TRUTH, CHOICE, *(Key(f"true: {name}", line_style(number)) for number, name in enumerate(names))]
     panels = [
         Panel(f"{curve.method}: α = {curve.chosen:g}", partial(_draw_alphas, curve, names), regret(curve))
         for curve in results.alpha_curves
@@ -95,13 +96,13 @@ def regret(curve: AlphaCurve) -> str:
 def _draw_alphas(curve: AlphaCurve, names: list[str], axes: Axes) -> None:
     grid, criterion, stderr = (np.asarray(values) for values in (curve.grid, curve.curve, curve.stderr))
     low, high = 100 * (criterion - 2 * stderr), 100 * (criterion + 2 * stderr)
-    axes.fill_between(grid, low, high, color=KNOWN, alpha=0.6, linewidth=0)
+    axes.fill_between(grid, low, high, color=LIGHT_GREY, alpha=0.6, linewidth=0)
     axes.plot(grid, 100 * criterion, color=INK, lw=1.6)
     for number, name in enumerate(names):
-        line = look(number)
+        line = line_style(number)
         axes.plot(grid, 100 * np.asarray(curve.auroc[name]), color=line.colour, ls=line.stroke, lw=1)
-    axes.plot(grid, 100 * np.asarray(curve.auroc["all"]), color=INK, lw=1.2, ls=TRUTH.look.stroke)
-    axes.axvline(curve.chosen, color=INK, lw=0.9, ls=CHOICE.look.stroke)
+    axes.plot(grid, 100 * np.asarray(curve.auroc["all"]), color=INK, lw=1.2, ls=TRUTH.style.stroke)
+    axes.axvline(curve.chosen, color=INK, lw=0.9, ls=CHOICE.style.stroke)
     axes.set_xlabel("α")
     axes.set_ylabel("AUROC, %")
 
@@ -113,14 +114,14 @@ def roc_curves(results: Results) -> Drawing:
     for name in _datasets(results):
         pairs = [(results.scores[f"{method}/{ID}"], results.scores[f"{method}/{name}"]) for method in shown]
         panels.append(Panel(name, partial(_draw_roc, pairs)))
-    keys = [Key(method, look(number)) for number, method in enumerate(shown)]
+    keys = [Key(method, line_style(number)) for number, method in enumerate(shown)]
     return Drawing("roc", panels, keys, size=(3.4, 3.0))
 
 
 def _draw_roc(pairs: list[tuple[Numbers, Numbers]], axes: Axes) -> None:
     for number, (id_scores, ood_scores) in enumerate(pairs):
         false_alarms, detections = _thin_out(*roc(id_scores, ood_scores))
-        line = look(number)
+        line = line_style(number)
         axes.plot(100 * false_alarms, 100 * detections, color=line.colour, ls=line.stroke, lw=1.3)
     logarithmic(axes, "x")
     axes.set_xlim(100 * min(1 / len(id_scores), 0.5), 100)
@@ -180,17 +181,17 @@ def _norm_figure(results: Results, figure: str, run: MethodRun | None) -> Drawin
     for name in names:
         points = [(results.norms[which], scores[which]) for which in (ID, name)]
         width = Span.of(np.concatenate([norms for norms, _ in points]))
-        colours = [GREY, look(_datasets(results).index(name)).colour]
-        panels.append(Panel(name, partial(draw_scatter, points, colours, (width, height), POINTS)))
+        colours = [GREY, line_style(_datasets(results).index(name)).colour]
+        panels.append(Panel(name, partial(draw_scatter, points, colours, (width, height))))
     return Drawing(figure, panels, dataset_keys(_datasets(results)), size=(3.4, 2.6))
 
 
 def draw_scatter(
-    points: list[tuple[Numbers, Numbers]],
-    colours: list[str],
+    points: Sequence[tuple[Numbers, Numbers]],
+    colours: Sequence[str],
     spans: tuple[Span, Span],
-    at_most: int,
     axes: Axes,
+    at_most: int = POINTS,
     score: str = "score",
 ) -> None:
     """Draw score against feature norm, at most so many points of a data set, those far out on the edge."""

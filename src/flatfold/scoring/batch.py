@@ -199,7 +199,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counts: dict[str, Any] = msgspec.field(name="monitor")
 
     def __post_init__(self) -> None:
-        self.monitor.seen  # noqa: B018 - raises if the counts are damaged
+        Monitor.from_dict(self.counts)  # raises if they are damaged
 
     @property
     def monitor(self) -> Monitor:
@@ -230,12 +230,7 @@ WHOLE = Shard()
 
 
 def score_images(
-    job: ScoringJob,
-    out: Path | str,
-    *,
-    shard: Shard = WHOLE,
-    executor: Executor = run_local,
-    restart: bool = False,
+    job: ScoringJob, out: Path | str, *, shard: Shard = WHOLE, executor: Executor = run_local, restart: bool = False
 ) -> Summary:
     """Write one row for each image: path, predicted class, score, p-value and decision.
 
@@ -324,7 +319,7 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
     sweep(out.parent, out.name)
     calibrated = job.calibrated()
     monitor = Monitor.of(calibrated)
-    unreadable: dict[int, str] = {}
+    unreadable: list[dict[int, str]] = []
     number = calibrated.calibration.scores.cpu().numpy().dtype
     kinds: dict[str, DTypeLike] = {
         "path": np.str_,
@@ -342,16 +337,17 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
         for info, tensors in parts:
             columns = {name: values.numpy() for name, values in tensors.items()}
             monitor.count(columns["predicted"], columns["score"], columns["is_ood"])
-            unreadable.update((int(row), reason) for row, reason in info["unreadable"].items())
+            if reasons := info["unreadable"]:
+                unreadable.append({int(row): reason for row, reason in reasons.items()})
             columns["path"] = paths(columns["row"].tolist())
             yield {name: columns[name] for name in kinds}
 
     write_rows(table(), out)
     if unreadable:
-        reasons = np.array([*unreadable.values()], dtype="U")
-        write_rows([{"path": paths(unreadable), "reason": reasons}], unreadable_path(out))
+        listed = ({"path": paths(rows), "reason": np.array([*rows.values()], dtype="U")} for rows in unreadable)
+        write_rows(listed, unreadable_path(out))
     else:
         unreadable_path(out).unlink(missing_ok=True)
-    summary = Summary(key, shard, len(unreadable), sha256_of(out), monitor.to_dict())
+    summary = Summary(key, shard, sum(map(len, unreadable)), sha256_of(out), monitor.to_dict())
     write_json(summary_path(out), summary)
     return summary
