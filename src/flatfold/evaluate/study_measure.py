@@ -22,8 +22,8 @@ from ..curvature.features import feature_eigenvalues, feature_spectrum, feature_
 from ..curvature.trace import param_trace
 from ..io.progress import track
 from ..io.store import Part, PartStore
-from ..models.eval_mode import evaluating
 from ..models.extract import read_batches
+from ..models.forward import evaluating
 from ..models.sources import Source
 from .banks import Settings, short_key
 from .study_results import Name, Space, Statistic

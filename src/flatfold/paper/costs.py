@@ -19,7 +19,7 @@ from ..evaluate.methods import NO_TRAIN, InputMethodRunner, peak_memory
 from ..evaluate.results import MethodRun
 from ..evaluate.suites.suite import Suite
 from ..io.progress import track
-from ..models.eval_mode import evaluating
+from ..models.forward import evaluating
 from ..models.layers import labelled_batches, logits_function
 from .ablations import Cost
 
