@@ -26,10 +26,10 @@ from ..core.hessian import row_chunks
 from ..core.validation import check_finite
 from ..io.store import read_checksum
 from .bank_store import DTYPES, load_bank, read_shards, shard_name
+from .model_loading import listed
 from .sources import Source, check_rows
 
 ROWS_AT_ONCE = 4096
-SHOWN = 3  # names of arrays in a message
 _FLOATS = {"float16": torch.float32, "bfloat16": torch.float32, **DTYPES}  # the type each is read as: no digit is lost
 _INTEGERS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"}
 _Array = Tensor | NDArray[Any]
@@ -110,7 +110,7 @@ def open_features(path: Path | str) -> FeatureFile:
     if "features" not in arrays and len(matrices) != 1:
         raise ValueError(
             f"{path} must hold an array 'features' (n, d), or a single matrix of floats; it holds "
-            f"{_listed([f'{name!r} {tuple(array.shape)} {types[name]}' for name, array in sorted(arrays.items())])}. "
+            f"{listed([f'{name!r} {tuple(array.shape)} {types[name]}' for name, array in sorted(arrays.items())])}. "
             "Save the features under that name, and their classes, if they are known, as 'labels'."
         )
     name = "features" if "features" in arrays else matrices[0]
@@ -158,11 +158,6 @@ def _as_tensor(rows: _Array) -> Tensor:
         return rows
     # A copy: torch needs memory that it may write to, in the byte order of the machine.
     return torch.from_numpy(np.array(rows, dtype=rows.dtype.newbyteorder("="), order="C"))
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN]) or 'none'}{more}"
 
 
 class FeatureRows(Source):
@@ -232,7 +227,7 @@ def read_head(path: Path | str) -> Head:
     if "weight" not in tensors or tensors.keys() - {"weight", "bias"}:
         raise ValueError(
             f"{path} must hold the tensors 'weight' and, if there is one, 'bias', of one linear layer; it holds "
-            f"{_listed([repr(name) for name in sorted(tensors)])}. Save the state dict of the last layer alone."
+            f"{listed([repr(name) for name in sorted(tensors)])}. Save the state dict of the last layer alone."
         )
     try:
         return Head(tensors["weight"], tensors.get("bias"))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -84,7 +85,17 @@ def split_batch(batch: Any) -> Batch:
         >>> split_batch({"image": torch.zeros(2, 3), "label": torch.tensor([4, 5])})
         Batch(args=(tensor([[0., 0., 0.], [0., 0., 0.]]),), kwargs={}, labels=tensor([4, 5]), rows=2)
     """
-    inputs, labels = _inputs_and_labels(batch)
+    inputs, labels = batch, None
+    if isinstance(batch, Mapping):
+        names = [name for name in LABEL_KEYS if name in batch]
+        if len(names) > 1:
+            raise ValueError(f"a batch must have one entry of labels, got {' and '.join(map(repr, names))}. Drop one.")
+        inputs = {name: value for name, value in batch.items() if name not in names}
+        labels = batch[names[0]] if names else None
+    elif isinstance(batch, (tuple, list)):
+        if len(batch) not in (1, 2):
+            raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN} {_PREPARED}")
+        inputs, labels = batch if len(batch) == 2 else (batch[0], None)
     args, kwargs = _arguments(inputs)
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if not tensors:
@@ -93,20 +104,6 @@ def split_batch(batch: Any) -> Batch:
         raise ValueError("a batch must have a first dimension that counts its inputs, got a tensor without dimensions.")
     rows = len(tensors[0])
     return Batch(args, kwargs, None if labels is None else _class_indices(labels, rows), rows)
-
-
-def _inputs_and_labels(batch: Any) -> tuple[Any, Any]:
-    if isinstance(batch, Mapping):
-        names = [name for name in LABEL_KEYS if name in batch]
-        if len(names) > 1:
-            raise ValueError(f"a batch must have one entry of labels, got {' and '.join(map(repr, names))}. Drop one.")
-        inputs = {str(name): value for name, value in batch.items() if name not in names}
-        return inputs, batch[names[0]] if names else None
-    if isinstance(batch, (tuple, list)):
-        if len(batch) not in (1, 2):
-            raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN} {_PREPARED}")
-        return batch[0], batch[1] if len(batch) == 2 else None
-    return batch, None
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -169,17 +166,9 @@ def is_linear(module: nn.Module) -> bool:
 def record_calls(layers: Mapping[str, nn.Module], rows: int) -> Iterator[list[Call]]:
     """Collect the calls of linear layers by this thread, in order, while ``rows`` inputs go through the model."""
     calls: list[Call] = []
-    with ExitStack() as hooks:
-        for name, layer in layers.items():
-            hooks.enter_context(_hook(name, layer, calls, rows))
-        yield calls
-
-
-@contextmanager
-def _hook(name: str, layer: nn.Module, calls: list[Call], rows: int) -> Iterator[None]:
     thread = threading.get_ident()
 
-    def note(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+    def note(name: str, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         if threading.get_ident() != thread:
             return  # while another thread removes its hook, torch may even leave out the keyword arguments
         kwargs, output = rest
@@ -189,11 +178,10 @@ def _hook(name: str, layer: nn.Module, calls: list[Call], rows: int) -> Iterator
             flat = (one_row_each(module, features, rows), one_row_each(module, output, rows))
             calls.append(Call(name, int(outputs), tuple(output.shape), *flat))
 
-    handle = layer.register_forward_hook(note, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.callback(layer.register_forward_hook(partial(note, name), with_kwargs=True).remove)
+        yield calls
 
 
 def one_row_each(layer: nn.Module, values: Tensor, rows: int | None = None) -> Tensor | None:
@@ -343,13 +331,13 @@ def _begin_evaluation(model: nn.Module) -> Callable[[], None]:
         return lambda: None
     modes = {module: module.training for module in model.modules()}
     model.eval()
-    return lambda: _restore_modes(modes)
 
+    def restore() -> None:
+        # Parents come first, so that an overridden `train` (LoRA merges weights there) is undone by its own code.
+        for module, training in modes.items():
+            if module.training != training:
+                module.train(training)
+        for module, training in modes.items():  # a module with two parents may have been switched again
+            module.training = training
 
-def _restore_modes(modes: dict[nn.Module, bool]) -> None:
-    # Parents come first, so that a `train` that was overridden (LoRA merges weights there) is undone by its own code.
-    for module, training in modes.items():
-        if module.training != training:
-            module.train(training)
-    for module, training in modes.items():  # a module with two parents may have been switched again
-        module.training = training
+    return restore

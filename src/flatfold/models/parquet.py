@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from ..core.validation import UnreadableImage
 from .decoding import read_image
-from .fingerprint import hash_samples
+from .fingerprint import hash_files
 from .sources import ImageSource
 from .transform import Transform
 
+_INTEGERS = ("int8", "int16", "int32", "int64")  # and their unsigned kinds
 _NULL = -(2**63)  # what an empty label is read as
 
 
@@ -61,14 +61,26 @@ class TableImages(ImageSource):
     ) -> None:
         super().__init__(transform, batch_size)
         self.path, self.image, self.label = Path(path), image, label
-        self.files = _table_files(self.path)
+        if not self.path.exists():
+            raise FileNotFoundError(f"there is no table {path}. Check the path.")
+        self.files = parquet_files(self.path) if self.path.is_dir() else (self.path,)
+        if not self.files:
+            raise ValueError(f"{path} holds no table: no file ends in .parquet. Pass the folder in which they are.")
         tables = [_examine(file, image, label) for file in self.files]
         self._groups = [group for groups, _ in tables for group in groups]
         self._stops = list(accumulate(group.rows for group in self._groups))
         if not self.rows:
             raise ValueError(f"{path} must hold at least one row, but its tables are empty. Check the path.")
-        columns = [column for _, column in tables if column is not None]
-        self.labels = None if label is None else _class_indices(self.path, label, columns)
+        if label is not None:
+            values = np.concatenate([column for _, column in tables if column is not None])
+            if values.min() < 0:
+                row = int((values < 0).argmax())
+                raise ValueError(
+                    f"column {label!r} of {path} must hold a class index from 0 in every row, but row {row} has "
+                    f"{'null' if values[row] == _NULL else values[row]}. Pass label=None to read the images without "
+                    "labels."
+                )
+            self.labels = torch.from_numpy(values)
         self._column: tuple[int, Any] = (-1, None)  # the number and the images of the row group that was read last
 
     @property
@@ -93,10 +105,7 @@ class TableImages(ImageSource):
     def identify(self, digest: hashlib._Hash) -> None:
         """Feed the names of the columns and of the files, sizes and times of change, and some bytes."""
         digest.update(json.dumps([self.image, self.label]).encode())
-        for file in self.files:
-            status = file.stat()
-            digest.update(json.dumps([file.name, status.st_size, status.st_mtime_ns]).encode())
-        hash_samples(digest, self.files)
+        hash_files(digest, self.files[0].parent, [file.name for file in self.files])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_column": (-1, None)}
@@ -104,12 +113,15 @@ class TableImages(ImageSource):
     def _value(self, row: int) -> Any:
         """Return what the image column holds in one row: bytes, a dict, or None."""
         index = bisect_right(self._stops, row)
-        kept, column = self._column
-        if kept != index:
-            column = self._column = (-1, None)  # before the next is read, or there would be two of them
-            column = _read_images(self._groups[index], self.image)
+        group = self._groups[index]
+        if self._column[0] != index:
+            self._column = (-1, None)  # before the next is read, or there would be two of them
+            with _open_parquet(group.file) as table:
+                column = _validated(table.read_row_group(group.number, [self.image], use_threads=False), self.image)
+            if len(column) != group.rows:
+                raise ValueError(f"{group.file} was changed while it was in use. Begin again.")
             self._column = (index, column)
-        return column[row - self._stops[index] + self._groups[index].rows].as_py()
+        return self._column[1][row - self._stops[index] + group.rows].as_py()
 
 
 class _RowGroup(NamedTuple):
@@ -118,17 +130,6 @@ class _RowGroup(NamedTuple):
     file: Path
     number: int
     rows: int
-
-
-def _table_files(path: Path) -> tuple[Path, ...]:
-    if path.is_file():
-        return (path,)
-    if not path.is_dir():
-        raise FileNotFoundError(f"there is no table {path}. Check the path.")
-    files = parquet_files(path)
-    if not files:
-        raise ValueError(f"{path} holds no table: no file ends in .parquet. Pass the folder in which they are.")
-    return files
 
 
 def parquet_files(folder: Path) -> tuple[Path, ...]:
@@ -161,18 +162,11 @@ def _examine(file: Path, image: str, label: str | None) -> tuple[list[_RowGroup]
         groups = [_RowGroup(file, number, size) for number, size in enumerate(sizes)]
         if label is None:
             return groups, None
-        _check_column(file, table.schema_arrow, label, "whole numbers", _holds_integers)
+        _check_column(
+            file, table.schema_arrow, label, "whole numbers", lambda kind: str(kind).removeprefix("u") in _INTEGERS
+        )
         column = _validated(table.read([label], use_threads=False), label)
         return groups, column.cast("int64").fill_null(_NULL).to_numpy()
-
-
-def _read_images(group: _RowGroup, image: str) -> Any:
-    """Return the images of a row group, still encoded."""
-    with _open_parquet(group.file) as table:
-        column = _validated(table.read_row_group(group.number, [image], use_threads=False), image)
-    if len(column) != group.rows:
-        raise ValueError(f"{group.file} was changed while it was in use. Begin again.")
-    return column
 
 
 def _validated(table: Any, name: str) -> Any:
@@ -192,10 +186,6 @@ def _check_column(file: Path, schema: Any, name: str, kind: str, fits: Callable[
         )
 
 
-def _holds_integers(kind: Any) -> bool:
-    return str(kind).removeprefix("u") in ("int8", "int16", "int32", "int64")
-
-
 def _holds_images(kind: Any) -> bool:
     if not str(kind).startswith("struct<"):
         return str(kind) in ("binary", "large_binary")
@@ -205,15 +195,3 @@ def _holds_images(kind: Any) -> bool:
         and parts.get("bytes") in ("binary", "large_binary")
         and parts.get("path", "string") in ("string", "large_string")
     )
-
-
-def _class_indices(path: Path, label: str, columns: list[NDArray[np.int64]]) -> Tensor:
-    values = np.concatenate(columns)
-    if values.min() < 0:
-        row = int((values < 0).argmax())
-        value = "null" if values[row] == _NULL else values[row]
-        raise ValueError(
-            f"column {label!r} of {path} must hold a class index from 0 in every row, but row {row} has {value}. "
-            "Pass label=None to read the images without labels."
-        )
-    return torch.from_numpy(values)
