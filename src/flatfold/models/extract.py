@@ -200,10 +200,7 @@ def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
 def read_batches(
     source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int = 0
 ) -> Iterator[BatchResult]:
-    """Yield what can be read of all batches of a source, or of those with these rows, in order.
-
-    A ``title`` shows a progress bar; ``workers`` processes read ahead, 0 reads in this one.
-    """
+    """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar."""
     ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
     attempts = _Attempts(source, ranges)
     loaded: Iterable[Any] = (

@@ -47,9 +47,8 @@ class FeatureChunk(NamedTuple):
 class FeatureFile:
     """Features ``(rows, width)`` in a file or in the directory of a bank, and labels if it has any.
 
-    They are read as ``dtype``, float32 or float64; narrower types become float32, which is exact. ``_blocks`` yields
-    features and labels, a shard of a bank at a time, those of a file at once; all but those of an ``.npz`` file are
-    mapped into memory.
+    They are read as ``dtype``; types narrower than float32 become float32, which is exact. ``_blocks`` yields features
+    and labels: shards of a bank, or all of a file.
     """
 
     path: Path
@@ -90,12 +89,6 @@ def open_features(path: Path | str) -> FeatureFile:
     A safetensors file (any name that does not end in ``.npy`` or ``.npz``) or an ``.npz`` file has an array
     ``features`` ``(n, d)``, or a single matrix of floats under any name, and may have integer ``labels`` ``(n,)``; a
     ``.npy`` file is such a matrix; a directory is a bank, as ``save_bank`` or ``extract`` with ``out=`` wrote it.
-
-    Raises:
-        DamagedBank: A bank is unfinished, or not as it was written.
-        FileNotFoundError: There is no such file.
-        TypeError: Features or labels are of another type.
-        ValueError: The file is damaged, or holds no features.
     """
     path = Path(path)
     if not path.exists():
@@ -161,11 +154,7 @@ def _as_tensor(rows: _Array) -> Tensor:
 
 
 class FeatureRows(Source):
-    """The rows of a bank on disk as inputs, so that a network of one linear layer can be run on them.
-
-    Iterating gives ``x`` of shape ``(n, d)``, or pairs ``(x, y)`` with labels. The fingerprint holds the checksums of
-    the bank's files, with which they are compared when it is opened.
-    """
+    """The rows of a bank on disk as inputs ``(n, d)`` with or without labels, for a network of one linear layer."""
 
     def __init__(self, path: Path | str, batch_size: int = 64, labels: bool = True) -> None:
         super().__init__(batch_size)

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from math import prod
@@ -51,12 +50,7 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> Batch:
         """Return this batch with its inputs on ``device``; labels stay where they are."""
-
-        def move(value: Any) -> Any:
-            return value.to(device) if isinstance(value, Tensor) else value
-
-        kwargs = {name: move(value) for name, value in self.kwargs.items()}
-        return self._replace(args=tuple(map(move, self.args)), kwargs=kwargs)
+        return self._with_each(lambda value: value.to(device) if isinstance(value, Tensor) else value)
 
     def one_per_input(self, value: Any) -> bool:
         """Return whether an argument is a tensor with an entry for each input."""
@@ -64,13 +58,13 @@ class Batch(NamedTuple):
 
     def part(self, start: int, stop: int) -> Batch:
         """Return inputs ``start`` to ``stop``; an argument that does not come once per input goes with any of them."""
-
-        def cut(value: Any) -> Any:
-            return value[start:stop] if self.one_per_input(value) else value
-
-        kwargs = {name: cut(value) for name, value in self.kwargs.items()}
+        part = self._with_each(lambda value: value[start:stop] if self.one_per_input(value) else value)
         labels = None if self.labels is None else self.labels[start:stop]
-        return Batch(tuple(map(cut, self.args)), kwargs, labels, len(range(self.rows)[start:stop]))
+        return part._replace(labels=labels, rows=len(range(self.rows)[start:stop]))
+
+    def _with_each(self, change: Callable[[Any], Any]) -> Batch:
+        kwargs = {name: change(value) for name, value in self.kwargs.items()}
+        return self._replace(args=tuple(map(change, self.args)), kwargs=kwargs)
 
 
 def split_batch(batch: Any) -> Batch:
@@ -130,13 +124,8 @@ def _class_indices(labels: Any, rows: int) -> Tensor:
     return indices
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One call of a linear layer during a forward pass.
-
-    ``features`` ``(n, d)`` went in and ``logits`` ``(n, c)`` came out; both are None when the layer ran at several
-    positions of an input. ``shape`` is that of the output.
-    """
+class Call(NamedTuple):
+    """A call of a linear layer: its features ``(n, d)`` and logits ``(n, c)``, None if it ran at several positions."""
 
     name: str
     outputs: int
@@ -146,12 +135,7 @@ class Call:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a module or a tensor without the parts that ``torch.compile`` adds.
-
-    Example:
-        >>> plain_name("_orig_mod.layer4._orig_mod.fc")
-        'layer4.fc'
-    """
+    """Return the name of a module or tensor without what ``torch.compile`` adds: ``_orig_mod.fc`` becomes ``fc``."""
     return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
@@ -201,11 +185,7 @@ def one_row_each(layer: nn.Module, values: Tensor, rows: int | None = None) -> T
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits in the output of a model.
-
-    It may be a tensor, an object with ``.logits`` (Hugging Face), a dict with ``"logits"``, or a tuple that starts
-    with a tensor.
-    """
+    """Return the logits in the output of a model, which may be in an object (Hugging Face), a dict or a tuple."""
     logits = getattr(output, "logits", output)
     if isinstance(logits, Mapping):
         logits = logits.get("logits")
@@ -262,10 +242,8 @@ def _advice(inputs: Tensor, reason: str) -> str:
 def evaluating(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
     """Put ``model`` into evaluation mode without gradients, on ``device``, and undo all of it at the end.
 
-    Several threads may do so at the same time, as long as none of them moves the model: the last one undoes it.
-
-    Yields:
-        The device to move inputs to; without ``device`` it is where the model's parameters are.
+    Yields the device to move inputs to, by default where the model's parameters are. Several threads may do so at the
+    same time, as long as none of them moves the model: the last one undoes it.
     """
     home = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
     target = home if device is None else usable_device(device)

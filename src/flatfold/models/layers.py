@@ -118,14 +118,9 @@ def _named(model: nn.Module, names: Sequence[str]) -> list[Place]:
 def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.Size]]:
     """Return place and shape of the input of every convolution, in the order of the calls."""
     inputs: list[tuple[Place, torch.Size]] = []
-    convolutions: list[tuple[str, Side]] = [
-        (name, "input") for name, module in model.named_modules() if isinstance(module, _CONVOLUTIONS)
-    ]
-    with (
-        _hooked(model, convolutions, lambda place, value: inputs.append((place, value.shape))),
-        torch.no_grad(),
-        input_errors(x),
-    ):
+    names = [name for name, module in model.named_modules() if isinstance(module, _CONVOLUTIONS)]
+    hooks = _hooked(model, [(name, "input") for name in names], lambda place, v: inputs.append((place, v.shape)))
+    with hooks, torch.no_grad(), input_errors(x):
         model(x)
     if len(inputs) < 2:
         raise ValueError(
@@ -170,11 +165,9 @@ def score_inputs(
 ) -> Tensor:
     """Return the score of every input that can be read, ``(n,)`` in float32, and keep them in a directory as a bank.
 
-    ``function`` scores a batch of inputs, and may take gradients of ``model``, which is in evaluation mode during the
-    run. An interrupted run continues in ``out``; of a finished one only a few inputs run, to check that the
-    model still gives the scores that are stored. ``key`` is what the scores depend on apart from the data.
+    ``function`` may take gradients of ``model``, which is in evaluation mode; ``key`` is what the scores depend on
+    apart from the data. An interrupted run continues in ``out`` if the model still gives what is stored.
     """
-    identity = {**key, "data": source.fingerprint}
     with evaluating(model, device) as place:
 
         def score(batch: Batch) -> Tensor:
@@ -182,8 +175,8 @@ def score_inputs(
             with input_errors(inputs):
                 return function(inputs).detach().float().cpu()[:, None]
 
-        sink = BankWriter(out, identity, width=1, labels=False, shard_rows=SHARD_ROWS, scores=True)
-        with closing(sink):
+        full_key = {**key, "data": source.fingerprint}
+        with closing(BankWriter(out, full_key, width=1, labels=False, shard_rows=SHARD_ROWS, scores=True)) as sink:
             if sink.first_stored is not None:
                 stored, stored_rows = first_inputs(source, sink.first_stored)
                 sink.confirm(stored_rows, score(stored))
@@ -208,5 +201,4 @@ def labelled_batches(
 
 def read_first_batch(source: Source) -> Tensor:
     """Return the inputs of the first batch of a source that holds one."""
-    inputs: Tensor = next(batch.args[0] for _, batch, _ in read_batches(source) if batch is not None)
-    return inputs
+    return next(batch.first_tensor for _, batch, _ in read_batches(source) if batch is not None)

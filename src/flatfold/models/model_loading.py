@@ -44,8 +44,7 @@ INSTALL = {
 def make_model(factory: str, folder: Path, seed: int) -> nn.Module:
     """Return what ``package.module:function`` returns, with the same random numbers whenever it is called.
 
-    A module file in ``folder`` is taken before an installed module of that name. While it and the function run, they
-    can import modules from this folder and from their own.
+    A file in ``folder`` is taken before an installed module; it can import modules from there and from its own folder.
     """
     name, function = factory.split(":")
     file = folder / f"{name.replace('.', '/')}.py"
@@ -128,10 +127,10 @@ def load_weights(model: nn.Module, path: Path, state: State | None = None) -> No
 
 
 def read_weights(path: Path) -> State:
-    """Return the state dict in a file that was written by safetensors or ``torch.save``, without running code from it.
+    """Return the state dict in a file of safetensors or ``torch.save``, without running code from it.
 
-    Two wrappings are removed, and logged: a checkpoint that holds the state dict as its entry ``state_dict``, ``model``
-    or ``net``, and the ``module.`` with which all names begin that ``DataParallel`` wrote.
+    It may be the entry ``state_dict``, ``model`` or ``net`` of a checkpoint; the ``module.`` of ``DataParallel`` in
+    front of all names is left out.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}. Check the path.")
@@ -170,14 +169,13 @@ def _is_wrapped(state: dict[str, Any]) -> bool:
 def named_model(name: str, weights: Path | None = None, pretrained: str | None = None) -> nn.Module:
     """Return a network of a library in evaluation mode, with trained weights: a random one is refused.
 
-    Nothing is downloaded unless ``pretrained`` is given. Random numbers of torch are left as they were.
+    Nothing is downloaded unless ``pretrained`` is given.
 
     * ``openood/...``: a network of ``openood_network``. Needs ``weights``, whose ``fc.weight`` gives the classes.
     * ``torchvision/...``: a classifier of ``torchvision.models.list_models()``.
     * ``timm/...``: a model of ``timm.list_models()``, with or without a tag.
     * ``transformers/...``: a model for image classification on the hub, or a folder that ``save_pretrained`` wrote,
-      which needs neither ``weights`` nor ``pretrained``. With ``weights``, the state dict of the model (not the file in
-      such a folder, which has other names), only the configuration is taken from the folder or the hub's local cache.
+      which needs no weights. With ``weights``, only the configuration is taken from there.
 
     ``weights`` is a file that ``read_weights`` reads; networks of torchvision and timm get as many classes as it has.
     ``pretrained`` is an entry of torchvision's list, a tag of timm, or a revision on the hub; ``"DEFAULT"`` means the

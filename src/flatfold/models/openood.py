@@ -6,7 +6,6 @@ convolution, keeps the size of the image there, and calls the shortcut by anothe
 """
 
 from difflib import get_close_matches
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,37 +41,22 @@ class Block(nn.Module):
         return torch.relu(y)
 
 
-class Plan(NamedTuple):
-    """The architecture of a residual network: its blocks, their number in each stage, and the images it is for."""
-
-    sizes: tuple[int, ...]
-    blocks: tuple[int, int, int, int]
-    small_images: bool
-
-
-NETWORKS = {
-    "resnet18_32x32": Plan(BASIC, (2, 2, 2, 2), small_images=True),
-    "resnet18_224x224": Plan(BASIC, (2, 2, 2, 2), small_images=False),
-    "resnet50": Plan(BOTTLENECK, (3, 4, 6, 3), small_images=False),
-}
-
-
 class ResNet(nn.Module):
     """A convolution, four stages of blocks, an average over the image, a linear head called ``fc``."""
 
-    def __init__(self, plan: Plan, n_classes: int) -> None:
+    def __init__(self, sizes: tuple[int, ...], blocks: tuple[int, ...], small_images: bool, n_classes: int) -> None:
         super().__init__()
-        self.small_images = plan.small_images
-        self.conv1 = _convolution(3, WIDTHS[0], 3) if plan.small_images else _convolution(3, WIDTHS[0], 7, stride=2)
+        self.small_images = small_images
+        self.conv1 = _convolution(3, WIDTHS[0], 3) if small_images else _convolution(3, WIDTHS[0], 7, stride=2)
         self.bn1 = nn.BatchNorm2d(WIDTHS[0])
-        shortcut = "shortcut" if plan.small_images else "downsample"
+        shortcut = "shortcut" if small_images else "downsample"
         inputs = WIDTHS[0]
-        for number, (width, blocks) in enumerate(zip(WIDTHS, plan.blocks, strict=True), start=1):
+        for number, (width, depth) in enumerate(zip(WIDTHS, blocks, strict=True), start=1):
             stage = nn.Sequential()
-            for index in range(blocks):
+            for index in range(depth):
                 stride = 2 if number > 1 and index == 0 else 1
-                stage.append(Block(inputs, width, stride, plan.sizes, shortcut))
-                inputs = width * WIDENING[plan.sizes]
+                stage.append(Block(inputs, width, stride, sizes, shortcut))
+                inputs = width * WIDENING[sizes]
             self.add_module(f"layer{number}", stage)
         self.fc = nn.Linear(inputs, n_classes)
 
@@ -87,20 +71,23 @@ class ResNet(nn.Module):
         return logits
 
 
-def openood_network(name: str, n_classes: int) -> nn.Module:
-    """Return a network of OpenOOD (``resnet18_32x32``, ``resnet18_224x224`` or ``resnet50``), without trained weights.
+# Convolutions of a block, blocks of each stage, and whether the images are small.
+NETWORKS = {
+    "resnet18_32x32": (BASIC, (2, 2, 2, 2), True),
+    "resnet18_224x224": (BASIC, (2, 2, 2, 2), False),
+    "resnet50": (BOTTLENECK, (3, 4, 6, 3), False),
+}
 
-    Example:
-        >>> openood_network("resnet18_32x32", 10)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
-    """
+
+def openood_network(name: str, n_classes: int) -> nn.Module:
+    """Return ``resnet18_32x32``, ``resnet18_224x224`` or ``resnet50`` of OpenOOD, without trained weights."""
     if name not in NETWORKS:
         near = get_close_matches(name, NETWORKS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(NETWORKS)}."
         raise ValueError(f"OpenOOD has no network {name!r} here. {hint}")
     if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
         raise ValueError(f"n_classes must be a positive whole number, got {n_classes!r}.")
-    return ResNet(NETWORKS[name], n_classes)
+    return ResNet(*NETWORKS[name], n_classes)
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
