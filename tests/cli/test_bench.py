@@ -233,22 +233,6 @@ def test_a_method_that_fails_unexpectedly_ends_in_an_error_after_all_files_are_w
     assert ({row["method"] for row in results["rows"]}, list(results["failed"])) == ({"msp"}, ["mls"])
 
 
-BROKEN = """import flatfold as ff
-@ff.register("broken")
-class Broken(ff.Detector):
-    "Fail with an error that no method should raise."
-    def score(self, h): return 1 / 0
-"""
-
-
-def test_a_method_that_fails_unexpectedly_gives_exit_code_1_and_the_results_of_the_others(own):
-    folder, _ = own
-    (folder / "broken.py").write_text(BROKEN)
-    done = bench(folder, "--networks", "tiny", "--out", "some", "--with", "broken.py", methods="msp,broken")
-    assert (done.returncode, "broken failed" in done.stderr) == (1, True)
-    assert {row["method"] for row in results_of(folder / "some" / "tiny")["rows"]} == {"msp"}
-
-
 def test_an_interrupted_run_says_how_to_go_on(own, interrupt):
     interrupt("flatfold.evaluate.runner.run")
     done = bench(own[0], "--networks", "tiny", "--out", "stopped")

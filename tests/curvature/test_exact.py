@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from flatfold.curvature import param_lambda_max, param_trace
 from flatfold.curvature.exact import OrderedClasses, ggn_eigenvalues, ggn_traces
-from flatfold.models.batches import split_batch
+from flatfold.models.forward import split_batch
 from tests.curvature.matrices import check_refused
 from tests.small_networks import images, make
 

@@ -164,7 +164,7 @@ def test_what_cannot_be_compared_is_refused():
     scores = make_scores({"msp": 0.0, "short": 0.0})
     scores["short/noise"] = scores["short/noise"][1:]
     for change, keyword in (
-        ({"methods": []}, "without a method"), ({"replicates": -1}, "replicates"),
+        ({"methods": []}, "one method"), ({"replicates": -1}, "replicates"),
         ({"columns": {"near": ()}}, "'near'"), ({"methods": ["msp", "vim"]}, "vim/id"),
         ({"columns": {"cats": ("cats",)}}, "msp/cats"), ({"methods": ["msp", "short"]}, "'noise'"),
     ):  # fmt: skip

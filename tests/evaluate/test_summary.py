@@ -117,6 +117,6 @@ def test_both_files_have_every_number(tmp_path):
     ]  # fmt: skip
     assert lines[0]["aupr_out_low"] == lines[0]["aupr_out_high"] == ""
     before = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
-    with pytest.raises(ValueError, match="JSON"):
+    with pytest.raises(ValueError, match="finite"):
         save_summary([replace(rows[0], means=dict.fromkeys(METRICS, float("nan")))], tmp_path / "new", [])
     assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == before

@@ -5,7 +5,7 @@ from collections import UserDict
 import numpy as np
 import torch
 
-from flatfold.models.batches import Batch, split_batch
+from flatfold.models.forward import Batch, split_batch
 from tests.refusals import refused
 
 X = torch.arange(6.0).reshape(2, 3)

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.eval_mode import evaluating
 from flatfold.models.feature_files import FeatureRows
+from flatfold.models.forward import evaluating
 from flatfold.models.heads import find_head
 from flatfold.models.images import ArrayImages
 from flatfold.models.layers import score_inputs

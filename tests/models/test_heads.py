@@ -9,8 +9,7 @@ from torch.nn.functional import conv2d, linear, normalize
 from torch.testing import assert_close
 
 from flatfold import UnsupportedHead, extract
-from flatfold.models.batches import split_batch
-from flatfold.models.eval_mode import evaluating
+from flatfold.models.forward import evaluating, split_batch
 from flatfold.models.heads import find_head, probe, run
 from tests.architectures import Net
 from tests.refusals import refused

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 import flatfold as ff
-from flatfold.models.batches import split_batch
+from flatfold.models.forward import split_batch
 from flatfold.models.images import ArrayImages
 from flatfold.scoring import export as onnx
 from flatfold.scoring import export as program

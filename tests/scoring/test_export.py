@@ -12,8 +12,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.models.batches import split_batch
 from flatfold.models.fingerprint import weights_hash
+from flatfold.models.forward import split_batch
 from flatfold.scoring import export as onnx
 from flatfold.scoring.export import FORMATS, Mismatch, Parity, compare, export
 from tests import architectures as made

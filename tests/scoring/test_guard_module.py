@@ -11,8 +11,7 @@ from torch.testing import assert_close
 
 import flatfold as ff
 from flatfold.core.validation import UnsupportedHead
-from flatfold.models.batches import split_batch
-from flatfold.models.eval_mode import evaluating
+from flatfold.models.forward import evaluating, split_batch
 from flatfold.models.heads import run
 from tests import architectures as made
 from tests.architectures import built

@@ -241,7 +241,7 @@ class SuiteOptions:
     def settings(self, bootstrap: int = 1000) -> Settings:
         """Return how the suites are run, after a look at the device."""
         from ..evaluate.banks import Settings
-        from ..models.eval_mode import usable_device
+        from ..models.forward import usable_device
 
         usable_device(self.device)
         command = " ".join(["flatfold", *sys.argv[1:]])

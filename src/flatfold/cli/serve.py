@@ -112,7 +112,7 @@ def _load(
     path: Path, network: nn.Module | None, fpr: float | None, device: str, options: TransformOptions
 ) -> Guard | CalibratedDetector:
     """Return the guard, or without a network its calibrated detector, on a device and at a false-alarm rate."""
-    from ..models.eval_mode import usable_device
+    from ..models.forward import usable_device
     from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.validation import check_count
-from ..models.batches import Batch
+from ..models.forward import Batch
 from .estimate import Matrix
 from .problem import Problem, logit_hessian_product
 

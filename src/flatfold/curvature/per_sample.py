@@ -21,8 +21,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.functional import batch_norm, group_norm, layer_norm, pad
 
 from ..core.hessian import as_double
-from ..models.batches import Batch
-from ..models.forward import forward, logits_of
+from ..models.forward import Batch, forward, logits_of
 
 Parameters = dict[str, nn.Parameter]
 

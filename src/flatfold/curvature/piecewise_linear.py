@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.batches import Batch
-from ..models.forward import forward, logits_of
+from ..models.forward import Batch, forward, logits_of
 from .operators import is_about_derivatives
 from .per_sample import Parameters, count_uses
 

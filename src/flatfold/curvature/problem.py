@@ -16,9 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from ..core.validation import check_choice
 from ..io.progress import track
-from ..models.batches import Batch, split_batch
-from ..models.eval_mode import evaluating
-from ..models.forward import forward, logits_of
+from ..models.forward import Batch, evaluating, forward, logits_of, split_batch
 from .estimate import LOSSES, Loss
 from .per_sample import Parameters, check_graphs, record_calls
 

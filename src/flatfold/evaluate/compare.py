@@ -1,4 +1,4 @@
-"""What changed between two runs, or from one method to another, and whether chance alone could have done it."""
+"""Compare two runs, or two methods of one run, with intervals and paired tests."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +18,12 @@ from .results import ID, Results
 
 FPR95 = "fpr95_ood_positive"
 
-
-_Judged = tuple[Scores, str]  # the scores of a run, and a method of it
+_Side = tuple[Scores, str]  # the scores of a run, and a method of it
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure of A beside the same figure of B.
+    """One figure of A compared with the same figure of B.
 
     Attributes:
         method: What was compared: a method of both runs, or ``first -> second``.
@@ -35,8 +34,8 @@ class Change:
         difference: ``b - a``.
         low: Lower end of the 95 % interval of the difference.
         high: Its upper end.
-        p_value: Of "there is no difference", two-sided; None for FPR95, which has an interval alone.
-        paired: Both judged the same images, and were compared image by image.
+        p_value: Of "there is no difference", two-sided; None for FPR95, which has an interval only.
+        paired: Both used the same images, and were compared image by image.
     """
 
     method: str
@@ -61,16 +60,16 @@ def compare(
 ) -> list[Change]:
     """Return what changed from run A to run B, for every method and column that both have.
 
-    Where both judged the same images, by the fingerprints of the known test data and of the data sets of the column,
-    AUROCs are compared by DeLong's paired test and FPR95 on the same redrawn images; methods that rank these images
-    alike differ by 0 for certain. Else the images of both runs are taken for independent, which finds less.
-    :func:`only_one_has` tells what could not be compared.
+    Where both used the same images, by the fingerprints of the ID test data and of the data sets of the column, AUROCs
+    are compared by DeLong's paired test and FPR95 on the same redrawn images; methods that rank these images in the
+    same order differ by exactly 0. Else the images of both runs are taken as independent, which has less power.
+    :func:`only_one_has` lists what could not be compared.
 
     Args:
         a: The run before.
         b: The run after.
         methods: Labels of the methods to compare, each once; all that both runs have when None.
-        replicates: Bootstraps for FPR95; 0 leaves it out.
+        replicates: Bootstrap replicates for FPR95; 0 leaves it out.
         seed: Of the bootstrap.
     """
     if methods is None:
@@ -87,45 +86,44 @@ def compare(
     paired = {column for column, members in columns.items() if {ID, *members} <= same}
     changes = []
     for method in track(methods, "comparing"):
-        judged = [(run.scores, method) for run in (a, b)]
-        changes += _changes(method, judged, columns, paired, replicates, seed)
+        changes += _changes(method, [(run.scores, method) for run in (a, b)], columns, paired, replicates, seed)
     return changes
 
 
 def compare_methods(results: Results, first: str, second: str, replicates: int = 1000, seed: int = 0) -> list[Change]:
-    """Return what changes from one method to another, in every column of a run; both saw the same images.
+    """Return what changes from one method to another, in every column of a run; both used the same images.
 
     Args:
         results: The run.
         first: Label of a method; its figures are those of A.
         second: Label of another method, whose figures are those of B.
-        replicates: Bootstraps for FPR95; 0 leaves it out.
+        replicates: Bootstrap replicates for FPR95; 0 leaves it out.
         seed: Of the bootstrap.
     """
     check_labels(results, (first, second))
     if first == second:
         raise ValueError(f"two methods must be named, got {first!r} twice. There are {', '.join(_labels(results))}.")
-    judged = [(results.scores, method) for method in (first, second)]
+    sides = [(results.scores, method) for method in (first, second)]
     columns = members_of(results)
-    return _changes(f"{first} -> {second}", judged, columns, paired=columns, replicates=replicates, seed=seed)
+    return _changes(f"{first} -> {second}", sides, columns, paired=columns, replicates=replicates, seed=seed)
 
 
 def only_one_has(a: Results, b: Results) -> list[str]:
     """Return sentences on methods, data sets and averages that cannot be compared between two runs."""
-    here, there = members_of(a), members_of(b)
+    of_a, of_b = members_of(a), members_of(b)
     sentences = []
-    for what, mine, others in (("methods", _labels(a), _labels(b)), ("data sets", here["all"], there["all"])):
-        for run, these, those in (("A", mine, others), ("B", others, mine)):
+    for what, in_a, in_b in (("methods", _labels(a), _labels(b)), ("data sets", of_a["all"], of_b["all"])):
+        for run, these, those in (("A", in_a, in_b), ("B", in_b, in_a)):
             alone = [name for name in these if name not in those]
             sentences += [f"Only {run} has the {what} {', '.join(alone)}."] if alone else []
-    for column in here:
-        if column in there and here[column] != there[column]:
+    for column in of_a:
+        if column in of_b and of_a[column] != of_b[column]:
             sentences.append(f"The average {column!r} is over other data sets in A than in B.")
     return sentences
 
 
 def members_of(results: Results) -> dict[str, tuple[str, ...]]:
-    """Return the data sets behind each column of a table, sorted."""
+    """Return the data sets of each column of a table, sorted."""
     groups = {row.dataset: row.group for row in results.rows}
     return {
         column: tuple(sorted(name for name, group in groups.items() if column in (name, group, "all")))
@@ -134,13 +132,7 @@ def members_of(results: Results) -> dict[str, tuple[str, ...]]:
 
 
 def check_labels(results: Results, methods: Iterable[str], run: str = "the run") -> None:
-    """Raise unless all methods are in a run, and say which names come close.
-
-    Args:
-        results: The run.
-        methods: Labels.
-        run: What the sentence calls it, its folder say.
-    """
+    """Raise unless all methods are in a run, and say which names come close; ``run`` is its name in the message."""
     for method in methods:
         if method not in _labels(results):
             near = get_close_matches(method, _labels(results), n=3, cutoff=0.5)
@@ -149,65 +141,60 @@ def check_labels(results: Results, methods: Iterable[str], run: str = "the run")
 
 
 def _changes(
-    name: str, judged: Sequence[_Judged], columns: Columns, paired: Collection[str], replicates: int, seed: int
+    name: str, sides: Sequence[_Side], columns: Columns, paired: Collection[str], replicates: int, seed: int
 ) -> list[Change]:
     """Return the changes of one method, or from one to another, in some columns, of which some are paired."""
 
     @cache  # the averages need them again
-    def drawn(side: int, dataset: str, seed: int) -> NDArray[np.float64]:
-        return resampled(*judged[side], dataset, replicates, seed, [FPR95])[FPR95]
+    def redrawn(side: int, dataset: str, seed: int) -> NDArray[np.float64]:
+        return resampled(*sides[side], dataset, replicates, seed, [FPR95])[FPR95]
 
     changes = []
     for column, members in columns.items():
         together = column in paired
-        a, b = (column_influence(*side, members) for side in judged)
+        a, b = (column_influence(*side, members) for side in sides)
         change = paired_difference(b, a) if together else independent_difference(b, a)
         numbers = (a.auroc, b.auroc, change.value, change.low, change.high, change.p_value)
-        found = [Change(name, column, "auroc", *numbers, together)]
+        rows = [Change(name, column, "auroc", *numbers, together)]
         if replicates:
             seeds = (seed, seed if together else seed + 1)
-            means = [np.mean([drawn(side, dataset, seeds[side]) for dataset in members], axis=0) for side in (0, 1)]
-            found.append(Change(name, column, FPR95, *_rates(judged, members, means[1] - means[0]), None, together))
-        alike = together and _rank_alike(judged, members)
-        changes += [replace(change, low=0.0, high=0.0) for change in found] if alike else found
+            means = [np.mean([redrawn(side, dataset, seeds[side]) for dataset in members], axis=0) for side in (0, 1)]
+            rows.append(Change(name, column, FPR95, *_rates(sides, members, means[1] - means[0]), None, together))
+        if together and all(_rank_alike(sides, dataset) for dataset in members):
+            rows = [replace(row, low=0.0, high=0.0) for row in rows]
+        changes += rows
     return changes
 
 
-def _rank_alike(judged: Sequence[_Judged], members: Sequence[str]) -> bool:
-    """Return whether both methods put the images of every data set and the known ones in the same order, ties too."""
-    a, b = judged
-    return all(np.array_equal(_ranks(*a, dataset), _ranks(*b, dataset)) for dataset in members)
-
-
-def _ranks(scores: Scores, method: str, dataset: str) -> NDArray[np.intp]:
-    both = np.append(scores[f"{method}/{ID}"], scores[f"{method}/{dataset}"])
-    ranks: NDArray[np.intp] = np.unique(both, return_inverse=True)[1]
-    return ranks
+def _rank_alike(sides: Sequence[_Side], dataset: str) -> bool:
+    """Return whether both methods put the images of a data set and the ID images in the same order, ties too."""
+    both = [np.append(scores[f"{method}/{ID}"], scores[f"{method}/{dataset}"]) for scores, method in sides]
+    a, b = (np.unique(values, return_inverse=True)[1] for values in both)
+    return bool(np.array_equal(a, b))
 
 
 def _rates(
-    judged: Sequence[_Judged], members: Sequence[str], redrawn: NDArray[np.float64]
+    sides: Sequence[_Side], members: Sequence[str], redrawn: NDArray[np.float64]
 ) -> tuple[float, float, float, float, float]:
     """Return both FPR95, their difference, and the ends of its interval."""
-    (a, a_ends), (b, b_ends) = (_rate(*side, members) for side in judged)
+    rates = []
+    for scores, method in sides:
+        id_scores = scores[f"{method}/{ID}"]
+        rate = fmean(fpr_at_tpr(id_scores, scores[f"{method}/{name}"], positive="ood") for name in members)
+        rates.append((rate, *rate_interval(rate, len(id_scores))))  # bounds of one that is 0 or 1
+    (a, a_low, a_high), (b, b_low, b_high) = rates
     low, high = percentile_interval(b - a, redrawn)
-    return a, b, b - a, min(low, b_ends[0] - a_ends[1]), max(high, b_ends[1] - a_ends[0])
-
-
-def _rate(scores: Scores, method: str, members: Sequence[str]) -> tuple[float, tuple[float, float]]:
-    """Return the mean FPR95 over some data sets, and the bounds of one that is 0 or 1."""
-    known, unknowns = scores[f"{method}/{ID}"], [scores[f"{method}/{dataset}"] for dataset in members]
-    rate = fmean(fpr_at_tpr(known, unknown, positive="ood") for unknown in unknowns)
-    return rate, rate_interval(rate, len(known))
+    return a, b, b - a, min(low, b_low - a_high), max(high, b_high - a_low)
 
 
 def _same_images(a: Results, b: Results, dataset: str) -> bool:
-    """Return whether two runs judged the same images of a data set, in the same order."""
-    known_as = "test" if dataset == ID else dataset
-    prints = [run.suite.get("fingerprints", {}).get(known_as) for run in (a, b)]
-    unread = [run.unreadable.get(known_as, {}).keys() for run in (a, b)]
+    """Return whether two runs used the same images of a data set, in the same order."""
+    name = "test" if dataset == ID else dataset
+    prints = [run.suite.get("fingerprints", {}).get(name) for run in (a, b)]
+    unreadable = [run.unreadable.get(name, {}).keys() for run in (a, b)]
     sizes = [{len(run.scores[f"{method}/{dataset}"]) for method in _labels(run)} for run in (a, b)]
-    return prints[0] is not None and prints[0] == prints[1] and unread[0] == unread[1] and sizes[0] == sizes[1]
+    same = prints[0] == prints[1] and unreadable[0] == unreadable[1] and sizes[0] == sizes[1]
+    return prints[0] is not None and same
 
 
 def _labels(results: Results) -> list[str]:

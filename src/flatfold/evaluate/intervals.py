@@ -1,7 +1,7 @@
-"""How certain every figure of a table is, and which methods cannot be told from the best.
+"""Intervals of every figure of a table, and the methods that are not significantly different from the best.
 
 All methods saw the same images, so they are compared image by image: AUROCs through the influence of every image
-(`core.delong`), the other metrics on images that are drawn again, the same ones for every method (`core.bootstrap`).
+(:mod:`~flatfold.core.intervals`), the other metrics on the same redrawn images (:mod:`~flatfold.core.bootstrap`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,6 @@ from ..io.progress import track
 from .results import ID, Certainty
 
 SIGNIFICANT = 0.05
-
 FIGURES: dict[str, Callable[[NDArray[np.floating], NDArray[np.floating]], float]] = {
     "fpr95_ood_positive": partial(fpr_at_tpr, positive="ood"),
     "fpr95_id_positive": partial(fpr_at_tpr, positive="id"),
@@ -26,30 +25,28 @@ FIGURES: dict[str, Callable[[NDArray[np.floating], NDArray[np.floating]], float]
     "aupr_in": partial(aupr, positive="id"),
 }
 
-
 Scores = Mapping[str, NDArray[np.floating]]
-
 Columns = Mapping[str, Sequence[str]]
 
 
 def certainty(
     scores: Scores, methods: Sequence[str], columns: Columns, replicates: int = 1000, seed: int = 0
 ) -> dict[tuple[str, str], Certainty]:
-    """Return 95 % intervals of every figure, and how far each method is behind the best of its column.
+    """Return 95 % intervals of every figure, and the difference of each method from the best of its column.
 
-    AUROC gets DeLong's interval on the logit scale; an average over data sets counts that they share the known images.
-    Every other metric gets the percentiles of a bootstrap. One that was perfect on every image would be perfect on all
-    redrawn ones too: a rate of 0 or 1 gets the exact binomial bound besides, an AUPR of 1 the area that is left when as
-    many negatives as could have been missed come to stand before all positives. Every interval holds its figure.
+    AUROC gets DeLong's interval on the logit scale; an average over data sets counts that they share the ID images.
+    Every other metric gets the percentiles of a bootstrap. One that is perfect on every image is perfect on all redrawn
+    ones too: a rate of 0 or 1 also gets the exact binomial bound, an AUPR of 1 the area that is left when as many
+    negatives as could have been missed are ranked before all positives. Every interval holds its figure.
 
     A method is among the best when it has the highest AUROC of the column, or when the paired test against that one has
     a p-value of at least 0.05 over the number of other methods (Bonferroni).
 
     Args:
-        scores: Every score, keyed by ``method/dataset``, with ``id`` for the known test images.
-        methods: Which of them to compare.
-        columns: The data sets behind each column: one, or those of an average.
-        replicates: Bootstraps; 0 leaves out all intervals but AUROC's.
+        scores: Every score, keyed by ``method/dataset``, with ``id`` for the ID test images.
+        methods: The methods to compare.
+        columns: The data sets of each column: one, or those of an average.
+        replicates: Bootstrap replicates; 0 leaves out all intervals but AUROC's.
         seed: Of the bootstrap. For one seed a method gets the same intervals whichever others are in the list.
 
     Returns:
@@ -60,21 +57,21 @@ def certainty(
     pairs = [(method, dataset) for method in methods for dataset in datasets]
     work = track(pairs if replicates else [], "resampling images")
     redrawn = {pair: resampled(scores, *pair, replicates, seed) for pair in work}
-    told: dict[tuple[str, str], Certainty] = {}
+    cells: dict[tuple[str, str], Certainty] = {}
     for column, members in columns.items():
         influences = {method: column_influence(scores, method, members) for method in methods}
-        for method in methods:
-            intervals = {"auroc": _auroc_interval(influences[method])}
+        for method, it in influences.items():
+            intervals = {"auroc": interval(it.auroc, it.stderr, it.pairs, it.pairs)}
             if replicates:
                 intervals |= _intervals(scores, method, members, [redrawn[method, dataset] for dataset in members])
-            told[method, column] = Certainty(intervals, *_behind(method, influences))
-    return told
+            cells[method, column] = Certainty(intervals, *_compare_with_best(method, influences))
+    return cells
 
 
 def column_influence(scores: Scores, method: str, members: Sequence[str]) -> Influence:
     """Return the mean AUROC of a method over some data sets, with the influence of every image on it."""
-    known = scores[f"{method}/{ID}"]
-    return mean_influence([auroc_influence(known, scores[f"{method}/{dataset}"]) for dataset in members])
+    id_scores = scores[f"{method}/{ID}"]
+    return mean_influence([auroc_influence(id_scores, scores[f"{method}/{dataset}"]) for dataset in members])
 
 
 def resampled(
@@ -82,16 +79,16 @@ def resampled(
 ) -> dict[str, NDArray[np.float64]]:
     """Return metrics of a method on redrawn images, ``(replicates,)`` each.
 
-    What is drawn depends on the seed, the data set's name and its size alone: the known images are the same for every
-    data set, and all images for every method.
+    The draws depend on the seed, the data set's name and its size alone: the ID images are the same for every data set,
+    and all images for every method.
     """
     pair = SortedPair(scores[f"{method}/{ID}"], scores[f"{method}/{dataset}"])
     rngs = np.random.default_rng([seed, *ID.encode()]), np.random.default_rng([seed, *dataset.encode()])
     return pair.bootstrap(replicates, rngs, names)
 
 
-def _behind(method: str, influences: Mapping[str, Influence]) -> tuple[float, float, float, float, bool]:
-    """Return by how much the best method is better, the ends of that interval, the p-value, and "cannot be told"."""
+def _compare_with_best(method: str, influences: Mapping[str, Influence]) -> tuple[float, float, float, float, bool]:
+    """Return the lead of the best method, the ends of its interval, the p-value, and whether it is insignificant."""
     best = max(influences, key=lambda name: influences[name].auroc)  # the first of equals
     if method == best:
         return 0.0, 0.0, 0.0, 1.0, True
@@ -100,20 +97,16 @@ def _behind(method: str, influences: Mapping[str, Influence]) -> tuple[float, fl
     return difference.value, difference.low, difference.high, difference.p_value, among
 
 
-def _auroc_interval(influence: Influence) -> tuple[float, float]:
-    return interval(influence.auroc, influence.stderr, influence.pairs, influence.pairs)
-
-
 def _intervals(
     scores: Scores, method: str, members: Sequence[str], parts: Sequence[Mapping[str, NDArray[np.float64]]]
 ) -> dict[str, tuple[float, float]]:
     """Return the interval of the mean over some data sets, for every metric but AUROC."""
-    known, unknowns = scores[f"{method}/{ID}"], [scores[f"{method}/{dataset}"] for dataset in members]
+    id_scores, ood_scores = scores[f"{method}/{ID}"], [scores[f"{method}/{dataset}"] for dataset in members]
     intervals = {}
     for metric, figure in FIGURES.items():
-        estimate = fmean(figure(known, unknown) for unknown in unknowns)
+        estimate = fmean(figure(id_scores, ood) for ood in ood_scores)
         low, high = percentile_interval(estimate, np.mean([part[metric] for part in parts], axis=0))
-        exact = _bounds_if_perfect(metric, estimate, len(known), [len(unknown) for unknown in unknowns])
+        exact = _bounds_if_perfect(metric, estimate, len(id_scores), [len(ood) for ood in ood_scores])
         intervals[metric] = min(low, exact[0]), max(high, exact[1])
     return intervals
 
@@ -133,17 +126,17 @@ def _bounds_if_perfect(metric: str, estimate: float, n: int, sizes: Sequence[int
 
 def _check(scores: Scores, methods: Sequence[str], columns: Columns, replicates: int) -> None:
     if not methods:
-        raise ValueError("there is nothing to be certain of without a method. Name at least one.")
+        raise ValueError("intervals need at least one method, got none. Name one.")
     if replicates < 0:
         raise ValueError(f"replicates must be 0 or more, got {replicates}. 1000 is customary, 0 leaves them out.")
     for column, members in columns.items():
         if not members:
             raise ValueError(f"the column {column!r} has no data set. Leave it out.")
     for dataset in (ID, *(dataset for members in columns.values() for dataset in members)):
-        missing = [method for method in methods if f"{method}/{dataset}" not in scores]
-        if missing:
-            raise ValueError(f"there are no scores {missing[0]}/{dataset}. Score every data set with every method.")
+        for method in methods:
+            if f"{method}/{dataset}" not in scores:
+                raise ValueError(f"there are no scores {method}/{dataset}. Score every data set with every method.")
         sizes = {method: len(scores[f"{method}/{dataset}"]) for method in methods}
         if len(set(sizes.values())) > 1:
-            told = ", ".join(f"{method} {size}" for method, size in sizes.items())
-            raise ValueError(f"all methods must have scored the same images, but of {dataset!r} there are: {told}.")
+            listed = ", ".join(f"{method} {size}" for method, size in sizes.items())
+            raise ValueError(f"all methods must have scored the same images, but of {dataset!r} there are: {listed}.")

@@ -20,8 +20,8 @@ from ..core.metrics import auroc
 from ..core.validation import MethodRefused, check_finite
 from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector, InputDetector
-from ..models.eval_mode import evaluating
 from ..models.fingerprint import weights_hash
+from ..models.forward import evaluating
 from ..models.layers import labelled_batches, layers_of, logits_function, read_first_batch, score_inputs
 from ..models.sources import ImageSource, Source
 from .banks import Banks, Settings, short_key

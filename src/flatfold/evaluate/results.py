@@ -31,13 +31,9 @@ Scores = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Certainty:
-    """The uncertainty of a figure, and the comparison of its method with the best one of the column.
+    """95 % intervals of a figure by metric, and the lead of the column's best method in AUROC with its paired test.
 
-    Attributes:
-        intervals: Lower and upper end of the 95 % interval, by metric.
-        behind: AUROC of the column's best method minus this one's, with the 95 % interval of the paired difference.
-        p_value: Of the hypothesis that both are equally good.
-        best: The method is the best of its column, or not significantly different from it.
+    ``best`` marks the best method of the column, and those not significantly different from it.
     """
 
     intervals: dict[str, tuple[float, float]]
@@ -68,12 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Average:
-    """Unweighted means of a method's rows over some data sets.
-
-    Attributes:
-        over: ``near``, ``far`` or ``all`` data sets.
-        as_in: Who averages so: OpenOOD has ``near`` and ``far``; the FOLD paper's "Average" is over ``all``.
-    """
+    """Unweighted means of a method's rows over ``near``, ``far`` or ``all`` data sets, and who averages so."""
 
     method: str
     tuned_on: str
@@ -91,15 +82,8 @@ class Average:
 class MethodRun:
     """The settings and costs of one method.
 
-    Attributes:
-        method: Label in tables and figures: the name, hyper-parameters that were asked for, and ``@id`` or ``@ood``
-            when others were tuned on such data.
-        name: In the registry.
-        hyper: All hyper-parameters, tuned ones included.
-        fits_on: Which in-distribution split it learnt from.
-        tuned_on: Which data chose its hyper-parameters: ``"nothing"``, ``"id"`` or ``"ood"``.
-        trials: The points of the grid that tuning tried, with their values.
-        peak_megabytes: Memory that fitting and scoring took beyond what was in use, where the system reports it.
+    ``method`` is its label in tables, ``name`` that in the registry; ``tuned_on`` is ``"nothing"``, ``"id"`` or
+    ``"ood"``. Memory counts beyond what was in use before, where the system reports it.
     """
 
     method: str
@@ -143,15 +127,9 @@ class AlphaCurve:
 
 @dataclass(frozen=True)
 class WorstCase:
-    """An image that a method put furthest on the wrong side.
+    """An image with a misleading score; ``dataset/row`` is the key of its thumbnail.
 
-    Attributes:
-        dataset: ``id`` for an ID image with a high score, else the data set of an OOD image with a low score.
-        row: Its number in the data set; ``dataset/row`` is the key of its thumbnail.
-        name: The file, or the number, of the image.
-        share: Share of the ID test images that scored lower, between 0 and 1.
-        predicted: The class that the network predicted.
-        label: Its class, for an ID image.
+    ``share`` is that of the ID test images that scored lower, ``predicted`` the class that the network predicted.
     """
 
     method: str

@@ -55,7 +55,9 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
     banks = extract_all(suite, out / "banks", settings, tuning=any(spec.tune == "ood" for spec in specs))
     refused: dict[str, str] = {}
     failed: dict[str, str] = {}
-    _try_method(Spec("fold"), suite, banks, out, settings, {}, {})  # warms torch up: nobody's time contains that
+    _try_method(
+        Spec("fold"), suite, banks, out, settings, {}, {}
+    )  # a warm-up, or the first method would pay for torch's start
     tried = (
         _try_method(spec, suite, banks, out / "scores", settings, refused, failed)
         for spec in track(specs, "fitting and scoring")

@@ -11,13 +11,7 @@ TuneOn = Literal["id", "ood"]
 
 @dataclass(frozen=True)
 class Spec:
-    """A method with some of its hyper-parameters, and the data on which the others are tuned.
-
-    Args:
-        name: As in the registry.
-        hyper: Hyper-parameters that are not the default.
-        tune: ``"id"`` tunes by masking logits of ID data, ``"ood"`` on a validation set of OOD inputs.
-    """
+    """A method with some of its hyper-parameters, and the data on which the others are tuned."""
 
     name: str
     hyper: dict[str, Any] = field(default_factory=dict)

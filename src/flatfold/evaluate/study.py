@@ -52,13 +52,13 @@ def run_study(
         out: Folder under which features and every finished part are kept, so that an interrupted study resumes. A
             changed network, image or setting is computed anew.
         settings: How to run the network and read the images.
-        samples: As in ``Plan``.
-        matrix: As in ``Plan``.
-        loss: As in ``Plan``.
-        probes: As in ``Plan``.
-        steps: As in ``Plan``.
-        alpha: As in ``Plan``.
-        seed: As in ``Plan``.
+        samples: Most images of each data set.
+        matrix: ``"hessian"`` or ``"ggn"``, over the parameters.
+        loss: ``"energy"`` or ``"ce_pred"``, over the parameters.
+        probes: Random vectors for the spectrum over the parameters.
+        steps: Lanczos steps from each.
+        alpha: Exponent of partial normalisation; None lets AutoFold choose it on the validation data.
+        seed: Of the random vectors. The images do not depend on it.
 
     Raises:
         ValueError: The plan is not valid, AutoFold cannot choose an exponent, or the data changed on the way.
@@ -100,13 +100,12 @@ def run_study(
 
 
 def studied_suite(suite: Suite, samples: int) -> Suite:
-    """Return a suite without training and OOD validation data, and at most ``samples`` images of each judged set.
+    """Return a suite without training and OOD validation data, and at most ``samples`` images of each test set.
 
     All validation images stay, for AutoFold. A sentence among the deviations says what was left out.
     """
     deviations = list(suite.deviations)
-    judged = [suite.test, *(ood.images for ood in suite.ood)]
-    if not all(isinstance(source, ImageSource) for source in judged):
+    if not all(isinstance(source, ImageSource) for source in (suite.test, *(ood.images for ood in suite.ood))):
         deviations.append("the suite holds features only, so the parameters are those of the last layer alone")
     suite = replace(suite, train=None, ood_val=None, deviations=tuple(deviations))
     return limit_suite(suite, samples, keep_val=True)

@@ -22,8 +22,8 @@ from ..curvature.features import feature_eigenvalues, feature_spectrum, feature_
 from ..curvature.trace import param_trace
 from ..io.progress import track
 from ..io.store import Part, PartStore
-from ..models.eval_mode import evaluating
 from ..models.extract import read_batches
+from ..models.forward import evaluating
 from ..models.sources import Source
 from .banks import Settings, short_key
 from .study_results import Name, Space, Statistic
@@ -36,17 +36,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a curvature study.
-
-    Args:
-        samples: Most images of each data set.
-        matrix: ``"hessian"`` or ``"ggn"``, over the parameters.
-        loss: ``"energy"`` or ``"ce_pred"``, over the parameters.
-        probes: Random vectors for the spectrum over the parameters.
-        steps: Lanczos steps from each.
-        alpha: Exponent of partial normalisation; None lets AutoFold choose it on the validation data.
-        seed: Of the random vectors. The images do not depend on it.
-    """
+    """The settings of a curvature study, as in :func:`~flatfold.evaluate.study.run_study`."""
 
     samples: int = 500
     matrix: Matrix = "hessian"
@@ -73,14 +63,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set whose curvature is measured.
-
-    Attributes:
-        name: ``id`` for the ID test images.
-        group: ``id``, ``near`` or ``far``.
-        source: Its images.
-        left_out: Images that have no features because they could not be read, and why.
-    """
+    """A data set whose curvature is measured; images in ``left_out`` have no features, as they cannot be read."""
 
     name: str
     group: str
@@ -97,12 +80,8 @@ class DataSet:
 class Measured:
     """The curvature of one data set in one space.
 
-    Attributes:
-        statistics: Its largest eigenvalue and its trace.
-        traces: Of single inputs, ``(n,)``.
-        stderr: Their standard errors, None where they are exact.
-        nodes, weights: The spectrum, ``(probes, m)``.
-        size: Number of eigenvalues.
+    Traces and their standard errors (None where exact) are those of single inputs, ``(n,)``; nodes and weights
+    ``(probes, m)`` are the spectrum, and ``size`` is the number of eigenvalues.
     """
 
     statistics: tuple[Statistic, ...]
@@ -116,8 +95,7 @@ class Measured:
 class StudyParts:
     """Finished parts of a study in a folder, each under the hash of everything that it depends on.
 
-    A part of another network, of other images or with another setting is never taken for it, and stays for the run that
-    needs it. ``asked`` counts the parts that were needed, ``found`` those that an earlier run had finished.
+    ``asked`` counts the parts that were needed, ``found`` those that an earlier run had finished.
     """
 
     def __init__(self, folder: Path, weights: str) -> None:
@@ -160,62 +138,50 @@ class ParameterCurvature:
 
     def measure(self) -> Measured:
         """Return the largest eigenvalue, the trace, the traces of single inputs and the spectrum."""
-        largest = self._part("largest eigenvalue", self._lambda_max).info
-        single = self._part("traces of single inputs", self._traces)
-        values, stderr = single.tensors["value"], single.tensors.get("stderr")
+        model, asked = self.model, self.request
+        depth: dict[str, Any] = {"probes": self.plan.probes, "steps": self.plan.steps}
+        largest = self._part(
+            "largest eigenvalue", lambda: param_lambda_max(model, self._batches, level="dataset", **asked)
+        )
+        single = self._part(
+            "traces of single inputs", lambda: param_trace(model, self._batches, level="sample", **asked)
+        )
+        stderr = single.tensors.get("stderr")
         if stderr is None:  # exact, and so is their mean
-            trace = {**single.info, "value": float(values.mean()), "stderr": None}
+            trace = {**single.info, "value": float(single.tensors["value"].mean()), "stderr": None}
         else:
-            trace = self._part("trace", self._trace).info
-        spectrum = self._part("spectrum", self._spectrum, probes=str(self.plan.probes), steps=str(self.plan.steps))
+            trace = self._part("trace", lambda: param_trace(model, self._batches, level="dataset", **asked)).info
+        spectrum = self._part("spectrum", lambda: param_spectrum(model, self._batches, **depth, **asked), **depth)
         return Measured(
-            (self._statistic("lambda_max", largest), self._statistic("trace", trace)),
-            values.numpy(),
+            (self._statistic("lambda_max", largest.info), self._statistic("trace", trace)),
+            single.tensors["value"].numpy(),
             None if stderr is None else stderr.numpy(),
             spectrum.tensors["nodes"].numpy(),
             spectrum.tensors["weights"].numpy(),
             spectrum.info["size"],
         )
 
-    def _part(self, what: str, compute: Callable[[], Part], **key: str) -> Part:
-        def compute_in_eval_mode() -> Part:
+    def _part(self, what: str, compute: Callable[[], Estimate | Spectrum], **depth: int) -> Part:
+        def compute_part() -> Part:
             with evaluating(self.model, self.settings.device):
-                return compute()
+                result = vars(compute())
+            tensors = {name: value.double() for name, value in result.items() if isinstance(value, Tensor)}
+            kept = ("value", "stderr", "method", "matvecs", "size")
+            return Part({name: result[name] for name in kept if name in result and name not in tensors}, tensors)
 
-        plan = {"matrix": self.plan.matrix, "loss": self.plan.loss, "seed": str(self.plan.seed)}
-        return self.parts.get(self.data.name, what, {**self.data.key, **plan, **key}, compute_in_eval_mode)
+        plan = {"matrix": self.plan.matrix, "loss": self.plan.loss, "seed": self.plan.seed, **depth}
+        key = {**self.data.key, **{name: str(value) for name, value in plan.items()}}
+        return self.parts.get(self.data.name, what, key, compute_part)
 
     @cached_property
     def _batches(self) -> list[Tensor]:
         return readable_inputs(self.data, self.settings.workers)
 
-    def _lambda_max(self) -> Part:
-        return _part_of(param_lambda_max(self.model, self._batches, level="dataset", **self.request))
-
-    def _trace(self) -> Part:
-        return _part_of(param_trace(self.model, self._batches, level="dataset", **self.request))
-
-    def _traces(self) -> Part:
-        return _part_of(param_trace(self.model, self._batches, level="sample", **self.request))
-
-    def _spectrum(self) -> Part:
-        steps, probes = self.plan.steps, self.plan.probes
-        spectrum = param_spectrum(self.model, self._batches, steps=steps, probes=probes, **self.request)
-        return Part({"size": spectrum.size}, {"nodes": spectrum.nodes.double(), "weights": spectrum.weights.double()})
-
     def _statistic(self, name: Name, estimate: Mapping[str, Any]) -> Statistic:
         numbers = (estimate["value"], estimate["stderr"], estimate["method"])
+        plan = (self.plan.matrix, self.plan.loss, estimate["matvecs"])
         rows = self.data.source.rows - len(self.data.left_out)
-        plan = (self.plan.matrix, self.plan.loss)
-        return Statistic(self.data.name, self.data.group, "parameter", name, *numbers, *plan, estimate["matvecs"], rows)
-
-
-def _part_of(estimate: Estimate) -> Part:
-    """Return an estimate as numbers, and as tensors where there is one number per input."""
-    values = {"value": estimate.value, "stderr": estimate.stderr}
-    tensors = {name: value.double() for name, value in values.items() if isinstance(value, Tensor)}
-    numbers = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
-    return Part({**numbers, "method": estimate.method, "matvecs": estimate.matvecs}, tensors)
+        return Statistic(self.data.name, self.data.group, "parameter", name, *numbers, *plan, rows)
 
 
 def readable_inputs(data: DataSet, workers: int = 0) -> list[Tensor]:

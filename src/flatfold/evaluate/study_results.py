@@ -31,17 +31,9 @@ ERRORS = 2  # standard errors, of both figures together, that must lie between t
 
 @dataclass(frozen=True)
 class Statistic:
-    """One figure of the table.
+    """One figure of the table: the largest eigenvalue or the trace of the mean Hessian over ``n`` inputs.
 
-    Attributes:
-        dataset: ``id`` for the ID test images, else the name of an OOD data set.
-        group: ``id``, ``near`` or ``far``.
-        space: The variables of the Hessian: parameters, features or logits.
-        name: ``lambda_max`` or ``trace``, of the mean over the inputs.
-        stderr: As in :class:`~flatfold.curvature.Estimate`; None where the figure is exact.
-        method: How it was computed.
-        matvecs: Number of products of the matrix with a vector.
-        n: Number of inputs.
+    ``dataset`` and ``group`` are ``id`` for the ID test images; ``stderr`` is None where the figure is exact.
     """
 
     dataset: str
@@ -154,7 +146,7 @@ class Study:
         return figure / reference if figure > 0 and reference > 0 else None
 
     def check(self) -> None:
-        """Raise a KeyError, IndexError, TypeError or ValueError if something is missing that a page needs."""
+        """Raise an error if something is missing that a page needs."""
         msgspec.convert(self.suite, _Suite)
         if not self.columns or set(self.alphas) != {"none", "partial", "full"}:
             raise ValueError("there are no statistics, or not three exponents")

@@ -101,7 +101,7 @@ def tune(
     for bank in (val, *(bank for bank in (train, ood) if bank is not None)):
         check_fit(bank, head)
     if entry.sees != "features":
-        raise ValueError(f"{method} sees inputs, and tuning works on features. Tune it in a benchmark: {method}@ood.")
+        raise ValueError(f"{method} sees inputs, but tuning works on features. Tune it in a benchmark: {method}@ood.")
     if entry.fits_on == "train" and train is None:
         raise MethodRefused(f"{method} learns from training data. Give it as train=.")
     fit_bank = train if entry.fits_on == "train" and train is not None else val

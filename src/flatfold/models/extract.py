@@ -17,9 +17,8 @@ from ..core.bank import FeatureBank, Head
 from ..core.validation import UnreadableImage, check_finite
 from ..io.progress import track
 from .bank_store import BankWriter, MemoryBank, RowSink
-from .batches import Batch, split_batch
-from .eval_mode import evaluating
 from .fingerprint import data_key, weights_hash
+from .forward import Batch, evaluating, split_batch
 from .heads import FoundHead, probe, run, warn_of_other_logits
 from .sources import Source
 

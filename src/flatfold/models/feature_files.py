@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -34,7 +32,7 @@ ROWS_AT_ONCE = 4096
 SHOWN = 3  # names of arrays in a message
 _FLOATS = {"float16": torch.float32, "bfloat16": torch.float32, **DTYPES}  # the type each is read as: no digit is lost
 _INTEGERS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"}
-_SAFETENSORS_TYPES = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint"}
+_Array = Tensor | NDArray[Any]
 
 
 class FeatureChunk(NamedTuple):
@@ -45,51 +43,32 @@ class FeatureChunk(NamedTuple):
     labels: Tensor | None
 
 
-class _Array(NamedTuple):
-    """An array in a file: its shape and type, and a function that yields a given number of rows at a time."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    parts: Callable[[int], Iterator[Tensor]]
-
-
 @dataclass(frozen=True)
 class FeatureFile:
-    """Features ``(rows, width)`` in a file or in the directory of a bank, and labels if it has any."""
+    """Features ``(rows, width)`` in a file or in the directory of a bank, and labels if it has any.
+
+    They are read as ``dtype``, float32 or float64; narrower types become float32, which is exact. ``_blocks`` yields
+    features and labels, a shard of a bank at a time, those of a file at once; all but those of an ``.npz`` file are
+    mapped into memory.
+    """
 
     path: Path
-    _features: _Array
-    _labels: _Array | None
-
-    @property
-    def rows(self) -> int:
-        """Number of rows n."""
-        return self._features.shape[0]
-
-    @property
-    def width(self) -> int:
-        """Number of features d."""
-        return self._features.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """float32 or float64, in which features are read; narrower types become float32, which is exact."""
-        return _FLOATS[self._features.dtype]
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether there are labels."""
-        return self._labels is not None
+    rows: int
+    width: int
+    dtype: torch.dtype
+    has_labels: bool
+    _blocks: Callable[[], Iterable[tuple[_Array, _Array | None]]]
 
     def chunks(self, rows: int = ROWS_AT_ONCE) -> Iterator[FeatureChunk]:
         """Yield all rows in order, ``rows`` at a time; a row that is not finite or cannot be read is an error."""
-        labels = repeat(None) if self._labels is None else self._labels.parts(rows)
         first = 0
-        for h, y in zip(self._features.parts(rows), labels, strict=False):
-            h = h.to(self.dtype, copy=True)  # sums round by where memory begins, which in a file may be anywhere
-            check_finite(h, f"features of {self.path}", first)
-            yield FeatureChunk(first, h, None if y is None else y.to(torch.int64))
-            first += len(h)
+        for features, labels in self._blocks():
+            for part in row_chunks(len(features), rows):
+                # A copy: sums round by where memory begins, which in a file may be anywhere.
+                h = _as_tensor(features[part]).to(self.dtype, copy=True)
+                check_finite(h, f"features of {self.path}", first)
+                yield FeatureChunk(first, h, None if labels is None else _as_tensor(labels[part]).to(torch.int64))
+                first += len(h)
 
     def bank(self) -> FeatureBank:
         """Return all rows in memory, to fit a detector on."""
@@ -122,30 +101,31 @@ def open_features(path: Path | str) -> FeatureFile:
     if not path.exists():
         raise FileNotFoundError(f"there are no features at {path}. Check the path.")
     if path.is_dir():
-        arrays = _in_bank(path)
-    elif path.suffix.lower() in (".npy", ".npz"):
-        arrays = _in_numpy_file(path)
-    else:
-        arrays = _in_safetensors(path)
-    matrices = [array for array in arrays.values() if array.dtype in _FLOATS and len(array.shape) == 2]
+        shards = [(len(h), h.shape[1], h.dtype, y is not None) for h, y, _ in read_shards(path, verify=False)]
+        blocks = lambda: ((h, y) for h, y, _ in read_shards(path, verify=True))  # noqa: E731
+        return FeatureFile(path, sum(rows for rows, *_ in shards), *shards[0][1:], blocks)
+    arrays = _arrays_in(path)
+    types = {name: _type_name(array) for name, array in arrays.items()}
+    matrices = [name for name, array in arrays.items() if types[name] in _FLOATS and array.ndim == 2]
     if "features" not in arrays and len(matrices) != 1:
         raise ValueError(
             f"{path} must hold an array 'features' (n, d), or a single matrix of floats; it holds "
-            f"{_listed([f'{name!r} {array.shape} {array.dtype}' for name, array in sorted(arrays.items())])}. "
+            f"{_listed([f'{name!r} {tuple(array.shape)} {types[name]}' for name, array in sorted(arrays.items())])}. "
             "Save the features under that name, and their classes, if they are known, as 'labels'."
         )
-    features, labels = arrays.get("features") or matrices[0], arrays.get("labels")
-    if len(features.shape) != 2 or 0 in features.shape:
-        raise ValueError(f"{path}: features must have shape (n, d) with n, d > 0, got {features.shape}. Reshape them.")
-    if features.dtype not in _FLOATS:
-        raise TypeError(f"{path}: features must be {', '.join(_FLOATS)}, got {features.dtype}. Convert them.")
-    if labels is not None and labels.dtype not in _INTEGERS:
-        raise TypeError(f"{path}: labels must be integer class indices, got {labels.dtype}. Convert or remove them.")
-    if labels is not None and labels.shape != features.shape[:1]:
+    name = "features" if "features" in arrays else matrices[0]
+    features, labels, shape = arrays[name], arrays.get("labels"), tuple(arrays[name].shape)
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"{path}: features must have shape (n, d) with n, d > 0, got {shape}. Reshape them.")
+    if types[name] not in _FLOATS:
+        raise TypeError(f"{path}: features must be {', '.join(_FLOATS)}, got {types[name]}. Convert them.")
+    if labels is not None and types["labels"] not in _INTEGERS:
+        raise TypeError(f"{path}: labels must be integer class indices, got {types['labels']}. Convert or remove them.")
+    if labels is not None and tuple(labels.shape) != shape[:1]:
         raise ValueError(
-            f"{path}: labels must have shape ({features.shape[0]},), one per row of features, got {labels.shape}."
+            f"{path}: labels must have shape ({shape[0]},), one per row of features, got {tuple(labels.shape)}."
         )
-    return FeatureFile(path, features, labels)
+    return FeatureFile(path, *shape, _FLOATS[types[name]], labels is not None, lambda: [(features, labels)])
 
 
 @contextmanager
@@ -158,57 +138,26 @@ def _reading(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} must be a {kind} file, but cannot be read: {error}. Write it again.") from error
 
 
-def _in_safetensors(path: Path) -> dict[str, _Array]:
-    def parts(name: str, size: int) -> Iterator[Tensor]:
-        with _reading(path), safe_open(path, framework="pt") as file:
-            array = file.get_slice(name)
-            count = array.get_shape()[0]
-            for rows in row_chunks(count, size):
-                yield array[rows.start : min(rows.stop, count)]
-
-    def dtype(code: str) -> str:
-        """Return a type of safetensors as torch calls it."""
-        letters = code.rstrip("0123456789")
-        return f"{_SAFETENSORS_TYPES[letters]}{code.removeprefix(letters)}" if letters in _SAFETENSORS_TYPES else code
-
-    with _reading(path), safe_open(path, framework="pt") as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        return {
-            name: _Array(tuple(array.get_shape()), dtype(array.get_dtype()), partial(parts, name))
-            for name, array in slices.items()
-        }
-
-
-def _in_numpy_file(path: Path) -> dict[str, _Array]:
+def _arrays_in(path: Path) -> dict[str, _Array]:
     with _reading(path):
         if path.suffix.lower() == ".npy":
-            arrays: dict[str, NDArray[Any]] = {"features": open_memmap(path, mode="r")}
-        else:
+            return {"features": open_memmap(path, mode="r")}
+        if path.suffix.lower() == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
-                arrays = dict(loaded)
-    return {name: _Array(array.shape, array.dtype.name, partial(_rows_of, array)) for name, array in arrays.items()}
+                return dict(loaded)
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
 
 
-def _rows_of(array: NDArray[Any], size: int) -> Iterator[Tensor]:
-    for rows in row_chunks(len(array), size):
-        # A copy: torch needs memory that it may write to, in the byte order of the machine.
-        yield torch.from_numpy(np.array(array[rows], dtype=array.dtype.newbyteorder("="), order="C"))
+def _type_name(array: _Array) -> str:
+    return str(array.dtype).removeprefix("torch.") if isinstance(array, Tensor) else array.dtype.name
 
 
-def _in_bank(path: Path) -> dict[str, _Array]:
-    def parts(name: str, size: int) -> Iterator[Tensor]:
-        for shard in read_shards(path, verify=name == "features"):  # each file is compared with its checksum once
-            values = getattr(shard, name)
-            if len(values):  # else none of its images could be read
-                yield from torch.split(values, size)
-
-    shards = list(read_shards(path, verify=False))
-    rows, first = sum(len(shard.features) for shard in shards), shards[0].features
-    dtype = str(first.dtype).removeprefix("torch.")
-    arrays = {"features": _Array((rows, first.shape[1]), dtype, partial(parts, "features"))}
-    if shards[0].labels is not None:
-        arrays["labels"] = _Array((rows,), "int64", partial(parts, "labels"))
-    return arrays
+def _as_tensor(rows: _Array) -> Tensor:
+    if isinstance(rows, Tensor):
+        return rows
+    # A copy: torch needs memory that it may write to, in the byte order of the machine.
+    return torch.from_numpy(np.array(rows, dtype=rows.dtype.newbyteorder("="), order="C"))
 
 
 def _listed(names: list[str]) -> str:

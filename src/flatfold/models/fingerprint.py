@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from .eval_mode import evaluating
-from .forward import plain_name
+from .forward import evaluating, plain_name
 from .sources import Source
 
 MOST_FILES = 20

@@ -1,19 +1,26 @@
-"""A forward pass whose linear layers are recorded, and whose shape errors become a ValueError about the input."""
+"""Batches of a data loader, and forward passes of a model in evaluation mode, whose linear layers can be recorded."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from ..core.validation import UnsupportedHead
-from .batches import Batch
+from ..core.validation import UnsupportedHead, check_labels
 
+LABEL_KEYS = ("labels", "label", "y", "target", "targets")
+INPUT_KEYS = ("x", "image", "images", "input", "inputs")
+_PREPARED = "Images, arrays and paths become one tensor first: torch.stack([transform(image) for image in images])."
+_KNOWN = "Use a tensor, a pair (x, y), or a dict such as {'pixel_values': x, 'labels': y}."
 COMPILED = "_orig_mod"  # where torch.compile keeps its module
 
 # What torch raises for a wrong shape or type; networks also assert. Kinds of RuntimeError such as
@@ -23,6 +30,107 @@ _CALL_ERRORS = ("unexpected keyword argument", "D input (got ")  # in a TypeErro
 _MACHINE_ERRORS = ("memory", "CUDA error", "device", "DataLoader worker")  # on the CPU, plain RuntimeErrors too
 _TYPE_ERRORS = ("scalar type", "dtype", "Input type")
 _CHANNELS = (1, 3, 4)
+
+_LOCK = threading.RLock()
+_SHARED: dict[Hashable, tuple[int, Callable[[], None]]] = {}  # the number of threads that need it, and what undoes it
+
+
+class Batch(NamedTuple):
+    """One batch of ``rows`` inputs: call the model as ``model(*args, **kwargs)``; labels are ``(n,)`` int64 or None."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    labels: Tensor | None
+    rows: int
+
+    @property
+    def first_tensor(self) -> Tensor:
+        """The first of the inputs."""
+        return next(value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor))
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return this batch with its inputs on ``device``; labels stay where they are."""
+
+        def move(value: Any) -> Any:
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        kwargs = {name: move(value) for name, value in self.kwargs.items()}
+        return self._replace(args=tuple(map(move, self.args)), kwargs=kwargs)
+
+    def one_per_input(self, value: Any) -> bool:
+        """Return whether an argument is a tensor with an entry for each input."""
+        return isinstance(value, Tensor) and value.ndim > 0 and len(value) == self.rows
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Return inputs ``start`` to ``stop``; an argument that does not come once per input goes with any of them."""
+
+        def cut(value: Any) -> Any:
+            return value[start:stop] if self.one_per_input(value) else value
+
+        kwargs = {name: cut(value) for name, value in self.kwargs.items()}
+        labels = None if self.labels is None else self.labels[start:stop]
+        return Batch(tuple(map(cut, self.args)), kwargs, labels, len(range(self.rows)[start:stop]))
+
+
+def split_batch(batch: Any) -> Batch:
+    """Split a batch into inputs and labels.
+
+    Args:
+        batch: A tensor; ``(x,)`` or ``(x, y)``, where x may be a dict of keyword arguments; or a dict. In a dict the
+            entry under ``labels``, ``label``, ``y``, ``target`` or ``targets`` holds the labels. A single other entry
+            under ``x``, ``image``, ``images``, ``input`` or ``inputs`` is passed by position, anything else by name.
+
+    Example:
+        >>> split_batch({"image": torch.zeros(2, 3), "label": torch.tensor([4, 5])})
+        Batch(args=(tensor([[0., 0., 0.], [0., 0., 0.]]),), kwargs={}, labels=tensor([4, 5]), rows=2)
+    """
+    inputs, labels = _inputs_and_labels(batch)
+    args, kwargs = _arguments(inputs)
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if not tensors:
+        raise TypeError(f"a batch must hold a tensor for the model, got {sorted(kwargs) or 'none'}. {_KNOWN}")
+    if tensors[0].ndim == 0:
+        raise ValueError("a batch must have a first dimension that counts its inputs, got a tensor without dimensions.")
+    rows = len(tensors[0])
+    return Batch(args, kwargs, None if labels is None else _class_indices(labels, rows), rows)
+
+
+def _inputs_and_labels(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, Mapping):
+        names = [name for name in LABEL_KEYS if name in batch]
+        if len(names) > 1:
+            raise ValueError(f"a batch must have one entry of labels, got {' and '.join(map(repr, names))}. Drop one.")
+        inputs = {str(name): value for name, value in batch.items() if name not in names}
+        return inputs, batch[names[0]] if names else None
+    if isinstance(batch, (tuple, list)):
+        if len(batch) not in (1, 2):
+            raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN} {_PREPARED}")
+        return batch[0], batch[1] if len(batch) == 2 else None
+    return batch, None
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        kwargs = {str(name): value for name, value in inputs.items()}
+        return (tuple(kwargs.values()), {}) if len(kwargs) == 1 and kwargs.keys() <= set(INPUT_KEYS) else ((), kwargs)
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"a batch must hold a tensor, got {type(inputs).__name__}. {_KNOWN} {_PREPARED}")
+    return (inputs,), {}
+
+
+def _class_indices(labels: Any, rows: int) -> Tensor:
+    if isinstance(labels, (list, tuple, np.ndarray)):
+        labels = torch.as_tensor(labels)
+    kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or kind == torch.bool:
+        raise TypeError(
+            f"labels must be integer class indices, one per input, got {kind}. "
+            "Turn one-hot rows into indices with .argmax(1); leave out targets that are no classes; join "
+            "a list of inputs with torch.stack."
+        )
+    indices: Tensor = labels.detach().cpu().long()
+    check_labels(indices, rows)
+    return indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,3 +268,88 @@ def _advice(inputs: Tensor, reason: str) -> str:
     if inputs.ndim == 4:
         return "Give the transform a resize and a crop, or the right mode."
     return "Check their width and type; features belong to the head of the network that they were taken from."
+
+
+@contextmanager
+def evaluating(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+    """Put ``model`` into evaluation mode without gradients, on ``device``, and undo all of it at the end.
+
+    Several threads may do so at the same time, as long as none of them moves the model: the last one undoes it.
+
+    Yields:
+        The device to move inputs to; without ``device`` it is where the model's parameters are.
+    """
+    home = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    target = home if device is None else usable_device(device)
+    with ExitStack() as undo:
+        undo.enter_context(_shared(model, lambda: _begin_evaluation(model)))
+        if target != home:
+            devices = {str(tensor.device) for tensor in chain(model.parameters(), model.buffers())}
+            if len(devices) > 1:
+                raise ValueError(
+                    f"device={str(target)!r} needs a model on one device, this one is on "
+                    f"{', '.join(sorted(devices))}. Leave device= out to run the model where it is."
+                )
+            undo.callback(model.to, home)
+            model.to(target)
+        undo.enter_context(torch.no_grad())
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            # a compiled model skips the hooks that were added after its first call
+            undo.enter_context(_shared("torch.compile", _begin_eager))
+        yield target
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return ``device``, or raise if this machine does not have it."""
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:  # torch raises either, depending on what is missing
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {str(device)!r} cannot be used here: {reason}. Try 'cpu'.") from error
+
+
+@contextmanager
+def _shared(what: Hashable, begin: Callable[[], Callable[[], None]]) -> Iterator[None]:
+    """Let the first of several threads ``begin`` something that all of them need, and the last one undo it."""
+    with _LOCK:
+        users, undo = _SHARED[what] if what in _SHARED else (0, begin())
+        _SHARED[what] = users + 1, undo
+    try:
+        yield
+    finally:
+        with _LOCK:
+            users, undo = _SHARED.pop(what)
+            if users > 1:
+                _SHARED[what] = users - 1, undo
+            else:
+                undo()
+
+
+def _begin_eager() -> Callable[[], None]:
+    stance = ExitStack()
+    stance.enter_context(torch.compiler.set_stance("force_eager"))
+    return stance.close
+
+
+def _begin_evaluation(model: nn.Module) -> Callable[[], None]:
+    """Put a model into evaluation mode, unless it is, and return what undoes it."""
+    waiting = [model]  # `modules()` would take three times as long, at every call
+    while waiting:
+        module = waiting.pop()
+        if module.training:
+            break
+        waiting += [part for part in module._modules.values() if part is not None]
+    else:
+        return lambda: None
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    return lambda: _restore_modes(modes)
+
+
+def _restore_modes(modes: dict[nn.Module, bool]) -> None:
+    # Parents come first, so that a `train` that was overridden (LoRA merges weights there) is undone by its own code.
+    for module, training in modes.items():
+        if module.training != training:
+            module.train(training)
+    for module, training in modes.items():  # a module with two parents may have been switched again
+        module.training = training

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from ..core.bank import Head
 from ..core.validation import UnsupportedHead, check_finite
-from .batches import Batch, split_batch
-from .eval_mode import evaluating
-from .forward import Call, forward, is_linear, logits_of, plain_name, record_calls
+from .forward import Batch, Call, evaluating, forward, is_linear, logits_of, plain_name, record_calls, split_batch
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from ..core.validation import check_finite
 from .bank_store import BankWriter
-from .batches import Batch, split_batch
-from .eval_mode import evaluating
 from .extract import first_inputs, missing_batches, read_batches
-from .forward import input_errors, logits_of
+from .forward import Batch, evaluating, input_errors, logits_of, split_batch
 from .heads import find_head
 from .sources import Source
 

@@ -32,7 +32,7 @@ from ..evaluate.study_measure import FeatureCurvature
 from ..evaluate.suites.suite import Suite
 from ..io.artifacts import read_document, write_document
 from ..io.progress import track
-from ..models.eval_mode import evaluating
+from ..models.forward import evaluating
 from ..models.layers import labelled_batches, logits_function
 
 Normalisation = Literal["none", "partial", "full"]

@@ -22,9 +22,9 @@ from torch import nn
 from ..io.artifacts import DamagedFile, read_json, write_json
 from ..io.files import sha256_of, sweep
 from ..io.store import Part, PartStore
-from ..models.eval_mode import usable_device
 from ..models.extract import BatchResult, read_batches
 from ..models.fingerprint import evenly_spaced
+from ..models.forward import usable_device
 from ..models.heads import Pass
 from ..models.sources import ImageSource
 from .calibrated import CalibratedDetector

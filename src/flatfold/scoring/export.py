@@ -23,9 +23,8 @@ from torch.fx import GraphModule
 from .. import __version__
 from ..io.files import replacing
 from ..io.progress import track
-from ..models.batches import Batch, split_batch
-from ..models.eval_mode import evaluating
 from ..models.extract import check_loader
+from ..models.forward import Batch, evaluating, split_batch
 from .calibrated import Calibration, Verdict
 from .guard_module import GuardModule
 

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from ..detectors.base import Detector
-from ..models.batches import split_batch
-from ..models.eval_mode import evaluating
 from ..models.extract import extract_features
 from ..models.fingerprint import weights_hash
+from ..models.forward import evaluating, split_batch
 from ..models.heads import FoundHead, Pass, run
 from ..models.sources import ImageSource, Source
 from ..models.transform import Transform

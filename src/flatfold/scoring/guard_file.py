@@ -27,9 +27,8 @@ from ..core.validation import FLOATS
 from ..detectors import METHODS, create
 from ..detectors.base import Detector
 from ..io.artifacts import checksum, decode, read_tensors, write_tensors
-from ..models.eval_mode import evaluating
 from ..models.fingerprint import weights_hash
-from ..models.forward import is_linear
+from ..models.forward import evaluating, is_linear
 from ..models.heads import FoundHead, head_of, module_named
 from ..models.transform import Transform
 from .calibrated import CalibratedDetector, Calibration

@@ -8,8 +8,7 @@ from typing import Any, Self, TypeVar
 from torch import Tensor, nn
 
 from ..core.validation import UnsupportedHead
-from ..models.eval_mode import evaluating
-from ..models.forward import COMPILED, logits_of, one_row_each
+from ..models.forward import COMPILED, evaluating, logits_of, one_row_each
 from ..models.heads import FoundHead, module_named
 from .calibrated import CalibratedDetector, Verdict
 

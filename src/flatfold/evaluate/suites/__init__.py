@@ -1,1 +1,1 @@
-"""What is judged on what: suites by name and from files, and help to make one."""
+"""Suites: networks and the data sets they are evaluated on, built in or from files."""

@@ -25,20 +25,9 @@ RIVALS = {  # sections that must not share an image, and why
 
 
 class SuiteData:
-    """The images of a suite file for one network; what several data sets share is read once.
+    """The images of a suite file for one network, which may change the transform; shared sources are read once.
 
-    Args:
-        document: The checked content of the file.
-        folder: Where its relative paths start.
-        variables: What ``$NAME`` in a path stands for.
-        batch_size: Images per forward pass.
-        seed: Of every draw.
-        transform: Entries of the transform that are the network's own.
-        any_counts: Whether a data set may have another number of images than expected.
-
-    Attributes:
-        deviations: One sentence for every data set with another number of images.
-        classes: Names of the class folders, by split.
+    ``deviations`` has a sentence for every data set with another number of images than expected.
     """
 
     def __init__(

