@@ -195,24 +195,24 @@ def test_the_rank_correlation_is_scipys_ties_included(pairs):
 
 
 def test_separations_are_those_of_folds_scores_and_the_norms(banks):
-    found = module.measure_separations(banks, ALPHAS, seed=5)
-    rows = [(row.normalisation, row.alpha, row.dataset) for row in found.separations]
+    separations, scores, norms = module.measure_separations(banks, ALPHAS, seed=5)
+    rows = [(row.normalisation, row.alpha, row.dataset) for row in separations]
     assert rows == [(kind, alpha, name) for kind, alpha in ALPHAS.items() for name in (*SETS, "all")]
     for name, bank in banks.test_sets.items():
-        assert found.norms[name] == pytest.approx(bank.features.norm(dim=1).numpy())
+        assert norms[name] == pytest.approx(bank.features.norm(dim=1).numpy())
         for kind, alpha in ALPHAS.items():
             expected = ff.Fold(alpha).fit(banks.val, banks.head)(bank.features).numpy()
-            assert found.scores[f"{kind}/{name}"] == pytest.approx(expected)
-    for row in found.separations:
+            assert scores[f"{kind}/{name}"] == pytest.approx(expected)
+    for row in separations:
         names = SETS if row.dataset == "all" else [row.dataset]
-        known = found.scores[f"{row.normalisation}/id"].astype(np.float64)
-        unknown = np.concatenate([found.scores[f"{row.normalisation}/{name}"] for name in names]).astype(np.float64)
-        norms = np.concatenate([found.norms[name] for name in ("id", *names)])
+        known = scores[f"{row.normalisation}/id"].astype(np.float64)
+        unknown = np.concatenate([scores[f"{row.normalisation}/{name}"] for name in names]).astype(np.float64)
+        sizes = np.concatenate([norms[name] for name in ("id", *names)])
         assert row.cohens_d == pytest.approx(textbook(known, unknown))
-        assert row.correlation == pytest.approx(spearmanr(norms, np.concatenate([known, unknown])).statistic)
+        assert row.correlation == pytest.approx(spearmanr(sizes, np.concatenate([known, unknown])).statistic)
         assert row.low < row.cohens_d < row.high
-    assert module.measure_separations(banks, ALPHAS, seed=5).separations == found.separations
-    assert module.measure_separations(banks, ALPHAS, seed=6).separations[0].low != found.separations[0].low
+    assert module.measure_separations(banks, ALPHAS, seed=5)[0] == separations
+    assert module.measure_separations(banks, ALPHAS, seed=6)[0][0].low != separations[0].low
 
 
 def test_ablations_are_loaded_as_they_were_saved_and_a_mixture_of_two_is_refused(tmp_path):

@@ -10,8 +10,8 @@ import flatfold as ff
 from flatfold.detectors import get_method, hyperparameters
 from flatfold.evaluate.banks import extract_all
 from flatfold.evaluate.results import MethodRun
-from flatfold.paper import costs as module
-from flatfold.paper.costs import SETUPS, measure_costs, synchronised, time_in_turn
+from flatfold.paper import ablations as module
+from flatfold.paper.ablations import SETUPS, measure_costs, synchronised, time_in_turn
 from tests.paper.toys import make_suite
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")

@@ -39,7 +39,9 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("reproduction")
     reproduction = conclude(make_network_run("one"), make_network_run("two"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exhibits, "theorem_figure", lambda name: Drawing(name, [Panel("empty", lambda axes: None)]))
+        patch.setattr(
+            exhibits.figures, "theorem_figure", lambda name: Drawing(name, [Panel("empty", lambda axes: None)])
+        )
         patch.setattr(Drawing, "inline", lambda drawing: ["<svg></svg>"] * len(drawing.panels))
         patch.setattr(Drawing, "save", touch)
         before = write_reproduction(place, reproduction).read_bytes()
@@ -129,7 +131,7 @@ def empty(*runs):
 
 
 def test_a_single_network_lies_in_the_folder_itself(tmp_path, undrawn, monkeypatch):
-    monkeypatch.setattr(exhibits, "theorem_figure", lambda name: Drawing(name, []))
+    monkeypatch.setattr(exhibits.figures, "theorem_figure", lambda name: Drawing(name, []))
     page = write_reproduction(tmp_path, conclude(make_network_run()))
     text = Page(page.read_text(encoding="utf8")).check().text()
     assert "1 network" in text

@@ -14,7 +14,7 @@ from flatfold.evaluate.results import load_results
 from flatfold.evaluate.spec import Spec
 from flatfold.paper import run as module
 from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
-from flatfold.paper.ablations import Separated, load_ablations
+from flatfold.paper.ablations import load_ablations
 from flatfold.paper.exhibits import compute_verdicts
 from flatfold.paper.run import Plan, conclude, load_network_run, paper_methods, place_of, reproduce
 from flatfold.paper.tables import TUNED
@@ -89,7 +89,7 @@ class Stages(list):
 
     def __init__(self, patch):
         super().__init__()
-        empty = Separated([], {"none/id": np.zeros(1, np.float32)}, {})
+        empty = ([], {"none/id": np.zeros(1, np.float32)}, {})
         patch.setattr(module, "run_study", self.study)
         patch.setattr(
             module, "measure_effects", lambda banks, *asked: self.append(("effects", *asked)) or ([], {"ash": "no"})

@@ -40,7 +40,7 @@ def pages(run, study, tmp_path_factory):
     runs = [make_network_run("one"), make_network_run("a-network-with-a-long-name", results=make_results(better=-1.0))]
     with pytest.MonkeyPatch.context() as patch:
         draw_nothing(patch)
-        patch.setattr(exhibits, "theorem_figure", lambda name: Drawing(name, []))
+        patch.setattr(exhibits.figures, "theorem_figure", lambda name: Drawing(name, []))
         (folder / "curvature.html").write_text(render_curvature(study), encoding="utf8")
         write_reproduction(folder, Reproduction(runs, compute_verdicts(runs), {}))
     return {name: (folder / f"{name}.html").as_uri() for name in ("report", "curvature", "reproduction")}

@@ -1,37 +1,45 @@
-"""The paper's ablations on one network: normalisation, sensitivity to the exponent and separation of scores.
+"""The paper's ablations on one network: normalisation, exponent, separation of scores, and the costs of all methods.
 
-``ablations.json`` has all figures, the costs of the methods among them; ``ablations.safetensors`` has the scores of the
-scatter plots.
+``ablations.json`` has all figures; ``ablations.safetensors`` has the scores of the scatter plots.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from pathlib import Path
-from statistics import fmean
-from typing import Any, ClassVar, Literal, NamedTuple
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.stats import rankdata
+from torch import Tensor
 
 from ..core.bootstrap import CHUNK, draws, percentile_interval
 from ..core.intervals import Influence, paired_difference
 from ..core.metrics import fpr_at_tpr
 from ..core.shaping import row_norms
-from ..detectors import create
-from ..evaluate.banks import Banks
+from ..detectors import create, get_method
+from ..evaluate.banks import Banks, Settings
 from ..evaluate.intervals import column_influence
-from ..evaluate.methods import learnt_numbers
+from ..evaluate.methods import NO_TRAIN, InputMethodRunner, learnt_numbers, peak_memory
 from ..evaluate.results import ID, MethodRun
 from ..evaluate.study_measure import FeatureCurvature
+from ..evaluate.suites.suite import Suite
 from ..io.artifacts import read_document, write_document
+from ..io.progress import track
+from ..models.forward import evaluating
+from ..models.layers import labelled_batches, logits_function
 
 Normalisation = Literal["none", "partial", "full"]
 Scores = dict[str, NDArray[np.float32]]
 Vector = NDArray[np.float64]
+Action = Callable[[], Any]
+Fit = Callable[[], Callable[[Tensor], Tensor]]
 
 JSON, ARRAYS = "ablations.json", "ablations.safetensors"
 ALL = "all"
@@ -41,125 +49,91 @@ SENSITIVE_METHODS = ("fold", "fold-r", "fold-a")
 GRID = tuple(step / 10 for step in range(11))
 REPLICATES = 1000  # of the bootstrap of Cohen's d
 APART = 1e6  # Cohen's d of scores without spread and with different means; JSON has no infinity
+FORWARD = "forward"  # the name of the network's own pass among the costs
+SLOW = 1.0  # seconds; what takes longer is timed once, without a warm-up
+SETUPS = 3  # rounds of a set-up
 
 
 @dataclass(frozen=True)
 class Effect:
-    """A method under one normalisation (Table 3).
-
-    Attributes:
-        dataset: An OOD data set, or ``all`` for the unweighted mean over them.
-        gain, gain_low, gain_high: AUROC minus that without normalisation, with its paired 95 % interval.
-    """
+    """A method under one normalisation (Table 3)."""
 
     method: str
     normalisation: Normalisation
     alpha: float
-    dataset: str
+    dataset: str  # an OOD data set, or "all" for the unweighted mean over them
     auroc: float
     fpr95: float
-    gain: float
+    gain: float  # AUROC minus that without normalisation, with its paired 95 % interval
     gain_low: float
     gain_high: float
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """A method of the FOLD family at every exponent of a grid, and at AutoFold's choice (Figure 4).
-
-    Attributes:
-        auroc, fpr95: Lists along the grid by data set, and ``all`` for the unweighted mean over them.
-        regret, regret_low, regret_high: Mean AUROC of the best exponent of the grid minus that of the chosen one, with
-            its paired 95 % interval.
-    """
+    """A method of the FOLD family at every exponent of a grid, and at AutoFold's choice (Figure 4)."""
 
     method: str
     grid: list[float]
-    auroc: dict[str, list[float]]
+    auroc: dict[str, list[float]]  # along the grid, by data set, and "all" for the unweighted mean over them
     fpr95: dict[str, list[float]]
     chosen: float
     chosen_auroc: dict[str, float]
     chosen_fpr95: dict[str, float]
-    regret: float
+    regret: float  # mean AUROC of the best exponent of the grid minus that of the chosen one, with its paired interval
     regret_low: float
     regret_high: float
 
 
 @dataclass(frozen=True)
 class Separation:
-    """Separation of FOLD's scores under one normalisation (Figure 5).
-
-    Attributes:
-        dataset: An OOD data set, or ``all`` for the images of all of them together.
-        cohens_d, low, high: Cohen's d of OOD against ID scores, with the 95 % interval of a bootstrap over images.
-        correlation: Spearman's, between norm and score, over ID and OOD images together.
-    """
+    """Separation of FOLD's scores under one normalisation (Figure 5)."""
 
     normalisation: Normalisation
     alpha: float
-    dataset: str
-    cohens_d: float
+    dataset: str  # an OOD data set, or "all" for the images of all of them together
+    cohens_d: float  # of OOD against ID scores, with the 95 % interval of a bootstrap over images
     low: float
     high: float
-    correlation: float
+    correlation: float  # Spearman's, between norm and score, over ID and OOD images together
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a method (Figure 3): one batch, warm, the median of several rounds.
+    """The cost of a method (Figure 3): one batch, warm, the median of several rounds."""
 
-    Attributes:
-        method: As in the benchmark; ``forward`` is the network itself.
-        sees: ``features`` or, for methods that run the network, ``images``.
-        setup_ms: Time to fit once, with the features given.
-        inference_ms: Time to score a batch, without the forward pass that all methods on features share.
-        inference_low, inference_high: Quartiles over the rounds.
-        peak_megabytes: Memory of fitting and scoring beyond what was in use, where the system reports it.
-    """
-
-    method: str
-    sees: str
-    setup_ms: float
-    inference_ms: float
-    inference_low: float
+    method: str  # as in the benchmark; "forward" is the network itself
+    sees: str  # "features" or, for methods that run the network, "images"
+    setup_ms: float  # to fit once, with the features given
+    inference_ms: float  # to score a batch, without the forward pass that all methods on features share
+    inference_low: float  # quartiles over the rounds
     inference_high: float
     rounds: int
-    peak_megabytes: float | None
+    peak_megabytes: float | None  # of fitting and scoring beyond what was in use, where the system reports it
     batch_size: int
 
 
 @dataclass(frozen=True)
 class Ablations:
-    """All measurements of a network beyond its benchmark and its curvature study.
-
-    Attributes:
-        alphas: The exponents: ``none`` 0, ``partial`` AutoFold's choice, ``full`` 1.
-        scores: FOLD's, ``(n,)``, keyed by ``normalisation/dataset`` with ``id`` for the ID test images.
-        logits: Traces of the logit Hessian under partial normalisation, ``(n,)``, by data set.
-        norms: Of the features, ``(n,)``, by data set.
-        refused: Methods that could not be measured, and why.
-        computed_from: Everything that the numbers depend on, as texts; a run with the same values does not repeat them.
-    """
+    """All measurements of a network beyond its benchmark and its curvature study."""
 
     FORMAT: ClassVar[str] = "flatfold-ablations"
     VERSION: ClassVar[int] = 3
     ARRAYS: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "scores": (ARRAYS, "scores/"),
-        "logits": (ARRAYS, "logits/"),
-        "norms": (ARRAYS, "norms/"),
+        name: (ARRAYS, f"{name}/") for name in ("scores", "logits", "norms")
     }
 
-    alphas: dict[str, float]
+    alphas: dict[str, float]  # "none" 0, "partial" AutoFold's choice, "full" 1
     effects: list[Effect]
     sensitivities: list[Sensitivity]
     separations: list[Separation]
     costs: list[Cost]
-    scores: Scores
-    logits: Scores
-    norms: Scores
-    refused: dict[str, str]
+    scores: Scores  # FOLD's, (n,), keyed by normalisation/dataset with "id" for the ID test images
+    logits: Scores  # traces of the logit Hessian under partial normalisation, (n,), by data set
+    norms: Scores  # of the features, (n,), by data set
+    refused: dict[str, str]  # methods that could not be measured, and why
     provenance: dict[str, Any]
-    computed_from: dict[str, str]
+    computed_from: dict[str, str]  # all that the numbers depend on; a run with the same values does not repeat them
 
     def effect(self, method: str, normalisation: str) -> Effect | None:
         """Return the mean effect of a normalisation, or None if the method could not be measured."""
@@ -212,14 +186,11 @@ def measure_effects(
 def measure_sensitivities(
     banks: Banks, runs: Sequence[MethodRun] = (), grid: Sequence[float] = GRID
 ) -> tuple[list[Sensitivity], dict[str, str]]:
-    r"""Return the FOLD family at every exponent, and why some methods could not be measured.
+    """Return the FOLD family at every exponent, and why some methods could not be measured.
 
-    .. math:: \text{regret} = \max_{\alpha \in \text{grid}} A(\alpha) - A(\alpha^*)
-
-    with the mean AUROC :math:`A` over data sets and AutoFold's choice :math:`\alpha^*`, which is made on ID data. The
-    maximum is taken on the test images themselves, which favours the grid. Clipping and shaping have the percentile
-    that AutoFold chose with its exponent. Its own grid is finer, so a regret can be negative. What AutoFold chose in
-    ``runs``, methods of a benchmark on the same data, is not computed again.
+    AutoFold chooses on ID data. The best exponent of the grid is that of the test images themselves, which favours the
+    grid; AutoFold's own grid is finer, so a regret can be negative. Clipping and shaping have the percentile that
+    AutoFold chose with its exponent. What it chose in ``runs``, a benchmark on the same data, is not computed again.
     """
     curves, refused = list[Sensitivity](), dict[str, str]()
     for method in SENSITIVE_METHODS:
@@ -238,8 +209,7 @@ def _find_choice(method: str, banks: Banks, runs: Sequence[MethodRun]) -> dict[s
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the regret shows what a flat curve costs
             learnt = learnt_numbers(create(name).fit(banks.val, banks.head))
-    chosen = {"alpha": learnt["alpha_"]}
-    return chosen | ({"percentile": learnt["percentile_"]} if "percentile_" in learnt else {})
+    return {key: learnt[f"{key}_"] for key in ("alpha", "percentile") if f"{key}_" in learnt}
 
 
 def _measure_sensitivity(method: str, banks: Banks, choice: dict[str, Any], grid: Sequence[float]) -> Sensitivity:
@@ -262,16 +232,10 @@ def _measure_sensitivity(method: str, banks: Banks, choice: dict[str, Any], grid
     )
 
 
-class Separated(NamedTuple):
-    """The rows, FOLD's scores by ``normalisation/dataset``, and norms by data set."""
-
-    separations: list[Separation]
-    scores: Scores
-    norms: Scores
-
-
-def measure_separations(banks: Banks, alphas: Mapping[Normalisation, float], seed: int = 0) -> Separated:
-    """Return Cohen's d of FOLD's scores under every normalisation, and their correlation with the norm.
+def measure_separations(
+    banks: Banks, alphas: Mapping[Normalisation, float], seed: int = 0
+) -> tuple[list[Separation], Scores, Scores]:
+    """Return Cohen's d under every normalisation, FOLD's scores by ``normalisation/dataset``, and norms by data set.
 
     The bootstrap redraws ID and OOD images, the same ones under every normalisation.
     """
@@ -289,23 +253,15 @@ def measure_separations(banks: Banks, alphas: Mapping[Normalisation, float], see
             interval = percentile_interval(d, replicates)
             rows.append(Separation(kind, alphas[kind], column, d, *interval, correlation))
     rows.sort(key=lambda row: NORMALISATIONS.index(row.normalisation))
-    scores = {f"{kind}/{name}": values for kind, of in kinds.items() for name, values in of.items()}
-    return Separated(rows, scores, norms)
+    return rows, {f"{kind}/{name}": values for kind, of in kinds.items() for name, values in of.items()}, norms
 
 
 def cohens_d(known: Vector, unknown: Vector) -> float:
-    r"""Return the difference of two means in standard deviations.
+    """Return the difference of the means over the pooled standard deviation of ID and OOD scores.
 
-    .. math:: d = \frac{\bar u - \bar k}{s}, \qquad s^2 = \frac{(n - 1) s_k^2 + (m - 1) s_u^2}{n + m - 2}
-
-    with unbiased variances :math:`s_k^2, s_u^2` of ``n`` ID and ``m`` OOD scores. If neither side varies it is 0 for
-    equal means, and otherwise a million with the sign of the difference.
-
-    Example:
-        >>> cohens_d(np.array([0.0, 2.0]), np.array([3.0, 5.0]))
-        2.1213203435596424
+    If neither side varies it is 0 for equal means, and otherwise a million with the sign of the difference.
     """
-    ones = np.ones((1, len(known)), np.int32), np.ones((1, len(unknown)), np.int32)
+    ones = [np.ones((1, len(scores)), np.int32) for scores in (known, unknown)]
     return float(_cohens_d(ones[0], ones[1], known[None], unknown[None])[0, 0])
 
 
@@ -317,6 +273,27 @@ def bootstrap_cohens_d(
     sizes = [min(rows, replicates - first) for first in range(0, replicates, rows)]
     drawn = ((draws(known.shape[1], size, rngs[0]), draws(unknown.shape[1], size, rngs[1])) for size in sizes)
     return np.concatenate([_cohens_d(ours, theirs, known, unknown) for ours, theirs in drawn], axis=1)
+
+
+def _cohens_d(
+    known_counts: NDArray[np.int32], unknown_counts: NDArray[np.int32], known: Vector, unknown: Vector
+) -> Vector:
+    """Return Cohen's d of scores ``(k, n)`` and ``(k, m)`` that count ``(b, n)`` and ``(b, m)`` times, ``(k, b)``."""
+    # Around the median, or squares of large scores would cancel; scores without spread then give exactly 0.
+    middle, their_middle = (np.median(values, axis=1, keepdims=True) for values in (known, unknown))
+    (a, aa), (b, bb) = _moments(known_counts, known - middle), _moments(unknown_counts, unknown - their_middle)
+    n, m = known.shape[1], unknown.shape[1]
+    pooled = (n * aa + m * bb) / max(n + m - 2, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        d: Vector = (their_middle - middle + b - a) / np.sqrt(pooled)
+    return np.clip(np.nan_to_num(d, posinf=APART, neginf=-APART), -APART, APART)
+
+
+def _moments(counts: NDArray[np.int32], values: Vector) -> tuple[Vector, Vector]:
+    """Return mean and mean squared deviation of values ``(k, n)`` that count ``(b, n)`` times, each ``(k, b)``."""
+    times = counts.T.astype(np.float64) / counts.shape[1]
+    mean = values @ times
+    return mean, np.maximum(values**2 @ times - mean**2, 0.0)
 
 
 def spearman(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
@@ -361,22 +338,99 @@ def _concatenate(values: Scores, members: tuple[str, ...]) -> Vector:
     return np.concatenate([values[name] for name in members]).astype(np.float64)
 
 
-def _cohens_d(
-    known_counts: NDArray[np.int32], unknown_counts: NDArray[np.int32], known: Vector, unknown: Vector
-) -> Vector:
-    """Return Cohen's d of scores ``(k, n)`` and ``(k, m)`` that count ``(b, n)`` and ``(b, m)`` times, ``(k, b)``."""
-    # Around the median, or squares of large scores would cancel; scores without spread then give exactly 0.
-    middle, their_middle = (np.median(values, axis=1, keepdims=True) for values in (known, unknown))
-    (a, aa), (b, bb) = _moments(known_counts, known - middle), _moments(unknown_counts, unknown - their_middle)
-    n, m = known.shape[1], unknown.shape[1]
-    pooled = (n * aa + m * bb) / max(n + m - 2, 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        d: Vector = (their_middle - middle + b - a) / np.sqrt(pooled)
-    return np.clip(np.nan_to_num(d, posinf=APART, neginf=-APART), -APART, APART)
+def measure_costs(
+    suite: Suite,
+    banks: Banks,
+    runs: Sequence[MethodRun],
+    settings: Settings | None = None,
+    batch_size: int = 256,
+    rounds: int = 11,
+) -> tuple[list[Cost], dict[str, str]]:
+    """Return the costs of a plain forward pass and of the methods of a benchmark, and why some have none.
+
+    All methods see the same test inputs: their features, which are given, or the images. Hyper-parameters are those of
+    the benchmark, so a set-up is one fit without the search for them; AutoFold's own search is part of its set-up, and
+    for MDSEns the training images are read. In every round each method scores once, so that a machine that slows down
+    does so for all of them.
+    """
+    settings = settings or Settings()
+    size, device = min(batch_size, len(banks.test)), settings.device
+    inputs = {"features": banks.test.features[:size].to(device), "images": _read_images(suite, size, device)}
+    with evaluating(suite.model, device):
+        ready = [_set_up(FORWARD, "images", lambda: logits_function(suite.model), inputs["images"], device, setups=0)]
+        refused = dict[str, str]()
+        for run in track(runs, "setting methods up"):
+            try:
+                sees = "features" if get_method(run.name).sees == "features" else "images"
+                fit = _prepare_fit(run, suite, banks, settings)
+                ready.append(_set_up(run.method, sees, fit, inputs[sees], device, SETUPS))
+            except Exception as error:  # one method that fails does not stop the others
+                refused[run.method] = f"{type(error).__name__}: {error}"
+        seconds = time_in_turn([score for _, score in ready], rounds)
+    costs = []
+    for (cost, _), times in zip(ready, seconds, strict=True):
+        low, middle, high = (1e3 * float(time) for time in np.quantile(times, [0.25, 0.5, 0.75]))
+        costs.append(replace(cost, inference_ms=middle, inference_low=low, inference_high=high, rounds=len(times)))
+    return costs, refused
 
 
-def _moments(counts: NDArray[np.int32], values: Vector) -> tuple[Vector, Vector]:
-    """Return mean and mean squared deviation of values ``(k, n)`` that count ``(b, n)`` times, each ``(k, b)``."""
-    times = counts.T.astype(np.float64) / counts.shape[1]
-    mean = values @ times
-    return mean, np.maximum(values**2 @ times - mean**2, 0.0)
+def time_in_turn(actions: Sequence[Action], rounds: int) -> list[list[float]]:
+    """Return the seconds that each action takes in every round; a round is each of them once.
+
+    A first round does not count, except for actions that take more than a second: they run only then.
+    """
+    seconds = [[_time(action)] for action in actions]
+    for _ in track(range(rounds), "measuring costs"):
+        for action, times in zip(actions, seconds, strict=True):
+            if times[0] <= SLOW:
+                times.append(_time(action))
+    return [times[1:] or times for times in seconds]
+
+
+def synchronised(action: Action, device: str) -> Action:
+    """Return an action that ends when the device has finished it."""
+    if torch.device(device).type != "cuda":
+        return action
+
+    def wait() -> None:
+        action()
+        torch.cuda.synchronize(device)
+
+    return wait
+
+
+def _prepare_fit(run: MethodRun, suite: Suite, banks: Banks, settings: Settings) -> Fit:
+    """Return a function that fits a method; features are on the device before the clock starts."""
+    if get_method(run.name).sees != "features":
+        return partial(InputMethodRunner(suite, Path(), settings).fit, run.name, run.hyper)
+    bank = banks.train if run.fits_on == "train" else banks.val
+    if bank is None:
+        raise ValueError(NO_TRAIN)
+    here, head = bank.to(settings.device), banks.head.to(settings.device)
+    return lambda: create(run.name, **run.hyper).fit(here, head).eval()
+
+
+def _set_up(method: str, sees: str, fit: Fit, inputs: Tensor, device: str, setups: int) -> tuple[Cost, Action]:
+    """Set a method up, once for its peak of memory and then against the clock; return its cost so far and its score."""
+    with peak_memory(device) as peak:
+        score = partial(fit(), inputs)
+        score()
+    (times,) = time_in_turn([synchronised(fit, device)], setups) if setups else [[0.0]]
+    cost = Cost(method, sees, 1e3 * median(times), 0.0, 0.0, 0.0, 0, peak.megabytes, len(inputs))
+    return cost, synchronised(score, device)
+
+
+def _time(action: Action) -> float:
+    start = perf_counter()
+    action()
+    return perf_counter() - start
+
+
+def _read_images(suite: Suite, size: int, device: str) -> Tensor:
+    """Return the first test inputs of the network as one batch."""
+    batches = list[Tensor]()
+    for x, _ in labelled_batches(suite.test, device, "reading a batch"):
+        batches.append(x)
+        if sum(map(len, batches)) >= size:
+            break
+    return torch.cat(batches)[:size]

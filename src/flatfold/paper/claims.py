@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from ..evaluate.results import Results
@@ -26,17 +27,11 @@ class NetworkRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """One condition that must hold if a claim is true.
+    """One condition that must hold if a claim is true."""
 
-    Attributes:
-        network: The network that was measured; ``all`` for a mean over networks, ``any`` for the theorem.
-        what: The condition in a few words, with the numbers.
-        holds: None if the intervals leave it open.
-    """
-
-    network: str
-    what: str
-    holds: bool | None
+    network: str  # that was measured; "all" for a mean over networks, "any" for the theorem
+    what: str  # the condition in a few words, with the numbers
+    holds: bool | None  # None if the intervals leave it open
 
 
 class Finding(NamedTuple):
@@ -46,9 +41,7 @@ class Finding(NamedTuple):
     checks: list[Check]
 
 
-def number(value: float) -> str:
-    """Return a number with three significant digits, or all digits before the point."""
-    return quantity(value, 3)
+number = partial(quantity, digits=3)
 
 
 def percent(share: float) -> str:

@@ -15,20 +15,8 @@ from ..evaluate.compare import members_of
 from ..evaluate.intervals import column_influence, resampled
 from ..evaluate.results import ID, Results
 from ..evaluate.summary import family_of
-from .ablations import Ablations, Cost, Separation
-from .claims import (
-    Check,
-    Finding,
-    NetworkRun,
-    above_zero,
-    at_most,
-    count_held,
-    join_words,
-    number,
-    percent,
-    points,
-)
-from .costs import FORWARD
+from .ablations import FORWARD, Cost, Separation
+from .claims import Check, Finding, NetworkRun, above_zero, at_most, count_held, join_words, number, percent, points
 from .tables import FOLD_FAMILY
 
 FPR95 = "fpr95_ood_positive"
@@ -61,9 +49,8 @@ class Lead(NamedTuple):
 
 def check_averages(run: NetworkRun) -> Finding:
     """Check that a variant of FOLD has the best average AUROC and FPR95 (Table 2)."""
-    return _compare_best(
-        [run.results], run.network, "average {}", "the run has no method of the FOLD family, or no other"
-    )
+    none = "the run has no method of the FOLD family, or no other"
+    return _compare_best([run.results], run.network, "average {}", none)
 
 
 def check_networks(runs: Sequence[NetworkRun]) -> Finding:
@@ -159,9 +146,8 @@ def check_exponents(run: NetworkRun) -> Finding:
         best = curve.grid[int(np.argmax(curve.auroc["all"]))]
         loss = f"{100 * curve.regret:.2f}".replace("-", "−")  # the chosen one may lie between two of the grid
         regrets.append(f"{loss} for {curve.method} (α {curve.chosen:g}, best {best:g})")
-    return Finding(
-        f"points that AutoFold loses: {join_words(regrets)}" if regrets else "no exponents were tried", checks
-    )
+    shows = f"points that AutoFold loses: {join_words(regrets)}" if regrets else "no exponents were tried"
+    return Finding(shows, checks)
 
 
 def check_normalisation(run: NetworkRun) -> Finding:
@@ -188,8 +174,11 @@ def check_normalisation(run: NetworkRun) -> Finding:
 def check_separation(run: NetworkRun) -> Finding:
     """Check that Cohen's d rises with partial and falls with full normalisation (Figure 5)."""
     rows: dict[str, Separation] = {row.normalisation: row for row in run.ablations.separations if row.dataset == "all"}
-    influences = {kind: _separation_influence(run, row) for kind, row in rows.items()}
-    checks = []
+    influences, checks = dict[str, Values](), list[Check]()
+    for kind, row in rows.items():
+        scores = [run.ablations.scores[f"{kind}/{ood['name']}"] for ood in run.results.suite["ood"]]
+        known, unknown = run.ablations.scores[f"{kind}/{ID}"], np.concatenate(scores)
+        influences[kind] = cohens_d_influence(known.astype(np.float64), unknown.astype(np.float64), row.cohens_d)
     for before, after in (("none", "partial"), ("full", "none")):
         value = rows[after].cohens_d - rows[before].cohens_d
         error = NORMAL * float(np.linalg.norm(influences[after] - influences[before]))
@@ -198,13 +187,6 @@ def check_separation(run: NetworkRun) -> Finding:
         text = f"Cohen's d rises from {before} to {after}: {both}, {value:+.3f} ({low:+.3f} to {high:+.3f})"
         checks.append(Check(run.network, text.replace("-", "−"), above_zero(low, high)))
     return Finding(f"Cohen's d {', '.join(f'{row.cohens_d:.3f} {kind}' for kind, row in rows.items())}", checks)
-
-
-def _separation_influence(run: NetworkRun, row: Separation) -> Values:
-    scores = run.ablations.scores
-    unknown = [scores[f"{row.normalisation}/{ood['name']}"] for ood in run.results.suite["ood"]]
-    known = scores[f"{row.normalisation}/{ID}"]
-    return cohens_d_influence(known.astype(np.float64), np.concatenate(unknown).astype(np.float64), row.cohens_d)
 
 
 def cohens_d_influence(known: Values, unknown: Values, d: float) -> Values:
@@ -224,56 +206,40 @@ def cohens_d_influence(known: Values, unknown: Values, d: float) -> Values:
 
 def check_costs(run: NetworkRun) -> Finding:
     """Check set-up and inference times of FOLD and AutoFold against others (Figure 3)."""
-    forward, fold = forward_cost(run), cost_of(run.ablations, "fold")
-    if fold is None:
+    costs, forward = _costs_by_name(run), forward_cost(run)
+    if "fold" not in costs:
         return Finding("FOLD was not timed", [])
-    checks = [check for suffix in ("", "-r", "-a") for check in _check_variant(run, suffix, forward)]
-    checks += [check for slow in SLOW_SCORING for check in _check_slower_scoring(run, fold, slow)]
+    fold, checks = costs["fold"], list[Check]()
+    for suffix in ("", "-r", "-a"):
+        variant, auto = costs.get(f"fold{suffix}"), costs.get(f"autofold{suffix}")
+        if variant is not None and forward is not None:
+            passes, low, high = (
+                1 + time / forward.inference_ms for time in (variant.inference_ms, *inference_range(variant))
+            )
+            text = f"a pass with {variant.method} takes {number(passes)} forward passes"
+            checks.append(Check(run.network, text, at_most(low, high, COMPARABLE)))
+        if variant is not None and auto is not None:
+            same = auto.inference_ms <= EQUAL * variant.inference_ms
+            slower = inference_range(auto)[0] > EQUAL * inference_range(variant)[1]
+            holds = True if same else False if slower else None
+            checks.append(Check(run.network, _compare_times(auto, variant), holds))
+    for slow in (costs[name] for name in SLOW_SCORING if name in costs):
+        (low, high), (least, most) = inference_range(slow), inference_range(fold)
+        holds = True if low >= SLOWER * most else None if high >= SLOWER * least else False
+        checks.append(Check(run.network, _compare_times(slow, fold), holds))
     if forward is None:
         shows = f"the score of {fold.method} takes {number(fold.inference_ms)} ms with no network in front of it"
     else:  # without it, the time to collect the features is not known
-        for name, slow in product(("fold", "autofold"), SLOW_SETUP):
-            checks += _check_slower_setup(run, name, slow)
+        pairs = [pair for pair in product(("fold", "autofold"), SLOW_SETUP) if costs.keys() >= {*pair}]
+        for ours, slow in ((costs[name], costs[other]) for name, other in pairs):
+            mine, theirs = setup_time(run, ours), setup_time(run, slow)
+            holds = True if theirs >= SLOWER * mine else False if mine >= SLOWER * theirs else None
+            text = f"{slow.method} sets up in {number(theirs)} ms, {ours.method} in {number(mine)}, features included"
+            checks.append(Check(run.network, text, holds))
         share = number(100 * fold.inference_ms / forward.inference_ms)
         shows = f"the score of {fold.method} adds {share} % to a forward pass of {number(forward.inference_ms)} ms"
     count = f", {count_held(checks)} of {len(checks)} comparisons hold"
     return Finding(shows + (count if checks else ", and there is nothing to compare it with"), checks)
-
-
-def _check_variant(run: NetworkRun, suffix: str, forward: Cost | None) -> list[Check]:
-    """Return whether a variant is about as quick as a forward pass, and its AutoFold as quick as itself."""
-    fold, auto = (cost_of(run.ablations, f"{name}{suffix}") for name in ("fold", "autofold"))
-    if fold is None:
-        return []
-    checks = list[Check]()
-    if forward is not None:
-        low, high = (1 + end / forward.inference_ms for end in inference_range(fold))
-        text = f"a pass with {fold.method} takes {number(1 + fold.inference_ms / forward.inference_ms)} forward passes"
-        checks.append(Check(run.network, text, at_most(low, high, COMPARABLE)))
-    if auto is not None:
-        same = auto.inference_ms <= EQUAL * fold.inference_ms
-        slower = inference_range(auto)[0] > EQUAL * inference_range(fold)[1]
-        checks.append(Check(run.network, _compare_times(auto, fold), True if same else False if slower else None))
-    return checks
-
-
-def _check_slower_scoring(run: NetworkRun, fold: Cost, name: str) -> list[Check]:
-    slow = cost_of(run.ablations, name)
-    if slow is None:
-        return []
-    (low, high), (least, most) = inference_range(slow), inference_range(fold)
-    holds = True if low >= SLOWER * most else None if high >= SLOWER * least else False
-    return [Check(run.network, _compare_times(slow, fold), holds)]
-
-
-def _check_slower_setup(run: NetworkRun, name: str, other: str) -> list[Check]:
-    ours, slow = (cost_of(run.ablations, method) for method in (name, other))
-    if ours is None or slow is None:
-        return []
-    mine, theirs = (setup_time(run, cost) for cost in (ours, slow))
-    holds = True if theirs >= SLOWER * mine else False if mine >= SLOWER * theirs else None
-    text = f"{slow.method} sets up in {number(theirs)} ms, {ours.method} in {number(mine)}, features included"
-    return [Check(run.network, text, holds)]
 
 
 def _compare_times(first: Cost, second: Cost) -> str:
@@ -281,9 +247,9 @@ def _compare_times(first: Cost, second: Cost) -> str:
     return f"{first.method} scores in {times}"
 
 
-def cost_of(ablations: Ablations, name: str) -> Cost | None:
-    """Return the cost of a method, however it was tuned."""
-    return next((cost for cost in ablations.costs if re.split("[:@]", cost.method)[0] == name), None)
+def _costs_by_name(run: NetworkRun) -> dict[str, Cost]:
+    """Return the cost of each method by its name in the registry, the first one of a method with several labels."""
+    return {re.split("[:@]", cost.method)[0]: cost for cost in reversed(run.ablations.costs)}
 
 
 def inference_range(cost: Cost) -> tuple[float, float]:
@@ -298,16 +264,11 @@ def forward_cost(run: NetworkRun) -> Cost | None:
     suite = run.study.suite
     if suite["n_parameters"] <= suite["n_classes"] * (suite["n_features"] + 1):
         return None
-    return cost_of(run.ablations, FORWARD)
+    return _costs_by_name(run).get(FORWARD)
 
 
 def setup_time(run: NetworkRun, cost: Cost) -> float:
-    r"""Return the milliseconds to set a method up, with the forward passes that collect the features it learns from.
-
-    .. math:: t = t_{\text{fit}} + t_{\text{forward}} \, n / b
-
-    for ``n`` images and batches of ``b``; ``n`` is 0 for a method that learns nothing.
-    """
+    """Return the milliseconds to set a method up, with the forward passes that collect the features it learns from."""
     method = next(method for method in run.results.methods if method.method == cost.method)
     forward = forward_cost(run)
     if forward is None or method.name in NO_DATA:

@@ -21,25 +21,15 @@ Agreement = Literal["agrees", "partly", "disagrees", "cannot be told", "not test
 
 @dataclass(frozen=True)
 class Verdict:
-    """An exhibit of the paper and the result of a run.
+    """An exhibit of the paper and the result of a run."""
 
-    Attributes:
-        number: As in the paper: ``Table 1``, ``Figure 4``, ``Theorem 1``.
-        title: Its subject.
-        claim: The paper's claim, in a sentence.
-        shows: The result of this run, in a sentence with numbers.
-        agreement: Whether the two agree.
-        checks: What was checked.
-        note: How the claim was read, and where the paper contradicts itself.
-    """
-
-    number: str
+    number: str  # as in the paper: "Table 1", "Figure 4", "Theorem 1"
     title: str
-    claim: str
-    shows: str
+    claim: str  # of the paper, in a sentence
+    shows: str  # the result of this run, in a sentence with numbers
     agreement: Agreement
     checks: list[Check]
-    note: str
+    note: str  # how the claim was read, and where the paper contradicts itself
 
 
 def compute_verdicts(runs: Sequence[NetworkRun]) -> list[Verdict]:
@@ -124,19 +114,10 @@ def _read_texts() -> dict[str, dict[str, str]]:
     }
     texts = {}
     for exhibit in document["exhibit"]:
-        errata = list_errata(exhibit.pop("errata")) if "errata" in exhibit else ""
+        table = exhibit.pop("errata", "")  # whose wrong averages the note lists
+        errata = "; ".join(str(wrong).removeprefix(f"{table}, ") for wrong in contradictions() if wrong.table == table)
         texts[exhibit["number"]] = exhibit | {"note": exhibit["note"].format(**values, errata=errata)}
     return texts
-
-
-def list_errata(table: str) -> str:
-    """Return every printed average of a table that is not the mean of its parts, with both numbers.
-
-    Example:
-        >>> list_errata("logit_vs_feature_hessian").partition(";")[0]
-        'Logit, Average, auroc: 86.02 is printed, the mean of its parts is 86.06'
-    """
-    return "; ".join(str(wrong).removeprefix(f"{table}, ") for wrong in contradictions() if wrong.table == table)
 
 
 def _summarise_failures(checks: Sequence[Check]) -> str:

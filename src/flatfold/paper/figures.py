@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from ..curvature.estimate import Estimate
 from ..evaluate.results import ID, Results
-from ..evaluate.study_results import ERRORS, Space, Statistic, Study
+from ..evaluate.study_results import ERRORS, Statistic, Study
 from ..report.cost_figure import WIDE, cost_figure
 from ..report.curvature_figures import SPACES, spectral_densities, trace_densities
 from ..report.figure import (
@@ -28,21 +29,11 @@ from ..report.figure import (
     logarithmic,
 )
 from ..report.figures import draw_scatter
-from .ablations import NORMALISATIONS, Ablations, Cost, Sensitivity
+from . import theory
+from .ablations import FORWARD, NORMALISATIONS, Ablations, Cost, Sensitivity
 from .claims import NetworkRun
 from .claims_curvature import REGIMES, SHOWN, list_regimes, statistic
-from .costs import FORWARD
 from .tables import is_variant
-from .theory import (
-    SETTINGS,
-    Setting,
-    Theorem,
-    average_curvature,
-    bayes_weight,
-    expected_trace,
-    monte_carlo_trace,
-    random_theorems,
-)
 
 LEAST = 1e-3  # milliseconds: below the resolution of the clock
 BAR = 0.21  # inches, height of a bar
@@ -88,11 +79,6 @@ def typical_spectra(study: Study, name: str) -> Drawing:
         for panel in drawing.panels
     ]
     return replace(drawings["feature"], name=name, panels=panels)
-
-
-def spectra(study: Study, space: Space, name: str) -> Drawing:
-    """Return the spectra of all data sets."""
-    return replace(spectral_densities(study, space), name=name)
 
 
 def _first_of_each_group(study: Study) -> Study:
@@ -209,42 +195,31 @@ def norm_scatter(ablations: Ablations, datasets: list[str], name: str) -> Drawin
     return Drawing(name, panels, keys, size=(3.4, 2.6))
 
 
-class _Point(NamedTuple):
-    """The expected trace of OOD inputs by quadrature and by Monte Carlo, with the standard error of the latter."""
-
-    quadrature: float
-    drawn: float
-    stderr: float
-    holds: bool
-
-
 def theorem_figure(name: str) -> Drawing:
     """Return the same three panels in every run: condition and traces, the missing step, a check by Monte Carlo."""
-    theorems = [theorem for _, theorem in random_theorems()]
-    averages = {s: [average_curvature(mean, s) for mean in MEANS] for s in DEVIATIONS}
+    theorems = [theorem for _, theorem in theory.random_theorems()]
+    averages = {s: [theory.average_curvature(mean, s) for mean in MEANS] for s in DEVIATIONS}
     panels = [
-        Panel("Condition and order", partial(_draw_condition, theorems), f"{SETTINGS} settings"),
+        Panel("Condition and order", partial(_draw_condition, theorems), f"{theory.SETTINGS} settings"),
         Panel("A step of the proof", partial(_draw_averages, averages), "φ = p (1 − p)"),
-        Panel("Quadrature and draws", partial(_draw_points, _check_settings()), "± 2 errors"),
+        Panel("Quadrature and draws", partial(_draw_points, _compare_draws()), "± 2 errors"),
     ]
     return Drawing(name, panels, [TRUE, FALSE], size=(3.4, 2.6))
 
 
 @cache
-def _check_settings() -> list[_Point]:
-    pairs = enumerate(random_theorems()[:CHECKED])
-    return [_check_setting(setting, theorem, seed) for seed, (setting, theorem) in pairs]
+def _compare_draws() -> list[tuple[float, Estimate, bool]]:
+    """Return expected traces of OOD inputs by quadrature and by Monte Carlo, and whether the condition is true."""
+    points = []
+    for seed, (setting, theorem) in enumerate(theory.random_theorems()[:CHECKED]):
+        weight = theory.bayes_weight(setting.mean, setting.covariance, setting.alpha)
+        mixture = setting.c * setting.rotation @ setting.mean, setting.covariance, weight
+        drawn = theory.monte_carlo_trace(*mixture, DRAWS, seed)
+        points.append((theory.expected_trace(*mixture), drawn, theorem.holds))
+    return points
 
 
-def _check_setting(setting: Setting, theorem: Theorem, seed: int) -> _Point:
-    elsewhere = setting.c * setting.rotation @ setting.mean
-    weight = bayes_weight(setting.mean, setting.covariance, setting.alpha)
-    drawn = monte_carlo_trace(elsewhere, setting.covariance, weight, DRAWS, seed)
-    expected = expected_trace(elsewhere, setting.covariance, weight)
-    return _Point(expected, float(drawn.value), float(drawn.stderr or 0.0), theorem.holds)
-
-
-def _draw_condition(theorems: list[Theorem], axes: Axes) -> None:
+def _draw_condition(theorems: list[theory.Theorem], axes: Axes) -> None:
     axes.set_xlim(0, 2)
     logarithmic(axes, "y", subs=(1.0, 2.0, 5.0))
     for key, true in ((TRUE, True), (FALSE, False)):
@@ -271,12 +246,12 @@ def _draw_averages(averages: dict[float, list[float]], axes: Axes) -> None:
     axes.set_ylabel("E φ over N(m, s²)")
 
 
-def _draw_points(points: list[_Point], axes: Axes) -> None:
+def _draw_points(points: list[tuple[float, Estimate, bool]], axes: Axes) -> None:
     axes.axhline(0, color=GREY, lw=0.9)
-    for point in points:
-        colour = (TRUE if point.holds else FALSE).style.colour
-        off, bar = 100 * (point.drawn / point.quadrature - 1), 200 * point.stderr / point.quadrature
-        axes.errorbar(point.quadrature, off, bar, fmt="o", ms=3, lw=1, color=colour, zorder=3)
+    for quadrature, drawn, holds in points:
+        colour = (TRUE if holds else FALSE).style.colour
+        off, bar = 100 * (float(drawn.value) / quadrature - 1), 200 * float(drawn.stderr or 0.0) / quadrature
+        axes.errorbar(quadrature, off, bar, fmt="o", ms=3, lw=1, color=colour, zorder=3)
     logarithmic(axes, "x")
     axes.set_xlabel("E tr H of the energy, OOD, by quadrature")
     axes.set_ylabel("draws less quadrature, %")

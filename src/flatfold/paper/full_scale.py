@@ -40,24 +40,14 @@ if a GPU has too little.
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a benchmark needs.
+    """One thing that a benchmark needs."""
 
-    Attributes:
-        suite: The benchmark, as on the command line.
-        what: A split, an OOD data set with its group, or a network.
-        images: Their number; None for a network, and if the suite does not state it.
-        where: The list or checkpoint, or the name under which a network is downloaded.
-        start: The folder in which the paths of a list start.
-        prepared: The transform of the images.
-        note: Further conditions.
-    """
-
-    suite: str
-    what: str
-    images: int | None
-    where: str
-    start: str
-    prepared: str
+    suite: str  # as on the command line
+    what: str  # a split, an OOD data set with its group, or a network
+    images: int | None  # their number; None for a network, and if the suite does not state it
+    where: str  # the list or checkpoint, or the name under which a network is downloaded
+    start: str  # the folder in which the paths of a list start
+    prepared: str  # the transform of the images
     note: str
 
 
@@ -98,9 +88,8 @@ def _read_needs(name: str, file: SuiteFile) -> Iterator[Need]:
         where = next(str(table[kind]) for kind in KINDS if kind in table)
         own = {key: table[key] for key in TRANSFORM_KEYS if key in table}
         note = "may be missing: methods that learn from it are left out" if table.get("optional") else ""
-        yield Need(
-            name, what, table.get("expect"), where, table.get("images", ""), _format_transform(shared | own), note
-        )
+        start, prepared = table.get("images", ""), _format_transform(shared | own)
+        yield Need(name, what, table.get("expect"), where, start, prepared, note)
     for network in file.networks:
         table = network.table
         maker = next(str(table[key]) for key in MAKERS if key in table)

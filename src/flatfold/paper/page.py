@@ -8,32 +8,22 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 from markupsafe import Markup
 
-from ..evaluate.results import ID, METRICS, Average, Results, Row, as_csv
+from ..evaluate.results import ID, METRICS, Average, Row, as_csv
 from ..evaluate.study_results import Space, above
 from ..evaluate.summary import families, family_of
 from ..io.artifacts import write_json
 from ..io.files import write_atomically
 from ..report.cost_figure import TALL
 from ..report.curvature import VERDICTS, detection_table, statistics_table
-from ..report.curvature_figures import top_eigenvalues, trace_densities
+from ..report.curvature_figures import spectral_densities, top_eigenvalues, trace_densities
 from ..report.figure import Drawing
 from ..report.page import columns_of
 from ..report.templates import factor, percent, render
+from . import figures
 from .ablations import NORMALISED_METHODS
 from .claims import NAMES, SPACES, NetworkRun
 from .claims_curvature import BOTH, REGIMES, SHOWN, list_regimes, statistic
 from .exhibits import Agreement, Verdict
-from .figures import (
-    alpha_sensitivity,
-    cost_against_auroc,
-    cost_bars,
-    norm_scatter,
-    spectra,
-    theorem_figure,
-    trace_by_regime,
-    typical_spectra,
-    typical_traces,
-)
 from .run import Reproduction
 from .tables import OTHERS, Line, compare_with_paper, incomparable, table_of
 
@@ -54,19 +44,12 @@ CsvLine = dict[str, Any]
 
 
 class Content(NamedTuple):
-    """The content of an exhibit.
+    """The content of an exhibit."""
 
-    Attributes:
-        layout: Macro of ``exhibits.html``.
-        values: Its argument.
-        drawings: For files.
-        lines: Of a CSV file; none for an exhibit that is a figure alone.
-    """
-
-    layout: str
-    values: Any
-    drawings: Sequence[Drawing] = ()
-    lines: Sequence[CsvLine] = ()
+    layout: str  # macro of exhibits.html
+    values: Any  # its argument
+    drawings: Sequence[Drawing] = ()  # for files
+    lines: Sequence[CsvLine] = ()  # of a CSV file; none for an exhibit that is a figure alone
 
 
 @dataclass(frozen=True)
@@ -128,12 +111,7 @@ def render_reproduction(reproduction: Reproduction, contents: Mapping[str, Conte
 
 
 def slug(number: str) -> str:
-    """Return the number of an exhibit for ids and file names.
-
-    Example:
-        >>> slug("Table 1"), slug("Figures 8 and 10"), slug("Tables 8 to 11")
-        ('table-1', 'figures-8-10', 'tables-8-11')
-    """
+    """Return the number of an exhibit for ids and file names, ``figures-8-10`` for example."""
     return "-".join(word for word in number.lower().split() if word not in ("and", "to"))
 
 
@@ -147,13 +125,13 @@ def build_content(number: str, runs: Sequence[NetworkRun]) -> Content:
 
 
 DRAWINGS: dict[str, Callable[[NetworkRun, str], Drawing]] = {
-    "Figure 2": lambda run, name: typical_traces(run.study, name),
-    "Figure 4": lambda run, name: alpha_sensitivity(run.ablations.sensitivities, name),
-    "Figure 5": lambda run, name: norm_scatter(run.ablations, run.study.datasets[1:], name),
+    "Figure 2": lambda run, name: figures.typical_traces(run.study, name),
+    "Figure 4": lambda run, name: figures.alpha_sensitivity(run.ablations.sensitivities, name),
+    "Figure 5": lambda run, name: figures.norm_scatter(run.ablations, run.study.datasets[1:], name),
     "Figure 6": lambda run, name: replace(top_eigenvalues(run.study), name=name),
-    "Figure 7": lambda run, name: typical_spectra(run.study, name),
-    "Figures 8 and 10": lambda run, name: spectra(run.study, "parameter", name),
-    "Figures 9 and 11": lambda run, name: spectra(run.study, "feature", name),
+    "Figure 7": lambda run, name: figures.typical_spectra(run.study, name),
+    "Figures 8 and 10": lambda run, name: replace(spectral_densities(run.study, "parameter"), name=name),
+    "Figures 9 and 11": lambda run, name: replace(spectral_densities(run.study, "feature"), name=name),
     "Figures 12 to 15": lambda run, name: replace(trace_densities(run.study), name=name),
 }
 
@@ -163,9 +141,9 @@ def _file_name(stem: str, network: str) -> str:
 
 
 def _build_figure_1(runs: Sequence[NetworkRun]) -> Content:
-    trend = trace_by_regime(runs, "figure-1a")
-    wide = [cost_against_auroc(run, _file_name("figure-1b", run.network)) for run in runs]
-    tall = [cost_against_auroc(run, _file_name("figure-1b-tall", run.network), TALL) for run in runs]
+    trend = figures.trace_by_regime(runs, "figure-1a")
+    wide = [figures.cost_against_auroc(run, _file_name("figure-1b", run.network)) for run in runs]
+    tall = [figures.cost_against_auroc(run, _file_name("figure-1b-tall", run.network), TALL) for run in runs]
     pairs = [(run.network, both) for run, *both in zip(runs, wide, tall, strict=True)]
     return Content("figure_1", {"trend": trend, "costs": pairs}, [trend, *wide])
 
@@ -187,22 +165,14 @@ def _build_regimes(runs: Sequence[NetworkRun], space: Space) -> Content:
 
 
 def _build_methods(runs: Sequence[NetworkRun], averages: bool) -> Content:
-    parts = []
+    parts, lines = [], _average_lines(runs) if averages else list[CsvLine]()
     for run in runs:
         columns = run.results.groups if averages else run.results.columns
         heads = columns_of(run.results, columns)
         parts.append((run.network, {"results": run.results, "columns": columns, "heads": heads}))
-    label = "Averages" if averages else "Every data set"
-    lines = (
-        _average_lines(runs)
-        if averages
-        else [
-            {"network": run.network, "method": row.method, "dataset": row.dataset, **_rates(row)}
-            for run in runs
-            for row in run.results.rows
-        ]
-    )
-    return Content("methods", {"label": label, "parts": parts}, lines=lines)
+        for row in () if averages else run.results.rows:
+            lines.append({"network": run.network, "method": row.method, "dataset": row.dataset, **_rates(row)})
+    return Content("methods", {"label": "Averages" if averages else "Every data set", "parts": parts}, lines=lines)
 
 
 def _build_networks(runs: Sequence[NetworkRun]) -> Content:
@@ -247,14 +217,14 @@ def _build_statistics(runs: Sequence[NetworkRun]) -> Content:
 
 
 def _build_costs(runs: Sequence[NetworkRun]) -> Content:
-    bars = [cost_bars(run.ablations.costs, _file_name("figure-3", run.network)) for run in runs]
+    bars = [figures.cost_bars(run.ablations.costs, _file_name("figure-3", run.network)) for run in runs]
     parts = [(run.network, {"bars": b, "costs": run.ablations.costs}) for run, b in zip(runs, bars, strict=True)]
     lines = [{"network": run.network, **asdict(cost)} for run in runs for cost in run.ablations.costs]
     return Content("costs", parts, bars, lines)
 
 
 def _build_theorem(_: Sequence[NetworkRun]) -> Content:
-    drawing = theorem_figure("theorem-1")
+    drawing = figures.theorem_figure("theorem-1")
     return Content("drawings", [("", drawing)], [drawing])
 
 
@@ -301,12 +271,9 @@ def _rates(cell: Row | Average) -> CsvLine:
 
 def explain_missing_numbers(runs: Sequence[NetworkRun]) -> str:
     """Return why the paper's numbers are not compared with those of this run, or nothing."""
-    groups: Mapping[str, Sequence[Results]] = families([run.results for run in runs])
-    reasons = [
-        reason
-        for group in groups.values()
-        for reason in incomparable([run.suite for run in group], table_of(group[0].suite))
-    ]
+    reasons = list[str]()
+    for group in families([run.results for run in runs]).values():
+        reasons += incomparable([run.suite for run in group], table_of(group[0].suite))
     if not reasons:
         return ""
     why = "; ".join(dict.fromkeys(reasons))

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -28,12 +29,12 @@ from .ablations import (
     Ablations,
     load_ablations,
     logit_traces,
+    measure_costs,
     measure_effects,
     measure_sensitivities,
     measure_separations,
 )
 from .claims import NetworkRun
-from .costs import measure_costs
 from .exhibits import Verdict, compute_verdicts
 from .tables import FOLD_FAMILY, read_table
 
@@ -43,21 +44,13 @@ NOT_IN_TABLES = ("mdsens",)  # a baseline of the paper's appendix that none of i
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured; :class:`Settings` says how the network is run.
+    """What is measured; :class:`Settings` says how the network is run."""
 
-    Args:
-        samples: Most images of each data set whose curvature is measured.
-        batch_size: Inputs in the batch on which costs are measured.
-        rounds: How often each cost is timed.
-        methods: As for a benchmark; None takes the paper's.
-        alpha: Exponent of partial normalisation; None lets AutoFold choose it on the validation data.
-    """
-
-    samples: int = 200
-    batch_size: int = 256
-    rounds: int = 11
-    methods: tuple[str | Spec, ...] | None = None
-    alpha: float | None = None
+    samples: int = 200  # most images of each data set whose curvature is measured
+    batch_size: int = 256  # inputs in the batch on which costs are measured
+    rounds: int = 11  # how often each cost is timed
+    methods: tuple[str | Spec, ...] | None = None  # as for a benchmark; None takes the paper's
+    alpha: float | None = None  # exponent of partial normalisation; None lets AutoFold choose it on validation data
 
     def __post_init__(self) -> None:
         for name, least in (("samples", 2), ("batch_size", 1), ("rounds", 1)):
@@ -114,12 +107,6 @@ def reproduce(
 
     The files of a network are in :func:`place_of`: those of a benchmark, of a curvature study, and ``ablations.json``;
     the features in ``banks`` serve all three. An interrupted run goes on where it stopped.
-
-    Args:
-        suites: One for each network.
-        folder: Where the files go.
-        settings: How to run the networks and read the images.
-        plan: What is measured.
     """
     settings, plan = settings or Settings(), plan or Plan()
     return [_Reproduction(suite, place_of(suite, folder), settings, plan).run() for suite in suites]
@@ -163,42 +150,7 @@ class _Reproduction:
         self.study.save(self.place)
 
     def _run_ablations(self) -> None:
-        computed_from = self._describe_inputs()
-        stored = _read_ablations(self.place)
-        if stored is not None and stored.computed_from == computed_from:
-            self.ablations = stored
-            return
-        start = perf_counter()
-        alphas = {kind: self.study.alphas[kind] for kind in NORMALISATIONS}
-        effects, no_effect = measure_effects(self.banks, alphas, {run.name: run.hyper for run in self.results.methods})
-        sensitivities, no_curve = measure_sensitivities(self.banks, self.results.methods)
-        separated = measure_separations(self.banks, alphas, self.suite.seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the benchmark has reported them
-            costs, no_cost = measure_costs(
-                self.suite, self.banks, self.results.methods, self.settings, self.plan.batch_size, self.plan.rounds
-            )
-        self.ablations = Ablations(
-            alphas={str(kind): alpha for kind, alpha in alphas.items()},
-            effects=effects,
-            sensitivities=sensitivities,
-            separations=separated.separations,
-            costs=costs,
-            scores=separated.scores,
-            logits=logit_traces(self.banks, alphas["partial"]),
-            norms=separated.norms,
-            refused={**self.results.refused, **no_cost, **no_curve, **no_effect},
-            provenance={
-                **provenance(self.suite, self.settings, perf_counter() - start, self.banks.weights),
-                **self.plan.numbers,
-            },
-            computed_from=computed_from,
-        )
-        self.ablations.save(self.place)
-
-    def _describe_inputs(self) -> dict[str, str]:
-        """Return everything that the ablations depend on."""
-        return {
+        computed_from = {
             "version": __version__,
             "weights": self.banks.weights,
             "device": self.settings.device,
@@ -208,38 +160,50 @@ class _Reproduction:
             "alphas": json.dumps(self.study.alphas),
             "plan": json.dumps(self.plan.numbers),
         }
-
-
-def _read_ablations(place: Path) -> Ablations | None:
-    """Return the ablations in a folder, None if there are none that can be read."""
-    try:
-        return load_ablations(place)
-    except ValueError:
-        return None
+        with suppress(ValueError):  # there are none, or none that can be read
+            self.ablations = load_ablations(self.place)
+            if self.ablations.computed_from == computed_from:
+                return
+        start = perf_counter()
+        alphas = {kind: self.study.alphas[kind] for kind in NORMALISATIONS}
+        effects, no_effect = measure_effects(self.banks, alphas, {run.name: run.hyper for run in self.results.methods})
+        sensitivities, no_curve = measure_sensitivities(self.banks, self.results.methods)
+        separations, scores, norms = measure_separations(self.banks, alphas, self.suite.seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the benchmark has reported them
+            costs, no_cost = measure_costs(
+                self.suite, self.banks, self.results.methods, self.settings, self.plan.batch_size, self.plan.rounds
+            )
+        self.ablations = Ablations(
+            alphas={str(kind): alpha for kind, alpha in alphas.items()},
+            effects=effects,
+            sensitivities=sensitivities,
+            separations=separations,
+            costs=costs,
+            scores=scores,
+            logits=logit_traces(self.banks, alphas["partial"]),
+            norms=norms,
+            refused={**self.results.refused, **no_cost, **no_curve, **no_effect},
+            provenance=provenance(self.suite, self.settings, perf_counter() - start, self.banks.weights)
+            | self.plan.numbers,
+            computed_from=computed_from,
+        )
+        self.ablations.save(self.place)
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """All networks of a suite that were measured, and the verdicts on the paper.
-
-    Attributes:
-        runs: Measurements of every network.
-        verdicts: One for each exhibit of the paper.
-        left_out: Networks of earlier runs that cannot be used, and why.
-    """
+    """All networks of a suite that were measured, and the verdicts on the paper."""
 
     runs: list[NetworkRun]
     verdicts: list[Verdict]
-    left_out: dict[str, str]
+    left_out: dict[str, str]  # networks of earlier runs that cannot be used, and why
 
 
 def conclude(folder: Path, networks: Sequence[str], now: Collection[NetworkRun]) -> Reproduction:
-    """Return the measurements of this run and of networks that earlier runs finished, with the verdicts on all.
+    """Return the measurements of this run and of earlier ones on as many images, with the verdicts on all.
 
-    Args:
-        folder: Of a reproduction.
-        networks: All networks of the suite, in order; ``[""]`` for a single one.
-        now: The measurements of this run. Networks of earlier runs count if they saw as many images.
+    ``networks`` are all of the suite, in order; ``[""]`` for a single one.
     """
     runs, left_out = {run.network: run for run in now}, dict[str, str]()
     sizes = _count_images(next(iter(now)).results)

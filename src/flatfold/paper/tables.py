@@ -70,12 +70,7 @@ def is_variant(label: str) -> bool:
 
 @cache
 def read_table(name: str) -> tuple[Number, ...]:
-    """Return every number of a table of the paper, row by row.
-
-    Example:
-        >>> read_table("cifar10")[0]
-        Number(row='OpenMax', column='CIFAR-100', metric='auroc', value=86.91, std=None)
-    """
+    """Return every number of a table of the paper, row by row."""
     if name not in TABLES:
         raise ValueError(f"the paper has no table called {name!r}. It has {', '.join(TABLES)}.")
     layout, numbers = TABLES[name], list[Number]()
@@ -91,31 +86,22 @@ def read_table(name: str) -> tuple[Number, ...]:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """An average of the paper that is not the mean of its own parts.
-
-    Attributes:
-        table, row, column, metric: Its place.
-        printed: The number in the paper.
-        recomputed: The mean of the printed parts.
-        without: The part without which the printed number would be right, if there is one.
-    """
+    """An average of the paper that is not the mean of its own parts."""
 
     table: str
     row: str
     column: str
     metric: str
     printed: float
-    recomputed: float
-    without: str = ""
+    recomputed: float  # the mean of the printed parts
+    without: str = ""  # the part without which the printed number would be right, if there is one
 
     def __str__(self) -> str:
         """Return its place and both numbers."""
-        digits = TABLES[self.table].digits
-        text = (
-            f"{self.table}, {self.row}, {self.column}, {self.metric}: {self.printed:.{digits}f} is printed, "
-            f"the mean of its parts is {self.recomputed:.{digits}f}"
-        )
-        return text + (f" ({self.printed:.{digits}f} without {self.without})" if self.without else "")
+        printed, recomputed = (f"{value:.{TABLES[self.table].digits}f}" for value in (self.printed, self.recomputed))
+        text = f"{self.table}, {self.row}, {self.column}, {self.metric}: {printed} is printed, "
+        text += f"the mean of its parts is {recomputed}"
+        return text + (f" ({printed} without {self.without})" if self.without else "")
 
 
 def contradictions() -> list[Contradiction]:
@@ -152,33 +138,20 @@ def _averages() -> Iterator[tuple[str, Number, list[Number]]]:
 
 @dataclass(frozen=True)
 class Line:
-    """A number of the paper and the measured one, both in per cent.
+    """A number of the paper and the measured one, both in per cent."""
 
-    Attributes:
-        method, dataset: As in the run: ``knn@ood``, say, and ``all`` for the average.
-        metric: ``auroc`` or ``fpr95`` (OOD is positive).
-        reported: By the paper.
-        measured: Mean over the networks of the family.
-        difference: Measured minus reported.
-        low, high: 95 % interval of ``measured``; None if the run has none.
-        inside: Whether the reported number lies in it, up to its rounding.
-        remark: Caveats of the comparison, joined by ``BETWEEN``.
-        table: Of the paper.
-        family: Of the networks that were measured.
-    """
-
-    method: str
-    dataset: str
-    metric: str
+    method: str  # as in the run: "knn@ood", say
+    dataset: str  # as in the run; "all" for the average
+    metric: str  # "auroc" or "fpr95" (OOD is positive)
     reported: float
-    measured: float
-    difference: float
-    low: float | None
+    measured: float  # mean over the networks of the family
+    difference: float  # measured minus reported
+    low: float | None  # 95 % interval of the measured number; None if the run has none
     high: float | None
-    inside: bool
-    remark: str
-    table: str
-    family: str
+    inside: bool  # whether the reported number lies in it, up to its rounding
+    remark: str  # caveats of the comparison, joined by BETWEEN
+    table: str  # of the paper
+    family: str  # of the networks that were measured
 
     @property
     def comparable(self) -> bool:
@@ -191,16 +164,9 @@ def compare_with_paper(runs: Sequence[Results], table: str | None = None, anyway
 
     Methods that the paper tuned on OOD validation data are compared with ``NAME@ood``, the others with ``NAME``; a run
     that has only another one is compared too, with a remark. An average is compared only when it is over the paper's
-    data sets. Another number of networks than the paper's is a remark.
-
-    Args:
-        runs: Those of :func:`~flatfold.evaluate.summary.load_runs`, say.
-        table: Name of a table of the paper. By default the one to which the suite's protocol and network belong.
-        anyway: Compare what is not comparable; the remark of each such line then begins with the reasons.
-
-    Raises:
-        ValueError: Runs are not comparable with the paper and ``anyway`` is not set, two runs of a family have the same
-            weights, or there is nothing to compare.
+    data sets. Another number of networks than the paper's is a remark. The default for ``table`` is the one to which
+    the suite's protocol and network belong. What is not comparable raises, or with ``anyway`` gets a remark that begins
+    with the reasons.
     """
     if table is not None:
         read_table(table)  # which raises if there is none
