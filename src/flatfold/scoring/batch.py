@@ -55,11 +55,11 @@ class ScoringJob:
         """Return the detector with the false-alarm rate of this job; it needs no model."""
         return self.guard.calibrated if self.fpr is None else self.guard.calibrated.at(self.fpr)
 
-    def load(self) -> BatchScorer:
+    def load(self) -> Guard:
         """Load the model, and join it with its guard."""
         model = self.model()
         guard = Guard.load(self.guard, model if self.device is None else model.to(usable_device(self.device)))
-        return BatchScorer(guard if self.fpr is None else guard.at(self.fpr), self.source)
+        return guard if self.fpr is None else guard.at(self.fpr)
 
     def key(self) -> dict[str, str]:
         """Return what distinguishes the results of this job from those of others."""
@@ -90,46 +90,30 @@ class ScoredRows(NamedTuple):
         return cls(columns, {row: reason for part in parts for row, reason in part.unreadable.items()})
 
 
-class BatchScorer:
-    """A guard that scores batches of a source."""
+def score_batches(guard: Guard, source: ImageSource, batches: Iterable[BatchResult]) -> ScoredRows:
+    """Return the scores of some batches of a source, at least one."""
+    return ScoredRows.concatenate([_score_batch(guard, source, batch) for batch in batches])
 
-    def __init__(self, guard: Guard, source: ImageSource) -> None:
-        self.guard = guard
-        self.source = source
 
-    def __call__(self, batches: Iterable[BatchResult]) -> ScoredRows:
-        """Return the scores of some batches, at least one."""
-        return ScoredRows.concatenate([self._score(batch) for batch in batches])
-
-    def _score(self, batch: BatchResult) -> ScoredRows:
-        rows = np.array([row for row in batch.rows if row not in batch.unreadable], np.int64)
-        output = self._run(batch)
-        finite = output.features.isfinite().all(dim=-1)
-        verdict = self.guard.decide(Pass(*(values[finite] for values in output)))
-        sound, scored = finite.cpu().numpy(), verdict.score.isfinite().cpu().numpy()
-        reasons = {**batch.unreadable, **dict.fromkeys(rows[~sound].tolist(), NOT_FINITE)}
-        reasons |= dict.fromkeys(rows[sound][~scored].tolist(), NO_SCORE)
-        columns = {
-            "predicted": verdict.logits.argmax(dim=-1),
-            "score": verdict.score,
-            "p_value": verdict.p_value,
-            "is_ood": verdict.is_ood,
-        }
-        return ScoredRows(
-            {"row": rows[sound][scored], **{name: values.cpu().numpy()[scored] for name, values in columns.items()}},
-            {row: _printable(reason) for row, reason in sorted(reasons.items())},
-        )
-
-    def _run(self, batch: BatchResult) -> Pass:
-        """Return features and logits of the readable inputs, if any."""
-        if batch.batch is None:
-            head = self.guard.found.head
-            return Pass(head.weight.new_empty(0, head.width), head.weight.new_empty(0, head.n_classes))
+def _score_batch(guard: Guard, source: ImageSource, batch: BatchResult) -> ScoredRows:
+    rows = np.array([row for row in batch.rows if row not in batch.unreadable], np.int64)
+    if batch.batch is None:  # no input is readable
+        head = guard.found.head
+        output = Pass(head.weight.new_empty(0, head.width), head.weight.new_empty(0, head.n_classes))
+    else:
         try:
-            return self.guard.run(batch.batch.first_tensor)
+            output = guard.run(batch.batch.first_tensor)
         except ValueError as error:
-            first, last = (self.source.name(row) for row in (batch.rows[0], batch.rows[-1]))
-            raise ValueError(f"{first} to {last}: {error}") from error
+            raise ValueError(f"{source.name(batch.rows[0])} to {source.name(batch.rows[-1])}: {error}") from error
+    finite = output.features.isfinite().all(dim=-1)
+    verdict = guard.decide(Pass(*(values[finite] for values in output)))
+    sound, scored = finite.cpu().numpy(), verdict.score.isfinite().cpu().numpy()
+    reasons = {**batch.unreadable, **dict.fromkeys(rows[~sound].tolist(), NOT_FINITE)}
+    reasons |= dict.fromkeys(rows[sound][~scored].tolist(), NO_SCORE)
+    tensors = {**verdict._asdict(), "predicted": verdict.logits.argmax(dim=-1)}
+    columns = {"row": rows[sound][scored]}
+    columns |= {name: tensors[name].cpu().numpy()[scored] for name in ("predicted", "score", "p_value", "is_ood")}
+    return ScoredRows(columns, {row: _printable(reason) for row, reason in sorted(reasons.items())})
 
 
 Parts = Mapping[int, range]
@@ -141,10 +125,10 @@ Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, ScoredRows]]]
 
 def run_local(job: ScoringJob, parts: Parts, workers: int = 0) -> Iterator[tuple[int, ScoredRows]]:
     """Score parts one after the other in this process, with images read ahead by ``workers`` others."""
-    scorer, source = job.load(), job.source
+    guard, source = job.load(), job.source
     batches = read_batches(source, source.batch_ranges(parts.values()), "scoring", workers)
     for number, rows in parts.items():
-        yield number, scorer(islice(batches, len(source.batch_ranges([rows]))))
+        yield number, score_batches(guard, source, islice(batches, len(source.batch_ranges([rows]))))
 
 
 @dataclass(frozen=True)

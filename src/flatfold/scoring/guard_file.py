@@ -194,9 +194,9 @@ def save_guard(
 def make_probes(calibrated: CalibratedDetector, head: Head) -> tuple[Tensor, Tensor]:
     """Return ``PROBES`` rows of features and their scores, ``(8, d)`` and ``(8,)``, the same for the same detector.
 
-    They are chosen from :func:`probe_candidates`, without those whose score jumps when they hardly move: another machine
-    might score them on the other side. Half are taken at even steps of the rank of their score and half at even steps
-    of the score itself: where a score has reached its bound it does not show what a method has learnt.
+    They are chosen from :func:`probe_candidates`, without those whose score jumps when they hardly move: another
+    machine might score them on the other side. Half are taken at even steps of the rank of their score and half at even
+    steps of the score itself: where a score has reached its bound it does not show what a method has learnt.
     """
     rows = probe_candidates(head)
     scores = calibrated(rows)[0]
