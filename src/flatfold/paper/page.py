@@ -29,13 +29,6 @@ from .tables import OTHERS, Line, compare_with_paper, incomparable, table_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, JSON, FILES = "reproduction.html", "reproduction.json", "exhibits"
-WORDS: dict[Agreement, str] = {
-    "agrees": "agree with this run",
-    "partly": "agree in part",
-    "disagrees": "disagree",
-    "cannot be told": "cannot be told",
-    "not tested": "were not tested",
-}
 FULL = "the exponent of partial normalisation is 1, so that it is full normalisation"
 COMPUTED = "Errors in this table are of the computation alone; the checks also cover the sampling of images."
 STUDIED = "AUROC in percent on the images of the curvature study, which are fewer than those of the check above."
@@ -101,7 +94,7 @@ def render_reproduction(reproduction: Reproduction, contents: Mapping[str, Conte
         title=f"The FOLD paper on {suite['name']}",
         about=suite["about"],
         facts=facts,
-        counts=[(agreements.count(kind), WORDS[kind]) for kind in get_args(Agreement) if kind in agreements],
+        counts=[(agreements.count(kind), kind) for kind in get_args(Agreement) if kind in agreements],
         warnings=_list_warnings(runs),
         verdicts=verdicts,
         slugs={verdict.number: slug(verdict.number) for verdict in verdicts},
