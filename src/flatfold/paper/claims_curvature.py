@@ -259,7 +259,8 @@ def _check_steps(run: NetworkRun, space: Space, name: Name) -> list[Check]:
 def _check_growth(run: NetworkRun, space: Space, name: Name, before: str, after: str) -> Check:
     a, b = (statistic(run.study, regime, space, name) for regime in (before, after))
     what = f"{NAMES[name]} over {SPACES[space]} grows from {REGIMES[before]} to {REGIMES[after]}"
-    return Check(run.network, f"{what}: {_with_error(a)}, {_with_error(b)}", HOLDS[above(b, a)])
+    values = ", ".join(number(s.value) + ("" if s.stderr is None else f" ± {number(s.stderr)}") for s in (a, b))
+    return Check(run.network, f"{what}: {values}", HOLDS[above(b, a)])
 
 
 def _report_missing(run: NetworkRun, space: Space, name: Name) -> list[Check]:
@@ -280,10 +281,6 @@ def _list_regimes(study: Study, space: Space, name: Name) -> str:
     """Return a statistic in all regimes, such as ``trace 13.5 ID, 407 near, 362 far``."""
     values = (f"{number(statistic(study, at, space, name).value)} {REGIMES[at]}" for at in list_regimes(study))
     return f"{NAMES[name]} {', '.join(values)}"
-
-
-def _with_error(value: Statistic) -> str:
-    return number(value.value) if value.stderr is None else f"{number(value.value)} ± {number(value.stderr)}"
 
 
 def _members(study: Study, group: str) -> list[str]:

@@ -110,11 +110,13 @@ def slug(number: str) -> str:
 
 def build_content(number: str, runs: Sequence[NetworkRun]) -> Content:
     """Return the tables and figures of an exhibit."""
-    if number in DRAWINGS:
-        draw = DRAWINGS[number]
-        drawings = [(run.network, draw(run, _file_name(slug(number), run.network))) for run in runs]
-        return Content("drawings", drawings, [drawing for _, drawing in drawings])
-    return BUILDERS[number](runs)
+    if number in BUILDERS:
+        return BUILDERS[number](runs)
+    if number == "Theorem 1":  # the same for all networks
+        drawings = [("", figures.theorem_figure(slug(number)))]
+    else:
+        drawings = [(run.network, DRAWINGS[number](run, _file_name(slug(number), run.network))) for run in runs]
+    return Content("drawings", drawings, [drawing for _, drawing in drawings])
 
 
 DRAWINGS: dict[str, Callable[[NetworkRun, str], Drawing]] = {
@@ -216,11 +218,6 @@ def _build_costs(runs: Sequence[NetworkRun]) -> Content:
     return Content("costs", parts, bars, lines)
 
 
-def _build_theorem(_: Sequence[NetworkRun]) -> Content:
-    drawing = figures.theorem_figure("theorem-1")
-    return Content("drawings", [("", drawing)], [drawing])
-
-
 BUILDERS: dict[str, Callable[[Sequence[NetworkRun]], Content]] = {
     "Figure 1": _build_figure_1,
     "Table 1": lambda runs: _build_regimes(runs, "parameter"),
@@ -229,7 +226,6 @@ BUILDERS: dict[str, Callable[[Sequence[NetworkRun]], Content]] = {
     "Table 3": _build_effects,
     "Table 4": _build_detections,
     "Table 5": _build_networks,
-    "Theorem 1": _build_theorem,
     "Table 6": lambda runs: _build_regimes(runs, "feature"),
     "Table 7": _build_statistics,
     "Tables 8 to 11": lambda runs: _build_methods(runs, averages=False),

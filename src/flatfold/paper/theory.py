@@ -79,9 +79,9 @@ def log_average_curvature(mean: float, deviation: float) -> float:
 def gaussian_points(mean: float, deviation: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return points of ``N(mean, deviation^2)`` and the logarithms of their weights: the trapezoidal rule.
 
-    For an analytic function it converges exponentially: the nearest singularities of ``phi`` and of ``log(1 + e^-a)``
-    are ``±i pi``, and steps of 1/2 in a, or of half a deviation, leave an error below 1e-16 of the integral. Both fall
-    like ``e^-a``, which moves the peak of their product with the Gaussian towards 0: the points lie around that peak.
+    It converges exponentially: the nearest singularities of ``phi`` and of ``log(1 + e^-a)`` are ``±i pi``, and steps
+    of 1/2 in a, or of half a deviation, leave an error below 1e-16. Both fall like ``e^-a``, which moves the peak of
+    their product with the Gaussian towards 0: the points lie around that peak.
     """
     if not 0 <= deviation <= WIDEST:
         wanted = f"the score w'x must have a standard deviation from 0 to {WIDEST:g}, got {deviation:g}"
@@ -141,12 +141,7 @@ class Theorem:
 
 
 def expected_trace(mean: Array, covariance: Array, weight: Array) -> float:
-    r"""Return the expected trace of the feature Hessian, by quadrature.
-
-    .. math:: \|w\|^2\, E\, \varphi(N(w^\top m, w^\top S w))
-
-    for classes around ``mean`` and around its negative, equally often.
-    """
+    """Return the expected trace for classes around ``mean`` and its negative, equally often, by quadrature."""
     centre, spread, w = _classifier(mean, covariance, weight)
     return float(w @ w) * average_curvature(*_score(centre, spread, w))
 
