@@ -187,10 +187,9 @@ class MemoryBank(RowSink):
 class BankWriter(RowSink):
     """Rows written to a directory in shards of fixed size, in any number of runs.
 
-    Shard i always covers the rows from ``i * shard_rows`` on, whatever the batch size. Intact shards of an earlier run
-    with the same key are kept, and so is its ``shard_rows``; then nothing is written before the network, which computes
-    in ``computed_in``, has given for rows of one of them what is stored there. ``scores`` are compared by how far they
-    vary and not by their size. ``first_stored`` is the first row that an earlier run has left.
+    Intact shards of an earlier run with the same key are kept, and so is its ``shard_rows``; then nothing is written
+    before the network, which computes in ``computed_in``, has given for rows of one of them what is stored there;
+    ``scores`` are compared by how far they vary. ``first_stored`` is the first row that an earlier run has left.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class BankWriter(RowSink):
                     self._finished[index] = self._read(index).unreadable
         self.first_stored = next((row for index in sorted(self._finished) for row in self._stored_rows(index)), None)
         self.confirmed = self.first_stored is None
-        if self._finished and not self._is_complete():
+        if self._finished and (self.rows is None or self.missing(0, self.rows)):
             log.info("continuing the bank in %s: %d shards are there", self.folder, len(self._finished))
 
     def confirm(self, rows: Sequence[int], features: Tensor) -> None:
@@ -258,15 +257,11 @@ class BankWriter(RowSink):
 
     def finish(self) -> FeatureBank:
         """Return the bank of all rows."""
-        assert self._is_complete()
         return load_bank(self.folder, verify=False)
 
     def close(self) -> None:
         """Let other processes write to the directory."""
         self._store.close()
-
-    def _is_complete(self) -> bool:
-        return self.rows is not None and not self.missing(0, self.rows)
 
     def _size(self, index: int) -> int:
         """Return the number of rows that a shard covers, as far as is known."""

@@ -33,13 +33,8 @@ _TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 def read_image(file: Path | str | BinaryIO, name: str | None = None, most_pixels: int | None = None) -> Image.Image:
     """Return the decoded image in a file: a BMP, GIF, JPEG, PNG, PPM (PGM, PBM), TIFF or WEBP, whatever its name.
 
-    Errors call it ``name``. Images of more than ``most_pixels`` pixels, or more than Pillow allows, are not decoded.
-
-    Raises:
-        UnreadableImage: It does not exist, is not an image, or only part of one.
-        TooManyPixels: It declares a larger size than is decoded, and may be meant to fill the memory.
-        OSError: The system could not read it (no permission, too many open files), whatever the image is like.
-        MemoryError: Likewise.
+    Errors call it ``name``. Images of more than ``most_pixels`` pixels, or more than Pillow allows, are not decoded:
+    they may be meant to fill the memory. An OSError is about the system (no permission), whatever the image is like.
     """
     called = str(name or file)
     try:
@@ -96,10 +91,9 @@ def _declared_size(file: Path | str | BinaryIO) -> tuple[int, int]:
 
 
 def find_images(root: Path) -> tuple[str, ...]:
-    """Return all image files below ``root`` in a fixed order, without hidden files and folders.
+    """Return the paths of all image files below ``root``, without hidden ones, in the order of their parts.
 
-    The order is that of the parts of their paths: ``a/z.png`` comes before ``a.png``, as ``a`` does before ``a.png``.
-    Paths are texts relative to ``root``, with ``/`` between their parts: a ``Path`` takes five times the memory.
+    They are texts relative to ``root``, with ``/`` between their parts: a ``Path`` takes five times the memory.
     """
     if not root.is_dir():
         problem = "is a file" if root.exists() else "does not exist"

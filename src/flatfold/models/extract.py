@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
@@ -35,13 +35,6 @@ class BatchResult(NamedTuple):
     rows: range
     batch: Batch | None
     unreadable: dict[int, str]
-
-
-class Inputs(NamedTuple):
-    """Some inputs and their rows in the data."""
-
-    batch: Batch
-    rows: Sequence[int]
 
 
 class Extraction(NamedTuple):
@@ -128,8 +121,9 @@ def extract_features(
     rows = loader.rows if isinstance(loader, Source) else 0
     with evaluating(model, device) as place:
         batches = _split(loader)
-        inputs = first_inputs(loader) if isinstance(loader, Source) else _first_batch(batches)
-        first = inputs.batch
+        first, first_rows = first_inputs(loader) if isinstance(loader, Source) else (next(batches, None), [])
+        if first is None:
+            raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
         found, (features, logits) = probe(model, first.to(place), head)
         warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
         sink: RowSink = MemoryBank()
@@ -146,10 +140,10 @@ def extract_features(
         with closing(sink):
             if isinstance(loader, Source):
                 if isinstance(sink, BankWriter) and sink.first_stored is not None:
-                    sink.confirm(inputs.rows, features)
+                    sink.confirm(first_rows, features)
                     if not sink.confirmed:  # an earlier shard is damaged
-                        inputs = first_inputs(loader, sink.first_stored)
-                        sink.confirm(inputs.rows, run(model, found, inputs.batch.to(place)).features)
+                        stored, stored_rows = first_inputs(loader, sink.first_stored)
+                        sink.confirm(stored_rows, run(model, found, stored.to(place)).features)
                 results = missing_batches(loader, sink, TITLE, workers)
             else:
                 results = _missing_of_loader(first, batches, sink)
@@ -191,14 +185,14 @@ def check_loader(loader: Iterable[Any], workers: int = 0) -> None:
         )
 
 
-def first_inputs(source: Source, start: int = 0) -> Inputs:
-    """Return the first inputs from row ``start`` on that can be read, fewer than a batch: enough to examine a model."""
+def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
+    """Return a few inputs from row ``start`` on that can be read, and their rows: enough to examine a model."""
     first = ""
     for row in range(start, source.rows, FEW):
         rows = range(row, min(row + FEW, source.rows))
         raw, unreadable = source.attempt(rows)
         if raw is not None:
-            return Inputs(split_batch(raw), [row for row in rows if row not in unreadable])
+            return split_batch(raw), [row for row in rows if row not in unreadable]
         first = first or unreadable[row]
     raise UnreadableImage(f"not a single image could be read. The first: {first}")
 
@@ -206,10 +200,7 @@ def first_inputs(source: Source, start: int = 0) -> Inputs:
 def read_batches(
     source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int = 0
 ) -> Iterator[BatchResult]:
-    """Yield what can be read of all batches of a source, or of those with these rows, in order.
-
-    A ``title`` shows a progress bar; ``workers`` processes read ahead, 0 reads in this one.
-    """
+    """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar."""
     ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
     attempts = _Attempts(source, ranges)
     loaded: Iterable[Any] = (
@@ -271,12 +262,6 @@ def _split(loader: Iterable[Any]) -> Iterator[Batch]:
     except TypeError:  # no length, or a DataLoader over an iterable data set, which says so only when asked
         length = None
     return (batch for batch in map(split_batch, track(loader, TITLE, length)) if batch.rows)
-
-
-def _first_batch(batches: Iterator[Batch]) -> Inputs:
-    for batch in batches:
-        return Inputs(batch, range(batch.rows))
-    raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
 
 
 def _is_pair(loader: object) -> bool:

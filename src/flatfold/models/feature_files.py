@@ -26,10 +26,10 @@ from ..core.hessian import row_chunks
 from ..core.validation import check_finite
 from ..io.store import read_checksum
 from .bank_store import DTYPES, load_bank, read_shards, shard_name
+from .model_loading import listed
 from .sources import Source, check_rows
 
 ROWS_AT_ONCE = 4096
-SHOWN = 3  # names of arrays in a message
 _FLOATS = {"float16": torch.float32, "bfloat16": torch.float32, **DTYPES}  # the type each is read as: no digit is lost
 _INTEGERS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"}
 _Array = Tensor | NDArray[Any]
@@ -47,9 +47,8 @@ class FeatureChunk(NamedTuple):
 class FeatureFile:
     """Features ``(rows, width)`` in a file or in the directory of a bank, and labels if it has any.
 
-    They are read as ``dtype``, float32 or float64; narrower types become float32, which is exact. ``_blocks`` yields
-    features and labels, a shard of a bank at a time, those of a file at once; all but those of an ``.npz`` file are
-    mapped into memory.
+    They are read as ``dtype``; types narrower than float32 become float32, which is exact. ``_blocks`` yields features
+    and labels: shards of a bank, or all of a file.
     """
 
     path: Path
@@ -90,12 +89,6 @@ def open_features(path: Path | str) -> FeatureFile:
     A safetensors file (any name that does not end in ``.npy`` or ``.npz``) or an ``.npz`` file has an array
     ``features`` ``(n, d)``, or a single matrix of floats under any name, and may have integer ``labels`` ``(n,)``; a
     ``.npy`` file is such a matrix; a directory is a bank, as ``save_bank`` or ``extract`` with ``out=`` wrote it.
-
-    Raises:
-        DamagedBank: A bank is unfinished, or not as it was written.
-        FileNotFoundError: There is no such file.
-        TypeError: Features or labels are of another type.
-        ValueError: The file is damaged, or holds no features.
     """
     path = Path(path)
     if not path.exists():
@@ -110,7 +103,7 @@ def open_features(path: Path | str) -> FeatureFile:
     if "features" not in arrays and len(matrices) != 1:
         raise ValueError(
             f"{path} must hold an array 'features' (n, d), or a single matrix of floats; it holds "
-            f"{_listed([f'{name!r} {tuple(array.shape)} {types[name]}' for name, array in sorted(arrays.items())])}. "
+            f"{listed([f'{name!r} {tuple(array.shape)} {types[name]}' for name, array in sorted(arrays.items())])}. "
             "Save the features under that name, and their classes, if they are known, as 'labels'."
         )
     name = "features" if "features" in arrays else matrices[0]
@@ -160,17 +153,8 @@ def _as_tensor(rows: _Array) -> Tensor:
     return torch.from_numpy(np.array(rows, dtype=rows.dtype.newbyteorder("="), order="C"))
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN]) or 'none'}{more}"
-
-
 class FeatureRows(Source):
-    """The rows of a bank on disk as inputs, so that a network of one linear layer can be run on them.
-
-    Iterating gives ``x`` of shape ``(n, d)``, or pairs ``(x, y)`` with labels. The fingerprint holds the checksums of
-    the bank's files, with which they are compared when it is opened.
-    """
+    """The rows of a bank on disk as inputs ``(n, d)`` with or without labels, for a network of one linear layer."""
 
     def __init__(self, path: Path | str, batch_size: int = 64, labels: bool = True) -> None:
         super().__init__(batch_size)
@@ -232,7 +216,7 @@ def read_head(path: Path | str) -> Head:
     if "weight" not in tensors or tensors.keys() - {"weight", "bias"}:
         raise ValueError(
             f"{path} must hold the tensors 'weight' and, if there is one, 'bias', of one linear layer; it holds "
-            f"{_listed([repr(name) for name in sorted(tensors)])}. Save the state dict of the last layer alone."
+            f"{listed([repr(name) for name in sorted(tensors)])}. Save the state dict of the last layer alone."
         )
     try:
         return Head(tensors["weight"], tensors.get("bias"))

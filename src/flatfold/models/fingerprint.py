@@ -23,16 +23,9 @@ Item = TypeVar("Item")
 
 
 def weights_hash(model: nn.Module) -> str:
-    """Return the sha256 of the names, shapes, types and bytes in a model's ``state_dict``, compiled or not.
-
-    They are those of evaluation mode: a layer may have others while it is trained (LoRA merges its own there).
-
-    Example:
-        >>> weights_hash(nn.Linear(2, 2)) == weights_hash(nn.Linear(2, 2))
-        False
-    """
+    """Return the sha256 of the names, shapes, types and bytes in a model's ``state_dict``, compiled or not."""
     digest = hashlib.sha256()
-    with evaluating(model):
+    with evaluating(model):  # a layer may have other weights while it is trained (LoRA merges its own there)
         state = {plain_name(key): value for key, value in model.state_dict().items()}
         for name in sorted(state):
             for value in _tensors(state[name]):
@@ -70,25 +63,17 @@ def data_key(loader: Iterable[Any], key: str | None) -> str:
 
 
 def hash_files(digest: hashlib._Hash, root: Path, paths: Sequence[str]) -> None:
-    """Feed relative paths, sizes and times of change of files below ``root``, and some bytes.
-
-    A path at which there is no file has neither size nor time.
-    """
+    """Feed relative paths, sizes and times of change (of missing files: none), and bytes of some files."""
     there = []
     for path, status in file_statuses(root, paths):
         entry = [path, None, None] if status is None else [path, status.st_size, status.st_mtime_ns]
         digest.update(json.dumps(entry).encode())
-        if status is not None:
-            there.append(path)
+        there += [] if status is None else [path]
     hash_samples(digest, [root / path for path in evenly_spaced(there)])
 
 
 def hash_samples(digest: hashlib._Hash, files: Sequence[Path]) -> None:
-    """Feed the first and the last 64 kB of up to 20 evenly spaced files.
-
-    Archives and copies may have one time of change for all files, and images that are not compressed one size. So few
-    files take no time, however many there are.
-    """
+    """Feed the first and the last 64 kB of up to 20 evenly spaced files: their sizes and times may all be the same."""
     for path in evenly_spaced(files):
         with path.open("rb") as file:
             first = file.read(BLOCK)
@@ -97,12 +82,7 @@ def hash_samples(digest: hashlib._Hash, files: Sequence[Path]) -> None:
 
 
 def evenly_spaced(items: Sequence[Item]) -> list[Item]:
-    """Return up to 20 of some items, the first and the last among them.
-
-    Example:
-        >>> evenly_spaced(range(39))
-        [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38]
-    """
+    """Return up to 20 of some items, the first and the last among them."""
     if len(items) <= MOST_FILES:
         return list(items)
     return [items[step * (len(items) - 1) // (MOST_FILES - 1)] for step in range(MOST_FILES)]

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -50,12 +50,7 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> Batch:
         """Return this batch with its inputs on ``device``; labels stay where they are."""
-
-        def move(value: Any) -> Any:
-            return value.to(device) if isinstance(value, Tensor) else value
-
-        kwargs = {name: move(value) for name, value in self.kwargs.items()}
-        return self._replace(args=tuple(map(move, self.args)), kwargs=kwargs)
+        return self._with_each(lambda value: value.to(device) if isinstance(value, Tensor) else value)
 
     def one_per_input(self, value: Any) -> bool:
         """Return whether an argument is a tensor with an entry for each input."""
@@ -63,13 +58,13 @@ class Batch(NamedTuple):
 
     def part(self, start: int, stop: int) -> Batch:
         """Return inputs ``start`` to ``stop``; an argument that does not come once per input goes with any of them."""
-
-        def cut(value: Any) -> Any:
-            return value[start:stop] if self.one_per_input(value) else value
-
-        kwargs = {name: cut(value) for name, value in self.kwargs.items()}
+        part = self._with_each(lambda value: value[start:stop] if self.one_per_input(value) else value)
         labels = None if self.labels is None else self.labels[start:stop]
-        return Batch(tuple(map(cut, self.args)), kwargs, labels, len(range(self.rows)[start:stop]))
+        return part._replace(labels=labels, rows=len(range(self.rows)[start:stop]))
+
+    def _with_each(self, change: Callable[[Any], Any]) -> Batch:
+        kwargs = {name: change(value) for name, value in self.kwargs.items()}
+        return self._replace(args=tuple(map(change, self.args)), kwargs=kwargs)
 
 
 def split_batch(batch: Any) -> Batch:
@@ -84,7 +79,17 @@ def split_batch(batch: Any) -> Batch:
         >>> split_batch({"image": torch.zeros(2, 3), "label": torch.tensor([4, 5])})
         Batch(args=(tensor([[0., 0., 0.], [0., 0., 0.]]),), kwargs={}, labels=tensor([4, 5]), rows=2)
     """
-    inputs, labels = _inputs_and_labels(batch)
+    inputs, labels = batch, None
+    if isinstance(batch, Mapping):
+        names = [name for name in LABEL_KEYS if name in batch]
+        if len(names) > 1:
+            raise ValueError(f"a batch must have one entry of labels, got {' and '.join(map(repr, names))}. Drop one.")
+        inputs = {name: value for name, value in batch.items() if name not in names}
+        labels = batch[names[0]] if names else None
+    elif isinstance(batch, (tuple, list)):
+        if len(batch) not in (1, 2):
+            raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN} {_PREPARED}")
+        inputs, labels = batch if len(batch) == 2 else (batch[0], None)
     args, kwargs = _arguments(inputs)
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if not tensors:
@@ -93,20 +98,6 @@ def split_batch(batch: Any) -> Batch:
         raise ValueError("a batch must have a first dimension that counts its inputs, got a tensor without dimensions.")
     rows = len(tensors[0])
     return Batch(args, kwargs, None if labels is None else _class_indices(labels, rows), rows)
-
-
-def _inputs_and_labels(batch: Any) -> tuple[Any, Any]:
-    if isinstance(batch, Mapping):
-        names = [name for name in LABEL_KEYS if name in batch]
-        if len(names) > 1:
-            raise ValueError(f"a batch must have one entry of labels, got {' and '.join(map(repr, names))}. Drop one.")
-        inputs = {str(name): value for name, value in batch.items() if name not in names}
-        return inputs, batch[names[0]] if names else None
-    if isinstance(batch, (tuple, list)):
-        if len(batch) not in (1, 2):
-            raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN} {_PREPARED}")
-        return batch[0], batch[1] if len(batch) == 2 else None
-    return batch, None
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -133,13 +124,8 @@ def _class_indices(labels: Any, rows: int) -> Tensor:
     return indices
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One call of a linear layer during a forward pass.
-
-    ``features`` ``(n, d)`` went in and ``logits`` ``(n, c)`` came out; both are None when the layer ran at several
-    positions of an input. ``shape`` is that of the output.
-    """
+class Call(NamedTuple):
+    """A call of a linear layer: its features ``(n, d)`` and logits ``(n, c)``, None if it ran at several positions."""
 
     name: str
     outputs: int
@@ -149,12 +135,7 @@ class Call:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a module or a tensor without the parts that ``torch.compile`` adds.
-
-    Example:
-        >>> plain_name("_orig_mod.layer4._orig_mod.fc")
-        'layer4.fc'
-    """
+    """Return the name of a module or tensor without what ``torch.compile`` adds: ``_orig_mod.fc`` becomes ``fc``."""
     return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
@@ -169,17 +150,9 @@ def is_linear(module: nn.Module) -> bool:
 def record_calls(layers: Mapping[str, nn.Module], rows: int) -> Iterator[list[Call]]:
     """Collect the calls of linear layers by this thread, in order, while ``rows`` inputs go through the model."""
     calls: list[Call] = []
-    with ExitStack() as hooks:
-        for name, layer in layers.items():
-            hooks.enter_context(_hook(name, layer, calls, rows))
-        yield calls
-
-
-@contextmanager
-def _hook(name: str, layer: nn.Module, calls: list[Call], rows: int) -> Iterator[None]:
     thread = threading.get_ident()
 
-    def note(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+    def note(name: str, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         if threading.get_ident() != thread:
             return  # while another thread removes its hook, torch may even leave out the keyword arguments
         kwargs, output = rest
@@ -189,11 +162,10 @@ def _hook(name: str, layer: nn.Module, calls: list[Call], rows: int) -> Iterator
             flat = (one_row_each(module, features, rows), one_row_each(module, output, rows))
             calls.append(Call(name, int(outputs), tuple(output.shape), *flat))
 
-    handle = layer.register_forward_hook(note, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.callback(layer.register_forward_hook(partial(note, name), with_kwargs=True).remove)
+        yield calls
 
 
 def one_row_each(layer: nn.Module, values: Tensor, rows: int | None = None) -> Tensor | None:
@@ -213,11 +185,7 @@ def one_row_each(layer: nn.Module, values: Tensor, rows: int | None = None) -> T
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits in the output of a model.
-
-    It may be a tensor, an object with ``.logits`` (Hugging Face), a dict with ``"logits"``, or a tuple that starts
-    with a tensor.
-    """
+    """Return the logits in the output of a model, which may be in an object (Hugging Face), a dict or a tuple."""
     logits = getattr(output, "logits", output)
     if isinstance(logits, Mapping):
         logits = logits.get("logits")
@@ -274,10 +242,8 @@ def _advice(inputs: Tensor, reason: str) -> str:
 def evaluating(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
     """Put ``model`` into evaluation mode without gradients, on ``device``, and undo all of it at the end.
 
-    Several threads may do so at the same time, as long as none of them moves the model: the last one undoes it.
-
-    Yields:
-        The device to move inputs to; without ``device`` it is where the model's parameters are.
+    Yields the device to move inputs to, by default where the model's parameters are. Several threads may do so at the
+    same time, as long as none of them moves the model: the last one undoes it.
     """
     home = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
     target = home if device is None else usable_device(device)
@@ -343,13 +309,13 @@ def _begin_evaluation(model: nn.Module) -> Callable[[], None]:
         return lambda: None
     modes = {module: module.training for module in model.modules()}
     model.eval()
-    return lambda: _restore_modes(modes)
 
+    def restore() -> None:
+        # Parents come first, so that an overridden `train` (LoRA merges weights there) is undone by its own code.
+        for module, training in modes.items():
+            if module.training != training:
+                module.train(training)
+        for module, training in modes.items():  # a module with two parents may have been switched again
+            module.training = training
 
-def _restore_modes(modes: dict[nn.Module, bool]) -> None:
-    # Parents come first, so that a `train` that was overridden (LoRA merges weights there) is undone by its own code.
-    for module, training in modes.items():
-        if module.training != training:
-            module.train(training)
-    for module, training in modes.items():  # a module with two parents may have been switched again
-        module.training = training
+    return restore

@@ -160,16 +160,15 @@ def _named_layer(model: nn.Module, name: str) -> nn.Module:
 
 
 def _last_that_gives(calls: list[Call], logits: Tensor) -> Call | None:
-    return next((call for call in reversed(calls) if _same(call.logits, logits)), None)
-
-
-def _same(output: Tensor | None, logits: Tensor) -> bool:
-    """Return whether two tensors hold the same numbers, apart from dimensions of size 1 and the floating-point type."""
-    if output is None or [n for n in output.shape if n != 1] != [n for n in logits.shape if n != 1]:
-        return False
-    output, logits = output.to(logits.device, logits.dtype).flatten(), logits.detach().flatten()
-    # The second comparison, which takes longer, is only for those with a NaN.
-    return torch.equal(output, logits) or torch.allclose(output, logits, rtol=0, atol=0, equal_nan=True)
+    """Return the last call with the numbers of ``logits``, apart from dimensions of size 1 and the type."""
+    shape, logits = [n for n in logits.shape if n != 1], logits.detach().flatten()
+    for call in reversed(calls):
+        if call.logits is not None and [n for n in call.logits.shape if n != 1] == shape:
+            output = call.logits.to(logits.device, logits.dtype).flatten()
+            # The second comparison, which takes longer, is only for those with a NaN.
+            if torch.equal(output, logits) or torch.allclose(output, logits, rtol=0, atol=0, equal_nan=True):
+                return call
+    return None
 
 
 def _last_flat(calls: list[Call]) -> Call | None:

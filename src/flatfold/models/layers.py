@@ -6,8 +6,9 @@ as the head is; a pass ends as soon as the last of them was met.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,6 +25,7 @@ from .sources import Source
 
 SHARD_ROWS = 1024
 
+Side = Literal["input", "output"]
 Wanted = Literal["stem", "stages"] | Sequence[str]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -33,7 +35,7 @@ class Place(NamedTuple):
     """Where an activation is met: the input or the output of a module, in one of its calls."""
 
     name: str
-    side: Literal["input", "output"]
+    side: Side
     call: int = 0
 
 
@@ -72,11 +74,27 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
     if len(inputs) != 1:
         raise ValueError("layers are found in models that take one input, model(x). Wrap this one so that it does.")
     (x,) = inputs
-    places = _stages(model, x) if wanted == "stages" else _stem(model, x) if wanted == "stem" else _named(model, wanted)
+    if wanted in ("stem", "stages"):
+        convolved = _convolution_inputs(model, x)
+        places = [convolved[1][0]]
+        if wanted == "stages":
+            last = {shape[2:]: place for place, shape in convolved[1:]}  # of each resolution, in order
+            head = Place(find_head(model, x).name, "input")
+            places = list(dict.fromkeys([*places, *list(last.values())[:-1], head]))
+    else:
+        places = _named(model, wanted)
 
     def layers(x: Tensor) -> list[Tensor]:
         _check_mode(model)
-        with _collecting(model, places) as values, suppress(_AllMet), input_errors(x):
+        values: dict[Place, Tensor] = {}
+
+        def note(place: Place, value: Tensor) -> None:
+            if place in places:
+                values[place] = value.clone()  # the model may go on to change it in place
+            if len(values) == len(places):
+                raise _AllMet
+
+        with _hooked(model, {(place.name, place.side) for place in places}, note), suppress(_AllMet), input_errors(x):
             model(x)
         unused = [place.name for place in places if place not in values]
         if unused:
@@ -97,24 +115,12 @@ def _named(model: nn.Module, names: Sequence[str]) -> list[Place]:
     return [Place(name, "output") for name in names]
 
 
-def _stem(model: nn.Module, x: Tensor) -> list[Place]:
-    return [_convolution_inputs(model, x)[1][0]]
-
-
-def _stages(model: nn.Module, x: Tensor) -> list[Place]:
-    inputs = _convolution_inputs(model, x)
-    last = {shape[2:]: place for place, shape in inputs[1:]}  # of each resolution, in order
-    head = Place(find_head(model, x).name, "input")
-    return list(dict.fromkeys([inputs[1][0], *list(last.values())[:-1], head]))
-
-
 def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.Size]]:
     """Return place and shape of the input of every convolution, in the order of the calls."""
     inputs: list[tuple[Place, torch.Size]] = []
-    with ExitStack() as hooks, torch.no_grad(), input_errors(x):
-        for name, module in model.named_modules():
-            if isinstance(module, _CONVOLUTIONS):
-                hooks.enter_context(_hook(model, name, "input", lambda place, v: inputs.append((place, v.shape))))
+    names = [name for name, module in model.named_modules() if isinstance(module, _CONVOLUTIONS)]
+    hooks = _hooked(model, [(name, "input") for name in names], lambda place, v: inputs.append((place, v.shape)))
+    with hooks, torch.no_grad(), input_errors(x):
         model(x)
     if len(inputs) < 2:
         raise ValueError(
@@ -125,43 +131,26 @@ def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.
 
 
 @contextmanager
-def _collecting(model: nn.Module, places: Sequence[Place]) -> Iterator[dict[Place, Tensor]]:
-    """Collect the activations at some places while the block runs, and stop the pass when all of them were met."""
-    values: dict[Place, Tensor] = {}
-
-    def note(place: Place, value: Tensor) -> None:
-        if place in places:
-            values[place] = value.clone()  # the model may go on to change it in place
-        if len(values) == len(places):
-            raise _AllMet
-
-    with ExitStack() as hooks:
-        for name, side in dict.fromkeys((place.name, place.side) for place in places):
-            hooks.enter_context(_hook(model, name, side, note))
-        yield values
-
-
-@contextmanager
-def _hook(
-    model: nn.Module, name: str, side: Literal["input", "output"], note: Callable[[Place, Tensor], None]
+def _hooked(
+    model: nn.Module, sides: Iterable[tuple[str, Side]], note: Callable[[Place, Tensor], None]
 ) -> Iterator[None]:
-    """Pass the activation at one side of a module to ``note`` in each of its calls, while the block runs."""
-    calls = count()
+    """Pass the activation at a side of some modules to ``note`` in each of their calls, while the block runs."""
 
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
+    def hook(
+        name: str, side: Side, calls: Iterator[int], _: nn.Module, args: Any, kwargs: Any, output: Any = None
+    ) -> None:
         value = output if side == "output" else next(iter((*args, *kwargs.values())), None)
         value = value[0] if isinstance(value, (tuple, list)) and value else value
         if not isinstance(value, Tensor):
             raise ValueError(f"the {side} of {name} is not a tensor but {type(value).__name__}. Name another layer.")
         note(Place(name, side, next(calls)), value)
 
-    module = model.get_submodule(name)
-    register = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
-    handle = register(hook, with_kwargs=True)
-    try:
+    with ExitStack() as hooks:
+        for name, side in sides:
+            module = model.get_submodule(name)
+            register = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
+            hooks.callback(register(partial(hook, name, side, count()), with_kwargs=True).remove)
         yield
-    finally:
-        handle.remove()
 
 
 def score_inputs(
@@ -176,11 +165,9 @@ def score_inputs(
 ) -> Tensor:
     """Return the score of every input that can be read, ``(n,)`` in float32, and keep them in a directory as a bank.
 
-    ``function`` scores a batch of inputs, and may take gradients of ``model``, which is in evaluation mode during the
-    run. An interrupted run continues in ``out``; of a finished one only a few inputs run, to check that the
-    model still gives the scores that are stored. ``key`` is what the scores depend on apart from the data.
+    ``function`` may take gradients of ``model``, which is in evaluation mode; ``key`` is what the scores depend on
+    apart from the data. An interrupted run continues in ``out`` if the model still gives what is stored.
     """
-    identity = {**key, "data": source.fingerprint}
     with evaluating(model, device) as place:
 
         def score(batch: Batch) -> Tensor:
@@ -188,18 +175,16 @@ def score_inputs(
             with input_errors(inputs):
                 return function(inputs).detach().float().cpu()[:, None]
 
-        sink = BankWriter(out, identity, width=1, labels=False, shard_rows=SHARD_ROWS, scores=True)
-        try:
+        full_key = {**key, "data": source.fingerprint}
+        with closing(BankWriter(out, full_key, width=1, labels=False, shard_rows=SHARD_ROWS, scores=True)) as sink:
             if sink.first_stored is not None:
-                stored = first_inputs(source, sink.first_stored)
-                sink.confirm(stored.rows, score(stored.batch))
+                stored, stored_rows = first_inputs(source, sink.first_stored)
+                sink.confirm(stored_rows, score(stored))
             for rows, batch, unreadable in missing_batches(source, sink, title, workers):
                 scores = torch.empty(0, 1) if batch is None else score(batch)
                 check_finite(scores, "scores", first=rows.start)
                 sink.add(rows, scores, None, unreadable)
             return sink.finish().features.squeeze(-1)
-        finally:
-            sink.close()
 
 
 def labelled_batches(
@@ -216,5 +201,4 @@ def labelled_batches(
 
 def read_first_batch(source: Source) -> Tensor:
     """Return the inputs of the first batch of a source that holds one."""
-    inputs: Tensor = next(batch.args[0] for _, batch, _ in read_batches(source) if batch is not None)
-    return inputs
+    return next(batch.first_tensor for _, batch, _ in read_batches(source) if batch is not None)

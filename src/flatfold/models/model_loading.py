@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 State = dict[str, Tensor]
 
-SHOWN = 3  # names in a message; a network has hundreds of weights
+SHOWN = 3  # names in a message
 ENTRIES = ("state_dict", "model", "net")  # where checkpoints keep their weights
 WRAPPER = "module"  # where DataParallel keeps its network
 DEFAULT = "DEFAULT"  # torchvision's word for the weights that a library recommends
@@ -44,8 +44,7 @@ INSTALL = {
 def make_model(factory: str, folder: Path, seed: int) -> nn.Module:
     """Return what ``package.module:function`` returns, with the same random numbers whenever it is called.
 
-    A module file in ``folder`` is taken before an installed module of that name. While it and the function run, they
-    can import modules from this folder and from their own.
+    A file in ``folder`` is taken before an installed module; it can import modules from there and from its own folder.
     """
     name, function = factory.split(":")
     file = folder / f"{name.replace('.', '/')}.py"
@@ -85,15 +84,11 @@ def _importable(folders: set[Path]) -> Iterator[None]:
         for folder in new:
             sys.path.remove(folder)
         for name in set(sys.modules) - before:
-            if any(_is_from(folder, name) for folder in new):
+            module = sys.modules[name]
+            place = Path(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), ""))
+            tops = [Path(folder, name.partition(".")[0]) for folder in new]  # installed packages may be deeper in it
+            if any(place == top.with_suffix(".py") or top in (place, *place.parents) for top in tops):
                 del sys.modules[name]
-
-
-def _is_from(folder: str, name: str) -> bool:
-    """Return whether a module was imported from ``folder``; installed packages may be deeper in it."""
-    module, top = sys.modules[name], Path(folder, name.partition(".")[0])
-    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
-    return Path(place) == top.with_suffix(".py") or top in (Path(place), *Path(place).parents)
 
 
 def _execute(file: Path) -> ModuleType:
@@ -110,31 +105,32 @@ def _execute(file: Path) -> ModuleType:
     return module
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load the weights of a file, as ``read_weights`` returns them, into a network that has exactly these.
+def load_weights(model: nn.Module, path: Path, state: State | None = None) -> None:
+    """Load the weights in a file, or ``state`` if they were read before, into a network that has exactly these.
 
     A network whose own names all begin with ``module.`` is a wrapper too; the weights go to what is in it.
     """
-    load_state(model, read_weights(path), path)
-
-
-def load_state(model: nn.Module, state: State, path: Path) -> None:
-    """Load weights that were read from ``path``, which a message about them names; see ``load_weights``."""
+    state = read_weights(path) if state is None else state
     if _is_wrapped(model.state_dict()):
         model = model.get_submodule(WRAPPER)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(
-            f"{path} does not fit the network: {_differences(model.state_dict(), state) or error}."
-        ) from error
+        own = {name: getattr(value, "shape", None) for name, value in model.state_dict().items()}
+        differences = {
+            "it lacks": [name for name in own if name not in state],
+            "the network has no": [name for name in state if name not in own],
+            "another shape has": [name for name in own if name in state and state[name].shape != own[name]],
+        }
+        reasons = [f"{what} {listed(list(map(repr, names)))}" for what, names in differences.items() if names]
+        raise ValueError(f"{path} does not fit the network: {'; '.join(reasons) or error}.") from error
 
 
 def read_weights(path: Path) -> State:
-    """Return the state dict in a file that was written by safetensors or ``torch.save``, without running code from it.
+    """Return the state dict in a file of safetensors or ``torch.save``, without running code from it.
 
-    Two wrappings are removed, and logged: a checkpoint that holds the state dict as its entry ``state_dict``, ``model``
-    or ``net``, and the ``module.`` with which all names begin that ``DataParallel`` wrote.
+    It may be the entry ``state_dict``, ``model`` or ``net`` of a checkpoint; the ``module.`` of ``DataParallel`` in
+    front of all names is left out.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}. Check the path.")
@@ -170,30 +166,16 @@ def _is_wrapped(state: dict[str, Any]) -> bool:
     return bool(state) and all(name.startswith(f"{WRAPPER}.") for name in state)
 
 
-def _differences(model_state: dict[str, Any], state: dict[str, Any]) -> str:
-    """Return in which names or shapes two state dicts differ."""
-    shared = [name for name in model_state if name in state]
-    differences = {
-        "it lacks": [name for name in model_state if name not in state],
-        "the network has no": [name for name in state if name not in model_state],
-        "another shape has": [
-            name for name in shared if getattr(state[name], "shape", None) != getattr(model_state[name], "shape", None)
-        ],
-    }
-    return "; ".join(f"{what} {_listed(list(map(repr, names)))}" for what, names in differences.items() if names)
-
-
 def named_model(name: str, weights: Path | None = None, pretrained: str | None = None) -> nn.Module:
     """Return a network of a library in evaluation mode, with trained weights: a random one is refused.
 
-    Nothing is downloaded unless ``pretrained`` is given. Random numbers of torch are left as they were.
+    Nothing is downloaded unless ``pretrained`` is given.
 
     * ``openood/...``: a network of ``openood_network``. Needs ``weights``, whose ``fc.weight`` gives the classes.
     * ``torchvision/...``: a classifier of ``torchvision.models.list_models()``.
     * ``timm/...``: a model of ``timm.list_models()``, with or without a tag.
     * ``transformers/...``: a model for image classification on the hub, or a folder that ``save_pretrained`` wrote,
-      which needs neither ``weights`` nor ``pretrained``. With ``weights``, the state dict of the model (not the file in
-      such a folder, which has other names), only the configuration is taken from the folder or the hub's local cache.
+      which needs no weights. With ``weights``, only the configuration is taken from there.
 
     ``weights`` is a file that ``read_weights`` reads; networks of torchvision and timm get as many classes as it has.
     ``pretrained`` is an entry of torchvision's list, a tag of timm, or a revision on the hub; ``"DEFAULT"`` means the
@@ -221,8 +203,8 @@ def named_model(name: str, weights: Path | None = None, pretrained: str | None =
     state = None if weights is None else read_weights(weights)
     with torch.random.fork_rng(devices=[]):
         model = MAKERS[library](network, state, pretrained)
-    if weights is not None and state is not None:
-        load_state(model, state, weights)
+    if weights is not None:
+        load_weights(model, weights, state)
     return model.eval()
 
 
@@ -274,7 +256,7 @@ def _transformers(name: str, state: State | None, pretrained: str | None) -> nn.
     missing = sorted(report["missing_keys"])
     if missing:  # transformers fills them with random numbers and goes on
         raise ValueError(
-            f"transformers/{name} has no trained weights for {_listed(missing)}. "
+            f"transformers/{name} has no trained weights for {listed(missing)}. "
             "Take a model that was trained to classify images."
         )
     return trained
@@ -312,13 +294,14 @@ def _check_known(where: str, what: str, name: str, known: Iterable[str]) -> None
     names = list(known)
     if name not in names:
         near = get_close_matches(name, names, n=SHOWN)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {_listed(names)}."
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {listed(names)}."
         hint = hint if names else "None are published: give weights=, a file."
         raise ValueError(f"{where} has no {what} {name!r}. {hint}")
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+def listed(names: list[str]) -> str:
+    """Return the first names, and how many more there are: a network has hundreds of weights."""
+    return (", ".join(names[:SHOWN]) or "none") + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 @contextmanager

@@ -6,90 +6,57 @@ convolution, keeps the size of the image there, and calls the shortcut by anothe
 """
 
 from difflib import get_close_matches
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
 WIDTHS = (64, 128, 256, 512)  # channels in the four stages, before a bottleneck widens them
+BASIC, BOTTLENECK = (3, 3), (1, 3, 1)  # sizes of the convolutions in a block
+WIDENING: dict[tuple[int, ...], int] = {BASIC: 1, BOTTLENECK: 4}
 
 
-class Basic(nn.Module):
-    """Two 3x3 convolutions and a shortcut, whose weights are called ``shortcut``; the first one has the stride."""
+class Block(nn.Module):
+    """Convolutions of some sizes and a shortcut, called ``shortcut``; the first 3x3 convolution has the stride."""
 
-    widening = 1
-
-    def __init__(self, inputs: int, width: int, stride: int, shortcut: str) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, sizes: tuple[int, ...], shortcut: str) -> None:
         super().__init__()
-        self.conv1 = _convolution(inputs, width, 3, stride)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _convolution(width, width, 3)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut_name = shortcut
-        self.add_module(shortcut, _shortcut(inputs, width, stride))
+        self.depth, self.shortcut_name = len(sizes), shortcut
+        outputs = width * WIDENING[sizes]
+        widths = [inputs, *[width] * (self.depth - 1), outputs]
+        for number, size in enumerate(sizes, start=1):
+            step = stride if number == sizes.index(3) + 1 else 1
+            self.add_module(f"conv{number}", _convolution(widths[number - 1], widths[number], size, step))
+            self.add_module(f"bn{number}", nn.BatchNorm2d(widths[number]))
+        changes_shape = stride != 1 or inputs != outputs
+        projection = [_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)] if changes_shape else []
+        self.add_module(shortcut, nn.Sequential(*projection))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``(n, inputs, h, w)`` to ``(n, width, h / stride, w / stride)``."""
-        y = torch.relu(self.bn1(self.conv1(x)))
-        return torch.relu(self.bn2(self.conv2(y)) + self.get_submodule(self.shortcut_name)(x))
-
-
-class Bottleneck(nn.Module):
-    """A 1x1, a 3x3 and a 1x1 convolution and a shortcut; the 3x3 one has the stride, as in torchvision."""
-
-    widening = 4
-
-    def __init__(self, inputs: int, width: int, stride: int, shortcut: str) -> None:
-        super().__init__()
-        outputs = width * self.widening
-        self.conv1 = _convolution(inputs, width, 1)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _convolution(width, width, 3, stride)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = _convolution(width, outputs, 1)
-        self.bn3 = nn.BatchNorm2d(outputs)
-        self.shortcut_name = shortcut
-        self.add_module(shortcut, _shortcut(inputs, outputs, stride))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(n, inputs, h, w)`` to ``(n, 4 * width, h / stride, w / stride)``."""
-        y = torch.relu(self.bn1(self.conv1(x)))
-        y = torch.relu(self.bn2(self.conv2(y)))
-        return torch.relu(self.bn3(self.conv3(y)) + self.get_submodule(self.shortcut_name)(x))
-
-
-class Plan(NamedTuple):
-    """The architecture of a residual network: its blocks, their number in each stage, and the images it is for."""
-
-    block: type[Basic] | type[Bottleneck]
-    blocks: tuple[int, int, int, int]
-    small_images: bool
-
-
-NETWORKS = {
-    "resnet18_32x32": Plan(Basic, (2, 2, 2, 2), small_images=True),
-    "resnet18_224x224": Plan(Basic, (2, 2, 2, 2), small_images=False),
-    "resnet50": Plan(Bottleneck, (3, 4, 6, 3), small_images=False),
-}
+        """Map ``(n, inputs, h, w)`` to ``(n, outputs, h / stride, w / stride)``."""
+        y = x
+        for number in range(1, self.depth + 1):
+            y = self.get_submodule(f"bn{number}")(self.get_submodule(f"conv{number}")(y))
+            y = torch.relu(y) if number < self.depth else y + self.get_submodule(self.shortcut_name)(x)
+        return torch.relu(y)
 
 
 class ResNet(nn.Module):
     """A convolution, four stages of blocks, an average over the image, a linear head called ``fc``."""
 
-    def __init__(self, plan: Plan, n_classes: int) -> None:
+    def __init__(self, sizes: tuple[int, ...], blocks: tuple[int, ...], small_images: bool, n_classes: int) -> None:
         super().__init__()
-        self.small_images = plan.small_images
-        self.conv1 = _convolution(3, WIDTHS[0], 3) if plan.small_images else _convolution(3, WIDTHS[0], 7, stride=2)
+        self.small_images = small_images
+        self.conv1 = _convolution(3, WIDTHS[0], 3) if small_images else _convolution(3, WIDTHS[0], 7, stride=2)
         self.bn1 = nn.BatchNorm2d(WIDTHS[0])
-        shortcut = "shortcut" if plan.small_images else "downsample"
+        shortcut = "shortcut" if small_images else "downsample"
         inputs = WIDTHS[0]
-        for number, (width, blocks) in enumerate(zip(WIDTHS, plan.blocks, strict=True), start=1):
+        for number, (width, depth) in enumerate(zip(WIDTHS, blocks, strict=True), start=1):
             stage = nn.Sequential()
-            for index in range(blocks):
+            for index in range(depth):
                 stride = 2 if number > 1 and index == 0 else 1
-                stage.append(plan.block(inputs, width, stride, shortcut))
-                inputs = width * plan.block.widening
+                stage.append(Block(inputs, width, stride, sizes, shortcut))
+                inputs = width * WIDENING[sizes]
             self.add_module(f"layer{number}", stage)
         self.fc = nn.Linear(inputs, n_classes)
 
@@ -104,29 +71,25 @@ class ResNet(nn.Module):
         return logits
 
 
-def openood_network(name: str, n_classes: int) -> nn.Module:
-    """Return a network of OpenOOD (``resnet18_32x32``, ``resnet18_224x224`` or ``resnet50``), without trained weights.
+# Convolutions of a block, blocks of each stage, and whether the images are small.
+NETWORKS = {
+    "resnet18_32x32": (BASIC, (2, 2, 2, 2), True),
+    "resnet18_224x224": (BASIC, (2, 2, 2, 2), False),
+    "resnet50": (BOTTLENECK, (3, 4, 6, 3), False),
+}
 
-    Example:
-        >>> openood_network("resnet18_32x32", 10)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
-    """
+
+def openood_network(name: str, n_classes: int) -> nn.Module:
+    """Return ``resnet18_32x32``, ``resnet18_224x224`` or ``resnet50`` of OpenOOD, without trained weights."""
     if name not in NETWORKS:
         near = get_close_matches(name, NETWORKS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(NETWORKS)}."
         raise ValueError(f"OpenOOD has no network {name!r} here. {hint}")
     if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
         raise ValueError(f"n_classes must be a positive whole number, got {n_classes!r}.")
-    return ResNet(NETWORKS[name], n_classes)
+    return ResNet(*NETWORKS[name], n_classes)
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     """Return a convolution that keeps the size of the image, apart from its stride; the norm after it has the bias."""
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
-
-
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """Return the identity, or a 1x1 convolution where the block changes the shape of what goes through it."""
-    if stride == 1 and inputs == outputs:
-        return nn.Sequential()
-    return nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))

@@ -21,11 +21,7 @@ from .transform import Transform
 
 
 class Source(ABC):
-    """Batches on a fixed grid: batch i holds the rows from ``i * batch_size`` on.
-
-    ``extract`` takes any iterable of batches. From a source it also takes the identity of the data, and after an
-    interruption it does not even read the rows that are already there.
-    """
+    """Batches on a fixed grid: batch i holds the rows from ``i * batch_size`` on, and is read without the others."""
 
     labels: Tensor | None = None
 
@@ -70,10 +66,7 @@ class Source(ABC):
 
 
 class ImageSource(Source):
-    """Images prepared by one transform, each with a label or all without.
-
-    Iterating gives ``x`` of shape ``(n, c, h, w)``, or pairs ``(x, y)`` when there are labels.
-    """
+    """Images prepared by one transform, as batches ``x`` of shape ``(n, c, h, w)``, or ``(x, y)`` with labels."""
 
     def __init__(self, transform: Transform, batch_size: int) -> None:
         super().__init__(batch_size)
@@ -133,11 +126,7 @@ class ImageSource(Source):
 
 
 class ImageSubset(ImageSource):
-    """Some rows of another source, with its transform, its batch size and, if it has any, its labels.
-
-    The fingerprint holds that of the whole source and the rows: when only an image that was left out changes, the
-    subset still counts as changed.
-    """
+    """Some rows of another source; its fingerprint changes with any image of the source."""
 
     def __init__(self, source: ImageSource, rows: NDArray[np.integer]) -> None:
         super().__init__(source.transform, source.batch_size)
@@ -175,8 +164,7 @@ def take_subset(source: Source, count: int | None, seed: int | None = None, bala
     """Return at most ``count`` rows of a source, in ascending order; all of them with None.
 
     Without a seed they are evenly spaced. A seed draws one row of each of ``count`` equal stretches, which keeps the
-    shares of the classes and does not fall in step with classes that take turns; ``balanced`` draws as many of each
-    class as can be instead.
+    shares of the classes, or, if ``balanced``, as many of each class as can be.
     """
     if count is None or source.rows <= count:
         return source
