@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the names of _HOMES, for type checkers and the documentatio
     from .core.bank import FeatureBank as FeatureBank, Head as Head
     from .core.intervals import auroc_interval as auroc_interval
     from .core.metrics import aupr as aupr, auroc as auroc, fpr_at_tpr as fpr_at_tpr
-    from .core.validation import NotFittedError as NotFittedError
+    from .core.validation import MethodRefused as MethodRefused, NotFittedError as NotFittedError
     from .core.validation import UnreadableImage as UnreadableImage, UnsupportedHead as UnsupportedHead
     from .detectors.autofold import AutoFold as AutoFold
     from .detectors.base import Detector as Detector, InputDetector as InputDetector
@@ -36,7 +36,7 @@ _HOMES = {
     "core.bank": "FeatureBank Head",
     "core.intervals": "auroc_interval",
     "core.metrics": "aupr auroc fpr_at_tpr",
-    "core.validation": "NotFittedError UnreadableImage UnsupportedHead",
+    "core.validation": "MethodRefused NotFittedError UnreadableImage UnsupportedHead",
     "detectors": "AutoFold Detector Fold InputDetector PartialNorm Shaped create methods register",
     "evaluate.tuning": "tune",
     "models.bank_store": "DamagedBank load_bank save_bank",

@@ -223,12 +223,7 @@ def incomparable(suites: Iterable[Mapping[str, Any]], table: str | None) -> list
 
 
 def run_labels(method: str) -> list[str]:
-    """Return the possible labels of a method of the paper in a run, the one tuned on the same data first.
-
-    Example:
-        >>> run_labels("KNN"), run_labels("MSP")
-        (['knn@ood', 'knn', 'knn@id'], ['msp', 'msp@ood', 'msp@id'])
-    """
+    """Return the possible labels of a method of the paper in a run, the one tuned as in the paper first."""
     name = method.lower()
     return sorted([name, f"{name}@ood", f"{name}@id"], key=lambda label: _tuning(label) != _paper_tuning(name))
 
