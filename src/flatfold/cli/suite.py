@@ -79,11 +79,11 @@ def init(
         mean=_parse_channels("--mean", mean),
         std=_parse_channels("--std", std),
     )
-    written = write_suite(file, parts, force)
+    missing, notes = write_suite(file, parts, force)
     typer.echo(f"suite -> {file}")
-    if written.missing:
-        typer.echo(f"fill in first: {', '.join(written.missing)}")
-    for note in written.notes:
+    if missing:
+        typer.echo(f"fill in first: {', '.join(missing)}")
+    for note in notes:
         typer.echo(f"note: {note}")
     typer.echo(f"next: flatfold doctor {file}, then flatfold bench {file}")
 

@@ -23,31 +23,18 @@ _Side = tuple[Scores, str]  # the scores of a run, and a method of it
 
 @dataclass(frozen=True)
 class Change:
-    """One figure of A compared with the same figure of B.
+    """One figure of A compared with the same figure of B."""
 
-    Attributes:
-        method: What was compared: a method of both runs, or ``first -> second``.
-        column: A data set, or ``near``, ``far`` or ``all`` for an average.
-        metric: ``auroc`` or ``fpr95_ood_positive``.
-        a: The figure of A, between 0 and 1.
-        b: The figure of B.
-        difference: ``b - a``.
-        low: Lower end of the 95 % interval of the difference.
-        high: Its upper end.
-        p_value: Of "there is no difference", two-sided; None for FPR95, which has an interval only.
-        paired: Both used the same images, and were compared image by image.
-    """
-
-    method: str
-    column: str
-    metric: str
+    method: str  # of both runs, or "first -> second"
+    column: str  # a data set, or near, far or all for an average
+    metric: str  # auroc or fpr95_ood_positive
     a: float
     b: float
-    difference: float
+    difference: float  # b - a, with its 95 % interval
     low: float
     high: float
-    p_value: float | None
-    paired: bool
+    p_value: float | None  # of "there is no difference", two-sided; None for FPR95, which has an interval only
+    paired: bool  # both used the same images, and were compared image by image
 
     @property
     def significant(self) -> bool:

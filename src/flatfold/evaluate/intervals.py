@@ -42,15 +42,8 @@ def certainty(
     A method is among the best when it has the highest AUROC of the column, or when the paired test against that one has
     a p-value of at least 0.05 over the number of other methods (Bonferroni).
 
-    Args:
-        scores: Every score, keyed by ``method/dataset``, with ``id`` for the ID test images.
-        methods: The methods to compare.
-        columns: The data sets of each column: one, or those of an average.
-        replicates: Bootstrap replicates; 0 leaves out all intervals but AUROC's.
-        seed: Of the bootstrap. For one seed a method gets the same intervals whichever others are in the list.
-
-    Returns:
-        Keyed by method and column.
+    Scores are keyed by ``method/dataset``, with ``id`` for the ID test images, and the result by method and column.
+    Without replicates there are intervals of AUROC only. The other methods do not change the intervals of one.
     """
     _check(scores, methods, columns, replicates)
     datasets = list(dict.fromkeys(dataset for members in columns.values() for dataset in members))

@@ -131,7 +131,7 @@ def _evaluate_on_features(spec: Spec, banks: Banks) -> MethodResult:
     if bank is None:
         raise MethodRefused(NO_TRAIN)
     start = perf_counter()
-    with _logged_warnings(spec.label) as notes:
+    with logged_warnings(spec.label) as notes:
         tuning = None
         if spec.tune is not None:
             ood = banks.ood_val if spec.tune == "ood" else None
@@ -159,7 +159,7 @@ class InputMethodRunner:
     def evaluate(self, spec: Spec) -> MethodResult:
         """Tune, fit and score one method."""
         start = perf_counter()
-        with _logged_warnings(spec.label) as notes:
+        with logged_warnings(spec.label) as notes:
             tuning = self._tune(spec)
             hyper = self._complete(tuning.hyper if tuning else spec.hyper, spec.name)
             detector = self.fit(spec.name, hyper)
@@ -273,7 +273,7 @@ def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
 
 
 @contextmanager
-def _logged_warnings(label: str) -> Iterator[list[str]]:
+def logged_warnings(label: str) -> Iterator[list[str]]:
     """Collect the warnings of the block, and log them."""
     notes: list[str] = []
     with warnings.catch_warnings(record=True) as caught:

@@ -1,13 +1,10 @@
 """Run a curvature study: the curvature of the loss on ID and OOD images, over parameters, features and logits."""
 
-import logging
 import shutil
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from ..core.intervals import auroc_influence, interval, mean_influence
 from ..curvature.estimate import Loss, Matrix
@@ -16,6 +13,7 @@ from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
 from ..models.sources import ImageSource
 from .banks import Banks, Settings, extract_all
+from .methods import logged_warnings
 from .results import ID
 from .runner import describe, provenance
 from .study_measure import Array, DataSet, FeatureCurvature, Measured, ParameterCurvature, Plan, StudyParts
@@ -24,8 +22,6 @@ from .suites.library import limit_suite
 from .suites.suite import OodSet, Suite
 
 PARTS = "curvature"  # folder of what is finished
-
-log = logging.getLogger(__name__)
 
 
 def run_study(
@@ -71,10 +67,18 @@ def run_study(
     by_key = {f"{space}/{name}": it for name, spaces in measured.items() for space, it in spaces.items()}
     spectra = {key: it for key, it in by_key.items() if not key.startswith("logit/")}
     sizes = {space: it.size for space, it in measured[ID].items()}
+    detected = _all_detections(suite, banks, measured, alphas["partial"])
+    facts = provenance(suite, settings, perf_counter() - start, banks.weights)
+    del facts["bootstrap"]  # there is none
+    if parts.found:
+        facts["seconds"] = f"{facts['seconds']}, with {parts.found} of {parts.asked} parts from an earlier run"
+    facts |= {name: getattr(plan, name) for name in ("samples", "matrix", "loss", "probes", "steps")}
+    chosen = "AutoFold's choice" if plan.alpha is None else "given"
+    facts |= {"seed of the probes": plan.seed, "alpha": f"{alphas['partial']:g}, {chosen}"}
     return Study(
         suite={**describe(suite, banks), "n_parameters": sizes["parameter"]},
         statistics=[statistic for it in by_key.values() for statistic in it.statistics],
-        detections=_all_detections(suite, banks, measured, alphas["partial"]),
+        detections=detected,
         alphas=alphas,
         traces={key: it.traces for key, it in by_key.items()},
         trace_stderr={key: it.stderr for key, it in by_key.items() if it.stderr is not None},
@@ -82,9 +86,7 @@ def run_study(
         weights={key: it.weights for key, it in spectra.items()},
         sizes={str(space): size for space, size in sizes.items()},
         eigenvalues=eigenvalues,
-        provenance=_study_provenance(
-            provenance(suite, settings, perf_counter() - start, banks.weights), plan, alphas["partial"], parts
-        ),
+        provenance=facts,
     )
 
 
@@ -127,15 +129,11 @@ def _choose_alpha(plan: Plan, banks: Banks) -> float:
     """Return the exponent that was given, or AutoFold's choice on the validation data."""
     if plan.alpha is not None:
         return float(plan.alpha)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            alpha = AutoFold().fit(banks.val, banks.head).alpha_.item()
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"AutoFold cannot choose an exponent: {error} Or give one, --alpha, 0 to 1.") from error
-    for warning in caught:
-        log.warning("autofold: %s", warning.message)
-    return round(alpha, 6)
+    try:
+        with logged_warnings("autofold"):
+            return round(AutoFold().fit(banks.val, banks.head).alpha_.item(), 6)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"AutoFold cannot choose an exponent: {error} Or give one, --alpha, 0 to 1.") from error
 
 
 def _eigenvalues(
@@ -166,13 +164,3 @@ def _all_detections(
             }
             rows += detections(space, alpha, at, suite.ood)
     return rows
-
-
-def _study_provenance(facts: dict[str, Any], plan: Plan, alpha: float, parts: StudyParts) -> dict[str, Any]:
-    """Return where the figures come from: as for a benchmark, and the plan."""
-    del facts["bootstrap"]  # there is none
-    if parts.found:
-        facts["seconds"] = f"{facts['seconds']}, with {parts.found} of {parts.asked} parts from an earlier run"
-    asked = {name: getattr(plan, name) for name in ("samples", "matrix", "loss", "probes", "steps")}
-    chosen = "AutoFold's choice" if plan.alpha is None else "given"
-    return {**facts, **asked, "seed of the probes": plan.seed, "alpha": f"{alpha:g}, {chosen}"}

@@ -67,38 +67,22 @@ class Detection:
 
 @dataclass(frozen=True)
 class Study:
-    """The outcome of a curvature study.
-
-    A ``dataset`` of :meth:`cell` may also be ``near`` or ``far``, for the unweighted mean over the group.
-
-    Attributes:
-        suite: As in :class:`~flatfold.evaluate.results.Results`, and ``n_parameters``.
-        statistics: The table.
-        detections: Traces as detectors.
-        alphas: The exponents of the top eigenvalues by name: ``none`` 0, ``partial`` AutoFold's choice, ``full`` 1.
-        traces: Of single inputs, ``(n,)``, keyed by ``space/dataset`` for parameter, feature and logit.
-        trace_stderr: Their standard errors by the same keys, where they are not exact.
-        nodes, weights: Spectra, ``(probes, m)``, keyed by ``space/dataset`` for parameter and feature.
-        sizes: Number of eigenvalues by space.
-        eigenvalues: Largest feature eigenvalues of single inputs, largest first, ``(n, k)``, keyed by ``alpha/dataset``
-            with the names of ``alphas``.
-        provenance: Where the numbers come from; ``loss``, ``matrix``, ``probes``, ``steps``, ``samples`` among it.
-    """
+    """The outcome of a curvature study."""
 
     FORMAT: ClassVar[str] = "flatfold-curvature"
     VERSION: ClassVar[int] = 2
     ARRAYS: ClassVar[Mapping[str, tuple[str, str]]] = {name: (ARRAYS, f"{name}/") for name in STORED}
 
-    suite: dict[str, Any]
-    statistics: list[Statistic]
+    suite: dict[str, Any]  # as in Results, and n_parameters
+    statistics: list[Statistic]  # the table
     detections: list[Detection]
-    alphas: dict[str, float]
-    traces: dict[str, NDArray[np.float64]]
-    trace_stderr: dict[str, NDArray[np.float64]]
-    nodes: dict[str, NDArray[np.float64]]
+    alphas: dict[str, float]  # none: 0, partial: given or AutoFold's choice, full: 1
+    traces: dict[str, NDArray[np.float64]]  # of single inputs, (n,), keyed by space/dataset
+    trace_stderr: dict[str, NDArray[np.float64]]  # by the same keys, where they are not exact
+    nodes: dict[str, NDArray[np.float64]]  # of spectra, (probes, m), keyed by space/dataset, without logits
     weights: dict[str, NDArray[np.float64]]
-    sizes: dict[str, int]
-    eigenvalues: dict[str, NDArray[np.float64]]
+    sizes: dict[str, int]  # number of eigenvalues by space
+    eigenvalues: dict[str, NDArray[np.float64]]  # the largest of single inputs, (n, k), keyed by alpha/dataset
     provenance: dict[str, Any]
 
     @property
@@ -133,7 +117,7 @@ class Study:
         return {(figure.dataset, figure.space, figure.name): figure for figure in self.statistics} | self.means
 
     def cell(self, dataset: str, space: Space, name: Name) -> Statistic:
-        """Return one figure of the table."""
+        """Return one figure of the table; for ``near`` and ``far`` it is the unweighted mean over the group."""
         figure = self.cells.get((dataset, space, name))
         if figure is None:
             have = f"{', '.join(self.datasets + self.groups)}; {', '.join(' '.join(column) for column in self.columns)}"
@@ -185,11 +169,7 @@ class _Suite(msgspec.Struct):
 
 
 def load_study(folder: Path) -> Study:
-    """Read the files that :meth:`Study.save` wrote.
-
-    Raises:
-        ValueError: There is no study in the folder, or it is damaged, mixed or of another version.
-    """
+    """Read the files that :meth:`Study.save` wrote, or raise a ValueError that says what is wrong with them."""
     return read_document(folder / JSON, Study, "flatfold curvature")
 
 

@@ -15,25 +15,15 @@ from .results import METRICS, Results, as_csv, load_results
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A method's figures in one column of a table, over all networks of a family.
-
-    Attributes:
-        family: What the networks have in common: everything but the seed.
-        method: Label in tables.
-        column: A data set, or ``near``, ``far`` or ``all`` for an average.
-        n: Number of networks.
-        means: By metric, between 0 and 1.
-        stds: Population standard deviation over the networks (divided by ``n``), as OpenOOD prints it.
-        intervals: 95 % interval of the mean, for the metrics of which every run has one.
-    """
+    """A method's figures, by metric, in one column of a table over the networks of a family, which differ by seed."""
 
     family: str
     method: str
-    column: str
-    n: int
+    column: str  # a data set, or near, far or all for an average
+    n: int  # number of networks
     means: dict[str, float]
-    stds: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
+    stds: dict[str, float]  # of the population (divided by n), as OpenOOD prints it
+    intervals: dict[str, tuple[float, float]]  # 95 % of the mean, for the metrics of which every run has one
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from ...models.feature_files import FeatureRows
 from ...models.images import FolderImages, ListImages, Transform, open_images
 from ...models.sources import Source
 from .schema import KINDS, SPLITS, TRANSFORM, Table, error_context, expand_path, section_title
-from .suite import OodSet
 
 Rows = NDArray[np.int64]
 
@@ -48,10 +47,6 @@ class SuiteData:
         self._taken: list[tuple[str, tuple[Any, ...], NDArray[Any]]] = []
         with error_context("[transform]" + (", as a network changes it" if transform else "")):
             self.transform = Transform(**{**document.get("transform", {}), **transform})
-
-    def ood_set(self, table: Table) -> OodSet:
-        """Return an OOD data set that methods are evaluated on."""
-        return OodSet(table["name"], table["group"], self.unlabelled("ood", table), table.get("about", ""))
 
     def unlabelled(self, section: str, table: Table) -> Source:
         """Return the images of a section, without labels."""

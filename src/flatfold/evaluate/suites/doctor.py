@@ -5,9 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 from torch import nn
 
 from ...core.validation import UnreadableImage
@@ -51,10 +48,8 @@ class Diagnosis:
 
     def add(self, remarks: Sequence[tuple[State, str]]) -> "Diagnosis":
         """Return the diagnosis with more sentences, in the worst of all states."""
-        states, sentences = [self.state], [self.sentence] if self.sentence else []
-        for state, sentence in remarks:
-            states.append(state)
-            sentences.append(sentence)
+        states = [self.state, *(state for state, _ in remarks)]
+        sentences = filter(None, [self.sentence, *(sentence for _, sentence in remarks)])
         return replace(self, state=max(states, key=get_args(State).index), sentence=" ".join(sentences))
 
 
@@ -65,9 +60,6 @@ def examine(suite_file: SuiteFile, accuracy: bool = True, limit: int = 1000, rea
     in a benchmark, up to 1 % of a data set may be unreadable. Networks are loaded, which downloads those that the file
     calls ``pretrained``, and run on at most ``limit`` test images, unless ``accuracy`` is False. An accuracy is as
     expected within three standard errors and one point. With ``read`` every image is decoded.
-
-    There is a diagnosis for each section with images and for each network, and one more if images cannot be prepared or
-    parts that are valid by themselves do not fit together.
     """
     lenient, document = suite_file.lenient(), suite_file.document
     diagnoses: list[Diagnosis] = []
@@ -124,17 +116,14 @@ class _ImageCheck:
                 self.broken[number] = name
                 continue
             for transform in transforms:
-                self._prepare(picture, name, transform)
-
-    def _prepare(self, picture: Image.Image | NDArray[np.uint8], name: str, transform: Transform) -> None:
-        try:
-            height, width = transform(picture).shape[1:]
-        except ValueError as error:
-            self.refusal = self.refusal or f"{name}: {error}"
-            return
-        sizes = self.sizes.setdefault(transform, {})
-        if len(sizes) < 2:
-            sizes.setdefault(f"{width} x {height}", name)
+                try:
+                    height, width = transform(picture).shape[1:]
+                except ValueError as error:
+                    self.refusal = self.refusal or f"{name}: {error}"
+                    continue
+                sizes = self.sizes.setdefault(transform, {})
+                if len(sizes) < 2:
+                    sizes.setdefault(f"{width} x {height}", name)
 
     def remarks(self) -> list[tuple[State, str]]:
         """Return sentences about the images, each with its state."""
@@ -185,15 +174,21 @@ class _DataCheck:
             source = self.data.split(self.section) if labelled else self.data.unlabelled(self.section, self.table)
             diagnosis = self._count(path, source, whole, gone)
             if isinstance(self.source, ImageSource):
-                self._read(self.source, set(gone), transforms, read)
+                own = {key: self.table[key] for key in self.table.keys() & set(TRANSFORM) - {"mean", "std"}}
+                lost, images = set(gone), self.source
+                there = [row for row in range(images.rows) if not lost or _origin(images, row)[1] not in lost]
+                self.images = _ImageCheck(len(there))
+                rows = track(there, f"reading {self.what}") if read else there[:ALWAYS_READ]
+                self.images.read(images, rows, [replace(transform, **own) for transform in transforms])
             return diagnosis
         except FAILURES as error:
             return Diagnosis(self.what, "wrong", written, self.expected, "", _reason(error, self.section, self.table))
 
     def _missing(self, where: str, sentence: str) -> Diagnosis:
-        state: State = "note" if self.optional else "missing"
-        left_out = " Without it, methods that learn from it are left out." if self.optional else ""
-        return Diagnosis(self.what, state, where, self.expected, "", sentence + left_out)
+        if not self.optional:
+            return Diagnosis(self.what, "missing", where, self.expected, "", sentence)
+        left_out = f"{sentence} Without it, methods that learn from it are left out."
+        return Diagnosis(self.what, "note", where, self.expected, "", left_out)
 
     def _count(self, path: Path, source: Source, whole: Source, gone: list[str]) -> Diagnosis:
         """Compare the number of images with what is expected."""
@@ -211,26 +206,16 @@ class _DataCheck:
             return self._missing(str(path), gap)
         rows = whole.rows - len(gone) if gone else source.rows
         found = f"{rows} images" if rows == whole.rows else f"{rows} of {whole.rows} images"
-        count = self._count_sentence(whole.rows)
+        count, expected = "", self.table.get("expect", whole.rows)
+        if whole.rows == self.table.get("outdated") != expected:
+            again = "lists" if "list" in self.table else "data sets"
+            count = (
+                f"{whole.rows} images are those of an older version, this one has {expected}. Get all {again} again."
+            )
+        elif whole.rows != expected:
+            count = f"There are {whole.rows} images, {expected} were expected. Get them again."
         state: State = "missing" if gone else "ok" if not count else "note" if self.any_counts else "wrong"
         return Diagnosis(self.what, state, str(path), self.expected, found, " ".join(filter(None, [count, gap])))
-
-    def _count_sentence(self, rows: int) -> str:
-        expected = self.table.get("expect", rows)
-        if rows == expected:
-            return ""
-        if rows != self.table.get("outdated"):
-            return f"There are {rows} images, {expected} were expected. Get them again."
-        again = "lists" if "list" in self.table else "data sets"
-        return f"{rows} images are those of an older version, this one has {expected}. Get all {again} again."
-
-    def _read(self, source: ImageSource, gone: set[str], transforms: Sequence[Transform], read: bool) -> None:
-        """Read images that are there: all of them, or only the first."""
-        own = {key: self.table[key] for key in self.table.keys() & set(TRANSFORM) - {"mean", "std"}}
-        there = [row for row in range(source.rows) if not gone or _origin(source, row)[1] not in gone]
-        self.images = _ImageCheck(len(there))
-        rows = track(there, f"reading {self.what}") if read else there[:ALWAYS_READ]
-        self.images.read(source, rows, [replace(transform, **own) for transform in transforms])
 
 
 def _check_together(file: SuiteFile, sources: dict[str, Source | None]) -> list[Diagnosis]:

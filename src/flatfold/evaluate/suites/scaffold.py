@@ -52,14 +52,6 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Written:
-    """The sections of a suite file that must still be filled in, and notes for its author."""
-
-    missing: list[str]
-    notes: list[str]
-
-
-@dataclass(frozen=True)
 class DatasetFacts:
     """Facts about the images at a path: their number, classes, size of the smallest class, and sizes of some.
 
@@ -86,14 +78,8 @@ class DatasetFacts:
         return f"{words}, {different}{width} x {height} pixels"
 
 
-def write_suite(path: Path, parts: Parts, force: bool = False) -> Written:
-    """Write a suite file and return what is left to do; ``force`` replaces a file that is there already.
-
-    Raises:
-        FileExistsError: There is such a file, and ``force`` is not given.
-        FileNotFoundError: Something that ``parts`` names is not there.
-        ValueError: A part cannot be used; the message begins with its name.
-    """
+def write_suite(path: Path, parts: Parts, force: bool = False) -> tuple[list[str], list[str]]:
+    """Write a suite file, and return the sections that must still be filled in and notes for its author."""
     if path.suffix != ".toml":
         raise ValueError(f"a suite file ends in .toml, got {path}.")
     if path.exists() and not force:
@@ -123,7 +109,7 @@ def write_suite(path: Path, parts: Parts, force: bool = False) -> Written:
         ),
     )
     there = {*data, *(["network"] if parts.model else []), *(["ood"] if ood else [])}
-    return Written([name for name in NEEDED if name not in there], _notes(path, parts, id_facts, per_class))
+    return [name for name in NEEDED if name not in there], _notes(path, parts, id_facts, per_class)
 
 
 def _inspect(name: str, parts: Parts, place: Path | None = None) -> DatasetFacts:

@@ -18,14 +18,7 @@ RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # ta
 
 @dataclass(frozen=True)
 class OodSet:
-    """An OOD data set.
-
-    Args:
-        name: Short, as in the tables.
-        group: ``"near"`` when it resembles the training data, ``"far"`` otherwise.
-        images: Where its images come from.
-        about: One sentence for the report.
-    """
+    """An OOD data set with one sentence about it; it is near when it resembles the training data."""
 
     name: str
     group: Group

@@ -19,7 +19,7 @@ from ...models.model_loading import load_weights, make_model, named_model
 from ...models.sources import Source
 from .data import SuiteData
 from .schema import SPLITS, Table, TransformTable, check_table, error_context, expand_path, read_document, section_title
-from .suite import FOLDERS, Suite
+from .suite import FOLDERS, OodSet, Suite
 
 MAKERS = ("factory", "model", "linear")
 LOOKED_FOR = 10  # images of an optional list, before it is taken to be there
@@ -43,13 +43,8 @@ class Network(NamedTuple):
 class SuiteFile:
     """A suite file, read and checked; its images and networks are opened when they are asked for.
 
-    Args:
-        path: The TOML file. Relative paths in it start from its folder, and ``$NAME`` stands for an environment
-            variable.
-        seeds: Of networks and draws, in place of the file's own; without either it is 0.
-        batch_size: Images per forward pass.
-        any_counts: Whether a data set may have another number of images than the file expects.
-        variables: What ``$NAME`` stands for, in place of the environment.
+    Relative paths in it start from its folder, and ``$NAME`` stands for one of ``variables``, by default those of the
+    environment. ``seeds`` replace the file's own, of networks and draws; without either it is 0.
     """
 
     def __init__(
@@ -156,7 +151,10 @@ class SuiteFile:
             "train": self.train(data),
             "val": data.split("val"),
             "test": data.split("test"),
-            "ood": tuple(data.ood_set(table) for table in self.document["ood"]),
+            "ood": tuple(
+                OodSet(table["name"], table["group"], data.unlabelled("ood", table), table.get("about", ""))
+                for table in self.document["ood"]
+            ),
             "ood_val": None if ood_val is None else data.unlabelled("ood_val", ood_val),
         }
 
