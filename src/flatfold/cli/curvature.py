@@ -68,8 +68,7 @@ def curvature(
     """
     from dataclasses import asdict
 
-    from ..evaluate.study import forget_study, run_study
-    from ..evaluate.study_measure import Plan
+    from ..evaluate.study import Plan, forget_study, run_study
     from ..report.page import write_curvature
 
     log_progress()

@@ -28,7 +28,7 @@ from ..evaluate.banks import Banks, Settings
 from ..evaluate.intervals import column_influence
 from ..evaluate.methods import NO_TRAIN, InputMethodRunner, learnt_numbers, peak_memory
 from ..evaluate.results import ID, MethodRun
-from ..evaluate.study_measure import FeatureCurvature
+from ..evaluate.study import FeatureCurvature
 from ..evaluate.suites.suite import Suite
 from ..io.artifacts import read_document, write_document
 from ..io.progress import track

@@ -13,10 +13,9 @@ from torch import nn
 from torch.func import functional_call, hessian, vmap
 
 import flatfold as ff
-from flatfold.evaluate import study_measure as parameters
+from flatfold.evaluate import study as parameters
 from flatfold.evaluate.banks import Settings, extract_all
-from flatfold.evaluate.study import detections, forget_study, run_study, studied_suite
-from flatfold.evaluate.study_measure import DataSet, Plan
+from flatfold.evaluate.study import DataSet, Plan, detections, forget_study, run_study, studied_suite
 from flatfold.evaluate.study_results import STORED, load_study
 from flatfold.evaluate.suites.suite import OodSet, Suite
 from flatfold.models.feature_files import FeatureRows

@@ -5,9 +5,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from flatfold.evaluate import study_measure as module
-from flatfold.evaluate.study import forget_study
-from flatfold.evaluate.study_measure import StudyParts
+from flatfold.evaluate import study as module
+from flatfold.evaluate.study import StudyParts, forget_study
 from flatfold.io.store import Part
 from tests.evaluate.study.test_study import make_suite
 
