@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from .middleware import SECURITY_HEADERS
+from .app import SECURITY_HEADERS
 from .settings import error_response, unavailable
 
 MAX_CONNECTIONS = 512  # that are served; each is an open file
