@@ -101,12 +101,12 @@ def score(
     source = options.open(images, transform.transform(guard, file.transform))
     job = ScoringJob(file, model.open, source, fpr, device)
     same = "the same command" if resume else "the same command without --restart"
-    try:
-        with interruptible(f"interrupted; run {same} to resume"):
+    with interruptible(f"interrupted; run {same} to resume"):
+        try:
             summary = score_images(job, out, shard=part, executor=watch, restart=not resume)
-    except (RuntimeError, MemoryError) as error:  # out of memory, or a reading process was killed
-        reason = str(error).strip().partition("\n")[0].rstrip(". ") or "out of memory"
-        raise OSError(f"{reason}. Run the same command again to resume.") from error
+        except (RuntimeError, MemoryError) as error:  # out of memory, or a reading process was killed
+            reason = str(error).strip().partition("\n")[0].rstrip(". ") or "out of memory"
+            raise OSError(f"{reason}. Run the same command again to resume.") from error
     print_summary(summary, out, watch)
 
 

@@ -85,11 +85,7 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
     app.add_middleware(AccessMiddleware, settings=service.settings, count=service.metrics.count_answer)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _query_error)
-    _add_routes(app, service)
-    return app
 
-
-def _add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/score")
     async def score(request: Request, explain: bool = False) -> Response:
         return JSONResponse({"rows": await service.score(request, explain)})
@@ -112,6 +108,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     @app.api_route("/", methods=_GET)
     async def page() -> Response:
         return Response(PAGE, media_type="text/html")
+
+    return app
 
 
 async def _http_error(request: Request, error: Any) -> Response:

@@ -101,11 +101,6 @@ class DeadlineProtocol(H11Protocol):
             self._set_deadline(LINGER_SECONDS)
 
 
-def protocol_with_deadline(seconds: float) -> type[DeadlineProtocol]:
-    """Return a protocol for ``uvicorn.Config(http=...)`` that waits this long."""
-    return type("DeadlineProtocol", (DeadlineProtocol,), {"seconds": seconds})
-
-
 def _last_answer(error: HTTPException) -> JSONResponse:
     """Return an answer that does not pass the middleware, and closes its connection."""
     response = error_response(error)
