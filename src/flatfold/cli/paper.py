@@ -281,8 +281,8 @@ def _print_table(console: Console, name: str) -> None:
         mark = "†" * ((number.row, number.column, number.metric) in wrong)
         text = f"{number.value:.{layout.digits}f}{spread}{mark}"
         cells.setdefault(number.row, {}).setdefault(number.column, []).append(text)
-    for row, found in cells.items():
-        table.add_row(row, *(" / ".join(found.get(column, [])) for column in columns))
+    for row, texts in cells.items():
+        table.add_row(row, *(" / ".join(texts.get(column, [])) for column in columns))
     console.print(table)
     for contradiction in wrong.values():
         console.print(f"† {contradiction}", markup=False)

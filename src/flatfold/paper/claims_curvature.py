@@ -175,10 +175,10 @@ def check_logits(run: NetworkRun) -> Finding:
 
 def check_theorem(_: Sequence[NetworkRun]) -> Finding:
     """Check the theorem on random settings, which are the same in every run."""
-    found = random_theorems()
-    true, false = ([theorem for _, theorem in found if theorem.holds == holds] for holds in (True, False))
+    settings = random_theorems()
+    true, false = ([theorem for _, theorem in settings if theorem.holds == holds] for holds in (True, False))
     wrong, reverse = sum(not theorem.agrees for theorem in true), sum(theorem.gap < 0 for theorem in false)
-    short = [theorem for setting, theorem in found if setting.c < 1]
+    short = [theorem for setting, theorem in settings if setting.c < 1]
     unmet = sum(not theorem.holds for theorem in short)
     checks = [
         Check("any", f"condition true: {wrong} of {len(true)} settings contradict the theorem", wrong == 0),
@@ -271,9 +271,9 @@ def _report_missing(run: NetworkRun, space: Space, name: Name) -> list[Check]:
 
 
 def _check_shift(run: NetworkRun, label: str, members: list[str]) -> Check:
-    found = trace_auroc(run.study, members)
-    low, high = interval(found.auroc, found.stderr, found.pairs, found.pairs)
-    text = f"AUROC of the trace, {label}: {percent(found.auroc)} ({percent(low)} to {percent(high)})"
+    trace = trace_auroc(run.study, members)
+    low, high = interval(trace.auroc, trace.stderr, trace.pairs, trace.pairs)
+    text = f"AUROC of the trace, {label}: {percent(trace.auroc)} ({percent(low)} to {percent(high)})"
     return Check(run.network, text, above_zero(low - 0.5, high - 0.5))
 
 
@@ -289,8 +289,8 @@ def _members(study: Study, group: str) -> list[str]:
 
 def _mean_over_ranks(aurocs: list[Influence]) -> tuple[float, float, float]:
     """Return a mean over ranks with its interval: the mean of theirs, because all are of the same images."""
-    ends = [interval(each.auroc, each.stderr, each.pairs, each.pairs) for each in aurocs]
-    return fmean(each.auroc for each in aurocs), fmean(low for low, _ in ends), fmean(high for _, high in ends)
+    ends = [interval(rank.auroc, rank.stderr, rank.pairs, rank.pairs) for rank in aurocs]
+    return fmean(rank.auroc for rank in aurocs), fmean(low for low, _ in ends), fmean(high for _, high in ends)
 
 
 def _median_ratio(study: Study, kind: str) -> float:

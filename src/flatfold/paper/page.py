@@ -194,16 +194,18 @@ def _build_effects(runs: Sequence[NetworkRun]) -> Content:
 
 
 def _build_detections(runs: Sequence[NetworkRun]) -> Content:
-    found = {run.network: [each for each in run.study.detections if each.space != "parameter"] for run in runs}
-    parts = [(run.network, detection_table(replace(run.study, detections=found[run.network]))) for run in runs]
-    lines = [{"network": network, **asdict(each)} for network, detections in found.items() for each in detections]
+    parts, lines = [], list[CsvLine]()
+    for run in runs:
+        shown = [detection for detection in run.study.detections if detection.space != "parameter"]
+        parts.append((run.network, detection_table(replace(run.study, detections=shown))))
+        lines += [{"network": run.network, **asdict(detection)} for detection in shown]
     return Content("tables", {"text": STUDIED, "parts": parts}, lines=lines)
 
 
 def _build_statistics(runs: Sequence[NetworkRun]) -> Content:
     parts, lines = [], list[CsvLine]()
     for run in runs:
-        shown = [each for each in run.study.statistics if each.space in SHOWN]
+        shown = [value for value in run.study.statistics if value.space in SHOWN]
         parts.append((run.network, statistics_table(replace(run.study, statistics=shown))))
         for space in SHOWN:
             for at in run.study.datasets:

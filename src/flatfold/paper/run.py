@@ -231,12 +231,12 @@ def check_suite(folder: Path, networks: Sequence[str], suite: str) -> None:
     """Raise if the folders of these networks hold results of another suite, which would be mixed or lost."""
     for network in networks:
         try:
-            found = str(load_results(folder / network).suite["name"])
+            earlier = str(load_results(folder / network).suite["name"])
         except (OSError, ValueError):
             continue
-        if found != suite:
+        if earlier != suite:
             raise ValueError(
-                f"{folder / network} holds results of the suite {found!r}, but this run is of {suite!r}. "
+                f"{folder / network} holds results of the suite {earlier!r}, but this run is of {suite!r}. "
                 "Give another --out, or remove them."
             )
 

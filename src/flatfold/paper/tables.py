@@ -109,7 +109,7 @@ def contradictions() -> list[Contradiction]:
 
     Parts and average are each rounded by up to half a unit of the last digit, so they may differ by a whole unit.
     """
-    found = []
+    wrong = []
     for table, average, parts in _averages():
         unit = 10.0 ** -TABLES[table].digits * (1 + 1e-6)  # room for the last digits of a float
         recomputed = fmean(part.value for part in parts)
@@ -117,8 +117,8 @@ def contradictions() -> list[Contradiction]:
             without = {p.column: [q.value for q in parts if q is not p] for p in parts if len(parts) > 1}
             fits = (column for column, rest in without.items() if abs(average.value - fmean(rest)) <= unit)
             place = (table, average.row, average.column, average.metric)
-            found.append(Contradiction(*place, average.value, recomputed, next(fits, "")))
-    return found
+            wrong.append(Contradiction(*place, average.value, recomputed, next(fits, "")))
+    return wrong
 
 
 def _averages() -> Iterator[tuple[str, Number, list[Number]]]:

@@ -244,7 +244,7 @@ def random_theorems(count: int = SETTINGS, seed: int = 0) -> list[tuple[Setting,
     def uniform(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=generator))
 
-    found = []
+    theorems = []
     for _ in range(count):
         d = int(torch.randint(2, 9, (), generator=generator))
         root, turn = torch.randn(2, d, d, generator=generator, dtype=torch.float64)
@@ -254,8 +254,8 @@ def random_theorems(count: int = SETTINGS, seed: int = 0) -> list[tuple[Setting,
         mean = mean * distance / float(mean @ torch.linalg.solve(covariance, mean)) ** 0.5
         shifted, bound = _sides(mean, covariance, rotation @ mean)
         setting = Setting(mean, covariance, rotation, ratio / (shifted / bound), alpha)
-        found.append((setting, compare(mean, covariance, rotation, setting.c, alpha)))
-    return found
+        theorems.append((setting, compare(mean, covariance, rotation, setting.c, alpha)))
+    return theorems
 
 
 def _score(mean: Tensor, covariance: Tensor, weight: Tensor) -> tuple[float, float]:
