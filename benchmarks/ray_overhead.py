@@ -22,7 +22,7 @@ import flatfold as ff
 from flatfold.models.extract import read_batches
 from flatfold.models.images import ArrayImages, FolderImages
 from flatfold.models.model_loading import load_weights, make_model
-from flatfold.scoring.batch import Executor, Parts, ScoringJob, run_local
+from flatfold.scoring.batch import Executor, Parts, ScoringJob, run_local, score_batches
 from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.ray import run_on_ray
 
@@ -104,8 +104,8 @@ def _print_large(folder: Path) -> None:
     torch.manual_seed(0)
     ff.Guard.fit(_resnet50(), torch.rand(40, 3, 224, 224).split(8), detector="fold", transform=transform).save(guard)
     task = ScoringJob(read_guard(guard), _resnet50, FolderImages(folder / "photos", transform, 16, labels=False))
-    scorer, begin = task.load(), time()
-    scorer(read_batches(task.source, task.source.batch_ranges([range(LARGE)])))
+    guard, begin = task.load(), time()
+    score_batches(guard, task.source, read_batches(task.source, task.source.batch_ranges([range(LARGE)])))
     rate = LARGE / (time() - begin)
     print(
         f"      a network of ResNet-50's size, {LARGE} JPEG files of 500 x 375 pixels: {rate:.1f} images/s on one core"

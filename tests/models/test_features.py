@@ -184,11 +184,12 @@ def test_files_that_are_damaged_or_something_else_are_refused_and_no_pickle_is_r
 
 
 def test_a_damaged_bank_is_refused(tmp_path):
-    path = shards(tmp_path, make()[0])
-    (path / "00001.safetensors").write_bytes(b"")
-    for use in (lambda: list(open_features(path).chunks()), lambda: FeatureRows(path, labels=False)):
-        with refused(use, "as it was written", DamagedBank):
-            use()
+    file = shards(tmp_path, make()[0]) / "00001.safetensors"
+    for content in (b"", file.read_bytes()[:-1] + b"\0"):
+        file.write_bytes(content)
+        for use in (lambda: list(open_features(file.parent).chunks()), lambda: FeatureRows(file.parent, labels=False)):
+            with refused((content, use), "as it was written", DamagedBank):
+                use()
 
 
 def make_bank(n=N, dtype=torch.float32):

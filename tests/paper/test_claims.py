@@ -149,6 +149,7 @@ def test_figure_3_compares_costs_with_room_for_doubt():
     few = [replace(cost, rounds=3) for cost in make_costs(autofold=(9.0, 0.3), rmds=(90.0, 1.0))]
     assert (of(few)[1], of(few)[6]) == (None, None)  # half or double of what was taken
     assert [claims.inference_range(replace(few[0], rounds=rounds)) for rounds in (3, 4)] == [(5.0, 20.0), (9.5, 10.5)]
+    assert of([*make_costs(), *make_costs(methods=("knn@id",), knn=(1.0, 0.1))[1:]]) == [True] * 14  # the first label
     assert of(make_costs(methods=("msp", "vim"))) == []
     assert of(make_costs(methods=("msp", "fold"))) == [True]
 

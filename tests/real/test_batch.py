@@ -18,9 +18,16 @@ from safetensors.torch import load_file
 
 import flatfold as ff
 from flatfold.models.images import ArrayImages, FolderImages
-from flatfold.scoring.batch import ScoringJob, Shard, parts_path, score_images, summary_path, unreadable_path
+from flatfold.scoring.batch import (
+    ScoringJob,
+    Shard,
+    join_tables,
+    parts_path,
+    score_images,
+    summary_path,
+    unreadable_path,
+)
 from flatfold.scoring.guard_file import read_guard
-from flatfold.scoring.join import join_tables
 from tests.real.conftest import TRANSFORM, example
 
 KNOWN, UNKNOWN, DAMAGED = 2000, 500, 50

@@ -21,7 +21,6 @@ from flatfold.detectors.registry import METHODS
 from flatfold.io.artifacts import checksum
 from flatfold.models.fingerprint import weights_hash
 from flatfold.scoring import guard_file as artefact
-from flatfold.scoring import self_test as probes
 from flatfold.scoring.calibrated import CalibratedDetector, Calibration
 from flatfold.scoring.guard_file import canonical, fitted_head, head_hash
 from tests.four_classes import known, make_model
@@ -184,12 +183,12 @@ def test_a_change_of_any_tensor_is_seen_and_rounding_is_not(make_world):
     world = make_world()
     for name in SEE_FEATURES:
         calibrated = calibrated_of(name, world)
-        features, scores = probes.make_probes(calibrated, fitted_head(calibrated))
+        features, scores = artefact.make_probes(calibrated, fitted_head(calibrated))
         assert len(features.unique(dim=0)) == 8
-        probes.check_probes(calibrated, features, scores)
+        artefact.check_probes(calibrated, features, scores)
         exact = deepcopy(calibrated).double()(features.double())[0]
         scale = torch.maximum(scores.abs(), scores.abs().max() / 10)
-        assert ((exact - scores).abs() / scale).max() < probes.TOLERANCE / 4, name
+        assert ((exact - scores).abs() / scale).max() < artefact.TOLERANCE / 4, name
         for key, value in calibrated.detector.state_dict().items():
             last = key.rpartition(".")[2]
             if last in UNSEEN:
@@ -200,21 +199,21 @@ def test_a_change_of_any_tensor_is_seen_and_rounding_is_not(make_world):
             if last in ("weight", "bias"):
                 assert head_hash(fitted_head(other)) != head_hash(fitted_head(calibrated)), (name, key)
             elif key != "percentile_" or name == "autofold-a":  # of ReAct's percentile only the threshold counts
-                check = partial(probes.check_probes, other, features, scores)
+                check = partial(artefact.check_probes, other, features, scores)
                 assert_refused(ValueError, "gives a score of", check, case=(name, key))
 
 
 def test_scores_that_jump_or_are_no_numbers_are_no_probes(make_world):
     head = make_world(torch.float64).head
-    assert probes.candidates(ff.Head(torch.zeros(3, 5))).isfinite().all()
+    assert artefact.probe_candidates(ff.Head(torch.zeros(3, 5))).isfinite().all()
     for score in (lambda h: ((h.sum(dim=-1) * 1e9) % 2,), lambda h: (h.sum(dim=-1) * torch.nan,)):
         with pytest.raises(ValueError, match=r"8 rows .*has [0-7] "):
-            probes.make_probes(score, head)
+            artefact.make_probes(score, head)
     calibrated = calibrated_of("ebo", make_world())
-    features, scores = probes.make_probes(calibrated, fitted_head(calibrated))
+    features, scores = artefact.make_probes(calibrated, fitted_head(calibrated))
     calibrated.detector.bias[0] = torch.nan
     with pytest.raises(ValueError, match="nan"):
-        probes.check_probes(calibrated, features, scores)
+        artefact.check_probes(calibrated, features, scores)
 
 
 def test_guards_that_cannot_be_saved_are_refused_and_nothing_is_written(model, tmp_path):

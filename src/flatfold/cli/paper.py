@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from .console import log_progress, open_console, resumable
 from .curvature import check_study_folder
-from .options import DrawReport, SuiteName, SuiteOptions, With, grouped, load_plugins
+from .options import DrawReport, Resume, SuiteName, SuiteOptions, With, grouped, load_plugins
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,16 +34,14 @@ COLOURS = {"agrees": "green", "partly": "yellow", "disagrees": "red"}
 
 def paper(
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder that `flatfold bench` wrote, for one network or for several.")
+        Path | None, Argument(help="Folder that `flatfold bench` wrote, for one network or for several.")
     ] = None,
     table: Annotated[
         str | None,
-        typer.Option(help="Table of the paper to compare with, by default the suite's; without a folder, to show."),
+        Option(help="Table of the paper to compare with, by default the suite's; without a folder, to show."),
     ] = None,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare a run that is not comparable, marked as such.")
-    ] = False,
-    csv: Annotated[Path | None, typer.Option(help="File for every line of the comparison, with intervals.")] = None,
+    anyway: Annotated[bool, Option("--anyway", help="Compare a run that is not comparable, marked as such.")] = False,
+    csv: Annotated[Path | None, Option(help="File for every line of the comparison, with intervals.")] = None,
 ) -> None:
     """Compare a run with the paper's AUROC and FPR95, and count how many of them lie inside the run's intervals.
 
@@ -69,31 +68,25 @@ def paper(
 def reproduce(
     suite: SuiteName,
     options: SuiteOptions,
-    out: Annotated[Path | None, typer.Option(help="Folder for all files. Default: out/paper/SUITE.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for all files. Default: out/paper/SUITE.")] = None,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
+        int, Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
     ] = 64,
-    samples: Annotated[
-        int, typer.Option(min=2, help="Most images of each data set whose curvature is measured.")
-    ] = 200,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each cost is timed, on a batch of 256.")] = 11,
+    samples: Annotated[int, Option(min=2, help="Most images of each data set whose curvature is measured.")] = 200,
+    rounds: Annotated[int, Option(min=1, help="How often each cost is timed, on a batch of 256.")] = 11,
     alpha: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's choice."),
+        float | None, Option(min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's choice.")
     ] = None,
     bootstrap: Annotated[
-        int, typer.Option(min=0, help="Bootstrap samples for the intervals of the benchmark; 0 leaves some out.")
+        int, Option(min=0, help="Bootstrap samples for the intervals of the benchmark; 0 leaves some out.")
     ] = 1000,
     limit: Annotated[
-        int | None, typer.Option(min=2, help="Most images of each data set, for a quick look. Default: all.")
+        int | None, Option(min=2, help="Most images of each data set, for a quick look. Default: all.")
     ] = None,
     methods: Annotated[
-        str | None,
-        typer.Option(help="As for bench. Default: the paper's, tuned as in the paper where the suite allows it."),
+        str | None, Option(help="As for bench. Default: the paper's, tuned as in the paper where the suite allows it.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume/--restart", help="Go on where an earlier run stopped, or compute all of it again.")
-    ] = True,
+    resume: Resume = True,
     report: DrawReport = True,
     own: With = None,
 ) -> None:
@@ -111,8 +104,8 @@ def reproduce(
 
     Example: flatfold reproduce cifar10 --data ~/OpenOOD --device cuda --workers 8
     """
+    from ..evaluate.methods import parse_specs
     from ..evaluate.runner import check_specs
-    from ..evaluate.spec import parse_specs
     from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
     from ..evaluate.suites.library import DIGITS
     from ..paper.full_scale import write_full_scale
@@ -215,11 +208,9 @@ def _print_family(console: Console, lines: Sequence[Line]) -> None:
         console.print(DAGGER)
     if shown != columns:
         console.print("The terminal is too narrow for every data set; --csv writes them all.")
-    about: dict[str, dict[str, None]] = {}
-    for line in lines:
-        for remark in filter(None, line.remark.split(BETWEEN)):
-            about.setdefault(remark, {})[line.method] = None
-    for remark, named in about.items():
+    remarks = [(remark, line.method) for line in lines for remark in line.remark.split(BETWEEN) if remark]
+    for remark in dict.fromkeys(text for text, _ in remarks):
+        named = dict.fromkeys(method for text, method in remarks if text == remark)
         console.print(f"{'all' if len(named) == len(methods) else ', '.join(named)}: {remark}", markup=False)
     known = [line for line in lines if line.low is not None]
     inside = sum(line.inside for line in known)
@@ -290,8 +281,8 @@ def _print_table(console: Console, name: str) -> None:
         mark = "†" * ((number.row, number.column, number.metric) in wrong)
         text = f"{number.value:.{layout.digits}f}{spread}{mark}"
         cells.setdefault(number.row, {}).setdefault(number.column, []).append(text)
-    for row, found in cells.items():
-        table.add_row(row, *(" / ".join(found.get(column, [])) for column in columns))
+    for row, texts in cells.items():
+        table.add_row(row, *(" / ".join(texts.get(column, [])) for column in columns))
     console.print(table)
     for contradiction in wrong.values():
         console.print(f"† {contradiction}", markup=False)

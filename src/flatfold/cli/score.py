@@ -174,8 +174,7 @@ def join(
 
     Example: flatfold join scores-1.csv scores-2.csv scores-3.csv --out scores.csv
     """
-    from ..scoring.batch import unreadable_path
-    from ..scoring.join import join_tables
+    from ..scoring.batch import join_tables, unreadable_path
 
     check_table(out)
     skipped = {unreadable_path(table) for table in tables}  # scores-*.csv includes scores-1.csv.unreadable.csv

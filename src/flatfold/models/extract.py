@@ -147,19 +147,20 @@ def extract_features(
                 results = missing_batches(loader, sink, TITLE, workers)
             else:
                 results = _missing_of_loader(first, batches, sink)
-            for result in results:
-                if result.batch is not first:
-                    features = _features(model, found, result, first, place)
+            for rows_read, batch, reasons in results:
+                if batch is None:
+                    features = found.head.weight.new_empty(0, found.head.width)
+                elif batch is not first:
+                    features = run(model, found, batch.to(place)).features
                 features = features.cpu()
-                check_finite(features, "features", first=result.rows.start)
-                labels = None if result.batch is None else result.batch.labels
-                sink.add(result.rows, features, labels, result.unreadable)
-                if result.unreadable:
+                check_finite(features, "features", first=rows_read.start)
+                sink.add(rows_read, features, None if batch is None else batch.labels, reasons)
+                if reasons:
                     _check_share(sink.unreadable, rows, unreadable)
             _check_share(sink.unreadable, rows, unreadable)  # those of an earlier run, which allowed for more
             if sink.unreadable:
-                count, reasons = len(sink.unreadable), _numbered(sink.unreadable.values())
-                log.warning("%d of %d images could not be read and are left out. %s", count, rows, reasons)
+                count, why = len(sink.unreadable), _numbered(sink.unreadable.values())
+                log.warning("%d of %d images could not be read and are left out. %s", count, rows, why)
             return Extraction(sink.finish(), found, sink.unreadable)
 
 
@@ -248,6 +249,12 @@ def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: RowSink) -> 
     for batch in chain([first], others):
         rows = range(start, start + batch.rows)
         if not sink.confirmed or sink.missing(rows.start, rows.stop):
+            if (batch.labels is None) != (first.labels is None):
+                here, before = ("has none", "has labels") if batch.labels is None else ("has labels", "has none")
+                raise ValueError(
+                    f"either all batches have labels or none has, but the first {before} and the one that starts at "
+                    f"row {start} {here}. Give labels with every batch, or leave them out everywhere."
+                )
             yield BatchResult(rows, batch, {})
         start = rows.stop
         if sink.confirmed and sink.rows is not None and not sink.missing(start, sink.rows):
@@ -270,20 +277,6 @@ def _is_pair(loader: object) -> bool:
         return False
     x, y = loader
     return x.ndim > 1 and y.ndim == 1 and len(x) == len(y) and not y.is_floating_point()
-
-
-def _features(model: nn.Module, found: FoundHead, result: BatchResult, first: Batch, place: torch.device) -> Tensor:
-    """Return the features of the inputs that could be read, ``(0, d)`` if there are none."""
-    batch = result.batch
-    if batch is None:
-        return found.head.weight.new_empty(0, found.head.width)
-    if (batch.labels is None) != (first.labels is None):
-        here, before = ("has none", "has labels") if batch.labels is None else ("has labels", "has none")
-        raise ValueError(
-            f"either all batches have labels or none has, but the first {before} and the one that starts at row "
-            f"{result.rows.start} {here}. Give labels with every batch, or leave them out everywhere."
-        )
-    return run(model, found, batch.to(place)).features
 
 
 def _check_share(unreadable: Mapping[int, str], rows: int, most: float) -> None:

@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> Batch:
         """Return this batch with its inputs on ``device``; labels stay where they are."""
-        return self._with_each(lambda value: value.to(device) if isinstance(value, Tensor) else value)
+        return self.with_each(lambda value: value.to(device) if isinstance(value, Tensor) else value)
 
     def one_per_input(self, value: Any) -> bool:
         """Return whether an argument is a tensor with an entry for each input."""
@@ -58,11 +58,12 @@ class Batch(NamedTuple):
 
     def part(self, start: int, stop: int) -> Batch:
         """Return inputs ``start`` to ``stop``; an argument that does not come once per input goes with any of them."""
-        part = self._with_each(lambda value: value[start:stop] if self.one_per_input(value) else value)
+        part = self.with_each(lambda value: value[start:stop] if self.one_per_input(value) else value)
         labels = None if self.labels is None else self.labels[start:stop]
         return part._replace(labels=labels, rows=len(range(self.rows)[start:stop]))
 
-    def _with_each(self, change: Callable[[Any], Any]) -> Batch:
+    def with_each(self, change: Callable[[Any], Any]) -> Batch:
+        """Return this batch with ``change`` applied to each argument."""
         kwargs = {name: change(value) for name, value in self.kwargs.items()}
         return self._replace(args=tuple(map(change, self.args)), kwargs=kwargs)
 

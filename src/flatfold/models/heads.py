@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 # default; the half types for logits that were rounded to 11 or 8 bits.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
-_NEED = "flatfold needs logits that come straight out of one linear layer, z = W h + b."
 _SHOWN = 8  # a transformer has hundreds of linear layers
 
 
@@ -99,7 +98,8 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
     if call is None and name is not None:
         call = _last_flat(calls)
     if call is None:
-        raise UnsupportedHead(_not_a_head(calls, logits, name))
+        need = "flatfold needs logits that come straight out of one linear layer, z = W h + b."
+        raise UnsupportedHead(f"{need} {_not_a_head(calls, logits, name)}")
     module = layers[call.name]
     found = FoundHead(call.name, module, head_of(module), gives_logits)
     result = _as_pass(call, batch, found)
@@ -203,32 +203,32 @@ def _check_affine(found: FoundHead, result: Pass) -> None:
 def _not_a_head(calls: list[Call], logits: Tensor, name: str | None) -> str:
     """Return the reason why none of the linear layers that were called is the head."""
     if name is not None and not calls:
-        return f"{_NEED} {_quoted(name)} was never called. Name a layer that the model uses."
-    called = list(dict.fromkeys(call.name for call in calls))
-    likely = [call for call in calls if name is not None or call.outputs in (logits.shape[1:] or logits.shape)]
-    names = list(dict.fromkeys(call.name for call in likely))
+        return f"{_quoted(name)} was never called. Name a layer that the model uses."
+    shape = tuple(logits.shape)
+    likely = [call for call in calls if name is not None or call.outputs in (shape[1:] or shape)]
     if not likely:
-        shape = tuple(logits.shape)
-        layers = f"{_listed(called)}, but none with as many outputs as its logits {shape} have" if called else ""
+        called = _listed(list(dict.fromkeys(call.name for call in calls)))
+        layers = f"{called}, but none with as many outputs as its logits {shape} have" if calls else "no linear layer"
         return (
-            f"{_NEED} The model called {layers or 'no linear layer'}. Put the last product into an nn.Linear, or name "
-            "a layer with head='module.name'."
+            f"The model called {layers}. Put the last product into an nn.Linear, or name a layer with "
+            "head='module.name'."
         )
     spread = next((call for call in likely if call.features is None), None)
     if spread is not None:
         return (
-            f"{_NEED} {_quoted(spread.name)} runs at every token or pixel of an input: its output is {spread.shape}, "
-            f"the logits are {tuple(logits.shape)}. Wrap the model so that it selects or pools before that layer, or "
-            "name another layer with head='module.name'."
+            f"{_quoted(spread.name)} runs at every token or pixel of an input: its output is {spread.shape}, the "
+            f"logits are {shape}. Wrap the model so that it selects or pools before that layer, or name another layer "
+            "with head='module.name'."
         )
+    names = list(dict.fromkeys(call.name for call in likely))
     if len(names) > 1:
         return (
-            f"{_NEED} {_listed(names)} have as many outputs as there are logits, but none gives them alone: are they "
-            f"averaged or added? To use one of them, name it: head={names[-1]!r}."
+            f"{_listed(names)} have as many outputs as there are logits, but none gives them alone: are they averaged "
+            f"or added? To use one of them, name it: head={names[-1]!r}."
         )
     return (
-        f"{_NEED} {_quoted(names[0])} has as many outputs as there are logits, but the model changes them before it "
-        f"returns (a softmax, a scale, a second branch?). To use it as it is, name it: head={names[0]!r}."
+        f"{_quoted(names[0])} has as many outputs as there are logits, but the model changes them before it returns (a "
+        f"softmax, a scale, a second branch?). To use it as it is, name it: head={names[0]!r}."
     )
 
 

@@ -186,13 +186,8 @@ def named_model(name: str, weights: Path | None = None, pretrained: str | None =
         near = get_close_matches(library, MAKERS, n=1)
         hint = f"Did you mean {near[0]}/{network or 'NAME'}?" if near else f"Libraries are {', '.join(MAKERS)}."
         raise ValueError(f"a network is named library/name, got {name!r}. {hint}")
-    if library == "openood" and weights is None:
-        raise ValueError(
-            f"{name} needs weights=, a checkpoint of OpenOOD, which has the number of classes too: OpenOOD publishes "
-            "files, not weights that have a name."
-        )
     in_folder = library == "transformers" and Path(network).is_dir()
-    if weights is None and pretrained is None and not in_folder:
+    if weights is None and pretrained is None and library in PUBLISHED and not in_folder:
         raise ValueError(
             f"{name} would have random weights, and a random network is not worth evaluating. "
             f"Give weights=, a file, or pretrained=, {PUBLISHED[library]}."
@@ -212,8 +207,8 @@ def _openood(name: str, state: State | None, pretrained: str | None) -> nn.Modul
     classes = (state or {}).get("fc.weight")
     if classes is None or classes.ndim != 2:
         raise ValueError(
-            f"openood/{name} needs weights with a matrix 'fc.weight', whose rows are the classes, but there is none. "
-            "Are they of a network of OpenOOD?"
+            f"openood/{name} needs weights=, a checkpoint of OpenOOD with a matrix 'fc.weight', whose rows are the "
+            "classes. OpenOOD publishes files, not weights that have a name."
         )
     return openood_network(name, len(classes))
 

@@ -215,7 +215,7 @@ def _find_choice(method: str, banks: Banks, runs: Sequence[MethodRun]) -> dict[s
 def _measure_sensitivity(method: str, banks: Banks, choice: dict[str, Any], grid: Sequence[float]) -> Sensitivity:
     scores = [score_all(method, banks, **{**choice, "alpha": alpha}) for alpha in grid]
     chosen = score_all(method, banks, **choice)
-    aurocs, rates, ours = [_aurocs(each) for each in scores], [_fpr95(each) for each in scores], _aurocs(chosen)
+    aurocs, rates, ours = list(map(_aurocs, scores)), list(map(_fpr95, scores)), _aurocs(chosen)
     best = max((columns[ALL] for columns in aurocs), key=lambda influence: influence.auroc)
     regret = paired_difference(best, ours[ALL])
     return Sensitivity(

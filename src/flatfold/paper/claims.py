@@ -91,5 +91,5 @@ def at_most(low: float, high: float, bound: float) -> bool | None:
 
 def all_hold(conditions: Iterable[bool | None]) -> bool | None:
     """Return False if one condition is false, else None if one is open, else True."""
-    found = list(conditions)
-    return False if False in found else None if None in found else True
+    outcomes = set(conditions)
+    return False if False in outcomes else None if None in outcomes else True

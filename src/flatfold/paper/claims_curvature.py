@@ -8,6 +8,7 @@ from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import iqr
 
 from ..core.intervals import Influence, auroc_influence, interval, mean_influence, paired_difference
 from ..evaluate.results import ID
@@ -109,9 +110,8 @@ def check_traces_by_regime(run: NetworkRun) -> Finding:
 def check_traces_by_data_set(run: NetworkRun) -> Finding:
     """Check that traces of every OOD data set are larger (Figures 12 to 15)."""
     checks = [_check_shift(run, name, [name]) for name in run.study.datasets[1:]]
-    return Finding(
-        f"traces are shifted to larger values in {count_held(checks)} of {len(checks)} OOD data sets", checks
-    )
+    count = f"{count_held(checks)} of {len(checks)} OOD data sets"
+    return Finding(f"traces are shifted to larger values in {count}", checks)
 
 
 def check_spectra(run: NetworkRun) -> Finding:
@@ -175,10 +175,10 @@ def check_logits(run: NetworkRun) -> Finding:
 
 def check_theorem(_: Sequence[NetworkRun]) -> Finding:
     """Check the theorem on random settings, which are the same in every run."""
-    found = random_theorems()
-    true, false = ([theorem for _, theorem in found if theorem.holds == holds] for holds in (True, False))
+    settings = random_theorems()
+    true, false = ([theorem for _, theorem in settings if theorem.holds == holds] for holds in (True, False))
     wrong, reverse = sum(not theorem.agrees for theorem in true), sum(theorem.gap < 0 for theorem in false)
-    short = [theorem for setting, theorem in found if setting.c < 1]
+    short = [theorem for setting, theorem in settings if setting.c < 1]
     unmet = sum(not theorem.holds for theorem in short)
     checks = [
         Check("any", f"condition true: {wrong} of {len(true)} settings contradict the theorem", wrong == 0),
@@ -192,12 +192,9 @@ def check_theorem(_: Sequence[NetworkRun]) -> Finding:
 
 
 def statistic(study: Study, dataset: str, space: Space, name: Name) -> Statistic:
-    r"""Return a statistic of a data set, or its mean over a group; the error of a trace covers the sampling of images.
+    """Return a statistic of a data set, or its mean over a group; the error of a trace covers the sampling of images.
 
-    .. math:: e^2 = e_{\text{computed}}^2 + s^2 / n
-
-    with the standard deviation s of the traces of n single inputs. λmax belongs to the mean Hessian, for which no
-    single input has a value: it keeps the error of its computation alone.
+    λmax belongs to the mean Hessian, for which no single input has a value: it keeps the error of its computation.
     """
     if dataset in study.groups:
         return mean_statistic([statistic(study, member, space, name) for member in _members(study, dataset)])
@@ -232,10 +229,9 @@ def quartile_ratio(known: Values, unknown: Values) -> tuple[float, float, float]
     ID traces without any spread give ``inf``.
     """
     rng = np.random.default_rng(0)
-    drawn = [rng.choice(values, (REPLICATES, len(values))) for values in (known, unknown)]
+    ours, theirs = (rng.choice(values, (REPLICATES, len(values))) for values in (known, unknown))
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = float(_quartile_range(unknown[None])[0] / _quartile_range(known[None])[0])
-        ratios = _quartile_range(drawn[1]) / _quartile_range(drawn[0])
+        ratio, ratios = float(iqr(unknown) / iqr(known)), iqr(theirs, axis=1) / iqr(ours, axis=1)
     low, high = np.quantile(np.nan_to_num(ratios, nan=1.0), [0.025, 0.975], method="inverted_cdf")
     return ratio, min(ratio, float(low)), max(ratio, float(high))
 
@@ -263,7 +259,8 @@ def _check_steps(run: NetworkRun, space: Space, name: Name) -> list[Check]:
 def _check_growth(run: NetworkRun, space: Space, name: Name, before: str, after: str) -> Check:
     a, b = (statistic(run.study, regime, space, name) for regime in (before, after))
     what = f"{NAMES[name]} over {SPACES[space]} grows from {REGIMES[before]} to {REGIMES[after]}"
-    return Check(run.network, f"{what}: {_with_error(a)}, {_with_error(b)}", HOLDS[above(b, a)])
+    values = ", ".join(number(s.value) + ("" if s.stderr is None else f" ± {number(s.stderr)}") for s in (a, b))
+    return Check(run.network, f"{what}: {values}", HOLDS[above(b, a)])
 
 
 def _report_missing(run: NetworkRun, space: Space, name: Name) -> list[Check]:
@@ -274,9 +271,9 @@ def _report_missing(run: NetworkRun, space: Space, name: Name) -> list[Check]:
 
 
 def _check_shift(run: NetworkRun, label: str, members: list[str]) -> Check:
-    found = trace_auroc(run.study, members)
-    low, high = interval(found.auroc, found.stderr, found.pairs, found.pairs)
-    text = f"AUROC of the trace, {label}: {percent(found.auroc)} ({percent(low)} to {percent(high)})"
+    trace = trace_auroc(run.study, members)
+    low, high = interval(trace.auroc, trace.stderr, trace.pairs, trace.pairs)
+    text = f"AUROC of the trace, {label}: {percent(trace.auroc)} ({percent(low)} to {percent(high)})"
     return Check(run.network, text, above_zero(low - 0.5, high - 0.5))
 
 
@@ -286,23 +283,14 @@ def _list_regimes(study: Study, space: Space, name: Name) -> str:
     return f"{NAMES[name]} {', '.join(values)}"
 
 
-def _with_error(value: Statistic) -> str:
-    return number(value.value) if value.stderr is None else f"{number(value.value)} ± {number(value.stderr)}"
-
-
 def _members(study: Study, group: str) -> list[str]:
     return [ood["name"] for ood in study.suite["ood"] if ood["group"] == group]
 
 
-def _quartile_range(rows: Values) -> Values:
-    lower, upper = np.quantile(rows, [0.25, 0.75], axis=1)
-    return np.asarray(upper - lower)
-
-
 def _mean_over_ranks(aurocs: list[Influence]) -> tuple[float, float, float]:
     """Return a mean over ranks with its interval: the mean of theirs, because all are of the same images."""
-    ends = [interval(each.auroc, each.stderr, each.pairs, each.pairs) for each in aurocs]
-    return fmean(each.auroc for each in aurocs), fmean(low for low, _ in ends), fmean(high for _, high in ends)
+    ends = [interval(rank.auroc, rank.stderr, rank.pairs, rank.pairs) for rank in aurocs]
+    return fmean(rank.auroc for rank in aurocs), fmean(low for low, _ in ends), fmean(high for _, high in ends)
 
 
 def _median_ratio(study: Study, kind: str) -> float:

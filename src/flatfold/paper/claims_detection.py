@@ -56,7 +56,7 @@ def check_averages(run: NetworkRun) -> Finding:
 def check_networks(runs: Sequence[NetworkRun]) -> Finding:
     """Check the same for the means over several architectures (Table 5)."""
     results = [run.results for run in runs]
-    if len({family_of(each) for each in results}) == 1:
+    if len(set(map(family_of, results))) == 1:
         return Finding("This run has one architecture, so that nothing can be said about several", [])
     none = "No method of the FOLD family, or no other, is in the runs of all networks"
     finding = _compare_best(results, "all", f"average {{}} over {len(runs)} networks", none)

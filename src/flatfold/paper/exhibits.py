@@ -66,7 +66,7 @@ def _for_each(check: Callable[[NetworkRun], Finding]) -> Callable[[Sequence[Netw
 
     def check_all(runs: Sequence[NetworkRun]) -> Finding:
         findings = [check(run) for run in runs]
-        checks = [each for finding in findings for each in finding.checks]
+        checks = [check for finding in findings for check in finding.checks]
         if len(runs) == 1:
             shows = findings[0].shows
             return Finding(shows[:1].upper() + shows[1:] if shows[:1].isascii() else shows, checks)  # λ stays small

@@ -1,6 +1,6 @@
 """Requirements of the paper's own benchmarks: data, checkpoints and commands, read from the suite files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,8 +10,9 @@ from ..evaluate.suites.library import open_suite_file
 from ..evaluate.suites.schema import KINDS, OPENOOD, SPLITS, Table, built_in_names
 from ..evaluate.suites.toml_file import MAKERS, SuiteFile
 from ..io.files import write_atomically
+from ..report.templates import render
 
-FOLDER = "full-scale"
+FOLDER, TEMPLATES = "full-scale", Path(__file__).parent / "templates"
 BACKBONES = Path(__file__).parent / "imagenet_backbones.toml"  # the paper's Table 5, as a suite file
 TRANSFORM_KEYS = ("resize", "crop", "mean", "std", "mode", "interpolation")
 
@@ -24,17 +25,6 @@ set -eu
 flatfold doctor {suite} --data "${variable}"
 flatfold reproduce {suite} --data "${variable}" --out {out} --device cuda --workers 8
 flatfold paper {out} --csv {out}/beside-paper.csv
-"""
-INTRODUCTION = f"""\
-# Requirements of the paper's benchmarks
-
-`${OPENOOD}` is the folder that holds OpenOOD's `data` and `results`. `flatfold doctor NAME --data "${OPENOOD}"` looks
-for all of this. Each script here runs one benchmark from beginning to end.
-
-Features are kept on disk and in memory while methods learn from them, 4 bytes for each number: those of the 1,281,167
-training images of ImageNet-1K are 10.5 GB for a network with 2,048 features. Without these images the methods that
-learn from them are left out. Second derivatives take several times the memory of a forward pass: lower `--batch-size`
-if a GPU has too little.
 """
 
 
@@ -57,11 +47,12 @@ def write_full_scale(folder: Path) -> Path:
     ``full-scale`` holds ``needs.csv`` and ``needs.md`` with every list, checkpoint and number, a script ``NAME.sh`` for
     each benchmark that checks, runs and compares it with the paper, and the suite file of the backbones.
     """
-    place, found = folder / FOLDER, list_needs()
+    place, needs = folder / FOLDER, list_needs()
+    by_suite = {suite: [need for need in needs if need.suite == suite] for suite in _open_suites()}
     write_atomically(place / BACKBONES.name, BACKBONES.read_bytes())
-    write_atomically(place / "needs.csv", as_csv(map(asdict, found)))
-    write_atomically(place / "needs.md", _format_needs(found))
-    for name in _open_suites():
+    write_atomically(place / "needs.csv", as_csv(map(asdict, needs)))
+    write_atomically(place / "needs.md", render("needs.md", TEMPLATES, variable=OPENOOD, suites=by_suite))
+    for name in by_suite:
         stem = Path(name).stem
         suite = f'"$(dirname "$0")/{name}"' if name.endswith(".toml") else name
         text = SCRIPT.format(name=stem, variable=OPENOOD, suite=suite, out=f"out/paper/{stem}")
@@ -103,20 +94,3 @@ def _read_needs(name: str, file: SuiteFile) -> Iterator[Need]:
 
 def _format_transform(transform: Table) -> str:
     return ", ".join(f"{key} {value}" for key, value in transform.items())
-
-
-def _format_needs(found: Sequence[Need]) -> str:
-    """Return the needs as a Markdown page."""
-    lines = [INTRODUCTION.rstrip()]
-    for suite in dict.fromkeys(need.suite for need in found):
-        needs = [need for need in found if need.suite == suite]
-        lines += ["", f"## {suite}", "", f"Commands: `{Path(suite).stem}.sh`.", ""]
-        lines += ["| what | images | where | paths start in | prepared | note |", "|---|---:|---|---|---|---|"]
-        for need in needs:
-            count = "" if need.images is None else f"{need.images:,}"
-            start = f"`{need.start}`" if need.start else ""
-            lines.append(f"| {need.what} | {count} | `{need.where}` | {start} | {need.prepared} | {need.note} |")
-        uncounted = [need.what for need in needs if need.images is None and need.start]
-        rest = f", without those of {uncounted[0]}, which the suite does not count" if uncounted else ""
-        lines += ["", f"{sum(need.images or 0 for need in needs):,} images in all{rest}."]
-    return "\n".join([*lines, ""])

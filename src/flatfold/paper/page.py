@@ -29,13 +29,6 @@ from .tables import OTHERS, Line, compare_with_paper, incomparable, table_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, JSON, FILES = "reproduction.html", "reproduction.json", "exhibits"
-WORDS: dict[Agreement, str] = {
-    "agrees": "agree with this run",
-    "partly": "agree in part",
-    "disagrees": "disagree",
-    "cannot be told": "cannot be told",
-    "not tested": "were not tested",
-}
 FULL = "the exponent of partial normalisation is 1, so that it is full normalisation"
 COMPUTED = "Errors in this table are of the computation alone; the checks also cover the sampling of images."
 STUDIED = "AUROC in percent on the images of the curvature study, which are fewer than those of the check above."
@@ -101,7 +94,7 @@ def render_reproduction(reproduction: Reproduction, contents: Mapping[str, Conte
         title=f"The FOLD paper on {suite['name']}",
         about=suite["about"],
         facts=facts,
-        counts=[(agreements.count(kind), WORDS[kind]) for kind in get_args(Agreement) if kind in agreements],
+        counts=[(agreements.count(kind), kind) for kind in get_args(Agreement) if kind in agreements],
         warnings=_list_warnings(runs),
         verdicts=verdicts,
         slugs={verdict.number: slug(verdict.number) for verdict in verdicts},
@@ -117,11 +110,13 @@ def slug(number: str) -> str:
 
 def build_content(number: str, runs: Sequence[NetworkRun]) -> Content:
     """Return the tables and figures of an exhibit."""
-    if number in DRAWINGS:
-        draw = DRAWINGS[number]
-        drawings = [(run.network, draw(run, _file_name(slug(number), run.network))) for run in runs]
-        return Content("drawings", drawings, [drawing for _, drawing in drawings])
-    return BUILDERS[number](runs)
+    if number in BUILDERS:
+        return BUILDERS[number](runs)
+    if number == "Theorem 1":  # the same for all networks
+        drawings = [("", figures.theorem_figure(slug(number)))]
+    else:
+        drawings = [(run.network, DRAWINGS[number](run, _file_name(slug(number), run.network))) for run in runs]
+    return Content("drawings", drawings, [drawing for _, drawing in drawings])
 
 
 DRAWINGS: dict[str, Callable[[NetworkRun, str], Drawing]] = {
@@ -199,16 +194,18 @@ def _build_effects(runs: Sequence[NetworkRun]) -> Content:
 
 
 def _build_detections(runs: Sequence[NetworkRun]) -> Content:
-    found = {run.network: [each for each in run.study.detections if each.space != "parameter"] for run in runs}
-    parts = [(run.network, detection_table(replace(run.study, detections=found[run.network]))) for run in runs]
-    lines = [{"network": network, **asdict(each)} for network, detections in found.items() for each in detections]
+    parts, lines = [], list[CsvLine]()
+    for run in runs:
+        shown = [detection for detection in run.study.detections if detection.space != "parameter"]
+        parts.append((run.network, detection_table(replace(run.study, detections=shown))))
+        lines += [{"network": run.network, **asdict(detection)} for detection in shown]
     return Content("tables", {"text": STUDIED, "parts": parts}, lines=lines)
 
 
 def _build_statistics(runs: Sequence[NetworkRun]) -> Content:
     parts, lines = [], list[CsvLine]()
     for run in runs:
-        shown = [each for each in run.study.statistics if each.space in SHOWN]
+        shown = [value for value in run.study.statistics if value.space in SHOWN]
         parts.append((run.network, statistics_table(replace(run.study, statistics=shown))))
         for space in SHOWN:
             for at in run.study.datasets:
@@ -223,11 +220,6 @@ def _build_costs(runs: Sequence[NetworkRun]) -> Content:
     return Content("costs", parts, bars, lines)
 
 
-def _build_theorem(_: Sequence[NetworkRun]) -> Content:
-    drawing = figures.theorem_figure("theorem-1")
-    return Content("drawings", [("", drawing)], [drawing])
-
-
 BUILDERS: dict[str, Callable[[Sequence[NetworkRun]], Content]] = {
     "Figure 1": _build_figure_1,
     "Table 1": lambda runs: _build_regimes(runs, "parameter"),
@@ -236,7 +228,6 @@ BUILDERS: dict[str, Callable[[Sequence[NetworkRun]], Content]] = {
     "Table 3": _build_effects,
     "Table 4": _build_detections,
     "Table 5": _build_networks,
-    "Theorem 1": _build_theorem,
     "Table 6": lambda runs: _build_regimes(runs, "feature"),
     "Table 7": _build_statistics,
     "Tables 8 to 11": lambda runs: _build_methods(runs, averages=False),

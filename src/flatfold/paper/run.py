@@ -13,9 +13,9 @@ from .. import __version__
 from ..core.shaping import check_alpha
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings, extract_all
+from ..evaluate.methods import Spec, parse_spec
 from ..evaluate.results import Results, load_results
 from ..evaluate.runner import check_specs, forget, provenance, run
-from ..evaluate.spec import Spec, parse_spec
 from ..evaluate.study import forget_study, run_study
 from ..evaluate.study_results import JSON as STUDY
 from ..evaluate.study_results import Study, load_study
@@ -89,15 +89,11 @@ def _can_tune(name: str, banks: Banks) -> bool:
     bank = banks.train if method.fits_on == "train" else banks.val
     if method.sees != "features" or bank is None:
         return True  # the benchmark reports why it refuses
-
-    def fits(point: dict[str, Any]) -> bool:
-        try:
+    for point in points:
+        with suppress(ValueError):  # ViM that is to keep more dimensions than there are, for example
             create(name, **point).fit(bank, banks.head)
-        except ValueError:  # ViM that is to keep more dimensions than there are, for example
-            return False
-        return True
-
-    return any(fits(point) for point in points)
+            return True
+    return False
 
 
 def reproduce(
@@ -145,8 +141,10 @@ class _Reproduction:
         self.results.save(self.place)
 
     def _run_study(self) -> None:
-        options = {"samples": self.plan.samples, "alpha": self.plan.alpha, "seed": self.suite.seed}
-        self.study: Study = run_study(self.suite, self.place, self.settings, **options)  # type: ignore[arg-type]
+        plan, seed = self.plan, self.suite.seed
+        self.study: Study = run_study(
+            self.suite, self.place, self.settings, samples=plan.samples, alpha=plan.alpha, seed=seed
+        )
         self.study.save(self.place)
 
     def _run_ablations(self) -> None:
@@ -233,12 +231,12 @@ def check_suite(folder: Path, networks: Sequence[str], suite: str) -> None:
     """Raise if the folders of these networks hold results of another suite, which would be mixed or lost."""
     for network in networks:
         try:
-            found = str(load_results(folder / network).suite["name"])
+            earlier = str(load_results(folder / network).suite["name"])
         except (OSError, ValueError):
             continue
-        if found != suite:
+        if earlier != suite:
             raise ValueError(
-                f"{folder / network} holds results of the suite {found!r}, but this run is of {suite!r}. "
+                f"{folder / network} holds results of the suite {earlier!r}, but this run is of {suite!r}. "
                 "Give another --out, or remove them."
             )
 

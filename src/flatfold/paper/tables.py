@@ -109,7 +109,7 @@ def contradictions() -> list[Contradiction]:
 
     Parts and average are each rounded by up to half a unit of the last digit, so they may differ by a whole unit.
     """
-    found = []
+    wrong = []
     for table, average, parts in _averages():
         unit = 10.0 ** -TABLES[table].digits * (1 + 1e-6)  # room for the last digits of a float
         recomputed = fmean(part.value for part in parts)
@@ -117,8 +117,8 @@ def contradictions() -> list[Contradiction]:
             without = {p.column: [q.value for q in parts if q is not p] for p in parts if len(parts) > 1}
             fits = (column for column, rest in without.items() if abs(average.value - fmean(rest)) <= unit)
             place = (table, average.row, average.column, average.metric)
-            found.append(Contradiction(*place, average.value, recomputed, next(fits, "")))
-    return found
+            wrong.append(Contradiction(*place, average.value, recomputed, next(fits, "")))
+    return wrong
 
 
 def _averages() -> Iterator[tuple[str, Number, list[Number]]]:
@@ -223,12 +223,7 @@ def incomparable(suites: Iterable[Mapping[str, Any]], table: str | None) -> list
 
 
 def run_labels(method: str) -> list[str]:
-    """Return the possible labels of a method of the paper in a run, the one tuned on the same data first.
-
-    Example:
-        >>> run_labels("KNN"), run_labels("MSP")
-        (['knn@ood', 'knn', 'knn@id'], ['msp', 'msp@ood', 'msp@id'])
-    """
+    """Return the possible labels of a method of the paper in a run, the one tuned as in the paper first."""
     name = method.lower()
     return sorted([name, f"{name}@ood", f"{name}@id"], key=lambda label: _tuning(label) != _paper_tuning(name))
 

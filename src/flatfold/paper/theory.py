@@ -2,35 +2,28 @@ r"""The theorem of the FOLD paper on the expected trace of OOD inputs, corrected
 
 **The setting.** The features of two classes ``y = ±1`` are Gaussian around ``±mu``, with one covariance ``S``; OOD
 inputs are the same mixture around ``±c R mu``. A linear classifier has the logits ``z = (w'x, 0)``. Over the features
-the Hessian of the energy ``logsumexp(z)`` has the trace ``|w|^2 phi(w'x)``, which is half of ``|w|^2`` times its trace
-over the logits. As ``phi`` is even, both halves of a mixture around ``±m`` have the same average:
+the Hessian of the energy ``logsumexp(z)`` has the trace ``|w|^2 phi(w'x)``, with the same average over both classes:
 
 .. math:: E \operatorname{tr} H = \|w\|^2\, E\,\varphi(a), \quad a \sim N(w^\top m,\ w^\top S w),
           \quad \varphi(a) = \frac{e^a}{(1 + e^a)^2}
 
-**The paper's statement.** At ``w = alpha S^-1 mu``, ID inputs have the smaller expected trace if
+**The theorem.** At ``w = alpha S^-1 mu``, for every ``alpha > 0``, ID inputs have the smaller expected trace if and
+only if, with equality for equality (:func:`compare`),
 
 .. math:: c\, |\mu^\top S^{-1} R \mu| \le \mu^\top S^{-1} \mu
 
-**Corrections.**
+For ``S = I`` this is true for every rotation up to ``c = 1``; for other covariances it need not be. OOD inputs of
+another covariance are not covered: wider ones lie more often where the classifier is confident.
+
+**Corrections of the paper**, with proofs on the page Mathematics:
 
 * The printed training loss, ``E -log sum_i exp(y z_i)``, is unbounded below (:func:`printed_loss`). The
   logistic loss ``E log(1 + exp(-y w'x))`` is meant (:func:`logistic_risk`).
-* Its minimiser is ``2 S^-1 mu``: then ``w'x`` are the log odds of the classes. The paper sets the factor to 1. That
-  changes every number, but not which of the two is larger.
-* "The expected energy has a unique minimiser, along the Bayes classifier" is not true of the energy. It sees no labels,
-  is convex in ``w`` and has the slope ``E x / 2 = 0`` at ``w = 0``: there it is smallest.
-* "``phi`` decreases with ``|a|``" does not yet order two averages, for each Gaussian reaches everywhere. The missing
-  step: ``M(m) = E phi(N(m, s^2))`` is itself even, and strictly decreasing in ``|m|``. ``phi`` is a mixture of
-  indicators of intervals ``[-r, r]``, and the mass of ``N(m, s^2)`` in such an interval changes with m by
-  ``n((r + m) / s) / s - n((r - m) / s) / s``, with the normal density n: below 0 for every ``m > 0``.
-
-**Result.** Both averages share ``s``, so the condition is necessary and sufficient, for every ``alpha > 0``: ID inputs
-have the smaller trace if and only if it is true, with equality for equality (:func:`compare`). For ``S = I`` it is true
-for every rotation up to ``c = 1``; for other covariances it need not be.
-
-**Limit.** OOD inputs of another covariance are not covered. Wider ones lie more often where the classifier is
-confident: at 400 times the variance their expected trace falls below that of ID inputs although the condition is true.
+* Its minimiser is ``2 S^-1 mu``, not ``S^-1 mu``. That changes every number, but not which of the two is larger.
+* The energy itself sees no labels and is smallest at ``w = 0``, not along the Bayes classifier.
+* "``phi`` decreases with ``|a|``" does not yet order two averages. The missing step: the average of ``phi`` over a
+  Gaussian decreases with the distance of its mean from 0 (:func:`average_curvature`), and the condition is also
+  necessary.
 
 **Arguments** of all functions, as tensors or arrays: ``mean``, mu, ``(d,)``; ``covariance``, S, ``(d, d)``, symmetric
 and positive definite; ``weight``, w, ``(d,)``; ``rotation``, R, ``(d, d)``, orthogonal, reflections included; ``c``, 0
@@ -86,15 +79,13 @@ def log_average_curvature(mean: float, deviation: float) -> float:
 def gaussian_points(mean: float, deviation: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return points of ``N(mean, deviation^2)`` and the logarithms of their weights: the trapezoidal rule.
 
-    For an analytic function it converges exponentially: the nearest singularities of ``phi`` and of ``log(1 + e^-a)``
-    are ``±i pi``, and steps of 1/2 in a, or of half a deviation, leave an error below 1e-16 of the integral. Both fall
-    like ``e^-a``, which moves the peak of their product with the Gaussian towards 0: the points lie around that peak.
+    It converges exponentially: the nearest singularities of ``phi`` and of ``log(1 + e^-a)`` are ``±i pi``, and steps
+    of 1/2 in a, or of half a deviation, leave an error below 1e-16. Both fall like ``e^-a``, which moves the peak of
+    their product with the Gaussian towards 0: the points lie around that peak.
     """
     if not 0 <= deviation <= WIDEST:
-        raise ValueError(
-            f"the score w'x must have a standard deviation from 0 to {WIDEST:g}, got {deviation:g}. "
-            "Make the weight or the covariance smaller."
-        )
+        wanted = f"the score w'x must have a standard deviation from 0 to {WIDEST:g}, got {deviation:g}"
+        raise ValueError(f"{wanted}. Make the weight or the covariance smaller.")
     peak = -min(deviation, max(mean, 0.0) / deviation) if deviation > 0 else 0.0
     step = 0.5 / max(1.0, deviation)
     count = round(REACH / step)
@@ -150,12 +141,7 @@ class Theorem:
 
 
 def expected_trace(mean: Array, covariance: Array, weight: Array) -> float:
-    r"""Return the expected trace of the feature Hessian, by quadrature.
-
-    .. math:: \|w\|^2\, E\, \varphi(N(w^\top m, w^\top S w))
-
-    for classes around ``mean`` and around its negative, equally often.
-    """
+    """Return the expected trace for classes around ``mean`` and its negative, equally often, by quadrature."""
     centre, spread, w = _classifier(mean, covariance, weight)
     return float(w @ w) * average_curvature(*_score(centre, spread, w))
 
@@ -258,7 +244,7 @@ def random_theorems(count: int = SETTINGS, seed: int = 0) -> list[tuple[Setting,
     def uniform(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=generator))
 
-    found = []
+    theorems = []
     for _ in range(count):
         d = int(torch.randint(2, 9, (), generator=generator))
         root, turn = torch.randn(2, d, d, generator=generator, dtype=torch.float64)
@@ -268,8 +254,8 @@ def random_theorems(count: int = SETTINGS, seed: int = 0) -> list[tuple[Setting,
         mean = mean * distance / float(mean @ torch.linalg.solve(covariance, mean)) ** 0.5
         shifted, bound = _sides(mean, covariance, rotation @ mean)
         setting = Setting(mean, covariance, rotation, ratio / (shifted / bound), alpha)
-        found.append((setting, compare(mean, covariance, rotation, setting.c, alpha)))
-    return found
+        theorems.append((setting, compare(mean, covariance, rotation, setting.c, alpha)))
+    return theorems
 
 
 def _score(mean: Tensor, covariance: Tensor, weight: Tensor) -> tuple[float, float]:
@@ -299,9 +285,7 @@ def _setting(mean: Array, covariance: Array, rotation: Array, c: float) -> tuple
     turn = _double(rotation, "rotation", (len(centre), len(centre)))
     off = float((turn.mT @ turn - torch.eye(len(turn))).abs().max())
     if off > FLOAT32:
-        raise ValueError(
-            f"rotation must be orthogonal, R'R = I, but R'R is off by {off:.2g}. Take torch.linalg.qr(matrix).Q."
-        )
+        raise ValueError(f"rotation must be orthogonal, but R'R is off by {off:.2g}. Take torch.linalg.qr(matrix).Q.")
     return centre, spread, c * (turn @ centre)
 
 

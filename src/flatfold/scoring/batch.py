@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import nn
 
 from ..io.artifacts import DamagedFile, read_json, write_json
-from ..io.files import sha256_of, sweep
+from ..io.files import replacing, sha256_of, sweep
 from ..io.store import Part, PartStore
 from ..models.extract import BatchResult, read_batches
 from ..models.fingerprint import evenly_spaced
@@ -31,10 +31,12 @@ from .calibrated import CalibratedDetector
 from .guard import Guard
 from .guard_file import GuardFile
 from .monitor import Monitor
-from .tables import Columns, check_out, write_rows
+from .tables import Columns, check_out, write_rows, write_tables
 
 PART_ROWS = 1024  # at most so many, and at least a batch, are computed again after a kill
 LONGEST = 200  # bytes of the name of a table: names of files next to it are longer, and most systems end at 255
+READ_ROWS = 1024  # of a parquet file that are read at once
+SHOWN = 5  # shards that a message names
 NOT_FINITE = "the model gave features that are not finite. Look at the image, and at the type the model computes in."
 NO_SCORE = "the score is not finite: its features are enormous. Look at the image, and at how it is prepared."
 
@@ -53,11 +55,11 @@ class ScoringJob:
         """Return the detector with the false-alarm rate of this job; it needs no model."""
         return self.guard.calibrated if self.fpr is None else self.guard.calibrated.at(self.fpr)
 
-    def load(self) -> BatchScorer:
+    def load(self) -> Guard:
         """Load the model, and join it with its guard."""
         model = self.model()
         guard = Guard.load(self.guard, model if self.device is None else model.to(usable_device(self.device)))
-        return BatchScorer(guard if self.fpr is None else guard.at(self.fpr), self.source)
+        return guard if self.fpr is None else guard.at(self.fpr)
 
     def key(self) -> dict[str, str]:
         """Return what distinguishes the results of this job from those of others."""
@@ -88,46 +90,30 @@ class ScoredRows(NamedTuple):
         return cls(columns, {row: reason for part in parts for row, reason in part.unreadable.items()})
 
 
-class BatchScorer:
-    """A guard that scores batches of a source."""
+def score_batches(guard: Guard, source: ImageSource, batches: Iterable[BatchResult]) -> ScoredRows:
+    """Return the scores of some batches of a source, at least one."""
+    return ScoredRows.concatenate([_score_batch(guard, source, batch) for batch in batches])
 
-    def __init__(self, guard: Guard, source: ImageSource) -> None:
-        self.guard = guard
-        self.source = source
 
-    def __call__(self, batches: Iterable[BatchResult]) -> ScoredRows:
-        """Return the scores of some batches, at least one."""
-        return ScoredRows.concatenate([self._score(batch) for batch in batches])
-
-    def _score(self, batch: BatchResult) -> ScoredRows:
-        rows = np.array([row for row in batch.rows if row not in batch.unreadable], np.int64)
-        output = self._run(batch)
-        finite = output.features.isfinite().all(dim=-1)
-        verdict = self.guard.decide(Pass(*(values[finite] for values in output)))
-        sound, scored = finite.cpu().numpy(), verdict.score.isfinite().cpu().numpy()
-        reasons = {**batch.unreadable, **dict.fromkeys(rows[~sound].tolist(), NOT_FINITE)}
-        reasons |= dict.fromkeys(rows[sound][~scored].tolist(), NO_SCORE)
-        columns = {
-            "predicted": verdict.logits.argmax(dim=-1),
-            "score": verdict.score,
-            "p_value": verdict.p_value,
-            "is_ood": verdict.is_ood,
-        }
-        return ScoredRows(
-            {"row": rows[sound][scored], **{name: values.cpu().numpy()[scored] for name, values in columns.items()}},
-            {row: _printable(reason) for row, reason in sorted(reasons.items())},
-        )
-
-    def _run(self, batch: BatchResult) -> Pass:
-        """Return features and logits of the readable inputs, if any."""
-        if batch.batch is None:
-            head = self.guard.found.head
-            return Pass(head.weight.new_empty(0, head.width), head.weight.new_empty(0, head.n_classes))
+def _score_batch(guard: Guard, source: ImageSource, batch: BatchResult) -> ScoredRows:
+    rows = np.array([row for row in batch.rows if row not in batch.unreadable], np.int64)
+    if batch.batch is None:  # no input is readable
+        head = guard.found.head
+        output = Pass(head.weight.new_empty(0, head.width), head.weight.new_empty(0, head.n_classes))
+    else:
         try:
-            return self.guard.run(batch.batch.first_tensor)
+            output = guard.run(batch.batch.first_tensor)
         except ValueError as error:
-            first, last = (self.source.name(row) for row in (batch.rows[0], batch.rows[-1]))
-            raise ValueError(f"{first} to {last}: {error}") from error
+            raise ValueError(f"{source.name(batch.rows[0])} to {source.name(batch.rows[-1])}: {error}") from error
+    finite = output.features.isfinite().all(dim=-1)
+    verdict = guard.decide(Pass(*(values[finite] for values in output)))
+    sound, scored = finite.cpu().numpy(), verdict.score.isfinite().cpu().numpy()
+    reasons = {**batch.unreadable, **dict.fromkeys(rows[~sound].tolist(), NOT_FINITE)}
+    reasons |= dict.fromkeys(rows[sound][~scored].tolist(), NO_SCORE)
+    tensors = {**verdict._asdict(), "predicted": verdict.logits.argmax(dim=-1)}
+    columns = {"row": rows[sound][scored]}
+    columns |= {name: tensors[name].cpu().numpy()[scored] for name in ("predicted", "score", "p_value", "is_ood")}
+    return ScoredRows(columns, {row: _printable(reason) for row, reason in sorted(reasons.items())})
 
 
 Parts = Mapping[int, range]
@@ -139,10 +125,10 @@ Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, ScoredRows]]]
 
 def run_local(job: ScoringJob, parts: Parts, workers: int = 0) -> Iterator[tuple[int, ScoredRows]]:
     """Score parts one after the other in this process, with images read ahead by ``workers`` others."""
-    scorer, source = job.load(), job.source
+    guard, source = job.load(), job.source
     batches = read_batches(source, source.batch_ranges(parts.values()), "scoring", workers)
     for number, rows in parts.items():
-        yield number, scorer(islice(batches, len(source.batch_ranges([rows]))))
+        yield number, score_batches(guard, source, islice(batches, len(source.batch_ranges([rows]))))
 
 
 @dataclass(frozen=True)
@@ -268,6 +254,39 @@ def score_images(
     return summary
 
 
+def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
+    """Write the tables of all shards, in any order, as one, and the sum of their counts next to it."""
+    out, paths = Path(out), [Path(table) for table in tables]
+    check_table(out)
+    if not paths:
+        raise ValueError("joining takes the tables of all shards, got none. Name them: scores-*.csv, for example.")
+    for path in paths:
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no table {path}. Check the path.")
+        if path.suffix.lower() != out.suffix.lower():
+            raise ValueError(f"tables are joined as they are, but {path} does not end in {out.suffix}. Rename --out.")
+        if path.resolve() == out.resolve():
+            raise ValueError(f"{out} is one of the tables to be joined. Choose another --out.")
+    shards = sorted(((Summary.load(path), path) for path in paths), key=lambda shard: shard[0].shard.number)
+    _check_complete(shards)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    sweep(out.parent, out.name)
+    with replacing(out) as partial:
+        if out.suffix.lower() == ".parquet":
+            write_tables(chain.from_iterable(_read_parquet(path) for _, path in shards), partial)
+        else:
+            _concatenate([path for _, path in shards], partial, header=out.suffix.lower() == ".csv")
+    unreadable_path(out).unlink(missing_ok=True)
+    if lists := [unreadable_path(path) for summary, path in shards if summary.unreadable]:
+        with replacing(unreadable_path(out)) as partial:
+            _concatenate(lists, partial, header=True)
+    first, *others = (summary for summary, _ in shards)
+    monitor = sum((summary.monitor for summary in others), first.monitor)
+    joined = Summary(first.job, Shard(), sum(s.unreadable for s, _ in shards), sha256_of(out), monitor.to_dict())
+    write_json(summary_path(out), joined)
+    return joined
+
+
 def check_table(out: Path) -> None:
     """Raise unless a table and the files next to it can be written to ``out``; call it before long work."""
     check_out(out)
@@ -351,3 +370,50 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
     summary = Summary(key, shard, sum(map(len, unreadable)), sha256_of(out), monitor.to_dict())
     write_json(summary_path(out), summary)
     return summary
+
+
+def _check_complete(shards: Sequence[tuple[Summary, Path]]) -> None:
+    """Raise unless these are all shards of one run, each once and as it was written."""
+    first, first_path = shards[0]
+    for summary, path in shards:
+        if _run_of(summary) != _run_of(first):
+            raise ValueError(f"{path} and {first_path} are not shards of one run. Score all of them in the same way.")
+        if sha256_of(path) != summary.table:
+            raise ValueError(f"{path} has changed: its checksum differs from its summary. Score this shard again.")
+        if summary.unreadable and not unreadable_path(path).is_file():
+            raise FileNotFoundError(
+                f"{path} has no list {unreadable_path(path).name} of unreadable images next to it. "
+                "Keep the two together, or score this shard again."
+            )
+    numbers = [summary.shard.number for summary, _ in shards]
+    if twice := sorted({number for number in numbers if numbers.count(number) > 1}):
+        raise ValueError(f"shard {twice[0]}/{first.shard.of} is there {numbers.count(twice[0])} times. Give each once.")
+    if missing := sorted(set(range(1, first.shard.of + 1)) - set(numbers)):
+        named = ", ".join(map(str, missing[:SHOWN])) + (" ..." if len(missing) > SHOWN else "")
+        raise ValueError(f"{len(missing)} of {first.shard.of} shards are missing: {named}. Score them first.")
+
+
+def _run_of(summary: Summary) -> tuple[dict[str, str], int]:
+    """Return what all shards of a run share; each machine may see the images at another place."""
+    return {name: value for name, value in summary.job.items() if name != "place"}, summary.shard.of
+
+
+def _concatenate(paths: Sequence[Path], out: Path, header: bool) -> None:
+    """Write text tables one after the other, their ``header`` line once."""
+    with out.open("wb") as file:
+        for number, path in enumerate(paths):
+            with path.open("rb") as table:
+                if header and number > 0:
+                    table.readline()
+                file.writelines(table)
+
+
+def _read_parquet(path: Path) -> Iterator[Any]:
+    """Yield a parquet file in pieces, and even of an empty one its columns."""
+    import pyarrow as arrow  # type: ignore[import-untyped]
+    from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+
+    with ParquetFile(path) as file:
+        yield file.schema_arrow.empty_table()
+        for batch in file.iter_batches(READ_ROWS):
+            yield arrow.Table.from_batches([batch])

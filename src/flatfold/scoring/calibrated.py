@@ -203,7 +203,10 @@ def fit_detector(
     samples = 0 if bank is None else len(bank)
     if fpr is not None and bank is not None:
         if held_out is None:
-            bank, held_out = _split_in_half(bank, seed)
+            if len(bank) < 2:
+                raise ValueError("one sample cannot both fit and calibrate. Give more, or other data as calibration=.")
+            order = torch.randperm(len(bank), generator=torch.Generator().manual_seed(seed))
+            bank, held_out = bank[order[: samples // 2]], bank[order[samples // 2 :]]
         elif learns(detector) and torch.equal(bank.features, held_out.features):
             raise ValueError(SAME_DATA)
         check_enough(fpr, len(held_out), "the calibration data" if samples == len(bank) else "half of the data")
@@ -295,9 +298,9 @@ def _check_counts(counts: Tensor, fpr: float) -> None:
         check_enough(fpr, int(counts[0]), "the calibration data")
         return
     needed, least = samples_needed(fpr), int(counts.min())
-    if least >= needed:
-        return
     short = (counts < needed).nonzero().flatten().tolist()
+    if not short:
+        return
     named = ", ".join(f"class {label}: {int(counts[label])}" for label in short[:SHOWN])
     more = f", and {len(short) - SHOWN} more" if len(short) > SHOWN else ""
     total = f", about {ceil(int(counts.sum()) * needed / least)} samples in all," if least else ","
@@ -306,13 +309,6 @@ def _check_counts(counts: Tensor, fpr: float) -> None:
         f"but {len(short)} of {len(counts)} classes have fewer ({named}{more}). Give more in-distribution data"
         f"{total} allow a higher rate, or use one threshold for all classes."
     )
-
-
-def _split_in_half(bank: FeatureBank, seed: int) -> tuple[FeatureBank, FeatureBank]:
-    if len(bank) < 2:
-        raise ValueError("one sample cannot both fit and calibrate. Give more data, or other data as calibration=.")
-    order = torch.randperm(len(bank), generator=torch.Generator().manual_seed(seed))
-    return bank[order[: len(bank) // 2]], bank[order[len(bank) // 2 :]]
 
 
 def _check_labels(bank: FeatureBank, head: Head) -> float | None:

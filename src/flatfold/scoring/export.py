@@ -107,8 +107,14 @@ def export(guard: Guard, path: Path | str, inputs: Iterable[Any]) -> Parity:
     """
     path = Path(path)
     check_target(path)
-    if path.suffix == ".onnx":
-        _check_onnx_installed()
+    for name in ONNX_PACKAGES if path.suffix == ".onnx" else ():
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                f"ONNX files are written and checked with {name}, which is not installed. Install flatfold[onnx].",
+                name=name,
+            ) from error
     batch = _collect_inputs(guard, inputs)
     write = FORMATS[path.suffix](guard, _trace(guard, batch), batch)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,11 +185,7 @@ def _collect_inputs(guard: Guard, inputs: Iterable[Any]) -> Batch:
 def _trace(guard: Guard, batch: Batch) -> ExportedProgram:
     """Return model and detector as one graph for batches of any size, traced on zeros: torch keeps them in the file."""
     part = batch.part(0, TRACED)
-    args, kwargs = (
-        [torch.zeros_like(value) if part.one_per_input(value) else value for value in values]
-        for values in (part.args, part.kwargs.values())
-    )
-    blank = part._replace(args=tuple(args), kwargs=dict(zip(part.kwargs, kwargs, strict=True)))
+    blank = part.with_each(lambda value: torch.zeros_like(value) if part.one_per_input(value) else value)
     module = _TupleModule(guard.as_module(), blank)  # outside of the contexts below: its errors need no explanation
     with _quiet(), torch.no_grad(), _explain("the model"):
         shapes = _dynamic_shapes(blank, Dim(BATCH))
@@ -195,14 +197,13 @@ def _trace(guard: Guard, batch: Batch) -> ExportedProgram:
     return program
 
 
-def _tensor_names(batch: Batch) -> list[str]:
-    return ["x"] * len(batch.args) + [name for name, value in batch.kwargs.items() if isinstance(value, Tensor)]
+def _by_name(batch: Batch) -> dict[str, Any]:
+    return {"x": batch.args[0], **batch.kwargs} if batch.args else batch.kwargs
 
 
 def _dynamic_shapes(batch: Batch, size: Any) -> dict[str, Any]:
     """Return which dimensions of a batch may change: the first, of all values that come per input."""
-    named = [("x", value) for value in batch.args] + list(batch.kwargs.items())
-    return {name: {0: size} if batch.one_per_input(value) else None for name, value in named}
+    return {name: {0: size} if batch.one_per_input(value) else None for name, value in _by_name(batch).items()}
 
 
 def _describe(guard: Guard) -> dict[str, Any]:
@@ -305,7 +306,7 @@ def _onnx_writer(guard: Guard, program: ExportedProgram, batch: Batch) -> Callab
             verbose=False,
             external_data=False,
             opset_version=OPSET,
-            input_names=_tensor_names(batch),
+            input_names=[name for name, value in _by_name(batch).items() if isinstance(value, Tensor)],
             output_names=list(Verdict._fields),
             dynamic_shapes=_dynamic_shapes(batch, BATCH),
             custom_translation_table={torch.ops.aten.searchsorted.Tensor: _onnx_searchsorted()},
@@ -348,23 +349,11 @@ def open_onnx(path: Path) -> Runtime:
     used = {entry.name for entry in session.get_inputs()}
 
     def run(batch: Batch) -> list[Any]:
-        tensors = [value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)]
-        feeds = {name: value.cpu().numpy() for name, value in zip(_tensor_names(batch), tensors, strict=True)}
-        answer: list[Any] = session.run(None, {name: value for name, value in feeds.items() if name in used})
+        feeds = {name: value.cpu().numpy() for name, value in _by_name(batch).items() if name in used}
+        answer: list[Any] = session.run(None, feeds)
         return answer
 
     return run
-
-
-def _check_onnx_installed() -> None:
-    for name in ONNX_PACKAGES:
-        try:
-            import_module(name)
-        except ImportError as error:
-            raise ModuleNotFoundError(
-                f"ONNX files are written and checked with {name}, which is not installed. Install flatfold[onnx].",
-                name=name,
-            ) from error
 
 
 def _program_writer(guard: Guard, program: ExportedProgram, batch: Batch) -> Callable[[Path], Runtime]:

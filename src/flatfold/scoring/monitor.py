@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 from msgspec import Meta
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ..core.conformal import alarm_p_value, allowed_ranks, ks_p_value
 from ..io.artifacts import DamagedFile, decode, encode
@@ -29,18 +29,37 @@ LARGEST = 2**53 - 1  # larger counts would be rounded by other JSON readers
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 
 
-class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The reference histogram of a guard: bins of the score, and how many calibration inputs lie in each."""
+class MonitorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a monitor as a document."""
+
+    FORMAT: ClassVar[str] = "flatfold-monitor"
+    VERSION: ClassVar[int] = 1
 
     guard: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # sha256 of the calibration
     fpr: Annotated[float, Meta(gt=0, lt=1)]
     calibrated: Annotated[tuple[Count, ...], Meta(min_length=1)]  # inputs of each group: all, or each predicted class
     edges: Annotated[tuple[float | None, ...], Meta(min_length=2)]  # strictly increasing; None is infinite
     known: tuple[Count, ...]  # calibration inputs in each bin
+    seen: tuple[Count, ...]  # inputs of the stream in each group
+    alarms: tuple[Count, ...]  # those of them that raised an alarm
+    stream: tuple[Count, ...]  # inputs of the stream in each bin
+
+    def __post_init__(self) -> None:
+        bins, groups = len(self.edges) - 1, len(self.calibrated)
+        if not all(a < b for a, b in pairwise(self.bounds.tolist())):
+            raise ValueError("edges do not increase")
+        for name, length in {"known": bins, "stream": bins, "seen": groups, "alarms": groups}.items():
+            if len(getattr(self, name)) != length:
+                raise ValueError(f"{name} must hold {length} counts")
+        if sum(self.known) != sum(self.calibrated) or min(self.allowed) < 1:
+            raise ValueError("the counts of the calibration data do not add up")
+        more = any(a > n for a, n in zip(self.alarms, self.seen, strict=True))
+        if sum(self.seen) != sum(self.stream) or sum(self.seen) > LARGEST or more:
+            raise ValueError("the counts of the stream do not add up")
 
     @classmethod
-    def of(cls, calibrated: CalibratedDetector) -> Reference:
-        """Return the reference histogram of a calibrated detector."""
+    def of(cls, calibrated: CalibratedDetector) -> MonitorState:
+        """Return the state of a monitor of a calibrated detector that has seen nothing."""
         calibration, fpr = calibrated.calibration, float(calibrated.calibration.fpr)
         padded, counts = calibration.scores.detach().cpu().double(), calibration.counts.cpu()
         scores = padded[torch.arange(padded.shape[1]) < counts[:, None]].numpy()
@@ -51,7 +70,8 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         digest.update(repr(fpr).encode())
         finite = tuple(edge if isfinite(edge) else None for edge in edges.tolist())
         known = tuple(bin_counts(scores, edges).tolist())
-        return Reference(digest.hexdigest(), fpr, tuple(counts.tolist()), finite, known)
+        none, empty = (0,) * len(counts), (0,) * len(known)
+        return cls(digest.hexdigest(), fpr, tuple(counts.tolist()), finite, known, none, none, empty)
 
     @property
     def bounds(self) -> NDArray[np.float64]:
@@ -63,31 +83,6 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def allowed(self) -> list[int]:
         """The rank k of each group's threshold: an alarm is a score above its k-th largest calibration score."""
         return [allowed_ranks(self.fpr, samples) for samples in self.calibrated]
-
-
-class MonitorState(Reference, frozen=True, forbid_unknown_fields=True):
-    """The content of a monitor as a document; ``seen`` and ``alarms`` are counts per group, ``stream`` per bin."""
-
-    FORMAT: ClassVar[str] = "flatfold-monitor"
-    VERSION: ClassVar[int] = 1
-
-    seen: tuple[Count, ...]
-    alarms: tuple[Count, ...]
-    stream: tuple[Count, ...]
-
-    def __post_init__(self) -> None:
-        bins, groups = len(self.edges) - 1, len(self.calibrated)
-        edges = self.bounds.tolist()
-        if not all(a < b for a, b in pairwise(edges)):
-            raise ValueError("edges do not increase")
-        for name, length in {"known": bins, "stream": bins, "seen": groups, "alarms": groups}.items():
-            if len(getattr(self, name)) != length:
-                raise ValueError(f"{name} must hold {length} counts")
-        if sum(self.known) != sum(self.calibrated) or min(self.allowed) < 1:
-            raise ValueError("the counts of the calibration data do not add up")
-        more = any(a > n for a, n in zip(self.alarms, self.seen, strict=True))
-        if sum(self.seen) != sum(self.stream) or sum(self.seen) > LARGEST or more:
-            raise ValueError("the counts of the stream do not add up")
 
 
 def bin_edges(scores: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
@@ -143,28 +138,23 @@ class Monitor:
     Give each thread and process its own monitor: adding to one from two threads at once may lose counts.
     """
 
-    def __init__(self, reference: Reference, seen: ArrayLike, alarms: ArrayLike, stream: ArrayLike) -> None:
-        self.reference = reference  # seen and alarms are counts per group, stream per bin of the score
-        self._seen, self._alarms, self._stream = (np.array(counts, np.int64) for counts in (seen, alarms, stream))
+    def __init__(self, state: MonitorState) -> None:
+        none, empty = (0,) * len(state.seen), (0,) * len(state.stream)
+        self.reference = msgspec.structs.replace(state, seen=none, alarms=none, stream=empty)
+        self._seen, self._alarms, self._stream = (
+            np.array(n, np.int64) for n in (state.seen, state.alarms, state.stream)
+        )
 
     @classmethod
     def of(cls, calibrated: CalibratedDetector) -> Self:
         """Return a monitor of verdicts of ``calibrated`` that has seen nothing."""
-        reference = Reference.of(calibrated)
-        none = [0] * len(reference.calibrated)
-        return cls(reference, none, none, [0] * len(reference.known))
-
-    @classmethod
-    def from_state(cls, state: MonitorState) -> Self:
-        """Return the monitor with this content."""
-        fields = {name: getattr(state, name) for name in Reference.__struct_fields__}
-        return cls(Reference(**fields), state.seen, state.alarms, state.stream)
+        return cls(MonitorState.of(calibrated))
 
     @property
     def state(self) -> MonitorState:
         """The content as a document."""
-        counts = (tuple(values.tolist()) for values in (self._seen, self._alarms, self._stream))
-        return MonitorState(*msgspec.structs.astuple(self.reference), *counts)
+        seen, alarms, stream = (tuple(counts.tolist()) for counts in (self._seen, self._alarms, self._stream))
+        return msgspec.structs.replace(self.reference, seen=seen, alarms=alarms, stream=stream)
 
     def add(self, verdict: Verdict) -> None:
         """Count what the guard said about a batch, which may be empty and on any device."""
@@ -211,7 +201,7 @@ class Monitor:
         self._stream += other._stream
 
     def __add__(self, other: Monitor) -> Monitor:
-        both = Monitor(self.reference, self._seen, self._alarms, self._stream)
+        both = Monitor(self.state)
         both.merge(other)
         return both
 
@@ -295,7 +285,7 @@ class Monitor:
     @classmethod
     def _decode(cls, text: bytes, where: str) -> Self:
         try:
-            return cls.from_state(decode(text, MonitorState))
+            return cls(decode(text, MonitorState))
         except DamagedFile as error:
             raise ValueError(
                 f"{where} is damaged: {error}. Take an older copy, or start a new one with guard.monitor()."

@@ -17,7 +17,9 @@ import torch
 
 from ..io.progress import track
 from ..models.extract import read_batches
-from .batch import BatchScorer, Parts, ScoredRows, ScoringJob
+from ..models.sources import ImageSource
+from .batch import Parts, ScoredRows, ScoringJob, score_batches
+from .guard import Guard
 from .tables import Columns
 
 PATIENCE = 5  # seconds to wait for an answer at an address
@@ -122,7 +124,7 @@ class Worker:
     def __init__(self, job: Any, ledger: Any, folder: str | None) -> None:
         self.job, self.ledger = job, ledger  # references in Ray's object store
         self.folder = folder  # where relative paths start; None for the folder of the process
-        self.scorer: BatchScorer | None = None
+        self.loaded: tuple[Guard, ImageSource] | None = None
 
     def __call__(self, item: Columns) -> Columns:
         """Return the columns of a part, or the error: Ray would bury its message in two tracebacks."""
@@ -143,11 +145,11 @@ class Worker:
                 "--batch-size or fewer --actors; otherwise the model ends its process while it loads, or at one of "
                 "these images. All parts that are done are kept."
             )
-        self.scorer = self.scorer or self.load()
-        source = self.scorer.source
-        return self.scorer(read_batches(source, source.batch_ranges([rows])))
+        self.loaded = self.loaded or self.load()
+        guard, source = self.loaded
+        return score_batches(guard, source, read_batches(source, source.batch_ranges([rows])))
 
-    def load(self) -> BatchScorer:
+    def load(self) -> tuple[Guard, ImageSource]:
         """Load the model and its guard; not in the constructor, whose errors Ray takes for those of the machine."""
         import ray
 
@@ -161,7 +163,7 @@ class Worker:
             os.chdir(self.folder)
         torch.set_num_threads(1)  # as many as CPUs were asked for, whatever the environment of this machine says
         job: ScoringJob = ray.get(self.job)
-        return job.load()
+        return job.load(), job.source
 
 
 def count_workers(nodes: Iterable[Mapping[str, Any]], gpus: float) -> int:

@@ -31,6 +31,7 @@ from flatfold.scoring.batch import (
     Shard,
     parts_path,
     run_local,
+    score_batches,
     score_images,
     summary_path,
     unreadable_path,
@@ -369,7 +370,8 @@ def test_a_run_that_is_killed_often_ends_with_the_same_bytes(tmp_path, suffix):
 
 def record_of(task, rows=None):
     source = task.source
-    return task.load()(read_batches(source, source.batch_ranges([range(source.rows) if rows is None else rows])))
+    ranges = source.batch_ranges([range(source.rows) if rows is None else rows])
+    return score_batches(task.load(), source, read_batches(source, ranges))
 
 
 def test_a_task_can_be_given_another_rate_or_device_and_sent_to_another_process(tmp_path):

@@ -26,9 +26,8 @@ from flatfold.models.images import FolderImages
 from flatfold.scoring import batch as shard
 from flatfold.scoring import ray as on_ray
 from flatfold.scoring import ray as ray_cluster
-from flatfold.scoring.batch import ScoredRows, ScoringJob, Shard, run_local, score_images
+from flatfold.scoring.batch import ScoredRows, ScoringJob, Shard, join_tables, run_local, score_images
 from flatfold.scoring.guard_file import read_guard
-from flatfold.scoring.join import join_tables
 from flatfold.scoring.ray import Worker, run_on_ray
 from tests.ray_cluster import PATIENT, marked
 from tests.ray_cluster import ray_cluster as started_cluster
