@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatfold.evaluate.spec import Spec, parse_spec, parse_specs
+from flatfold.evaluate.methods import Spec, parse_spec, parse_specs
 
 
 def test_words_become_methods_and_are_separated_by_commas_that_are_not_inside_of_brackets():

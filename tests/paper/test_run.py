@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from flatfold.evaluate.banks import Settings
+from flatfold.evaluate.methods import Spec
 from flatfold.evaluate.results import load_results
-from flatfold.evaluate.spec import Spec
 from flatfold.paper import run as module
 from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
 from flatfold.paper.ablations import load_ablations

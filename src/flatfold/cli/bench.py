@@ -57,8 +57,8 @@ def bench(
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
     """
     from .. import detectors
+    from ..evaluate.methods import parse_specs
     from ..evaluate.runner import check_specs, forget, run
-    from ..evaluate.spec import parse_specs
     from ..report.page import write_report
 
     log_progress()

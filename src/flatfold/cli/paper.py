@@ -104,8 +104,8 @@ def reproduce(
 
     Example: flatfold reproduce cifar10 --data ~/OpenOOD --device cuda --workers 8
     """
+    from ..evaluate.methods import parse_specs
     from ..evaluate.runner import check_specs
-    from ..evaluate.spec import parse_specs
     from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
     from ..evaluate.suites.library import DIGITS
     from ..paper.full_scale import write_full_scale

@@ -1,14 +1,14 @@
-"""Fit one method and score every data set of a suite with it: from features, or from the images themselves."""
+"""Methods as ``--methods`` names them (``knn:k=10``, ``knn@id``), and their evaluation on every data set of a suite."""
 
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,13 +20,13 @@ from ..core.metrics import auroc
 from ..core.validation import MethodRefused, check_finite
 from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector, InputDetector
+from ..detectors.registry import parse_method
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating
 from ..models.layers import labelled_batches, layers_of, logits_function, read_first_batch, score_inputs
 from ..models.sources import ImageSource, Source
 from .banks import Banks, Settings, short_key
 from .results import ID, MethodRun
-from .spec import Spec
 from .suites.suite import Suite
 from .tuning import Tuning, grid_points, search, tune
 
@@ -37,6 +37,65 @@ RESET = Path("/proc/self/clear_refs")  # writing 5 there resets the peak
 STATUS = Path("/proc/self/status")
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A method with some of its hyper-parameters, and the data on which the others are tuned."""
+
+    name: str
+    hyper: dict[str, Any] = field(default_factory=dict)
+    tune: Literal["id", "ood"] | None = None
+
+    def __post_init__(self) -> None:
+        method = get_method(self.name)
+        hyperparameters(self.name, **self.hyper)  # raises for names that do not exist
+        if self.tune not in (None, "id", "ood"):
+            raise ValueError(f"{self.name}@{self.tune} is not valid: a method is tuned @id or @ood.")
+        if self.tune and not self.grid:
+            reason = "it chooses for itself" if method.tuned_on == "id" else "it has no hyper-parameter to choose"
+            raise ValueError(f"{self.label} cannot be tuned: {reason}. Leave out the @.")
+        if self.tune == "id" and method.sees != "features":
+            raise ValueError(f"{self.name} sees inputs, not features, and cannot be tuned on ID data. Use @ood.")
+
+    @property
+    def grid(self) -> dict[str, Any]:
+        """The values to try, of each hyper-parameter that is not given."""
+        return {key: values for key, values in get_method(self.name).grid.items() if key not in self.hyper}
+
+    @property
+    def label(self) -> str:
+        """The name in tables and figures, with hyper-parameters and the data it was tuned on."""
+        hyper = "".join(f":{key}={value}" for key, value in self.hyper.items())
+        return f"{self.name}{hyper}" + (f"@{self.tune}" if self.tune else "")
+
+    @property
+    def tuned_on(self) -> str:
+        """Which data chose hyper-parameters: ``"nothing"``, ``"id"`` or ``"ood"``."""
+        return self.tune or get_method(self.name).tuned_on
+
+
+def parse_spec(text: str) -> Spec:
+    """Return the method that a word of ``--methods`` names.
+
+    Example:
+        >>> parse_spec("gen:top=10@ood")
+        Spec(name='gen', hyper={'top': 10}, tune='ood')
+    """
+    method, at, tune = text.strip().partition("@")
+    return Spec(*parse_method(method), tune=tune if at else None)  # type: ignore[arg-type]  # Spec checks it
+
+
+def parse_specs(text: str) -> list[Spec]:
+    """Return the methods that ``--methods`` names, separated by commas; those inside brackets do not count."""
+    words, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[(") - (letter in "])")
+        if letter == "," and depth == 0:
+            words.append("")
+        else:
+            words[-1] += letter
+    return [parse_spec(word) for word in words if word.strip()]
 
 
 @dataclass(frozen=True)
@@ -54,10 +113,7 @@ def evaluate_method(
     """Tune, fit and score one method, and measure its time and memory.
 
     Methods that see inputs use the suite, all others the banks; ``folder`` keeps the scores of the former, so that an
-    interrupted run resumes.
-
-    Raises:
-        MethodRefused: The method does not apply to this data.
+    interrupted run resumes. A method that does not apply to this data raises MethodRefused.
     """
     settings = settings or Settings()
     with peak_memory(settings.device) as peak:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 
 from .. import __version__
 from ..core.metrics import auroc
@@ -25,13 +27,16 @@ from ..detectors.shaped import Shaped
 from ..io.progress import track
 from ..io.store import read_manifest
 from ..models.fingerprint import weights_hash
+from ..models.sources import ImageSource
+from ..models.transform import in_mode
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .intervals import certainty
-from .methods import MethodResult, evaluate_method
-from .results import ID, AlphaCurve, Average, Results, Row, averages, make_row
-from .spec import Spec, parse_spec
+from .methods import MethodResult, Spec, evaluate_method, parse_spec
+from .results import ID, AlphaCurve, Average, Results, Row, WorstCase, averages, make_row
 from .suites.suite import Suite
-from .worst_cases import worst_cases
+
+WORST = 8  # images of each data set that are shown
+SIDE = 64  # pixels of the longer side of a thumbnail
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +60,8 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
     banks = extract_all(suite, out / "banks", settings, tuning=any(spec.tune == "ood" for spec in specs))
     refused: dict[str, str] = {}
     failed: dict[str, str] = {}
-    _try_method(
-        Spec("fold"), suite, banks, out, settings, {}, {}
-    )  # a warm-up, or the first method would pay for torch's start
+    # a warm-up, or the first method would pay for torch's start
+    _try_method(Spec("fold"), suite, banks, out, settings, {}, {})
     tried = (
         _try_method(spec, suite, banks, out / "scores", settings, refused, failed)
         for spec in track(specs, "fitting and scoring")
@@ -65,9 +69,10 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
     evaluated = [result for result in tried if result is not None]
     if not evaluated:
         raise ValueError("; ".join(f"{label}: {reason}" for label, reason in {**refused, **failed}.items()))
-    rows, means = _figures(evaluated, suite, settings.replicates)
+    scores = {f"{it.run.method}/{dataset}": values for it in evaluated for dataset, values in it.scores.items()}
+    rows, means = _figures(evaluated, scores, suite, settings.replicates)
     curves = (alpha_curve(result.run.method, result.detector, banks) for result in evaluated)
-    wrong, thumbnails = worst_cases(evaluated, suite, banks)
+    wrong, thumbnails = _worst_cases(evaluated, suite, banks)
     return Results(
         suite=describe(suite, banks),
         methods=[result.run for result in evaluated],
@@ -76,7 +81,7 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
         averages=means,
         alpha_curves=[curve for curve in curves if curve is not None],
         provenance=provenance(suite, settings, perf_counter() - start, banks.weights),
-        scores=_all_scores(evaluated),
+        scores=scores,
         norms={name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.test_sets.items()},
         wrong=wrong,
         thumbnails=thumbnails,
@@ -206,11 +211,48 @@ def _try_method(
     return None
 
 
-def _all_scores(evaluated: Sequence[MethodResult]) -> dict[str, Any]:
-    return {f"{it.run.method}/{dataset}": values for it in evaluated for dataset, values in it.scores.items()}
+def _worst_cases(
+    evaluated: Sequence[MethodResult], suite: Suite, banks: Banks
+) -> tuple[list[WorstCase], dict[str, NDArray[np.uint8]]]:
+    """Return the images with the most misleading scores by method and data set, worst first, and their thumbnails."""
+    sources = {ID: suite.test} | {ood.name: ood.images for ood in suite.ood}
+    cases, thumbnails, names = [], {}, {}
+    for result in evaluated:
+        for dataset, scores in result.scores.items():
+            source = sources[dataset]
+            if not isinstance(source, ImageSource):
+                continue  # features have no images to show
+            order = np.argsort(-scores if dataset == ID else scores, kind="stable")
+            for position in order[:WORST].tolist():
+                row = banks.row_of(dataset, position)
+                key = f"{dataset}/{row}"
+                if key not in thumbnails:
+                    names[key], pixels = source.picture(row)
+                    image = in_mode(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels), "RGB")
+                    image.thumbnail((SIDE, SIDE))
+                    thumbnails[key] = np.asarray(image)
+                logits = banks.head(banks.test_sets[dataset].features[position : position + 1])
+                score, label = scores[position], None
+                if dataset == ID and source.labels is not None:
+                    label = int(source.labels[row])
+                cases.append(
+                    WorstCase(
+                        method=result.run.method,
+                        dataset=dataset,
+                        row=row,
+                        name=names[key],
+                        score=float(score),
+                        share=float((result.scores[ID] < score).mean()),
+                        predicted=int(logits.argmax()),
+                        label=label,
+                    )
+                )
+    return cases, thumbnails
 
 
-def _figures(evaluated: Sequence[MethodResult], suite: Suite, replicates: int) -> tuple[list[Row], list[Average]]:
+def _figures(
+    evaluated: Sequence[MethodResult], scores: dict[str, NDArray[np.float32]], suite: Suite, replicates: int
+) -> tuple[list[Row], list[Average]]:
     """Return the rows and their averages, each with its certainty."""
     rows = [
         make_row(it.run.method, it.run.tuned_on, ood.name, ood.group, it.scores[ID], it.scores[ood.name])
@@ -221,8 +263,7 @@ def _figures(evaluated: Sequence[MethodResult], suite: Suite, replicates: int) -
     columns: dict[str, tuple[str, ...]] = {ood.name: (ood.name,) for ood in suite.ood}
     for over in dict.fromkeys(mean.over for mean in means):
         columns[over] = tuple(ood.name for ood in suite.ood if over in (ood.group, "all"))
-    labels = [result.run.method for result in evaluated]
-    certain = certainty(_all_scores(evaluated), labels, columns, replicates, suite.seed)
+    certain = certainty(scores, [result.run.method for result in evaluated], columns, replicates, suite.seed)
     return (
         [replace(row, certainty=certain[row.method, row.dataset]) for row in rows],
         [replace(mean, certainty=certain[mean.method, mean.over]) for mean in means],

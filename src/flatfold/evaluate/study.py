@@ -47,21 +47,8 @@ def run_study(
     at every input. Over features and logits the same, all of it exact, and the largest eigenvalues at every input. All
     of it is measured on the same images; those that cannot be read are left out everywhere.
 
-    Args:
-        suite: Network and data.
-        out: Folder under which features and every finished part are kept, so that an interrupted study resumes. A
-            changed network, image or setting is computed anew.
-        settings: How to run the network and read the images.
-        samples: Most images of each data set.
-        matrix: ``"hessian"`` or ``"ggn"``, over the parameters.
-        loss: ``"energy"`` or ``"ce_pred"``, over the parameters.
-        probes: Random vectors for the spectrum over the parameters.
-        steps: Lanczos steps from each.
-        alpha: Exponent of partial normalisation; None lets AutoFold choose it on the validation data.
-        seed: Of the random vectors. The images do not depend on it.
-
-    Raises:
-        ValueError: The plan is not valid, AutoFold cannot choose an exponent, or the data changed on the way.
+    ``out`` keeps features and every finished part, so that an interrupted study resumes; what depends on a changed
+    network, image or setting is computed anew. The other arguments are those of ``Plan``.
     """
     plan = Plan(samples, matrix, loss, probes, steps, alpha, seed)
     settings, start = settings or Settings(), perf_counter()
@@ -70,8 +57,10 @@ def run_study(
     alphas = {"none": 0.0, "partial": _choose_alpha(plan, banks), "full": 1.0}
     measured: dict[str, dict[Space, Measured]] = {}
     eigenvalues: dict[str, Array] = {}
+    id_set = DataSet(ID, ID, suite.test, banks.unreadable.get("test", {}))
+    ood_sets = [DataSet(o.name, o.group, o.images, banks.unreadable.get(o.name, {})) for o in suite.ood]
     with StudyParts(out / PARTS, banks.weights) as parts:
-        for data in track(_data_sets(suite, banks), "data sets"):
+        for data in track([id_set, *ood_sets], "data sets"):
             features = FeatureCurvature(banks.test_sets[data.name], banks.head)
             measured[data.name] = {
                 "parameter": ParameterCurvature(suite.model, data, plan, settings, parts).measure(),
@@ -147,12 +136,6 @@ def _choose_alpha(plan: Plan, banks: Banks) -> float:
     for warning in caught:
         log.warning("autofold: %s", warning.message)
     return round(alpha, 6)
-
-
-def _data_sets(suite: Suite, banks: Banks) -> list[DataSet]:
-    """Return what is measured, the ID test images first."""
-    id_set = DataSet(ID, ID, suite.test, banks.unreadable.get("test", {}))
-    return [id_set, *(DataSet(o.name, o.group, o.images, banks.unreadable.get(o.name, {})) for o in suite.ood)]
 
 
 def _eigenvalues(

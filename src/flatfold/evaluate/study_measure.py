@@ -1,7 +1,7 @@
 """Measurements of a curvature study: one data set in one space, with its finished parts on disk."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,15 +36,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a curvature study, as in :func:`~flatfold.evaluate.study.run_study`."""
+    """The settings of a curvature study."""
 
-    samples: int = 500
-    matrix: Matrix = "hessian"
+    samples: int = 500  # most images of each data set
+    matrix: Matrix = "hessian"  # over the parameters, as the loss
     loss: Loss = "energy"
-    probes: int = 4
-    steps: int = 16
-    alpha: float | None = None
-    seed: int = 0
+    probes: int = 4  # random vectors for the spectrum over the parameters
+    steps: int = 16  # of Lanczos from each
+    alpha: float | None = None  # exponent of partial normalisation; None lets AutoFold choose on the validation data
+    seed: int = 0  # of the random vectors; the images do not depend on it
 
     def __post_init__(self) -> None:
         for name, least in (("samples", 2), ("probes", 1), ("steps", 1), ("seed", 0)):
@@ -78,18 +78,14 @@ class DataSet:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """The curvature of one data set in one space.
-
-    Traces and their standard errors (None where exact) are those of single inputs, ``(n,)``; nodes and weights
-    ``(probes, m)`` are the spectrum, and ``size`` is the number of eigenvalues.
-    """
+    """The curvature of one data set in one space."""
 
     statistics: tuple[Statistic, ...]
-    traces: Array
-    stderr: Array | None
-    nodes: Array
+    traces: Array  # of single inputs, (n,)
+    stderr: Array | None  # of the traces, None where they are exact
+    nodes: Array  # of the spectrum, (probes, m)
     weights: Array
-    size: int
+    size: int  # number of eigenvalues
 
 
 class StudyParts:
@@ -131,9 +127,7 @@ class ParameterCurvature:
 
     def __init__(self, model: nn.Module, data: DataSet, plan: Plan, settings: Settings, parts: StudyParts) -> None:
         self.model, self.data, self.plan, self.settings, self.parts = model, data, plan, settings, parts
-        names = [
-            name for name, _ in model.named_parameters()
-        ]  # frozen ones too: they are variables of the loss as well
+        names = [name for name, _ in model.named_parameters()]  # frozen ones too: the loss depends on them as well
         self.request: dict[str, Any] = {"matrix": plan.matrix, "loss": plan.loss, "seed": plan.seed, "params": names}
 
     def measure(self) -> Measured:
@@ -185,11 +179,7 @@ class ParameterCurvature:
 
 
 def readable_inputs(data: DataSet, workers: int = 0) -> list[Tensor]:
-    """Return the inputs that have features, in their order and in batches.
-
-    Raises:
-        ValueError: Not the same images can be read as when the features were extracted.
-    """
+    """Return the inputs that have features, in batches; raise if other images can be read than at their extraction."""
     source = data.source
     unreadable: set[int] = set()
     batches = []
@@ -226,17 +216,22 @@ class FeatureCurvature:
 
     def traces(self, space: Space, alpha: float) -> Array:
         """Return the trace at every input, ``(n,)``."""
-        return _join(TRACES[space](self.weight, logits) for logits in self.logits(alpha)).numpy()
+        chunks = (
+            feature_trace(self.weight, logits) if space == "feature" else logit_trace(logits)
+            for logits in self.logits(alpha)
+        )
+        return torch.cat([chunk.double() for chunk in chunks]).numpy()
 
     def eigenvalues(self, alpha: float) -> Tensor:
         """Return the largest feature eigenvalues at every input, largest first, ``(n, k)``."""
         k = min(TOP, self.head.n_classes, self.head.width)
-        return _join(feature_eigenvalues(self.weight, logits, k=k) for logits in self.logits(alpha))
+        return torch.cat([feature_eigenvalues(self.weight, logits, k=k).double() for logits in self.logits(alpha)])
 
     def measure(self, space: Space, dataset: str, group: str) -> Measured:
         """Return the largest eigenvalue, the trace, the traces of single inputs and the spectrum, at alpha = 0."""
         traces = self.traces(space, alpha=0.0)
-        spectrum = SPECTRA[space](self.weight, self.logits(alpha=0.0))
+        logits = self.logits(alpha=0.0)
+        spectrum = feature_spectrum(self.weight, logits) if space == "feature" else logit_spectrum(logits)
         values: dict[Name, float] = {"lambda_max": spectrum.lambda_max, "trace": float(traces.mean())}
         about = (spectrum.method, spectrum.matrix, spectrum.loss, spectrum.matvecs, len(self.bank))
         statistics = tuple(
@@ -244,17 +239,3 @@ class FeatureCurvature:
         )
         nodes, weights = (values.double().numpy() for values in (spectrum.nodes, spectrum.weights))
         return Measured(statistics, traces, None, nodes, weights, spectrum.size)
-
-
-def _join(chunks: Iterable[Tensor]) -> Tensor:
-    return torch.cat([chunk.double() for chunk in chunks])
-
-
-TRACES: dict[Space, Callable[[Tensor, Tensor], Tensor]] = {
-    "feature": feature_trace,
-    "logit": lambda weight, logits: logit_trace(logits),
-}
-SPECTRA: dict[Space, Callable[[Tensor, Iterable[Tensor]], Spectrum]] = {
-    "feature": feature_spectrum,
-    "logit": lambda weight, logits: logit_spectrum(logits),
-}

@@ -13,9 +13,9 @@ from .. import __version__
 from ..core.shaping import check_alpha
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings, extract_all
+from ..evaluate.methods import Spec, parse_spec
 from ..evaluate.results import Results, load_results
 from ..evaluate.runner import check_specs, forget, provenance, run
-from ..evaluate.spec import Spec, parse_spec
 from ..evaluate.study import forget_study, run_study
 from ..evaluate.study_results import JSON as STUDY
 from ..evaluate.study_results import Study, load_study
