@@ -23,7 +23,7 @@ import flatfold as ff
 from flatfold.cli import main
 
 PACKAGE = str(Path(ff.__file__).parent) + "/"
-LIMITS = {"guard(x)": 20, "Guard.fit": 30, "request": 20, "score": 30, "bench": 45, "reproduce": 90}
+LIMITS = {"guard(x)": 15, "Guard.fit": 22, "request": 20, "score": 30, "bench": 45, "reproduce": 90}
 NETWORK = """from torch import nn
 def net(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 3))
 """

@@ -10,8 +10,7 @@ from .. import __version__
 from .bench import bench, methods, report
 from .compare import compare
 from .curvature import curvature
-from .export import export
-from .fit import fit
+from .fit import export, fit
 from .paper import paper, reproduce
 from .score import join, score
 from .score_features import score_features
@@ -29,9 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (bench, curvature, reproduce, doctor, compare, paper, report, fit, score, score_features, join, serve):
+for command in (bench, curvature, reproduce, doctor, compare, paper, report):
     app.command()(command)
-for command in (export, methods):
+for command in (fit, score, score_features, join, serve, export, methods):
     app.command()(command)
 app.add_typer(suite_app)
 
@@ -61,12 +60,10 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no ±
     try:
         app(_translate(sys.argv[1:]), prog_name="flatfold")
-    except (ValueError, TypeError, OSError) as error:
-        typer.echo(f"flatfold: {error}", err=True)
-        sys.exit(1)
-    except ModuleNotFoundError as error:
-        extra = "" if "flatfold[" in str(error) else ". The built-in suite needs the extra [demo]."
-        typer.echo(f"flatfold: {error}{extra}", err=True)
+    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+        unnamed = isinstance(error, ModuleNotFoundError) and "flatfold[" not in str(error)
+        hint = ". The built-in suite needs the extra [demo]." if unnamed else ""
+        typer.echo(f"flatfold: {error}{hint}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("flatfold: interrupted; run the same command again to resume", err=True)

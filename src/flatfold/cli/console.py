@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,10 +68,15 @@ class _NoteHandler(logging.Handler):
 
 
 @contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Say how to resume when the work is interrupted."""
+def interruptible(message: str) -> Iterator[None]:
+    """Print a message and exit with code 130 when the work is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"flatfold: stopped. Run the same command again to resume from {folder}.", err=True)
+        typer.echo(f"flatfold: {message}", err=True)
         raise typer.Exit(130) from None
+
+
+def resumable(folder: Path) -> AbstractContextManager[None]:
+    """Say how to resume when the work is interrupted."""
+    return interruptible(f"stopped. Run the same command again to resume from {folder}.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
@@ -282,6 +283,15 @@ def _run_file(path: Path) -> None:
         sys.path.remove(str(path.parent))
 
 
+@contextmanager
+def invalid_usage(option: str) -> Iterator[None]:
+    """Turn an error of the library into one about the usage of an option, with exit code 2."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
 def check_out(out: Path, *inputs: Path | None) -> None:
     """Raise unless ``out`` can be written, is none of the inputs, and does not join the tables of an input folder."""
     parent = next(folder for folder in out.absolute().parents if folder.exists())
@@ -294,29 +304,22 @@ def check_out(out: Path, *inputs: Path | None) -> None:
     elif not os.access(parent, os.W_OK | os.X_OK):
         reason = f"{parent} is not writable"
     else:
-        reason = next(filter(None, (_conflict(out, path) for path in inputs if path is not None)), "")
+        reason = ""
+    for path in (path for path in inputs if path is not None and path.exists()):
+        if out.exists() and out.samefile(path):
+            reason = reason or "it is an input of this command"
+        elif out.suffix.lower() == ".parquet" and path.is_dir() and out.absolute().parent.resolve() == path.resolve():
+            reason = reason or f"every .parquet file in {path} is an input of this command"
     if reason:
         raise typer.BadParameter(f"{out} cannot be written: {reason}. Choose another file.", param_hint="--out")
-
-
-def _conflict(out: Path, path: Path) -> str:
-    """Return why ``out`` must not be written while ``path`` is read, or nothing."""
-    if out.exists() and path.exists() and out.samefile(path):
-        return "it is an input of this command"
-    among_tables = (
-        path.is_dir() and out.suffix.lower() == ".parquet" and out.absolute().parent.resolve() == path.resolve()
-    )
-    return f"every .parquet file in {path} is an input of this command" if among_tables else ""
 
 
 def check_table(out: Path, *inputs: Path | None) -> None:
     """Raise unless a table of scores can be written to ``out``."""
     from ..scoring.tables import check_out as check_format
 
-    try:
+    with invalid_usage("--out"):
         check_format(out)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="--out") from error
     check_out(out, *inputs)
 
 
@@ -324,29 +327,26 @@ def check_fpr(fpr: float | None) -> None:
     """Raise unless the false-alarm rate is one."""
     from ..scoring.calibrated import check_rate
 
-    try:
+    with invalid_usage("--fpr"):
         check_rate(FPR if fpr is None else fpr)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--fpr") from error
 
 
 def make_detector(method: str, fit: Path | None, calibration: Path | None, fit_option: str = "--fit") -> Detector:
     """Return the unfitted detector that --method names; it must score features, and have data of its own to fit on."""
     from ..detectors import create, get_method, parse_method
 
-    try:
+    with invalid_usage("--method"):
         name, hyper = parse_method(method.partition("@")[0])
-    except (TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="--method") from error
     entry = get_method(name)
-    learns = entry.fits_on != "nothing"
     if "@" in method:
         problem = "asks for tuning, which only `flatfold bench` does. Remove the @ and what follows."
     elif entry.sees != "features":
         problem = "runs the network on images instead of scoring features. Choose another method."
-    elif learns and fit is None:
+    elif entry.fits_on == "nothing":
+        return create(name, **hyper)
+    elif fit is None:
         problem = "learns from ID data. Give its features, with labels if it needs them, as --fit."
-    elif learns and fit is not None and calibration is not None and calibration.resolve() == fit.resolve():
+    elif calibration is not None and calibration.resolve() == fit.resolve():
         problem = f"is fitted on {fit_option}, so --calibration must be other data."
     else:
         return create(name, **hyper)

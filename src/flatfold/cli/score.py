@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from .console import count
+from .console import count, interruptible
 from .options import (
     IMAGES,
     Device,
@@ -26,6 +26,7 @@ from .options import (
     check_fpr,
     check_table,
     grouped,
+    invalid_usage,
     load_plugins,
 )
 
@@ -81,12 +82,14 @@ def score(
     load_plugins(own)
     check_fpr(fpr)
     check_table(out, images)
-    try:
+    with invalid_usage("--shard"):
         part = Shard() if shard is None else Shard.parse(shard)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--shard") from error
     if engine == "ray":
-        _check_ray(workers, own)
+        if workers:
+            raise typer.BadParameter("on Ray every actor reads its own images. Use --actors.", param_hint="--workers")
+        if own:
+            message = "Ray actors do not run local files. Install the method there as a package that the module of "
+            raise typer.BadParameter(f"{message}--model imports.", param_hint="--with")
         from ..scoring.ray import run_on_ray  # late: Ray is an extra
 
         watch = Stopwatch(partial(run_on_ray, actors=actors, gpus=gpus))
@@ -97,27 +100,14 @@ def score(
     file = read_guard(guard)
     source = options.open(images, transform.transform(guard, file.transform))
     job = ScoringJob(file, model.open, source, fpr, device)
-    try:
-        summary = score_images(job, out, shard=part, executor=watch, restart=not resume)
-    except KeyboardInterrupt:
-        same = "the same command" if resume else "the same command without --restart"
-        typer.echo(f"flatfold: interrupted; run {same} to resume", err=True)
-        raise typer.Exit(130) from None
-    except (RuntimeError, MemoryError) as error:  # out of memory, or a reading process was killed
-        reason = str(error).strip().partition("\n")[0].rstrip(". ") or "out of memory"
-        raise OSError(f"{reason}. Run the same command again to resume.") from error
+    same = "the same command" if resume else "the same command without --restart"
+    with interruptible(f"interrupted; run {same} to resume"):
+        try:
+            summary = score_images(job, out, shard=part, executor=watch, restart=not resume)
+        except (RuntimeError, MemoryError) as error:  # out of memory, or a reading process was killed
+            reason = str(error).strip().partition("\n")[0].rstrip(". ") or "out of memory"
+            raise OSError(f"{reason}. Run the same command again to resume.") from error
     print_summary(summary, out, watch)
-
-
-def _check_ray(workers: int, own: list[Path] | None) -> None:
-    if workers:
-        raise typer.BadParameter("on Ray every actor reads its own images. Use --actors.", param_hint="--workers")
-    if own:
-        raise typer.BadParameter(
-            "Ray actors do not run local files. Install the method there as a package that the module of --model "
-            "imports.",
-            param_hint="--with",
-        )
 
 
 class Stopwatch:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .console import captured_warnings, count
+from .console import captured_warnings, count, interruptible
 from .options import FPR, METHOD, With, check_fpr, check_table, load_plugins, make_detector
 
 if TYPE_CHECKING:
     from ..detectors.base import Detector
-    from ..models.feature_files import FeatureFile
     from ..scoring.calibrated import Calibration
     from ..scoring.tables import Columns
 
@@ -76,8 +75,9 @@ def score_features(
     if out is not None:
         check_table(out, features, fit, calibration)
 
-    from ..models.feature_files import open_features
-    from ..scoring.calibrated import CalibratedDetector
+    from ..models.feature_files import open_features, read_head
+    from ..scoring.calibrated import CalibratedDetector, learns
+    from ..scoring.tables import fit_on_files
     from ..scoring.tables import score_features as score_rows
 
     detector: Detector
@@ -90,7 +90,15 @@ def score_features(
         assert head is not None
         detector = make_detector(method or DEFAULT, fit, calibration)
         file = open_features(features)
-        calibrated = _fit(detector, head, file, fit, calibration, FPR if fpr is None else fpr, per_class)
+        if fit is not None and not learns(detector):
+            assert detector.made_by is not None
+            typer.echo(f"note: {detector.made_by[0]} learns only from the head: --fit is not used", err=True)
+            fit = None
+        fit_file, calibration_file = (None if path is None else open_features(path) for path in (fit, calibration))
+        rate = FPR if fpr is None else fpr
+        with captured_warnings():
+            result = fit_on_files(detector, read_head(head), file, fit_file, calibration_file, rate, per_class)
+        calibrated = result.calibration
     counts, start = {"rows": 0, "alarms": 0}, perf_counter()
 
     def counted(chunks: Iterable[Columns]) -> Iterator[Columns]:
@@ -109,30 +117,6 @@ def score_features(
     typer.echo(f"{count(rows, 'row')}{alarms}; {speed}{'' if out is None else f' -> {out}'}", err=True)
 
 
-def _fit(
-    detector: Detector,
-    head: Path,
-    scored: FeatureFile,
-    fit: Path | None,
-    calibration: Path | None,
-    fpr: float,
-    per_class: bool,
-) -> Calibration | None:
-    """Fit a detector to a head and the features of files; return its calibration if there are features for it."""
-    from ..models.feature_files import open_features, read_head
-    from ..scoring.calibrated import learns
-    from ..scoring.tables import fit_on_files
-
-    if fit is not None and not learns(detector):
-        assert detector.made_by is not None
-        typer.echo(f"note: {detector.made_by[0]} learns only from the head: --fit is not used", err=True)
-        fit = None
-    fit_file, calibration_file = (None if path is None else open_features(path) for path in (fit, calibration))
-    with captured_warnings():
-        result = fit_on_files(detector, read_head(head), scored, fit_file, calibration_file, fpr, per_class)
-    return result.calibration
-
-
 def _write(chunks: Iterator[Columns], rows: int, out: Path | None) -> None:
     """Write rows as they come, with a progress bar on stderr unless the rows go to the same terminal."""
     from ..detectors.base import ROWS_AT_ONCE
@@ -141,15 +125,13 @@ def _write(chunks: Iterator[Columns], rows: int, out: Path | None) -> None:
 
     if out is not None or not sys.stdout.isatty():
         chunks = track(chunks, "scoring", -(-rows // ROWS_AT_ONCE))
-    try:
+    with interruptible("stopped" if out is None else f"stopped; nothing was written to {out}"):
         if out is not None:
             write_rows(chunks, out)
             return
-        sys.stdout.writelines(csv_text(chunks))
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would fail again when it exits
-        raise typer.Exit(0) from None
-    except KeyboardInterrupt:
-        typer.echo("flatfold: stopped" + ("" if out is None else f"; nothing was written to {out}"), err=True)
-        raise typer.Exit(130) from None
+        try:
+            sys.stdout.writelines(csv_text(chunks))
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would fail again when it exits
+            raise typer.Exit(0) from None

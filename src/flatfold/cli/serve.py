@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard
-    from ..serve.settings import Settings
 
 
 TOKEN = "FLATFOLD_TOKEN"  # an environment variable: everybody on the machine can read a command line
@@ -85,7 +84,8 @@ def serve(
             raise ModuleNotFoundError(f"a service needs {package}, which is not installed. Install flatfold[serve].")
     if not 1e-6 <= max_body < 1e9:
         raise ValueError(f"--max-body must be a positive number of megabytes, got {max_body:g}.")
-    from ..serve.run import is_loopback
+    from ..serve.app import create_app
+    from ..serve.run import address_of, bind, is_loopback, run
     from ..serve.settings import Settings
 
     load_plugins(own)
@@ -105,7 +105,17 @@ def serve(
     if not is_loopback(host) and token is None:
         typer.echo(f"note: everybody who can reach {host} can use this service: it has no --token-file", err=True)
     network = None if model is None else open_model(model, weights, pretrained)
-    _run(_load(guard, network, fpr, device, options), settings, host, port, access_log)
+    app = create_app(_load(guard, network, fpr, device, options), settings)
+    scorer = app.state.service.scorer
+    with bind(host, port) as bound:
+        inputs = "features" if scorer.transform is None else "images and features"
+        access = "without a token" if token is None else "with a token"
+        rate = scorer.calibrated.calibration.fpr
+        typer.echo(f"{scorer.method} at a false-alarm rate of {rate:g}, for {inputs}, at {address_of(bound)}, {access}")
+        ended = run(app, bound, access_log)
+    if not ended:
+        typer.echo("note: the network or the decoding of an image did not end and was stopped", err=True)
+        os._exit(1)  # any other exit waits for it
 
 
 def _load(
@@ -125,23 +135,6 @@ def _load(
     guard.model.to(place)
     guard.calibrated.to(place)
     return guard if fpr is None else guard.at(fpr)
-
-
-def _run(guard: Guard | CalibratedDetector, settings: Settings, host: str, port: int, access_log: bool) -> None:
-    from ..serve.app import create_app
-    from ..serve.run import address_of, bind, run
-
-    app = create_app(guard, settings)
-    scorer = app.state.service.scorer
-    with bind(host, port) as bound:
-        inputs = "features" if scorer.transform is None else "images and features"
-        access = "without a token" if settings.token is None else "with a token"
-        rate = scorer.calibrated.calibration.fpr
-        typer.echo(f"{scorer.method} at a false-alarm rate of {rate:g}, for {inputs}, at {address_of(bound)}, {access}")
-        ended = run(app, bound, access_log)
-    if not ended:
-        typer.echo("note: the network or the decoding of an image did not end and was stopped", err=True)
-        os._exit(1)  # any other exit waits for it
 
 
 def _hosts(host: str, more: list[str]) -> frozenset[str] | None:

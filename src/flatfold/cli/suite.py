@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from .console import count, open_console
-from .options import Data, parse_numbers
+from .options import Data, invalid_usage, parse_numbers
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -99,10 +99,8 @@ def _parse_named(option: str, pairs: list[str] | None) -> list[tuple[str, Path]]
 
 
 def _parse_channels(option: str, text: str | None) -> tuple[float, ...] | None:
-    try:
+    with invalid_usage(option):
         return None if text is None else parse_numbers(option, text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def doctor(

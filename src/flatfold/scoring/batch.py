@@ -160,12 +160,7 @@ class Shard:
         return f"{self.number}/{self.of}"
 
     def parts(self, rows: int, batch_size: int) -> list[range]:
-        """Return the rows of each part of this shard, of ``rows`` in all shards together.
-
-        Example:
-            >>> Shard(2, 2).parts(rows=10, batch_size=3)
-            [range(6, 10)]
-        """
+        """Return the rows of each part of this shard, of ``rows`` in all shards together."""
         batches = -(-rows // batch_size)
         start, stop = (min(batches * number // self.of * batch_size, rows) for number in (self.number - 1, self.number))
         size = max(1, PART_ROWS // batch_size) * batch_size
@@ -376,7 +371,8 @@ def _check_complete(shards: Sequence[tuple[Summary, Path]]) -> None:
     """Raise unless these are all shards of one run, each once and as it was written."""
     first, first_path = shards[0]
     for summary, path in shards:
-        if _run_of(summary) != _run_of(first):
+        place = {"place": first.job.get("place")}  # each machine may see the images at another one
+        if summary.job | place != first.job | place or summary.shard.of != first.shard.of:
             raise ValueError(f"{path} and {first_path} are not shards of one run. Score all of them in the same way.")
         if sha256_of(path) != summary.table:
             raise ValueError(f"{path} has changed: its checksum differs from its summary. Score this shard again.")
@@ -391,11 +387,6 @@ def _check_complete(shards: Sequence[tuple[Summary, Path]]) -> None:
     if missing := sorted(set(range(1, first.shard.of + 1)) - set(numbers)):
         named = ", ".join(map(str, missing[:SHOWN])) + (" ..." if len(missing) > SHOWN else "")
         raise ValueError(f"{len(missing)} of {first.shard.of} shards are missing: {named}. Score them first.")
-
-
-def _run_of(summary: Summary) -> tuple[dict[str, str], int]:
-    """Return what all shards of a run share; each machine may see the images at another place."""
-    return {name: value for name, value in summary.job.items() if name != "place"}, summary.shard.of
 
 
 def _concatenate(paths: Sequence[Path], out: Path, header: bool) -> None:

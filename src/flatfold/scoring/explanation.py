@@ -63,13 +63,7 @@ class Explanation:
 
 
 def explain(verdict: Verdict, pairs: Pairs, names: Sequence[str] | None = None) -> list[Explanation]:
-    """Return one explanation for each input of a batch.
-
-    Args:
-        verdict: On n inputs.
-        pairs: Their pairs of classes, ``(n, k)``.
-        names: Of all classes, in the order of the logits; without them classes are numbered.
-    """
+    """Return one explanation for each of n inputs, given their pairs of classes ``(n, k)`` and names of all classes."""
     n_classes = verdict.logits.shape[1]
     if names is not None and (isinstance(names, str) or len(names) != n_classes):
         raise ValueError(

@@ -223,11 +223,7 @@ def _describe(guard: Guard) -> dict[str, Any]:
 
 
 def compare(guard: Guard, runtime: Runtime, batch: Batch) -> Parity:
-    """Run all inputs of a batch through a guard and another runtime, in batches of 1, 7 and 64, and compare.
-
-    Raises:
-        Mismatch: They differ by more than rounding; the message names the output, the input and the error.
-    """
+    """Compare a guard with another runtime in batches of 1, 7 and 64; raise Mismatch on more than rounding."""
     calibration = deepcopy(guard.calibration).cpu().double()
     sizes = tuple(sorted({min(size, batch.rows) for size in SIZES}))
     logits = score = 0.0

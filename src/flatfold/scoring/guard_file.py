@@ -194,9 +194,7 @@ def save_guard(
 def make_probes(calibrated: CalibratedDetector, head: Head) -> tuple[Tensor, Tensor]:
     """Return ``PROBES`` rows of features and their scores, ``(8, d)`` and ``(8,)``, the same for the same detector.
 
-    They are chosen from :func:`probe_candidates`, without those whose score jumps when they hardly move: another
-    machine might score them on the other side. Half are taken at even steps of the rank of their score and half at even
-    steps of the score itself: where a score has reached its bound it does not show what a method has learnt.
+    Candidates whose score jumps when they hardly move are left out: another machine might score them on the other side.
     """
     rows = probe_candidates(head)
     scores = calibrated(rows)[0]
@@ -213,10 +211,7 @@ def make_probes(calibrated: CalibratedDetector, head: Head) -> tuple[Tensor, Ten
 
 @torch.no_grad()
 def check_probes(calibrated: CalibratedDetector, features: Tensor, scores: Tensor) -> None:
-    r"""Raise unless a detector still gives the scores :math:`s` for probes, up to rounding in float32.
-
-    .. math:: |s'_i - s_i| \le 10^{-5} \max(|s_i|, \tfrac1{10} \max_j |s_j|)
-    """
+    """Raise unless a detector still gives these scores for probes, up to rounding in float32."""
     again, scale = calibrated(features)[0], _scale(scores)
     error = (again - scores).abs()
     if not (error <= TOLERANCE * scale).all():  # a NaN is not a score either
@@ -375,7 +370,10 @@ def _scale(scores: Tensor) -> Tensor:
 
 
 def _spread_out(scores: Tensor) -> Tensor:
-    """Return the positions of ``PROBES`` different scores."""
+    """Return the positions of ``PROBES`` different scores, half at even steps of the rank and half of the score.
+
+    Where a score has reached its bound it does not show what a method has learnt.
+    """
     order = scores.argsort(stable=True)
     ordered = scores[order]
     half = PROBES // 2

@@ -88,16 +88,14 @@ class GuardModule(nn.Module):
 
 
 def _copy_around_memory(module: M) -> M:
-    """Return a copy of a module in evaluation mode, whose tensors share the memory of the original.
-
-    A module with its own ``train`` may change its weights there (LoRA merges them), so its memory is copied too.
-    """
+    """Return a copy of a module in evaluation mode, whose tensors share the memory of the original."""
 
     def share(tensor: Tensor) -> Tensor:
         view = tensor.detach()
         return nn.Parameter(view, requires_grad=False) if isinstance(tensor, nn.Parameter) else view
 
     with evaluating(module):
+        # A module with its own train() may change its weights there (LoRA merges them): its memory is copied too.
         own_train = any(type(part).train not in (nn.Module.train, GuardModule.train) for part in module.modules())
         tensors = (*module.parameters(), *module.buffers())
         shared: dict[int, Any] = {} if own_train else {id(tensor): share(tensor) for tensor in tensors}

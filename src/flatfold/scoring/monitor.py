@@ -57,22 +57,6 @@ class MonitorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if sum(self.seen) != sum(self.stream) or sum(self.seen) > LARGEST or more:
             raise ValueError("the counts of the stream do not add up")
 
-    @classmethod
-    def of(cls, calibrated: CalibratedDetector) -> MonitorState:
-        """Return the state of a monitor of a calibrated detector that has seen nothing."""
-        calibration, fpr = calibrated.calibration, float(calibrated.calibration.fpr)
-        padded, counts = calibration.scores.detach().cpu().double(), calibration.counts.cpu()
-        scores = padded[torch.arange(padded.shape[1]) < counts[:, None]].numpy()
-        edges = bin_edges(scores, *calibrated.detector.score_range())
-        digest = hashlib.sha256()
-        for part in (scores, counts.numpy(), calibration.threshold.detach().cpu().double().numpy(), edges):
-            digest.update(part.tobytes())
-        digest.update(repr(fpr).encode())
-        finite = tuple(edge if isfinite(edge) else None for edge in edges.tolist())
-        known = tuple(bin_counts(scores, edges).tolist())
-        none, empty = (0,) * len(counts), (0,) * len(known)
-        return cls(digest.hexdigest(), fpr, tuple(counts.tolist()), finite, known, none, none, empty)
-
     @property
     def bounds(self) -> NDArray[np.float64]:
         """The edges, with their infinite ends."""
@@ -86,11 +70,7 @@ class MonitorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def bin_edges(scores: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
-    """Return the edges ``(b + 1,)`` of the bins that scores are counted in, from ``low`` to ``high``.
-
-    Up to the largest calibration score they are quantiles, so that each bin holds about the same share of ID inputs;
-    from there to a finite upper end they are equally far apart. Equal ones are dropped.
-    """
+    """Return the edges ``(b + 1,)`` of bins: quantiles up to the largest score, then equal steps to a finite end."""
     ranks = -(-np.arange(1, QUANTILES + 1) * len(scores) // QUANTILES) - 1  # rounded up: quantiles are scores
     quantiles = np.sort(scores)[ranks]
     beyond = np.linspace(quantiles[-1], high, STEPS + 1) if isfinite(high) else quantiles[-1:]
@@ -148,7 +128,18 @@ class Monitor:
     @classmethod
     def of(cls, calibrated: CalibratedDetector) -> Self:
         """Return a monitor of verdicts of ``calibrated`` that has seen nothing."""
-        return cls(MonitorState.of(calibrated))
+        calibration, fpr = calibrated.calibration, float(calibrated.calibration.fpr)
+        padded, counts = calibration.scores.detach().cpu().double(), calibration.counts.cpu()
+        scores = padded[torch.arange(padded.shape[1]) < counts[:, None]].numpy()
+        edges = bin_edges(scores, *calibrated.detector.score_range())
+        digest = hashlib.sha256()
+        for part in (scores, counts.numpy(), calibration.threshold.detach().cpu().double().numpy(), edges):
+            digest.update(part.tobytes())
+        digest.update(repr(fpr).encode())
+        finite = tuple(edge if isfinite(edge) else None for edge in edges.tolist())
+        known = tuple(bin_counts(scores, edges).tolist())
+        none, empty = (0,) * len(counts), (0,) * len(known)
+        return cls(MonitorState(digest.hexdigest(), fpr, tuple(counts.tolist()), finite, known, none, none, empty))
 
     @property
     def state(self) -> MonitorState:

@@ -39,22 +39,12 @@ def run_on_ray(
     """Score parts on a Ray cluster and yield them as they are done, in any order.
 
     The cluster is the one that this process has joined, that ``RAY_ADDRESS`` names, or that ``ray start`` has started
-    on this machine; all of these are left running. Where there is none, one is started on this machine, and ended with
-    the last part.
+    on this machine; all of these are left running. Where there is none, one is started, and ended with the last part.
+    Workers read images, weights and guard themselves: they must see the same files, or a copy of the current folder
+    that Ray sends (``ray job submit --working-dir .``), which is thrown away afterwards.
 
-    The network carries the job, once to each machine, then numbers of rows one way and columns of the table the other.
-    Workers read the images, the weights and the guard themselves, so all machines need flatfold and must see the same
-    files. Relative paths, and modules in the current folder, mean the same to them as here, if they see this folder.
-    Where they do not, let Ray send it: ``ray job submit --working-dir . -- flatfold score ...``, or
-    ``ray.init(runtime_env={"working_dir": "."})``; then write the table to an absolute path, because the copy of the
-    folder is thrown away.
-
-    A worker computes with one thread, and gives the same digits as one process that has ``torch.set_num_threads(1)``.
-    With other numbers of threads torch may add in another order, which can change last digits.
-
-    At most ``actors`` workers run, each with a model and one CPU; by default as many as fit. ``gpus`` is the number of
-    GPUs that each worker needs; with a fraction several share one, and some read images meanwhile. What a worker raises
-    is raised here, with its message and the nearest built-in type, and no worker tries again.
+    At most ``actors`` workers run, each with a model, one CPU and one thread; by default as many as fit. With a
+    fraction of ``gpus`` several share one. What a worker raises is raised here, with the nearest built-in type.
     """
     if actors is not None and actors < 1:
         raise ValueError(f"actors must be at least 1, got {actors}. Without a number, as many run as fit.")

@@ -40,13 +40,9 @@ def fit_on_files(
     fpr: float,
     per_class: bool = False,
 ) -> FitResult:
-    """Fit a detector on features in files, and calibrate it if there are held-out ones.
-
-    All is computed in the widest type of these files and of those that will be ``scored``. Without ``fit`` the detector
-    only needs the head.
-    """
+    """Fit a detector on features in files (without ``fit`` on the head alone), and calibrate it on held-out ones."""
     dtype = head.weight.dtype
-    for file in (scored, fit, calibration):  # widening is exact, rounding would not be
+    for file in (scored, fit, calibration):  # all in the widest type: widening is exact, rounding would not be
         dtype = dtype if file is None else torch.promote_types(dtype, file.dtype)
     head = head.to(dtype)
     with _errors_about(fit):
@@ -62,12 +58,7 @@ def fit_on_files(
 def score_features(
     source: FeatureFile, detector: Detector, calibration: Calibration | None = None
 ) -> Iterator[Columns]:
-    """Yield the rows of a table, one for each row of features, some thousand at a time.
-
-    The columns are ``row``, its number from 0; ``predicted``, the likeliest class; ``score``, higher for more
-    out-of-distribution; with a calibration ``p_value`` and ``is_ood``; and ``label`` if there are labels.
-    Where the detector was fitted in float64, float32 is widened; float64 is not rounded to float32.
-    """
+    """Yield the rows of a table, one for each row of features, some thousand at a time."""
     weight = detector.fitted_weight
     with _errors_about(source):
         check_width(torch.empty(0, source.width), weight)

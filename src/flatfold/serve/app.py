@@ -1,20 +1,33 @@
-"""The HTTP routes of a service."""
+"""The HTTP application: routes, access checks, security headers and errors, and the page that the headers protect."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import hmac
+import logging
+import re
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
+from importlib.resources import files
+from time import perf_counter
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from jinja2 import Template
+from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
-from .middleware import PAGE, AccessMiddleware, BearerToken
 from .service import Service
 from .settings import Settings, error_response, unavailable
 
@@ -23,6 +36,36 @@ _ROUTING_ERRORS = {
     404: "unknown path. Available: / (the page), /score, /stream, /metrics, /healthz.",
     405: "method not allowed. /score takes POST, all other paths take GET.",
 }
+PUBLIC_PATH = "/healthz"  # needs no token
+CLIENT_CLOSED = 499  # status counted for a request whose client did not wait for the answer
+DRAIN_SECONDS, DRAIN_BYTES = 5.0, 2**26  # limits on reading the rest of a refused body
+
+log = logging.getLogger(__name__)
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+_STYLE, _SCRIPT = _read("page.css"), f"{_read('chart.js')}\n{_read('page.js')}"
+
+PAGE = Template(_read("page.html")).render(style=_STYLE, script=_SCRIPT).encode()
+
+SECURITY_HEADERS = [
+    (
+        b"content-security-policy",
+        f"default-src 'none'; script-src {_hash(_SCRIPT)}; style-src {_hash(_STYLE)}; img-src data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'".encode(),
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
 
 
 def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = None) -> FastAPI:
@@ -42,11 +85,7 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
     app.add_middleware(AccessMiddleware, settings=service.settings, count=service.metrics.count_answer)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _query_error)
-    _add_routes(app, service)
-    return app
 
-
-def _add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/score")
     async def score(request: Request, explain: bool = False) -> Response:
         return JSONResponse({"rows": await service.score(request, explain)})
@@ -70,6 +109,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def page() -> Response:
         return Response(PAGE, media_type="text/html")
 
+    return app
+
 
 async def _http_error(request: Request, error: Any) -> Response:
     message = _ROUTING_ERRORS.get(error.status_code, error.detail)
@@ -79,3 +120,130 @@ async def _http_error(request: Request, error: Any) -> Response:
 async def _query_error(request: Request, error: Any) -> Response:
     value = request.query_params.get("explain", "")[:80]
     return error_response(HTTPException(422, f"query parameter 'explain' must be 'true' or 'false', got {value!r}."))
+
+
+class AccessMiddleware:
+    """Check length, host and origin of each request, add the security headers, and turn every error into JSON."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, count: Callable[[str, int, float], None]) -> None:
+        self.settings, self._count = settings, count
+        self.app = self._with_cors(app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = perf_counter()
+        exchange = _Exchange(scope, receive, send)
+        try:
+            await self._answer(scope, exchange)
+        finally:
+            self._count(scope["path"], exchange.status or CLIENT_CLOSED, perf_counter() - started)
+
+    async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
+        response: ASGIApp
+        try:
+            self._check(scope, Headers(scope=scope))
+            await self.app(scope, exchange.receive, exchange.send)
+            return
+        except HTTPException as error:  # of the check; the routes answer theirs
+            response = error_response(error)
+        except ClientDisconnect:
+            return
+        except asyncio.CancelledError:  # by uvicorn, which stops waiting for running requests
+            response = self._with_cors(error_response(unavailable("the service is shutting down")))
+        except Exception:
+            log.exception("a request failed")
+            response = self._with_cors(error_response(HTTPException(500, "internal error; see the server log.")))
+        if exchange.status is None:
+            await response(scope, exchange.receive, exchange.send)
+
+    def _with_cors(self, app: ASGIApp) -> ASGIApp:
+        """Let web pages of the allowed origins read what an app answers."""
+        if not self.settings.origins:
+            return app
+        headers = ["authorization", "content-type"]
+        return CORSMiddleware(app, self.settings.origins, ["GET", "HEAD", "POST"], headers)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
+            # Request smuggling: a proxy that believes the other length would take a part of the body for a request.
+            message = "the request gives the length of its body twice. Send Content-Length or Transfer-Encoding."
+            raise HTTPException(400, message, {"Connection": "close"})
+        # Not by TrustedHostMiddleware: it answers 400 in plain text instead of 421 in JSON.
+        host = ",".join(headers.getlist("host")).lower()
+        name = re.fullmatch(r"(\[.*\]|[^:]*)(:\d*)?", host)
+        if self.settings.hosts is not None and (name is None or name[1] not in self.settings.hosts):
+            raise HTTPException(
+                421, "unknown name in the Host header. Use the address of the service, or start it with --allow-host."
+            )
+        # CORSMiddleware only keeps other pages from reading answers; this also refuses the requests that they send.
+        for origin in headers.getlist("origin"):
+            same = host != "" and origin.lower().partition("://")[2] == host
+            if not same and origin not in self.settings.origins:
+                message = "requests from this web page are not allowed. Start the service with --allow-origin."
+                raise HTTPException(403, message)
+
+
+class _Exchange:
+    """One request and its answer: adds the headers, and remembers the status and whether the body was read."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.status: int | None = None
+        self._receive, self._send = receive, send
+        headers = Headers(scope=scope)
+        self._unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        self._waits = "expect" in headers  # for a 100 before it sends the body
+        self._closes = "close" in headers.get("connection", "").lower() or scope["http_version"] == "1.0"
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self._unread = False
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = list(message.get("headers", []))
+            closes = self._closes or (b"connection", b"close") in headers
+            if closes and self._unread and not self._waits and self.status != 408:
+                await self._drain()
+            message = {**message, "headers": [*headers, *SECURITY_HEADERS]}
+        await self._send(message)
+
+    async def _drain(self) -> None:
+        """Read the rest of the body: closing a connection with unread data would discard the answer too."""
+        left = DRAIN_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while self._unread and left > 0:
+                    left -= len((await self.receive()).get("body", b""))
+
+
+class BearerToken(AuthenticationBackend):
+    """The token of a service, required for every path and method except the health check.
+
+    A dependency of the routes (``HTTPBearer``) would not do: unknown paths and methods have no route.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._digest = sha256(token.encode()).digest()
+
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
+        """Raise unless a request carries the token."""
+        scheme, _, token = ",".join(conn.headers.getlist("authorization")).partition(" ")
+        # Digests have equal lengths, so that the time of the comparison says nothing about the token.
+        matches = hmac.compare_digest(sha256(token.strip().encode()).digest(), self._digest)
+        if not (matches and scheme.lower() == "bearer") and conn.scope["path"] != PUBLIC_PATH:
+            raise AuthenticationError("missing or wrong token. Send the header Authorization: Bearer TOKEN.")
+        return None
+
+    @staticmethod
+    def reject(conn: HTTPConnection, error: AuthenticationError) -> Response:
+        """Return the answer to a request without the token; the page asks for it."""
+        headers = {"WWW-Authenticate": "Bearer"}
+        if conn.scope["path"] == "/" and conn.scope.get("method") in ("GET", "HEAD"):
+            return Response(PAGE, 401, headers, "text/html")
+        return error_response(HTTPException(401, str(error), headers))

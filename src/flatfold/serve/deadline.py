@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from .middleware import SECURITY_HEADERS
+from .app import SECURITY_HEADERS
 from .settings import error_response, unavailable
 
 MAX_CONNECTIONS = 512  # that are served; each is an open file
@@ -99,11 +99,6 @@ class DeadlineProtocol(H11Protocol):
         else:
             self.app = _last_answer(unavailable("too many connections"))
             self._set_deadline(LINGER_SECONDS)
-
-
-def protocol_with_deadline(seconds: float) -> type[DeadlineProtocol]:
-    """Return a protocol for ``uvicorn.Config(http=...)`` that waits this long."""
-    return type("DeadlineProtocol", (DeadlineProtocol,), {"seconds": seconds})
 
 
 def _last_answer(error: HTTPException) -> JSONResponse:

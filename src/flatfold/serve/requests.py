@@ -60,13 +60,6 @@ def limit_body(request: Request, max_body: int, take: Callable[[int], None]) -> 
     return Request(request.scope, receive)
 
 
-async def read_body(request: Request) -> bytes:
-    """Return a body that is one image or rows of features."""
-    if body := await request.body():
-        return body
-    raise HTTPException(400, "the request body is empty. Send an image or features.")
-
-
 async def read_form(request: Request, max_files: int) -> list[File]:
     """Return the files of a multipart form in their order."""
 

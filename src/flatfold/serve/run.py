@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from .deadline import protocol_with_deadline
+from .deadline import DeadlineProtocol
 from .service import Service
 
 KEEP_ALIVE_SECONDS = 5
@@ -72,7 +72,7 @@ def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
     log_config["loggers"]["uvicorn.error"]["level"] = "ERROR"  # with an access log: requests, and else only errors
     config = uvicorn.Config(
         app,
-        http=protocol_with_deadline(timeout),
+        http=type("DeadlineProtocol", (DeadlineProtocol,), {"seconds": timeout}),
         ws="none",
         loop="asyncio",
         lifespan="on",

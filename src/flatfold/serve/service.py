@@ -21,7 +21,7 @@ from .. import __version__
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from ..scoring.monitor import Monitor
-from .requests import FEATURES, FORM, File, decode_features, decode_image, limit_body, read_body, read_form
+from .requests import FEATURES, FORM, File, decode_features, decode_image, limit_body, read_form
 from .scorer import Input, Row, Scorer
 from .settings import Settings, too_large, unavailable
 
@@ -40,7 +40,7 @@ class Service:
         self.settings = settings
         self.scorer = Scorer(guard, settings.names)
         self.metrics = Metrics(self.scorer.monitor, self.scorer.method, lambda: self.batcher.waiting)
-        self.batcher = Batcher(self.scorer, settings.max_batch, settings.max_waiting, self.metrics.count_batch)
+        self.batcher = Batcher(self.scorer, settings.max_batch, settings.max_waiting, self.metrics.batches.observe)
         self.memory = MemoryLimit(max(MEMORY, 4 * settings.max_body))
         self.closing = False  # whether the service is about to end
         self._decoders = ThreadPoolExecutor(DECODERS, "flatfold-images")
@@ -81,7 +81,9 @@ class Service:
             async with asyncio.timeout(self.settings.timeout):
                 if kind == FORM:
                     return await read_form(request, min(self.settings.max_images, self.settings.max_waiting))
-                return [File(None, await read_body(request))]
+                if body := await request.body():
+                    return [File(None, body)]
+                raise HTTPException(400, "the request body is empty. Send an image or features.")
         except TimeoutError:
             message = f"the request did not arrive within {self.settings.timeout:g} seconds. Send less at once."
             raise HTTPException(408, message, {"Connection": "close"}) from None
@@ -231,21 +233,18 @@ class Batcher:
         return batch
 
 
-class Metrics:
+class Metrics(Collector):
     """Counters of one service, in the text format of Prometheus."""
 
     def __init__(self, monitor: Callable[[], Monitor], method: str, waiting: Callable[[], int]) -> None:
+        self._monitor, self._waiting = monitor, waiting
         registry = self._registry = CollectorRegistry()
         self._requests = Counter("flatfold_requests", "Requests answered.", ["route", "status"], registry=registry)
         self._refused = Counter("flatfold_refused", "Answers with a status of 400 or more.", registry=registry)
         self._seconds = Histogram("flatfold_request_seconds", "From request to answer.", ["route"], registry=registry)
-        self._batches = Histogram("flatfold_batch_size", "Inputs per batch.", buckets=BATCH_SIZES, registry=registry)
+        self.batches = Histogram("flatfold_batch_size", "Inputs per batch.", buckets=BATCH_SIZES, registry=registry)
         Info("flatfold_build", "What is running.", registry=registry).info({"version": __version__, "method": method})
-        registry.register(_LiveCollector(monitor, waiting))
-
-    def count_batch(self, size: int) -> None:
-        """Count one batch."""
-        self._batches.observe(size)
+        registry.register(self)
 
     def count_answer(self, path: str, status: int, seconds: float) -> None:
         """Count one answer; unknown paths share a label, or they would fill the memory."""
@@ -259,14 +258,8 @@ class Metrics:
         """Return all metrics in the text format."""
         return generate_latest(self._registry)
 
-
-class _LiveCollector(Collector):
-    """Metrics that are computed when Prometheus asks."""
-
-    def __init__(self, monitor: Callable[[], Monitor], waiting: Callable[[], int]) -> None:
-        self._monitor, self._waiting = monitor, waiting
-
     def collect(self) -> Iterable[Metric]:
+        """Yield the metrics that are computed when Prometheus asks."""
         monitor = self._monitor()
         yield CounterMetricFamily("flatfold_inputs", "Inputs scored.", value=monitor.seen)
         yield CounterMetricFamily("flatfold_alarms", "Inputs that raised an alarm.", value=monitor.alarms)
