@@ -11,7 +11,7 @@ NAMES = """
     Head FeatureBank save_bank load_bank create methods register tune
     Detector InputDetector Shaped PartialNorm Fold AutoFold
     extract logits_function layers_of FolderImages Transform Guard CalibratedDetector Monitor
-    auroc auroc_interval aupr fpr_at_tpr NotFittedError UnsupportedHead DamagedBank UnreadableImage
+    auroc auroc_interval aupr fpr_at_tpr MethodRefused NotFittedError UnsupportedHead DamagedBank UnreadableImage
     curvature detectors models __version__
 """
 CURVATURE = """
