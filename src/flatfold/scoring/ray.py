@@ -136,6 +136,11 @@ class Worker:
                 "these images. All parts that are done are kept."
             )
         self.loaded = self.loaded or self.load()
+        return self.score_rows(rows)
+
+    def score_rows(self, rows: range) -> ScoredRows:
+        """Return the scores of some rows, with the model that was loaded."""
+        assert self.loaded is not None
         guard, source = self.loaded
         return score_batches(guard, source, read_batches(source, source.batch_ranges([rows])))
 

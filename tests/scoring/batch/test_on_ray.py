@@ -291,22 +291,16 @@ def light(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def use(load=lambda task: None, score=lambda start: None):
-        class LightScorer:
-            source = SimpleNamespace(
-                batch_ranges=lambda ranges: ranges, attempt=lambda rows: (torch.tensor([rows.start, rows.stop]), {})
-            )
-
-            def __call__(self, pieces):
-                (piece,) = pieces
-                score(piece.rows.start)
-                return ScoredRows({"row": np.array(piece.rows[1:])}, {piece.rows[0]: "broken"})
-
         class Light(Worker):
             def load(self):
                 os.chdir(self.folder)
                 Path(f"load-{os.getpid()}").touch()
                 load(ray.get(self.job))
-                return LightScorer()
+                return ("guard", "source")
+
+            def score_rows(self, rows):
+                score(rows.start)
+                return ScoredRows({"row": np.array(rows[1:])}, {rows[0]: "broken"})
 
         monkeypatch.setattr(on_ray, "Worker", Light)
 
