@@ -27,7 +27,7 @@ Parameters = dict[str, nn.Parameter]
 
 MEMORY = 2**28  # bytes that the gradients of a part of a batch may take
 AGREEMENT = 1e-2  # relative difference that rounding may leave: TensorFloat-32 stays well below
-POWERS = 16  # of 2, by which rows are told apart
+POWERS = 16  # exponents of 2 that distinguish the rows
 SMALL = 1e-12  # of what comes back, squared: a length from here on loses nothing to millions of products below 1e-38
 
 
