@@ -46,6 +46,35 @@ def mean_row(features: Tensor) -> Tensor:
     return class_means(features, _one_class(features))[1][0].to(features)
 
 
+def shrunk_class_means(values: Tensor, labels: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return class means drawn towards anchors ``(c, d)`` by empirical Bayes, and the samples each is worth, ``(c,)``.
+
+    .. math:: m_k = \frac{n_k M_k + \nu a_k}{n_k + \nu}, \qquad
+        \nu = \frac{\text{within}}{\text{between}}, \qquad
+        \text{within} = \frac{\sum_i \|v_i - M_{y_i}\|^2}{n - K}, \qquad
+        \text{between} = \frac1K \sum_k \|M_k - a_k\|^2 - \frac{\text{within}}{n_k}
+
+    with K classes that occur; a class that does not has its anchor as mean. ``between`` is at least a thousandth of
+    ``within``. With about one sample per class the two cannot be separated, and count as equal. A mean is worth
+    :math:`n_k + \nu` samples.
+    """
+    classes, means = class_means(values, labels)
+    counts = labels.bincount(minlength=len(anchors)).to(means)
+    gaps = (means - anchors[classes]).square().sum(dim=-1)
+    n, spare = len(values), len(values) - len(classes)
+    if spare < 0.2 * n:
+        prior = means.new_ones(())
+    else:
+        rows = torch.searchsorted(classes, labels.contiguous())
+        within = sum((as_double(values[part]) - means[rows[part]]).square().sum() for part in row_chunks(n)) / spare
+        between = (gaps - within / counts[classes]).mean().clamp_min(1e-3 * within)
+        prior = (within / between).nan_to_num(1.0).clamp_min(torch.finfo(means.dtype).eps)
+    shrunk = anchors.to(means).clone()
+    weights = (counts[classes] / (counts[classes] + prior))[:, None]
+    shrunk[classes] = weights * means + (1 - weights) * shrunk[classes]
+    return shrunk, counts + prior
+
+
 def _one_class(features: Tensor) -> Tensor:
     return torch.zeros(len(features), dtype=torch.int64, device=features.device)
 
@@ -153,6 +182,14 @@ def best_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = None)
         slope = ((z / middle + b).softmax(dim=-1) * z).sum(dim=-1).sub(own).mean()
         cold, hot = (middle, hot) if slope > 0 else (cold, middle)
     return sqrt(cold * hot)
+
+
+def likeliest_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = None) -> float | None:
+    """Return the best temperature, or None if none is: where every label has the largest logit, colder is better."""
+    if bool((logits.argmax(dim=-1) == labels).all()):
+        return None
+    temperature = best_temperature(logits, labels, bias)
+    return temperature if COLDEST * 1.001 < temperature < HOTTEST / 1.001 else None
 
 
 def reference_temperature(logits: Tensor, labels: Tensor, start: float = 1.5) -> float:

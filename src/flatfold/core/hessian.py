@@ -43,6 +43,29 @@ def feature_hessian_trace(probs: Tensor, distances: Tensor) -> Tensor:
     return 0.5 * (probs @ distances).mul(probs).sum(dim=-1)
 
 
+def log_hessian_trace(logits: Tensor, distances: Tensor) -> Tensor:
+    r"""Return the logarithm of the trace at logits ``(n, c)``, which does not underflow however sure the head is.
+
+    With t the likeliest class, s the second and :math:`q_j = e^{z_j - z_s}` for all classes but t:
+
+    .. math:: \log \operatorname{tr} H = (z_s - z_t) + \log\big(D_t\, q + \tfrac12 e^{z_s - z_t} q^\top D q\big)
+        - 2 \log\big(1 + e^{z_s - z_t} \textstyle\sum_j q_j\big)
+
+    Example:
+        >>> log_hessian_trace(torch.tensor([[500.0, 0.0]]), torch.tensor([[0.0, 4.0], [4.0, 0.0]]))
+        tensor([-498.6137])
+    """
+    best, top = logits.max(dim=-1, keepdim=True)
+    below = (logits - best).scatter(-1, top, -torch.inf)
+    second = below.amax(dim=-1, keepdim=True)
+    q = (below - second).exp().to(distances.dtype)
+    ratio = second.squeeze(-1).exp()
+    own = (q * distances[top.squeeze(-1)]).sum(dim=-1)
+    others = 0.5 * (q @ distances).mul(q).sum(dim=-1)
+    trace = (own + ratio * others).clamp_min(torch.finfo(distances.dtype).tiny)  # 0 between classes of equal weights
+    return second.squeeze(-1) + trace.log() - 2 * torch.log1p(ratio * q.sum(dim=-1))
+
+
 def centred_hessian_trace(probs: Tensor, weight: Tensor) -> Tensor:
     r"""Return the same trace from the weights ``(c, d)``, for heads with many more classes than features.
 

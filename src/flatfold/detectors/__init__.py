@@ -5,14 +5,17 @@ from .autofold import AutoFold as AutoFold
 from .base import Detector as Detector
 from .base import InputDetector as InputDetector
 from .dice import Dice as Dice
+from .direction import Direction as Direction
 from .ebo import Ebo as Ebo
 from .fdbd import Fdbd as Fdbd
 from .fold import Fold as Fold
 from .fold_t import FoldT as FoldT
+from .fourfold import FourFold as FourFold
 from .gen import Gen as Gen
 from .gradnorm import GradNorm as GradNorm
 from .klm import Klm as Klm
 from .knn import Knn as Knn
+from .length import Length as Length
 from .mds import Mds as Mds
 from .mdsens import MdsEns as MdsEns
 from .mls import Mls as Mls

@@ -5,13 +5,12 @@ Liu and Qin, "Fast Decision Boundary based Out-of-Distribution Detector", ICML 2
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import mean_row
 from ..core.hessian import class_distances
-from ..core.shaping import SMALLEST_DIVISOR, row_norms
+from ..core.signs import margin
 from ..core.validation import check_choice
 from .base import Detector
 from .registry import register
@@ -31,7 +30,7 @@ class Fdbd(Detector):
     """
 
     centre: Tensor
-    gaps: Tensor
+    distances: Tensor
 
     def __init__(self, relative_to: Relative = "centre") -> None:
         super().__init__()
@@ -40,17 +39,9 @@ class Fdbd(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn the mean of the features and the distances between class weights."""
         check_choice("relative_to", self.relative_to, RELATIVE)
-        gaps = class_distances(head.weight).sqrt()
         self.register_head(head)
-        self.register_buffers(
-            centre=mean_row(bank.features),
-            gaps=gaps.where(gaps > 0, torch.ones_like(gaps)),  # no boundary between a class and itself
-        )
+        self.register_buffers(centre=mean_row(bank.features), distances=class_distances(head.weight))
 
     def score(self, h: Tensor) -> Tensor:
         """Return minus the relative distance from the boundaries."""
-        logits = self.logits(h)
-        best, predicted = logits.max(dim=-1, keepdim=True)
-        boundaries = ((best - logits) / self.gaps[predicted.squeeze(-1)]).sum(dim=-1)
-        reach = row_norms(h - self.centre if self.relative_to == "centre" else h).squeeze(-1)
-        return -boundaries / reach.clamp_min(SMALLEST_DIVISOR)
+        return margin(h, self.logits(h), self.centre if self.relative_to == "centre" else None, self.distances)

@@ -18,8 +18,10 @@ from .base import Detector
 from .fold import ALPHAS, Fold
 from .registry import register
 
+TIMES = (0.5, 1.0, 2.0, 3.0, 5.0)
 
-@register("fold-t", fits_on="val", grid={"times": (0.5, 1.0, 2.0, 3.0, 5.0), "alpha": ALPHAS})
+
+@register("fold-t", fits_on="val", grid={"times": TIMES, "alpha": ALPHAS})
 class FoldT(Detector):
     r"""FOLD at features whose temperature is fitted.
 

@@ -12,6 +12,7 @@ from ..core.validation import NotFittedError
 from .base import Detector
 from .ebo import Ebo
 from .fold import ALPHAS, Fold, ScoreNorm
+from .fold_t import TIMES, FoldT
 from .registry import register
 from .shaped import Shaped, Shaping, shaped_factory
 
@@ -55,3 +56,9 @@ register("ebo-c", fits_on="val", needs_labels=False, grid={"percentile": PERCENT
 def make_fold_c(alpha: float = 0.25, percentile: float = 50, score_norm: ScoreNorm = None) -> Detector:
     """FOLD on features whose norms are capped."""
     return Shaped(NormCap(percentile), Fold(alpha, score_norm))
+
+
+@register("fold-ct", fits_on="val", grid={"percentile": PERCENTILES, "times": TIMES})
+def make_fold_ct(percentile: float = 50, times: float = 1.0) -> Detector:
+    """FOLD at a fitted temperature on features whose norms are capped: the curvature of FourFold."""
+    return Shaped(NormCap(percentile), FoldT(alpha=0.0, times=times))

@@ -1,0 +1,175 @@
+r"""The four signs that an input is out-of-distribution: direction, length, margin and curvature of its features.
+
+With features h, their norm r, their direction u = h / r, logits z = W h + b and the predicted class k:
+
+.. math::
+    \text{direction} &= \min_j\, (u - m_j)^\top S^{-1} (u - m_j) \\
+    \text{length} &= (\log r - l_k)^2 \\
+    \text{margin} &= -\frac{1}{\|h - \bar h\|} \sum_{j \neq k} \frac{z_k - z_j}{\|w_k - w_j\|} \\
+    \text{curvature} &= \log \tfrac12 p^\top D p, \qquad p = \operatorname{softmax}\big(W h \min(1, c / r) / T + b\big)
+
+Each is higher for more out-of-distribution, and each is blind to something that another one sees: margin and curvature
+trust long features, direction knows nothing of the decision, length only finds what is too short or too long.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .bank import Head
+from .class_statistics import Gaussian, class_means, likeliest_temperature, shrunk_class_means, squared_distances
+from .hessian import as_double, log_hessian_trace, widen
+from .shaping import SMALLEST_DIVISOR, percentile_threshold
+from .validation import MethodRefused
+
+SIGNS = ("direction", "length", "margin", "curvature")
+
+
+class Signs(NamedTuple):
+    """What the signs learn from ID features and the head."""
+
+    centre: Tensor
+    """``(d,)``, mean direction; with ``whitening`` and ``means`` the :class:`Gaussian` of directions."""
+    whitening: Tensor
+    """``(d, d)``."""
+    means: Tensor
+    """``(c, d)``, the whitened mean direction of each class."""
+    lengths: Tensor
+    """``(c,)``, the usual log norm of features that are predicted as each class."""
+    mean: Tensor
+    """``(d,)``, mean of the features."""
+    longest: Tensor
+    """``()``, median norm: the curvature is taken at features no longer than this."""
+    temperature: Tensor
+    """``()``, the likeliest one at such features."""
+
+
+def fit_signs(features: Tensor, labels: Tensor, head: Head) -> Signs:
+    """Learn all signs from ID features ``(n, d)`` with a label each, in float64."""
+    h, weight = as_double(features), as_double(head.weight)
+    bias = None if head.bias is None else as_double(head.bias)
+    projected, norms = h @ weight.mT, split_norm(h)[0]
+    predicted = (projected if bias is None else projected + bias).argmax(dim=-1)
+    longest = max(percentile_threshold(norms, 50), SMALLEST_DIVISOR)
+    temperature = likeliest_temperature(projected * (longest / norms).clamp_max(1.0), labels, bias)
+    return Signs(
+        *fit_directions(h, labels, weight),
+        lengths=fit_lengths(h, predicted, len(weight)),
+        mean=h.mean(dim=0),
+        longest=h.new_tensor(longest),
+        temperature=h.new_tensor(1.0 if temperature is None else temperature),
+    )
+
+
+def measure_signs(
+    h: Tensor, signs: Signs, weight: Tensor, bias: Tensor | None, distances: Tensor, logits: Tensor | None = None
+) -> Tensor:
+    """Return the four signs of each row of features as ``(n, 4)``, given ``class_distances(weight)``.
+
+    Logits are computed in float64 unless the head is large (:func:`widen`); ``logits`` save the product if they have
+    that type. Directions are computed in the type of the whitening.
+    """
+    wide_weight, wide = widen(weight, h)
+    if logits is None or logits.dtype != wide.dtype:
+        projected = wide @ wide_weight.mT
+        logits = projected if bias is None else projected + bias
+    else:
+        projected = logits if bias is None else logits - bias
+    columns = (
+        direction(h, Gaussian(signs.centre, signs.whitening, signs.means)),
+        length(wide, logits, signs.lengths),
+        margin(wide, logits, signs.mean, distances),
+        log_hessian_trace(tempered_logits(wide, projected, signs, bias), distances),
+    )
+    return torch.stack([column.to(wide.dtype) for column in columns], dim=-1)
+
+
+def tempered_logits(h: Tensor, projected: Tensor, signs: Signs, bias: Tensor | None) -> Tensor:
+    """Return the logits at features no longer than usual and at the likeliest temperature, given ``W h``."""
+    tempered = projected * ((signs.longest / split_norm(h)[0]).clamp_max(1.0) / signs.temperature)
+    return tempered if bias is None else tempered + bias
+
+
+def split_norm(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the norm ``(n, 1)`` and the direction ``(n, d)`` of each row, also where squares would overflow."""
+    largest = h.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
+    scaled = h / largest
+    norms = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return largest * norms.clamp_min(1.0), scaled / norms.clamp_min(1.0)
+
+
+def direction(h: Tensor, gaussian: Gaussian) -> Tensor:
+    """Return the squared Mahalanobis distance of the direction of each row to the nearest class, ``(n,)``."""
+    return squared_distances(split_norm(h.to(gaussian.centre.dtype))[1], gaussian).amin(dim=-1)
+
+
+def fit_directions(h: Tensor, labels: Tensor, weight: Tensor) -> Gaussian:
+    r"""Fit the Gaussian of directions: empirical-Bayes means, Ledoit-Wolf covariance.
+
+    Class means are drawn (:func:`shrunk_class_means`) towards the directions of the head,
+    :math:`a_k = g + \kappa (w_k - \bar w)`, with g the mean of all directions and :math:`\kappa` the least-squares
+    slope; a class without a sample gets its anchor. The covariance is that of residuals from means that do not contain
+    the sample itself: :math:`(u - m_y) \sqrt{(n_y + \nu) / (n_y - 1 + \nu)}`.
+    """
+    u = split_norm(h)[1]
+    classes, plain = class_means(u, labels)
+    centre, offsets = u.mean(dim=0), weight - weight.mean(dim=0)
+    seen = offsets[classes] * labels.bincount()[classes].to(u)[:, None]
+    slope = (seen * (plain - centre)).sum() / (seen * offsets[classes]).sum().clamp_min(torch.finfo(u.dtype).tiny)
+    means, worth = shrunk_class_means(u, labels, centre + slope * offsets)
+    residuals = (u - means[labels]) * (worth / (worth - 1)).sqrt()[labels, None]
+    whitening = whitening_of_shrunk(ledoit_wolf(residuals))
+    return Gaussian(centre, whitening, (means - centre) @ whitening)
+
+
+def ledoit_wolf(centred: Tensor) -> Tensor:
+    r"""Return the covariance of centred rows ``(n, d)``, shrunk towards its mean eigenvalue (Ledoit and Wolf, 2004).
+
+    .. math:: (1 - \rho)\, S + \rho\, \tfrac{\operatorname{tr} S}{d} I, \qquad
+        \rho = \min\Big(1, \frac{\frac1n \sum_i \|x_i\|^4 - \|S\|^2}{n\,(\|S\|^2 - (\operatorname{tr} S)^2 / d)}\Big)
+    """
+    n, d = centred.shape
+    covariance = centred.mT @ centred / n
+    level, square = covariance.diagonal().mean(), covariance.square().sum()
+    noise = (centred.square().sum(dim=-1).square().mean() - square) / n
+    excess = square - d * level.square()
+    shrinkage = (noise / excess).clamp(0.0, 1.0) if excess > 0 else torch.zeros_like(level)
+    return (1 - shrinkage) * covariance + shrinkage * level * torch.eye(d).to(covariance)
+
+
+def whitening_of_shrunk(covariance: Tensor) -> Tensor:
+    """Return ``A`` with ``A A'`` the inverse of a covariance of full rank, by its Cholesky factor."""
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if int(failed):
+        raise MethodRefused(
+            "directions of features must vary within a class, but these do not. "
+            "Give more than one sample per class, and check the features of the bank."
+        )
+    identity = torch.eye(len(factor)).to(factor)
+    whitening: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False).mT.contiguous()
+    return whitening
+
+
+def length(h: Tensor, logits: Tensor, lengths: Tensor) -> Tensor:
+    """Return the squared deviation of the log norm from what is usual for the predicted class, ``(n,)``."""
+    return (split_norm(h)[0].log().squeeze(-1) - lengths[logits.argmax(dim=-1)]).square()
+
+
+def fit_lengths(h: Tensor, predicted: Tensor, n_classes: int) -> Tensor:
+    """Return the usual log norm of features predicted as each class, ``(c,)``, drawn towards that of all features."""
+    log_norms = split_norm(h)[0].log()
+    anchors = log_norms.mean(dim=0).expand(n_classes, 1)
+    return shrunk_class_means(log_norms, predicted, anchors)[0].squeeze(-1)
+
+
+def margin(h: Tensor, logits: Tensor, centre: Tensor | None, distances: Tensor) -> Tensor:
+    """Return minus the distances to the decision boundaries, over the distance to the mean feature (fDBD), ``(n,)``.
+
+    Without a ``centre`` it is over the norm of the features.
+    """
+    best, predicted = logits.max(dim=-1, keepdim=True)
+    gaps = distances[predicted.squeeze(-1)].sqrt()
+    boundaries = ((best - logits) / gaps.where(gaps > 0, 1.0)).sum(dim=-1)  # no boundary between a class and itself
+    reach = split_norm(h if centre is None else h - centre)[0].squeeze(-1)
+    return -boundaries / reach.clamp_min(SMALLEST_DIVISOR)

@@ -1,0 +1,39 @@
+"""Direction: the Mahalanobis distance on the unit sphere, for few labelled samples per class.
+
+One of the four signs of FourFold. Mahalanobis++ (Mueller and Hein, 2025) with regularised estimates.
+"""
+
+from torch import Tensor
+
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import Gaussian
+from ..core.hessian import as_double
+from ..core.signs import direction, fit_directions
+from .base import Detector
+from .registry import register
+
+
+@register("direction", fits_on="val", needs_labels=False)
+class Direction(Detector):
+    r"""Squared Mahalanobis distance of the direction of the features to the nearest class.
+
+    .. math:: s(h) = \min_k\, (u - m_k)^\top S^{-1} (u - m_k), \qquad u = h / \|h\|
+
+    Class means :math:`m_k` are drawn towards the weights of the head by empirical Bayes, the covariance S is shrunk by
+    Ledoit-Wolf (:func:`flatfold.core.signs.fit_directions`). Without labels the predicted classes take their place.
+    """
+
+    centre: Tensor
+    whitening: Tensor
+    means: Tensor
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Learn the means and the covariance of directions."""
+        labels = head(bank.features).argmax(dim=-1) if bank.labels is None else bank.labels
+        gaussian = fit_directions(as_double(bank.features), labels, as_double(head.weight))
+        self.register_head(head)
+        self.register_buffers(**gaussian._asdict())
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the distance to the nearest class."""
+        return direction(h, Gaussian(self.centre, self.whitening, self.means)).to(h.dtype)

@@ -1,0 +1,139 @@
+"""FourFold: one score from four signs, for a network whose best single method is not known.
+
+Not in the paper. See ``docs/studies/fourfold.md`` for where it wins and where it loses.
+"""
+
+import warnings
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank, Head
+from ..core.hessian import WIDE_WEIGHTS, class_distances, widen
+from ..core.pairs import Pairs, largest_pairs
+from ..core.shaping import SMALLEST_DIVISOR
+from ..core.signs import SIGNS, Signs, fit_signs, measure_signs, tempered_logits
+from ..core.validation import MethodRefused, check_features
+from .base import Detector
+from .registry import register
+
+FEWEST, FEW = 10, 50
+
+
+@register(
+    "fourfold",
+    fits_on="val",
+    needs_labels=False,
+    grid={"length": (0.0, 0.25, 1.0), "margin": (0.0, 0.5, 1.0), "curvature": (0.0, 0.5, 1.0)},
+)
+class FourFold(Detector):
+    r"""Weighted sum of four standardised signs: direction, length, margin and curvature.
+
+    .. math:: s(h) = z(\text{direction}) + \tfrac14 z(\text{length}) + \tfrac12 z(\text{margin})
+        + \tfrac12 z(\text{curvature}), \qquad z(a) = (a - \operatorname{mean}) / \operatorname{sd}
+
+    The signs are those of :mod:`flatfold.core.signs`. Mean and standard deviation are taken over *cross-fitted* values:
+    each fold of the bank is measured by what the others taught, because values of the samples that a sign was learnt
+    from are too small. ``fit`` wants labelled data that the network was not trained on; without labels the predicted
+    classes take their place.
+
+    Args:
+        direction: Weight of the squared Mahalanobis distance of the direction of the features to the nearest class.
+        length: Weight of the squared deviation of their log norm from what is usual for the predicted class.
+        margin: Weight of fDBD, the closeness of the decision boundaries.
+        curvature: Weight of the log of FOLD's trace at the likeliest temperature.
+        folds: Number of folds of the cross-fit.
+        seed: Seed of the folds.
+    """
+
+    distances: Tensor
+    usual_: Tensor
+    deviation_: Tensor
+
+    def __init__(
+        self,
+        direction: float = 1.0,
+        length: float = 0.25,
+        margin: float = 0.5,
+        curvature: float = 0.5,
+        folds: int = 5,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.weights = (direction, length, margin, curvature)
+        self.folds = folds
+        self.seed = seed
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Learn the signs from the bank, and what is usual for each of them."""
+        self._check(len(bank))
+        h, distances = bank.features, class_distances(head.weight)
+        labels = head(h).argmax(dim=-1) if bank.labels is None else bank.labels
+        values = h.new_empty(len(bank), len(SIGNS), dtype=torch.float64)
+        fold_of = torch.randperm(len(bank), generator=torch.Generator().manual_seed(self.seed)) % self.folds
+        for fold in range(self.folds):
+            inside = (fold_of == fold).to(h.device)
+            signs = _in_type(fit_signs(h[~inside], labels[~inside], head), head.weight)
+            values[inside] = measure_signs(h[inside], signs, head.weight, head.bias, distances).double()
+        self.register_head(head)
+        self.register_buffers(
+            **_in_type(fit_signs(h, labels, head), head.weight)._asdict(),
+            distances=distances,
+            usual_=values.mean(dim=0),
+            deviation_=values.std(dim=0, correction=0).clamp_min(SMALLEST_DIVISOR),
+        )
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the weighted sum of the standardised signs."""
+        return self._weighted(self.signs(h), h)
+
+    def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
+        """Return the scores, from the logits as far as they have the digits."""
+        return self._weighted(self.signs(h, logits), h)
+
+    def signs(self, h: Tensor, logits: Tensor | None = None) -> Tensor:
+        """Return the standardised signs of each row as ``(n, 4)``, in the order of the formula."""
+        values = measure_signs(h, self._learnt, self.weight, self._buffers.get("bias"), self.distances, logits)
+        return (values - self.usual_) / self.deviation_
+
+    def pairs(self, h: Tensor, k: int) -> Pairs:
+        """Return the k pairs of classes that contribute most to the curvature."""
+        check_features(h, self.fitted_weight)
+        bias = self._buffers.get("bias")
+        weight, wide = widen(self.weight, h)
+        logits = tempered_logits(wide, wide @ weight.mT, self._learnt, bias)
+        return largest_pairs(logits.softmax(dim=-1).to(h.dtype), self.weight, k)
+
+    @property
+    def _learnt(self) -> Signs:
+        return Signs(*(self.get_buffer(name) for name in Signs._fields))
+
+    def _weighted(self, signs: Tensor, h: Tensor) -> Tensor:
+        return (signs * signs.new_tensor(self.weights)).sum(dim=-1).to(h.dtype)
+
+    def _check(self, samples: int) -> None:
+        for name, weight in zip(SIGNS, self.weights, strict=True):
+            if not isinstance(weight, Real) or not 0 <= weight < torch.inf:
+                raise MethodRefused(f"the weight {name} must be a number that is not negative, got {weight!r}.")
+        if not any(self.weights):
+            raise MethodRefused("all four weights are 0, so every score would be 0. Give at least one of them.")
+        if not isinstance(self.folds, int) or self.folds < 2:
+            raise MethodRefused(f"folds must be a whole number of at least 2, got {self.folds!r}.")
+        if samples < max(FEWEST, self.folds):
+            raise MethodRefused(
+                f"FourFold learns from at least {max(FEWEST, self.folds)} samples, but this bank has {samples}. "
+                "Give more ID data, or use a method that learns from the head alone, such as msp."
+            )
+        if samples < FEW:
+            warnings.warn(
+                f"FourFold learns a covariance, and {samples} samples are few for that. Give at least {FEW}, "
+                "better 200.",
+                stacklevel=5,
+            )
+
+
+def _in_type(signs: Signs, weight: Tensor) -> Signs:
+    """Return the signs on the device of the head, in float64 unless they are wide: as :func:`widen` does for heads."""
+    dtype = weight.dtype if signs.whitening.numel() > WIDE_WEIGHTS or weight.device.type == "mps" else torch.float64
+    return Signs(*(values.to(weight.device, dtype) for values in signs))

@@ -1,0 +1,32 @@
+"""Length: how unusual the norm of the features is for the predicted class. One of the four signs of FourFold."""
+
+from torch import Tensor
+
+from ..core.bank import FeatureBank, Head
+from ..core.hessian import as_double
+from ..core.signs import fit_lengths, length
+from .base import Detector
+from .registry import register
+
+
+@register("length", fits_on="val", needs_labels=False)
+class Length(Detector):
+    r"""Squared deviation of the log norm of the features from what is usual for the predicted class.
+
+    .. math:: s(h) = (\log \|h\| - l_k)^2, \qquad k = \arg\max_j z_j
+
+    :math:`l_k` is the mean over samples that are predicted as k, drawn towards the overall mean by empirical Bayes.
+    """
+
+    lengths: Tensor
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        """Learn the usual log norm of each predicted class."""
+        predicted = head(bank.features).argmax(dim=-1)
+        self.register_head(head)
+        lengths = fit_lengths(as_double(bank.features), predicted, head.n_classes)
+        self.register_buffer("lengths", lengths.to(head.weight))
+
+    def score(self, h: Tensor) -> Tensor:
+        """Return the squared deviation."""
+        return length(h, self.logits(h), self.lengths)
