@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...models.sources import Source, take_subset
-from .digit_networks import DIGIT_NETWORKS
-from .digits import digits
+from .digits import DIGIT_NETWORKS, FIRST, digits
 from .schema import BUILT_IN, OPENOOD, built_in_names
 from .suite import Suite
 from .toml_file import SuiteFile
@@ -110,28 +109,22 @@ def limit_suite(suite: Suite, limit: int, keep_val: bool = False) -> Suite:
 
 def _digits(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:
     """Return the built-in suite for every seed with its first network, or with those that are named."""
-    if names is None:
-        siblings = tuple(f"seed{seed}" if len(seeds) > 1 else "" for seed in seeds)
-        return [
-            replace(digits(out, seed=seed, batch_size=batch_size), network=name, family=DIGITS, siblings=siblings)
-            for seed, name in zip(seeds, siblings, strict=True)
-        ]
-    for name in names:
+    for name in names or ():
         if name not in DIGIT_NETWORKS:
             raise ValueError(
                 f"digits makes its own networks and has no {name!r}. There are {', '.join(DIGIT_NETWORKS)}."
             )
-    folders = {
-        (name, seed): f"{name}-seed{seed}" if len(seeds) > 1 else name for name in DIGIT_NETWORKS for seed in seeds
-    }
+    runs = [(name, seed) for name in (DIGIT_NETWORKS if names is not None else [FIRST]) for seed in seeds]
+    parts = [[name] * (names is not None) + [f"seed{seed}"] * (len(seeds) > 1) for name, seed in runs]
+    folders = tuple(map("-".join, parts))
     return [
         replace(
             digits(out, seed=seed, batch_size=batch_size, network=name),
             network=folder,
-            family=name,
-            architecture=name,
-            siblings=tuple(folders.values()),
+            family=DIGITS if names is None else name,
+            architecture="" if names is None else name,
+            siblings=folders,
         )
-        for (name, seed), folder in folders.items()
-        if name in names
+        for (name, seed), folder in zip(runs, folders, strict=True)
+        if names is None or name in names
     ]
