@@ -71,15 +71,9 @@ def load_suites(
             raise ValueError("digits makes its own network and images, so there are no folders or counts to choose.")
         suites = _digits(out, seeds or [0], batch_size, names)
     else:
-        built_in = name in built_in_names()
-        place = data or (os.environ.get(OPENOOD) if built_in else None)
+        place = data or (os.environ.get(OPENOOD) if name in built_in_names() else None)
         if place and not Path(place).is_dir():
             raise NotADirectoryError(f"OpenOOD's data and results should be in {place}, but there is no such folder.")
-        if built_in and not place:
-            raise ValueError(
-                f"{name} needs the images and checkpoints of OpenOOD: give --data, the folder that holds its data and "
-                f"results, or set {OPENOOD}. `flatfold doctor {name}` lists what it needs."
-            )
         suites = open_suite_file(name, seeds, batch_size, data, any_counts).suites(names)
     return suites if limit is None else [limit_suite(suite, limit) for suite in suites]
 

@@ -17,11 +17,11 @@ from ...models.images import ListImages, Transform, image_kind, open_images
 from ...models.sources import ImageSource
 from .schema import SPLITS, VARIABLE, NetworkTable, check_table, error_context
 from .suite import NAME, check_names
+from .toml_file import lacks_images
 
 TEMPLATE = Path(__file__).with_name("template.toml")
 NEEDED = ("network", "val", "test", "ood")  # sections that every suite has
 INSPECTED = 20  # images that are opened for their size
-LOOKED_FOR = 10  # images of a list
 FEWEST, MOST = 5, 100  # images of a class that are drawn for val
 
 
@@ -123,7 +123,7 @@ def _inspect(name: str, path: Path, images: Path | None, labelled: bool) -> Data
         source = open_images(path, Transform(), labels=labelled, kind=kind, root=root)
         if labelled and source.labels is None:
             raise ValueError(f"ID images need labels, but {path} has none. Give each class a sub-folder.")
-        if isinstance(source, ListImages) and not any((source.root / p).exists() for p in source.paths[:LOOKED_FOR]):
+        if isinstance(source, ListImages) and lacks_images(source):
             raise ValueError(
                 f"{path} names {source.paths[0]}, which is not in {source.root}. Give the folder in which the paths of "
                 "all lists start as --images."
