@@ -120,7 +120,8 @@ class BankWriter:
 
     Intact shards of an earlier run with the same key are kept, and so is its ``shard_rows``; then nothing is written
     before the network, which computes in ``computed_in``, has given for rows of one of them what is stored there;
-    ``scores`` are compared by how far they vary. ``first_stored`` is the first row that an earlier run has left.
+    ``scores`` are compared by how far they vary. ``first_stored`` is the first row that an earlier run has left,
+    ``unreadable`` has the rows that could not be read, those of earlier runs included, and the reasons.
     """
 
     def __init__(
@@ -142,7 +143,8 @@ class BankWriter:
         self._store: PartStore | None = None
         self._pending: dict[int, list[Shard]] = {}
         self._covered: Counter[int] = Counter()  # how many rows of each shard are pending
-        self._finished: dict[int, dict[int, str]] = {}  # the unreadable rows of each finished shard
+        self._finished: set[int] = set()  # shards that are on disk
+        self.unreadable: dict[int, str] = {}
         self._tolerance = _HALF_TOLERANCE.get(computed_in, TOLERANCE)
         self._scores = scores
         if path is not None:
@@ -159,7 +161,8 @@ class BankWriter:
         for index in [int(name) for name in self._store if name.isdecimal()]:
             if self._layout.covered(index):
                 with suppress(DamagedBank):  # of a run with other shards, whose manifest was lost
-                    self._finished[index] = _read_shard(folder, index, key, self._layout, verify=False).unreadable
+                    self.unreadable |= _read_shard(folder, index, key, self._layout, verify=False).unreadable
+                    self._finished.add(index)
         if self._finished and (self.rows is None or self.missing(0, self.rows)):
             log.info("continuing the bank in %s: %d shards are there", folder, len(self._finished))
 
@@ -167,14 +170,6 @@ class BankWriter:
     def rows(self) -> int | None:
         """Number of rows of the data, None until its end was met."""
         return self._layout.rows
-
-    @property
-    def unreadable(self) -> dict[int, str]:
-        """Rows that could not be read, those of earlier runs included, and the reasons."""
-        pending = {index: _reasons(shards) for index, shards in self._pending.items()}
-        return {
-            row: reason for _, reasons in sorted((self._finished | pending).items()) for row, reason in reasons.items()
-        }
 
     def missing(self, start: int, stop: int) -> list[range]:
         """Return the rows between ``start`` and ``stop`` that are in no finished shard."""
@@ -184,7 +179,7 @@ class BankWriter:
 
     def confirm(self, rows: Sequence[int], features: Tensor) -> None:
         """Compare rows, those that could be read, with what an earlier run stored for them, if it did."""
-        for index in sorted({row // self._layout.shard_rows for row in rows} & self._finished.keys()):
+        for index in sorted({row // self._layout.shard_rows for row in rows} & self._finished):
             place_of = {row: place for place, row in enumerate(self._stored_rows(index))}
             places = [place for place, row in enumerate(rows) if row in place_of]
             if places:
@@ -210,6 +205,7 @@ class BankWriter:
             index = part.start // self._layout.shard_rows
             self._pending.setdefault(index, []).append(shard)
             self._covered[index] += len(part)
+            self.unreadable = dict(sorted((self.unreadable | reasons).items())) if reasons else self.unreadable
         self._write_pending()
 
     def end(self, rows: int) -> None:
@@ -236,7 +232,7 @@ class BankWriter:
             self._store.close()
 
     def _stored_rows(self, index: int) -> list[int]:
-        return [row for row in self._layout.covered(index) if row not in self._finished[index]]
+        return [row for row in self._layout.covered(index) if row not in self.unreadable]
 
     def _write_pending(self) -> None:
         if self._store is None or not self.confirmed:
@@ -245,7 +241,7 @@ class BankWriter:
             if self._covered[index] == len(self._layout.covered(index)):
                 whole = _join(self._pending.pop(index))
                 self._store.write(shard_name(index), whole.tensors(), {"unreadable": whole.unreadable})
-                self._finished[index] = whole.unreadable
+                self._finished.add(index)
 
     def _check_same_network(self, stored: Tensor, there: Tensor, now: Tensor) -> None:
         """Raise if a network gives other values than are stored: an activation or a scale may have changed."""
@@ -297,11 +293,8 @@ def _read_shard(folder: Path, index: int, key: Mapping[str, str], layout: _Layou
 def _join(shards: Sequence[Shard]) -> Shard:
     labels = [shard.labels for shard in shards if shard.labels is not None]
     features = torch.cat([shard.features for shard in shards])
-    return Shard(features, torch.cat(labels) if labels else None, _reasons(shards))
-
-
-def _reasons(shards: Sequence[Shard]) -> dict[int, str]:
-    return {row: reason for shard in shards for row, reason in shard.unreadable.items()}
+    unreadable = {row: reason for shard in shards for row, reason in shard.unreadable.items()}
+    return Shard(features, torch.cat(labels) if labels else None, unreadable)
 
 
 def _convert(value: Any, kind: Any) -> Any:

@@ -21,19 +21,15 @@ from .transform import Transform
 
 
 class Source(ABC):
-    """Batches on a fixed grid: batch i holds the rows from ``i * batch_size`` on, and is read without the others."""
+    """``rows`` inputs in batches: batch i holds the rows from ``i * batch_size`` on, and is read without the others."""
 
+    rows: int
     labels: Tensor | None = None
 
     def __init__(self, batch_size: int) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}. 64 is customary.")
         self.batch_size = batch_size
-
-    @property
-    @abstractmethod
-    def rows(self) -> int:
-        """Number of inputs."""
 
     @property
     @abstractmethod
@@ -131,14 +127,9 @@ class ImageSubset(ImageSource):
     def __init__(self, source: ImageSource, rows: NDArray[np.integer]) -> None:
         super().__init__(source.transform, source.batch_size)
         check_rows(rows, source.rows)
-        self.source = source
+        self.source, self.rows = source, len(rows)
         self.chosen = rows.astype(np.int64)
         self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.chosen)]
-
-    @property
-    def rows(self) -> int:
-        """Number of images."""
-        return len(self.chosen)
 
     def name(self, row: int) -> str:
         """Return what the source calls an image."""
