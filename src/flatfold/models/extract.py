@@ -200,13 +200,10 @@ def read_batches(
 ) -> Iterator[BatchResult]:
     """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar."""
     ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
-    attempts = _Attempts(source, ranges)
-    loaded: Iterable[Any] = (
-        DataLoader(attempts, batch_size=None, num_workers=min(workers, len(ranges)), collate_fn=_unchanged)
-        if workers and len(ranges) > 1
-        else map(attempts.__getitem__, range(len(ranges)))
-    )
-    pairs = zip(ranges, loaded, strict=True)
+    processes = min(workers, len(ranges)) if len(ranges) > 1 else 0
+    # A generator of its own: the loader would draw from torch's.
+    loader = DataLoader(_Attempts(source, ranges), None, num_workers=processes, generator=torch.Generator())
+    pairs = zip(ranges, loader, strict=True)
     for rows, result in pairs if title is None else track(pairs, title, len(ranges)):
         if isinstance(result, Exception):
             raise result
@@ -234,10 +231,6 @@ class _Attempts(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.ranges)
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: BankWriter) -> Iterator[BatchResult]:

@@ -111,8 +111,7 @@ class _Files(ImageSource):
         name = self.name(row)
         return name, read_image(name)
 
-    def identify(self, digest: hashlib._Hash) -> None:
-        """Feed relative paths, sizes and times of change, and some bytes."""
+    def _identify(self, digest: hashlib._Hash) -> None:
         hash_files(digest, self.root, self.paths)
 
 
@@ -261,8 +260,7 @@ class _Pixels(ImageSource):
         """Return the number and the pixels of one image."""
         return f"image {row}", self.x[row]
 
-    def identify(self, digest: hashlib._Hash) -> None:
-        """Feed the shape and all pixels."""
+    def _identify(self, digest: hashlib._Hash) -> None:
         digest.update(str(self.x.shape).encode())
         digest.update(np.ascontiguousarray(self.x).data)
 
@@ -380,8 +378,7 @@ class TableImages(ImageSource):
             raise UnreadableImage(f"{name} does not hold the bytes of an image. Write them into the table.")
         return name, read_image(io.BytesIO(content), name)
 
-    def identify(self, digest: hashlib._Hash) -> None:
-        """Feed the names of the columns and of the files, sizes and times of change, and some bytes."""
+    def _identify(self, digest: hashlib._Hash) -> None:
         digest.update(json.dumps([self.image, self.label]).encode())
         hash_files(digest, self.files[0].parent, [file.name for file in self.files])
 
