@@ -34,13 +34,10 @@ class Dice(Detector):
         self.percentile = percentile
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn which weights to keep."""
         check_percentile(self.percentile)
         contribution = head.weight * mean_row(bank.features)
         threshold = float(np.percentile(contribution.cpu().numpy(), self.percentile))
-        self.register_head(head)
         self.register_buffer("sparse", head.weight * (contribution > threshold))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the energy of the sparse head."""
         return -torch.nn.functional.linear(h, self.sparse, self._buffers.get("bias")).logsumexp(dim=-1)

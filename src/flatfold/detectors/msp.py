@@ -30,12 +30,9 @@ class Msp(Detector):
         self.logarithm = logarithm
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Remember the head."""
         check_flag("logarithm", self.logarithm)
-        self.register_head(head)
 
     def score(self, h: Tensor) -> Tensor:
-        """Return minus the largest class probability."""
         logits = self.logits(h)
         if not self.logarithm:
             return -logits.softmax(dim=-1).amax(dim=-1)

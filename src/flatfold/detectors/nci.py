@@ -32,13 +32,10 @@ class Nci(Detector):
         self.strength = strength
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the mean of the features."""
         check_not_below_zero("strength", self.strength, "1e-4")
-        self.register_head(head)
         self.register_buffer("centre", mean_row(bank.features))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return minus the proximity."""
         weight = self.weight[self.logits(h).argmax(dim=-1)]
         moved = h - self.centre
         reach = row_norms(moved).squeeze(-1).clamp_min(SMALLEST_DIVISOR)

@@ -47,7 +47,6 @@ class OpenMax(Detector):
         self.logarithm = logarithm
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the mean logits of each class and the tail of the distances from them."""
         check_count("tail", self.tail)
         check_count("top", self.top)
         check_flag("logarithm", self.logarithm)
@@ -57,13 +56,11 @@ class OpenMax(Detector):
         templates = class_templates(logits, labels, logits.argmax(dim=-1), head.n_classes, "OpenMax")
         distances = (logits - templates.means[labels]).norm(dim=-1)
         tails, valid = _largest(distances, labels, templates.used, head.n_classes, self.tail)
-        self.register_head(head)
         self.register_buffers(means=templates.means, **fit_tails(tails, valid)._asdict())
         if templates.note:
             warnings.warn(templates.note, stacklevel=4)
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the probability of an unknown class."""
         logits = self.logits(h).to(self.means.dtype)
         values, classes = logits.topk(min(self.top, logits.shape[-1]), dim=-1)
         distances = (logits[:, None] - self.means[classes]).norm(dim=-1)

@@ -41,17 +41,14 @@ class She(Detector):
         self.metric = metric
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the pattern of each class."""
         check_choice("metric", self.metric, METRICS)
         predicted = head(bank.features).argmax(dim=-1)
         patterns = class_templates(bank.features, require_labels(bank, "SHE"), predicted, head.n_classes, "SHE")
-        self.register_head(head)
         self.register_buffer("templates", patterns.means.to(head.weight))
         if patterns.note:
             warnings.warn(patterns.note, stacklevel=4)
 
     def score(self, h: Tensor) -> Tensor:
-        """Return how little the features agree with the pattern of their predicted class."""
         pattern = self.templates[self.logits(h).argmax(dim=-1)]
         if self.metric == "euclidean":
             return row_norms(h - pattern).squeeze(-1)
