@@ -15,12 +15,7 @@ BLOCK_ROWS = 512  # rows of the bank in one matrix product
 
 
 def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the factors ``(m,)`` that bring the rows of a bank to length 1; 0 for rows of zeros.
-
-    Example:
-        >>> unit_scale(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.float32)
-        tensor([0.2000, 0.0000])
-    """
+    """Return the factors ``(m,)`` that bring the rows of a bank to length 1; 0 for rows of zeros."""
     norms = torch.cat([row_norms(bank[part].to(dtype)).squeeze(-1) for part in row_chunks(len(bank))])
     return torch.where(norms > torch.finfo(dtype).tiny, 1 / norms, 0.0)
 
@@ -36,12 +31,7 @@ def to_half_precision(bank: Tensor) -> Tensor:
 def largest_products(
     queries: Tensor, bank: Tensor, k: int, scale: Tensor | None = None, offsets: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Return the k largest of ``scale q . b - offset`` over the rows b of a bank, and which rows they are.
-
-    Example:
-        >>> largest_products(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]]), 1)
-        (tensor([[2.]]), tensor([[1]]))
-    """
+    r"""Return the k largest of ``scale q . b - offset`` over the rows b of a bank, and which rows they are."""
     best: list[tuple[Tensor, Tensor]] = []
     scale = queries.new_ones(len(bank)) if scale is None else scale
     multiply = _traced_products if torch.compiler.is_compiling() or queries.requires_grad else _Products(queries)

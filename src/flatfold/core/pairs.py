@@ -46,11 +46,6 @@ def largest_pairs(probs: Tensor, weight: Tensor, k: int, kept: Tensor | None = N
 
     They are exact, and no matrix over all pairs of classes is built. ``kept``, ``(n, d)`` bool, selects dimensions of
     the weights. A row that is so confident that its trace is 0 has shares of 0.
-
-    Example:
-        >>> weight = torch.tensor([[0.0], [1.0], [3.0]])
-        >>> largest_pairs(torch.tensor([[0.2, 0.5, 0.3]]), weight, 2)
-        Pairs(first=tensor([[1, 2]]), second=tensor([[2, 0]]), share=tensor([[0.4839, 0.4355]]))
     """
     check_count("the number of pairs", k)
     every = len(weight) * (len(weight) - 1) // 2

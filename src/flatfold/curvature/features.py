@@ -22,7 +22,7 @@ from ..core.hessian import (
     logit_hessian_trace,
     prefers_distances,
 )
-from ..core.validation import as_tensor, check_count, check_matrix
+from ..core.validation import as_matrix, check_count
 from ..io.progress import track
 from .estimate import Spectrum
 
@@ -207,14 +207,11 @@ def _probabilities(logits: Tensor) -> Tensor:
 
 
 def _checked_weight(weight: Tensor) -> Tensor:
-    weight = as_tensor(weight, "weight").detach()
-    check_matrix(weight, "weight")
-    return weight
+    return as_matrix(weight, "weight")
 
 
 def _checked_logits(logits: Tensor, name: str = "logits") -> Tensor:
-    logits = as_tensor(logits, name).detach()
-    check_matrix(logits, name)
+    logits = as_matrix(logits, name)
     if logits.shape[1] < 2:
         raise ValueError(
             f"{name} must have two columns or more, one per class, got one. "

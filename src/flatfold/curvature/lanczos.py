@@ -31,10 +31,8 @@ class Tridiagonal(NamedTuple):
 class Largest(NamedTuple):
     """The largest eigenvalue, as the Lanczos process approximates it."""
 
-    value: float
-    """The largest Ritz value, at most the largest eigenvalue, rounding aside."""
-    bound: float
-    """Length of its residual plus the rounding of the products: an eigenvalue is within this distance."""
+    value: float  # the largest Ritz value, at most the largest eigenvalue, rounding aside
+    bound: float  # length of its residual plus the rounding of the products: an eigenvalue is within this distance
     products: int
     converged: bool
 

@@ -58,11 +58,6 @@ class Operator:
     """A symmetric matrix, given by ``apply``, which maps ``(size, k)`` to ``(size, k)``, one vector per column.
 
     ``products`` counts the vectors multiplied so far.
-
-    Example:
-        >>> operator = Operator(lambda v: 2 * v, size=3, dtype=torch.float64, device=torch.device("cpu"))
-        >>> operator(torch.eye(3, dtype=torch.float64)).trace().item(), operator.products
-        (6.0, 3)
     """
 
     apply: Callable[[Tensor], Tensor]

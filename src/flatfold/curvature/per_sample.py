@@ -99,10 +99,6 @@ def row_products(rows: Tensor, pairs: bool) -> Tensor:
     r"""Return the squared length of each row, or the products of all pairs of rows.
 
     .. math:: r_i^\top r_j = s_i s_j\, \Big(\frac{r_i}{s_i}\Big)^{\!\top} \frac{r_j}{s_j}, \qquad s_i = \max_m |r_{im}|
-
-    Example:
-        >>> row_products(torch.tensor([[3e-30, 4e-30]]), pairs=False)
-        tensor([2.5000e-59], dtype=torch.float64)
     """
     if not rows.shape[-1]:
         return as_double(rows @ rows.mT if pairs else rows.sum(dim=-1))
@@ -186,8 +182,7 @@ def _flat_products(gradients: Sequence[Tensor], pairs: bool) -> Tensor:
 class LayerKind(NamedTuple):
     """How the gradient by a layer's weight is made of its input and of the gradients over its output."""
 
-    inputs: Callable[[Any, Tensor], Tensor]
-    """Brings the input to ``(n, groups, inputs, positions)``."""
+    inputs: Callable[[Any, Tensor], Tensor]  # brings the input to (n, groups, inputs, positions)
     outputs: Callable[[Any, Tensor], Tensor]
     """Brings what has the shape of the output to ``(n, groups, outputs, positions)``."""
 

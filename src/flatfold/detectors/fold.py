@@ -20,7 +20,7 @@ from ..core.hessian import (
 )
 from ..core.pairs import Pairs, largest_pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, partially_normalised, partially_normalised_probs, row_norms
-from ..core.validation import check_choice, check_features, check_flag
+from ..core.validation import check_choice, check_features
 from . import ash, react
 from .base import Detector
 from .registry import register
@@ -127,7 +127,7 @@ def make_fold_r(
     alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None, masked: bool = False
 ) -> Detector:
     """FOLD on features clipped by ReAct."""
-    check_flag("masked", masked)
+    check_choice("masked", masked, (True, False))
     clipping = react.ReAct(percentile)
     return Shaped(clipping, Fold(alpha, score_norm, kept=clipping.kept if masked else None))
 

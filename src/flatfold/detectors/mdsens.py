@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
-from ..core.validation import MethodRefused, check_not_below_zero
+from ..core.validation import MethodRefused, check_above_zero
 from .base import InputDetector, perturb
 from .registry import register
 
@@ -52,7 +52,7 @@ class MdsEns(InputDetector):
 
     @torch.no_grad()
     def learn(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        check_not_below_zero("epsilon", self.epsilon, "0.0014")
+        check_above_zero("epsilon", self.epsilon, "0.0014", or_zero=True)
         seen = [(self._pooled(x), labels) for x, labels in batches]
         if not seen or any(labels is None for _, labels in seen):
             raise MethodRefused("MDSEns needs labelled inputs. Call .fit(network, batches) with pairs (x, labels).")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.validation import check_flag
+from ..core.validation import check_choice
 from .base import Detector
 from .registry import register
 
@@ -30,7 +30,7 @@ class Msp(Detector):
         self.logarithm = logarithm
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        check_flag("logarithm", self.logarithm)
+        check_choice("logarithm", self.logarithm, (True, False))
 
     def score(self, h: Tensor) -> Tensor:
         logits = self.logits(h)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Weibull, class_templates, fit_tails
 from ..core.hessian import as_double
-from ..core.validation import check_count, check_flag, require_labels
+from ..core.validation import check_choice, check_count, require_labels
 from .base import Detector
 from .registry import register
 
@@ -49,7 +49,7 @@ class OpenMax(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_count("tail", self.tail)
         check_count("top", self.top)
-        check_flag("logarithm", self.logarithm)
+        check_choice("logarithm", self.logarithm, (True, False))
         labels = require_labels(bank, "OpenMax")
         logits = as_double(head(bank.features))
         labels = labels.to(logits.device)

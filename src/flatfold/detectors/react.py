@@ -6,7 +6,7 @@ Sun, Guo and Li, "ReAct: Out-of-distribution Detection With Rectified Activation
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.shaping import percentile_threshold, react
+from ..core.shaping import percentile_threshold
 from ..core.validation import NotFittedError
 from .base import Detector
 from .ebo import Ebo
@@ -37,7 +37,7 @@ class ReAct(Shaping):
         self.register_buffer("threshold_", bank.features.new_tensor(threshold))
 
     def forward(self, h: Tensor) -> Tensor:
-        return react(h, self.fitted_threshold)
+        return h.clamp(max=self.fitted_threshold)
 
     def kept(self, h: Tensor) -> Tensor:
         return h < self.fitted_threshold
