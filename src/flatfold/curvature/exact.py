@@ -40,11 +40,6 @@ def ggn_traces(
     All classes are done exactly, or the ``top`` likeliest of each input; each of ``probes`` draws for the others is one
     pass back from a sum of their terms with random signs, whose squared length is right on average.
     """
-    if top is not None and (top < 0 or probes < 2):
-        raise ValueError(
-            f"top must be 0 or more and probes 2 or more, got top={top} and probes={probes}. "
-            "Leave top out to be exact for all classes."
-        )
     values, errors, passes = [], [], 0
     for cached in cached_parts(model, parameters, batch, TOGETHER):
         classes = OrderedClasses(cached.logits)

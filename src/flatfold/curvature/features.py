@@ -102,7 +102,7 @@ def feature_spectrum(weight: Tensor, batches: Iterable[Tensor]) -> Spectrum:
     Returns:
         Nodes in ascending order; the eigenvalues that are zero for every data set are one node.
     """
-    weight = _checked_weight(weight)
+    weight = as_matrix(weight, "weight")
     mean = _mean_hessian(batches, len(weight))
     return _spectrum(mean.eigenvalues(weight), mean.rows, len(weight), weight.shape[1])
 
@@ -186,28 +186,13 @@ def _spectrum(values: Tensor, rows: int, n_classes: int, size: int) -> Spectrum:
     atom = largest.new_full((min(zeros, 1),), zeros)  # one node for all zeros, none where there is no zero
     nodes = torch.cat([torch.zeros_like(atom), largest])
     counts = torch.cat([atom, torch.ones_like(largest)])
-    return Spectrum(
-        nodes=nodes[None],
-        weights=counts[None] / size,
-        size=size,
-        lambda_min=float(nodes[0]),
-        lambda_max=float(nodes[-1]),
-        method="exact",
-        matrix="hessian",
-        loss="energy",
-        matvecs=0,
-        seed=None,
-        rows=rows,
-    )
+    weights, ends = counts[None] / size, (float(nodes[0]), float(nodes[-1]))
+    return Spectrum(nodes[None], weights, size, *ends, "exact", "hessian", "energy", matvecs=0, seed=None, rows=rows)
 
 
 def _probabilities(logits: Tensor) -> Tensor:
     """Return the class probabilities in the type of the logits, as accurate as it can hold them."""
     return as_double(logits).softmax(dim=-1).to(logits)
-
-
-def _checked_weight(weight: Tensor) -> Tensor:
-    return as_matrix(weight, "weight")
 
 
 def _checked_logits(logits: Tensor, name: str = "logits") -> Tensor:
@@ -221,7 +206,7 @@ def _checked_logits(logits: Tensor, name: str = "logits") -> Tensor:
 
 
 def _checked_pair(weight: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    weight, logits = _checked_weight(weight), _checked_logits(logits)
+    weight, logits = as_matrix(weight, "weight"), _checked_logits(logits)
     _check_classes(logits, len(weight), "logits")
     return weight, logits
 

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import ceil, log, prod
 from typing import Any, NamedTuple
 from warnings import catch_warnings, filterwarnings
@@ -72,7 +73,6 @@ def cached_forward(model: nn.Module, parameters: Parameters, batch: Batch) -> Ca
     """Return a forward pass of a batch, kept in the fastest way that is right for these parameters."""
     with record_calls(model, parameters) as calls:
         logits = logits_of(forward(model, batch))
-    check_graphs(model, calls)
     if _each_used_once(logits, parameters, calls) and _rows_are_inputs(logits, calls):
         return LayerwiseForward(logits, calls)
     return AutogradForward(model, parameters, batch, logits.detach())
@@ -278,29 +278,25 @@ class Call(NamedTuple):
 
 @contextmanager
 def record_calls(model: nn.Module, parameters: Parameters) -> Iterator[list[Call]]:
-    """Yield a list that fills with the calls of all modules that have some of these parameters."""
+    """Yield a list that fills with the calls of all modules that have some of these parameters.
+
+    Raise if one of them ran where no gradient is recorded: its parameters would pass for ones without any effect.
+    """
     chosen = {id(parameter) for parameter in parameters.values()}
     calls: list[Call] = []
-    with ExitStack() as hooks:
-        for module in model.modules():
-            own = {name for name, value in module.named_parameters(recurse=False) if id(value) in chosen}
-            if own:
-                hook = module.register_forward_hook(_recorder(own, calls), with_kwargs=True, prepend=True)
-                hooks.callback(hook.remove)
-        yield calls
 
-
-def _recorder(own: set[str], calls: list[Call]) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def record(own: set[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         value = next(iter((*args, *kwargs.values())), None)
         calls.append(Call(module, own, value, output, getattr(value, "_version", None)))
         return output.clone() if isinstance(output, Tensor) else None  # what follows may change it in place
 
-    return hook
-
-
-def check_graphs(model: nn.Module, calls: Sequence[Call]) -> None:
-    """Raise if a layer ran where no gradient is recorded: its parameters would pass for ones without any effect."""
+    with ExitStack() as hooks:
+        for module in model.modules():
+            own = {name for name, value in module.named_parameters(recurse=False) if id(value) in chosen}
+            if own:
+                hook = module.register_forward_hook(partial(record, own), with_kwargs=True, prepend=True)
+                hooks.callback(hook.remove)
+        yield calls
     for call in calls:
         if isinstance(call.output, Tensor) and not call.output.requires_grad:
             name = next(name for name, module in model.named_modules() if module is call.module)

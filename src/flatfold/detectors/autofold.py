@@ -109,7 +109,7 @@ class AutoFold(Detector):
             )
         self.fold.fit(bank, head)
         grid = curve.new_tensor(self.grid)
-        learnt = {"alpha_": grid[best], "grid_": grid, "curve_": curve, "curve_stderr_": stderr}
+        learnt = {"alpha_": grid[best].clone(), "grid_": grid, "curve_": curve, "curve_stderr_": stderr}
         self.register_buffers(**{name: values.to(head.weight) for name, values in learnt.items()})
 
     def score(self, h: Tensor) -> Tensor:
