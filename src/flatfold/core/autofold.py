@@ -1,10 +1,8 @@
-"""AutoFold's criteria: the AUROC between ID samples and pseudo-OOD samples that are made by masking logits.
+"""What AutoFold's criteria are made of: moments of masked logits, and AUROCs of ID against pseudo-OOD samples.
 
-All return an AUROC, as a mean over classes or over all of them at once, and its standard error, and need one or two
-matrix products for all classes.
+A criterion needs one or two matrix products for all classes.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -159,8 +157,6 @@ class Groups(NamedTuple):
     others: Side  # which rows belong to any other class, (k, n)
 
 
-Score = Callable[[Moments], Tensor]
-
 MIN_PER_CLASS = 3  # a class with fewer samples has no AUROC worth averaging
 
 
@@ -198,34 +194,6 @@ def group_rows(labels: Tensor, classes: Tensor) -> Groups:
     valid, rows = inside.sort(dim=-1, descending=True, stable=True)
     longest = int(valid.sum(dim=-1).max())
     return Groups(classes, rows[:, :longest].contiguous(), Side.of(valid[:, :longest]), Side.of(~inside))
-
-
-def paired(logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, score: Score) -> tuple[Tensor, Tensor]:
-    """Compare the samples of each class with their own copies whose label is masked (the paper)."""
-    known, masked = (score(moments) for moments in with_and_without(logits, labels, weights))
-    return paired_auroc(known, masked, groups)
-
-
-def one_vs_rest(
-    logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, score: Score
-) -> tuple[Tensor, Tensor]:
-    """Mask a class in all rows and compare its samples with those of all other classes (the authors' code)."""
-    return one_vs_rest_auroc(score(without_each(logits, groups.classes, weights)), groups)
-
-
-def shrunk(
-    logits: Tensor, short_logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, scores: tuple[Score, Score]
-) -> tuple[Tensor, Tensor]:
-    r"""Compare all samples with all copies that are masked and half as long (not in the paper).
-
-    .. math:: \operatorname{AUROC}\big( s(h_i),\; s^{\setminus y_j}(\tfrac12 h_j) \big)
-
-    OOD inputs often have short features, and in use there is one threshold for all classes.
-    """
-    known = scores[0](with_and_without(logits, labels, weights)[0])
-    masked = scores[1](with_and_without(short_logits, labels, weights)[1])
-    pooled = group_rows(torch.isin(labels, groups.classes).long(), torch.ones_like(labels[:1]))
-    return paired_auroc(known, masked, pooled)
 
 
 def paired_auroc(known: Tensor, masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,7 @@ def feature_trace(weight: Tensor, logits: Tensor) -> Tensor:
         >>> feature_trace(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([[3.0, 3.0]]))
         tensor([1.])
     """
-    weight, logits = _checked_pair(weight, logits)
+    weight, logits = _check_pair(weight, logits)
     exact, probs = as_double(weight), as_double(logits).softmax(dim=-1)
     # The distances of all pairs of classes take as long as the centred form of c inputs.
     if prefers_distances(*weight.shape) and len(logits) >= len(weight):
@@ -68,7 +68,7 @@ def feature_eigenvalues(weight: Tensor, logits: Tensor, k: int | None = None) ->
         >>> feature_eigenvalues(torch.eye(2, 3), torch.zeros(1, 2), k=1)
         tensor([[0.5000]])
     """
-    weight, logits = _checked_pair(weight, logits)
+    weight, logits = _check_pair(weight, logits)
     _check_k(k)
     return hessian_eigenvalues(_probabilities(logits), weight, k)
 
@@ -85,7 +85,7 @@ def feature_lambda_max(weight: Tensor, logits: Tensor) -> Tensor:
     Returns:
         ``(n,)``, never negative, in the dtype of ``logits``.
     """
-    weight, logits = _checked_pair(weight, logits)
+    weight, logits = _check_pair(weight, logits)
     return largest_hessian_eigenvalue(_probabilities(logits), weight)
 
 
@@ -122,7 +122,7 @@ def logit_trace(logits: Tensor) -> Tensor:
         >>> logit_trace(torch.zeros(1, 2))
         tensor([0.5000])
     """
-    logits = _checked_logits(logits)
+    logits = _check_logits(logits)
     return logit_hessian_trace(as_double(logits).softmax(dim=-1)).to(logits)
 
 
@@ -140,7 +140,7 @@ def logit_eigenvalues(logits: Tensor, k: int | None = None) -> Tensor:
         >>> logit_eigenvalues(torch.zeros(1, 2))
         tensor([[0.5000, 0.0000]])
     """
-    logits = _checked_logits(logits)
+    logits = _check_logits(logits)
     _check_k(k)
     return logit_hessian_eigenvalues(_probabilities(logits), k)
 
@@ -169,10 +169,9 @@ def _mean_hessian(batches: Iterable[Tensor], n_classes: int | None) -> MeanHessi
         raise TypeError("batches must be an iterable of logits, got a single tensor. Pass [logits].")
     mean = None
     for number, batch in enumerate(track(batches, "class probabilities")):
-        logits = _checked_logits(batch, f"logits of batch {number}")
-        n_classes = logits.shape[1] if n_classes is None else n_classes
-        _check_classes(logits, n_classes, f"logits of batch {number}")
-        mean = MeanHessian(n_classes) if mean is None else mean
+        logits = _check_logits(batch, n_classes, f"logits of batch {number}")
+        n_classes = logits.shape[1]
+        mean = mean or MeanHessian(n_classes)
         mean.add(as_double(logits).softmax(dim=-1))
     if mean is None:
         raise ValueError("batches must hold at least one batch of logits, got none. Was the data loader used up?")
@@ -195,28 +194,24 @@ def _probabilities(logits: Tensor) -> Tensor:
     return as_double(logits).softmax(dim=-1).to(logits)
 
 
-def _checked_logits(logits: Tensor, name: str = "logits") -> Tensor:
+def _check_pair(weight: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    weight = as_matrix(weight, "weight")
+    return weight, _check_logits(logits, len(weight))
+
+
+def _check_logits(logits: Tensor, n_classes: int | None = None, name: str = "logits") -> Tensor:
     logits = as_matrix(logits, name)
     if logits.shape[1] < 2:
         raise ValueError(
             f"{name} must have two columns or more, one per class, got one. "
             "For a binary model with one output use the two logits (0, z)."
         )
-    return logits
-
-
-def _checked_pair(weight: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    weight, logits = as_matrix(weight, "weight"), _checked_logits(logits)
-    _check_classes(logits, len(weight), "logits")
-    return weight, logits
-
-
-def _check_classes(logits: Tensor, n_classes: int, name: str) -> None:
-    if logits.shape[1] != n_classes:
+    if n_classes is not None and logits.shape[1] != n_classes:
         raise ValueError(
             f"{name} have {logits.shape[1]} columns but there are {n_classes} classes. "
             "Logits are (n, c) and weights (c, d): was one of them transposed, or are these features?"
         )
+    return logits
 
 
 def _check_k(k: int | None) -> None:

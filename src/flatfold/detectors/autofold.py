@@ -17,15 +17,15 @@ from torch import Tensor
 
 from ..core.autofold import (
     Moments,
-    Score,
     Weights,
     calibration_classes,
     flatness,
     group_rows,
     middle_of_maximum,
-    one_vs_rest,
-    paired,
-    shrunk,
+    one_vs_rest_auroc,
+    paired_auroc,
+    with_and_without,
+    without_each,
 )
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import class_distances
@@ -39,8 +39,7 @@ from .registry import register
 from .shaped import Shaped, Shaping
 
 Criterion = Literal["paired", "one_vs_rest", "shrunk"]
-
-PER_CLASS = {"paired": paired, "one_vs_rest": one_vs_rest}
+CRITERIA = ("paired", "one_vs_rest", "shrunk")
 GRID = tuple(i / 100 for i in range(1, 101))
 
 
@@ -93,7 +92,7 @@ class AutoFold(Detector):
             raise MethodRefused(
                 "AutoFold masks one class, so two classes are too few. Use FOLD and choose alpha yourself."
             )
-        check_choice("criterion", self.criterion, (*PER_CLASS, "shrunk"))
+        check_choice("criterion", self.criterion, CRITERIA)
         if not isinstance(self.grid, Iterable) or not len(self.grid):
             raise MethodRefused(f"grid must be a sequence of exponents, got {self.grid!r}.")
         for alpha in self.grid:
@@ -135,11 +134,14 @@ class AutoFold(Detector):
         h, weight, labels = bank.features.double(), head.weight.double(), bank.labels
         if self.criterion == "one_vs_rest" and len(torch.unique(labels)) < 2:
             raise MethodRefused('"one_vs_rest" compares classes, but this bank has one class. Use criterion="paired".')
-        groups = group_rows(labels, calibration_classes(labels, self.max_classes, self.seed, "AutoFold"))
+        classes = calibration_classes(labels, self.max_classes, self.seed, "AutoFold")
+        groups = group_rows(labels, classes)
+        if self.criterion == "shrunk":  # all together, because in use there is one threshold for all classes
+            groups = group_rows(torch.isin(labels, classes).long(), torch.ones_like(labels[:1]))
         square_norms = weight.square().sum(dim=-1) if self.fold.score_norm == "weight" else None
         weights = Weights(class_distances(weight), square_norms)
 
-        def at(alpha: float, projected: Tensor, norms: Tensor) -> tuple[Tensor, Score]:
+        def at(alpha: float, projected: Tensor, norms: Tensor) -> tuple[Tensor, Callable[[Moments], Tensor]]:
             """Return the logits at an exponent, and the function from their moments to scores."""
             divisor = norms.squeeze(-1) ** (2 - 2 * alpha)
             return rescaled_logits(projected, norms**alpha, head.bias), partial(_score, self.fold.score_norm, divisor)
@@ -149,11 +151,14 @@ class AutoFold(Detector):
         points = []
         for alpha in self.grid:
             logits, score = at(alpha, *whole)
-            if self.criterion == "shrunk":
-                short_logits, short_score = at(alpha, *half)
-                point = shrunk(logits, short_logits, labels, groups, weights, (score, short_score))
+            if self.criterion == "one_vs_rest":
+                point = one_vs_rest_auroc(score(without_each(logits, classes, weights)), groups)
             else:
-                point = PER_CLASS[self.criterion](logits, labels, groups, weights, score)
+                known, masked = map(score, with_and_without(logits, labels, weights))
+                if self.criterion == "shrunk":  # OOD inputs often have short features
+                    short_logits, short_score = at(alpha, *half)
+                    masked = short_score(with_and_without(short_logits, labels, weights)[1])
+                point = paired_auroc(known, masked, groups)
             points.append(torch.stack(point))
         curve, stderr = torch.stack(points, dim=-1)
         return curve, stderr
