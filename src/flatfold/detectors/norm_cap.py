@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank
 from ..core.shaping import SMALLEST_DIVISOR, cap_norms, percentile_threshold, row_norms
-from ..core.validation import NotFittedError
 from .base import Detector
 from .ebo import Ebo
 from .fold import ALPHAS, Fold, ScoreNorm
@@ -37,9 +36,7 @@ class NormCap(Shaping):
         self.register_buffer("longest_", bank.features.new_tensor(max(longest, SMALLEST_DIVISOR)))
 
     def forward(self, h: Tensor) -> Tensor:
-        if "longest_" not in self._buffers:
-            raise NotFittedError("this NormCap has no norm yet. Fit the detector it belongs to on ID features first.")
-        return cap_norms(h, self.longest_)
+        return cap_norms(h, self.learnt("longest_"))
 
 
 PERCENTILES = (25, 50, 75, 90)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank
 from ..core.shaping import percentile_threshold
-from ..core.validation import NotFittedError
 from .base import Detector
 from .ebo import Ebo
 from .registry import register
@@ -37,16 +36,11 @@ class ReAct(Shaping):
         self.register_buffer("threshold_", bank.features.new_tensor(threshold))
 
     def forward(self, h: Tensor) -> Tensor:
-        return h.clamp(max=self.fitted_threshold)
+        return h.clamp(max=self.learnt("threshold_"))
 
     def kept(self, h: Tensor) -> Tensor:
-        return h < self.fitted_threshold
-
-    @property
-    def fitted_threshold(self) -> Tensor:
-        if "threshold_" not in self._buffers:
-            raise NotFittedError("this ReAct has no threshold yet. Fit the detector it belongs to first.")
-        return self.threshold_
+        """Return True where an entry lies below the threshold."""
+        return h < self.learnt("threshold_")
 
 
 PERCENTILES = (85, 90, 95, 99)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.shaping import check_alpha, partially_normalised
+from ..core.validation import NotFittedError
 from .base import Detector, Fittable
 
 
@@ -19,6 +20,13 @@ class Shaping(Fittable, ABC):
     @abstractmethod
     def forward(self, h: Tensor) -> Tensor:
         """Return shaped features ``(n, d)``; the input is not changed."""
+
+    def learnt(self, name: str) -> Tensor:
+        """Return a buffer, once it is there."""
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            raise NotFittedError(f"this {type(self).__name__} is not fitted. Fit the detector it belongs to first.")
+        return buffer
 
 
 class Shaped(Detector):
