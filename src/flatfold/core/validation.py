@@ -133,7 +133,7 @@ def check_not_negative(h: Tensor, who: str) -> None:
 
 def check_choice(name: str, value: object, choices: Collection[str | bool | None]) -> None:
     """Raise unless an argument is one of the allowed values."""
-    if value not in choices:
+    if not any(isinstance(value, type(choice)) and value == choice for choice in choices):  # 1 is not True
         raise MethodRefused(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
