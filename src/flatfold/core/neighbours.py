@@ -38,7 +38,11 @@ def largest_products(
     for part in row_chunks(len(bank), _chunk_rows(queries, len(bank), k)):
         products = multiply(queries, bank[part], scale[part], None if offsets is None else offsets[part])
         values, rows = products.topk(min(k, products.shape[1]))
-        best = [_merge([*best, (values, rows + part.start)], k)]
+        best.append((values, rows + part.start))
+        if len(best) > 1:
+            values, rows = (torch.cat(pieces, dim=-1) for pieces in zip(*best, strict=True))
+            values, order = values.topk(min(k, values.shape[-1]))
+            best = [(values, rows.gather(-1, order))]
     return best[0]
 
 
@@ -78,14 +82,6 @@ def _chunk_rows(queries: Tensor, rows: int, k: int) -> int:
     most = max(k, PRODUCTS // (1024 if torch.compiler.is_compiling() else max(len(queries), 1)))
     parts = -(-rows // most)
     return max(k, -(-rows // parts // 1024) * 1024)
-
-
-def _merge(parts: list[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
-    if len(parts) == 1:
-        return parts[0]
-    values, rows = (torch.cat(pieces, dim=-1) for pieces in zip(*parts, strict=True))
-    values, order = values.topk(min(k, values.shape[-1]))
-    return values, rows.gather(-1, order)
 
 
 def kth_distance(queries: Tensor, bank: Tensor, scale: Tensor, k: int) -> Tensor:

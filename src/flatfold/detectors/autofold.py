@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from inspect import Signature, signature
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -34,12 +34,11 @@ from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_n
 from ..core.validation import MethodRefused, check_choice, check_features, require_labels
 from . import ash, react
 from .base import Detector
-from .fold import SCORE_NORMS, Fold, ScoreNorm
+from .fold import Fold, ScoreNorm
 from .registry import register
 from .shaped import Shaped, Shaping
 
 Criterion = Literal["paired", "one_vs_rest", "shrunk"]
-CRITERIA = ("paired", "one_vs_rest", "shrunk")
 GRID = tuple(i / 100 for i in range(1, 101))
 
 
@@ -87,12 +86,12 @@ class AutoFold(Detector):
         self.fold = Fold(score_norm=score_norm)
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        check_choice("score_norm", self.fold.score_norm, SCORE_NORMS)
+        check_choice("score_norm", self.fold.score_norm, get_args(ScoreNorm))
         if head.n_classes < 3:
             raise MethodRefused(
                 "AutoFold masks one class, so two classes are too few. Use FOLD and choose alpha yourself."
             )
-        check_choice("criterion", self.criterion, CRITERIA)
+        check_choice("criterion", self.criterion, get_args(Criterion))
         if not isinstance(self.grid, Iterable) or not len(self.grid):
             raise MethodRefused(f"grid must be a sequence of exponents, got {self.grid!r}.")
         for alpha in self.grid:

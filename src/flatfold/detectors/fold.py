@@ -4,7 +4,7 @@ Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detect
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,8 +26,7 @@ from .base import Detector
 from .registry import register
 from .shaped import Shaped
 
-ScoreNorm = Literal["weight", "feature"] | None
-SCORE_NORMS = (None, "weight", "feature")
+ScoreNorm = Literal[None, "weight", "feature"]
 
 
 class Fold(Detector):
@@ -56,7 +55,7 @@ class Fold(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_alpha(self.alpha)
-        check_choice("score_norm", self.score_norm, SCORE_NORMS)
+        check_choice("score_norm", self.score_norm, get_args(ScoreNorm))
         pairwise = prefers_distances(head.n_classes, head.width)
         self.register_buffer("distances", class_distances(head.weight) if pairwise else None)
 
