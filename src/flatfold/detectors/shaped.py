@@ -25,7 +25,7 @@ class Shaping(Fittable, ABC):
         """Return a buffer, once it is there."""
         buffer = self._buffers.get(name)
         if buffer is None:
-            raise NotFittedError(f"this {type(self).__name__} is not fitted. Fit the detector it belongs to first.")
+            raise NotFittedError(f"this {type(self).__name__} has no {name} yet. Fit the detector it belongs to first.")
         return buffer
 
 
