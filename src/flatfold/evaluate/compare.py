@@ -64,8 +64,7 @@ def compare(
     for run, name in ((a, "A"), (b, "B")):
         check_labels(run, methods, name)
     methods = list(dict.fromkeys(methods))
-    there = members_of(b)
-    columns = {column: members for column, members in members_of(a).items() if there.get(column) == members}
+    columns = {column: members for column, members in a.members.items() if b.members.get(column) == members}
     if not methods or not columns:
         what = "data set" if methods else "method"
         raise ValueError(f"there is nothing to compare: no {what} is in both runs. {' '.join(only_one_has(a, b))}")
@@ -91,13 +90,12 @@ def compare_methods(results: Results, first: str, second: str, replicates: int =
     if first == second:
         raise ValueError(f"two methods must be named, got {first!r} twice. There are {', '.join(_labels(results))}.")
     sides = [(results.scores, method) for method in (first, second)]
-    columns = members_of(results)
-    return _changes(f"{first} -> {second}", sides, columns, paired=columns, replicates=replicates, seed=seed)
+    return _changes(f"{first} -> {second}", sides, results.members, results.members, replicates, seed)
 
 
 def only_one_has(a: Results, b: Results) -> list[str]:
     """Return sentences on methods, data sets and averages that cannot be compared between two runs."""
-    of_a, of_b = members_of(a), members_of(b)
+    of_a, of_b = a.members, b.members
     sentences = []
     for what, in_a, in_b in (("methods", _labels(a), _labels(b)), ("data sets", of_a["all"], of_b["all"])):
         for run, these, those in (("A", in_a, in_b), ("B", in_b, in_a)):
@@ -107,15 +105,6 @@ def only_one_has(a: Results, b: Results) -> list[str]:
         if column in of_b and of_a[column] != of_b[column]:
             sentences.append(f"The average {column!r} is over other data sets in A than in B.")
     return sentences
-
-
-def members_of(results: Results) -> dict[str, tuple[str, ...]]:
-    """Return the data sets of each column of a table, sorted."""
-    groups = {row.dataset: row.group for row in results.rows}
-    return {
-        column: tuple(sorted(name for name, group in groups.items() if column in (name, group, "all")))
-        for column in results.columns
-    }
 
 
 def check_labels(results: Results, methods: Iterable[str], run: str = "the run") -> None:

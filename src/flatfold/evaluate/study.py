@@ -31,7 +31,7 @@ from ..models.forward import evaluating
 from ..models.sources import ImageSource, Source
 from .banks import Banks, Settings, extract_all, short_key
 from .methods import logged_warnings
-from .results import ID
+from .results import ID, columns_of
 from .runner import describe, provenance
 from .study_results import Detection, Name, Space, Statistic, Study
 from .suites.library import limit_suite
@@ -320,15 +320,11 @@ def studied_suite(suite: Suite, samples: int) -> Suite:
 def detections(space: Space, alpha: float, traces: Mapping[str, Array], ood: Sequence[OodSet]) -> list[Detection]:
     """Return the AUROC of traces on every OOD data set and its mean over near, far and all, with 95 % intervals."""
     influences = {it.name: auroc_influence(traces[ID], traces[it.name]) for it in ood}
-    columns = dict(influences)
-    for group in ("near", "far", "all"):
-        members = [influences[it.name] for it in ood if group in (it.group, "all")]
-        if members:
-            columns[group] = mean_influence(members)
-    return [
-        Detection(space, alpha, name, it.auroc, *interval(it.auroc, it.stderr, it.pairs, it.pairs))
-        for name, it in columns.items()
-    ]
+    rows = []
+    for column, members in columns_of({it.name: it.group for it in ood}).items():
+        it = mean_influence([influences[name] for name in members])
+        rows.append(Detection(space, alpha, column, it.auroc, *interval(it.auroc, it.stderr, it.pairs, it.pairs)))
+    return rows
 
 
 def forget_study(suite: Suite, out: Path, samples: int) -> None:

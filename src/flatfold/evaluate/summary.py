@@ -102,16 +102,10 @@ def summarise(runs: Iterable[Results]) -> list[SummaryRow]:
     for family, group in families(runs).items():
         first = group[0]
         for method in (run.method for run in first.methods):
-            for column in first.columns:
-                members = [_members(run, method, column) for run in group]
-                if members[0] and all(other == members[0] for other in members):
+            for column, members in first.members.items():
+                if all(run.members.get(column) == members and (method, column) in run.cells for run in group):
                     rows.append(_row(family, method, column, group))
     return rows
-
-
-def _members(run: Results, method: str, column: str) -> set[str]:
-    """Return the data sets of a figure; none when the run does not have it."""
-    return {r.dataset for r in run.rows if r.method == method and column in (r.dataset, r.group, "all")}
 
 
 def _row(family: str, method: str, column: str, group: Sequence[Results]) -> SummaryRow:

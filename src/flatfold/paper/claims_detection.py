@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ..core.bootstrap import percentile_interval
 from ..core.intervals import paired_difference
-from ..evaluate.compare import members_of
 from ..evaluate.intervals import column_influence, resampled
 from ..evaluate.results import ID, Results
 from ..evaluate.summary import family_of
@@ -92,7 +91,7 @@ def find_best(runs: Sequence[Results], metric: str, ours: bool) -> str | None:
 
 def compute_lead(results: Results, metric: str, ours: str, other: str) -> Lead:
     """Return by how much one method is better than another on average, on the same images; lower FPR95 is better."""
-    members = members_of(results)["all"]
+    members = results.members["all"]
     if metric == "auroc":
         a, b = (column_influence(results.scores, method, members) for method in (ours, other))
         difference = paired_difference(a, b)
