@@ -94,9 +94,9 @@ def test_mistakes(folder, tmp_path):
     one, two = folder / "one.toml", folder / "toy.toml"
     one.write_text(two.read_text().replace('[[network]]\nname = "deep"\nfactory = "nets:deep"\n', ""))
     cases += [
-        ([two, "--out", "single"], 1, "single network"),
+        ([two, "--out", "single"], 1, "single run"),
         ([two, "--out", "bench"], 1, "single run"),
-        ([one, "--out", "several"], 1, "several networks"),
+        ([one, "--out", "several"], 1, "several runs"),
     ]
     assert_mistakes(("curvature",), cases, tmp_path)
 

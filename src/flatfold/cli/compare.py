@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .console import open_console
+from .options import open_console, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,8 +35,6 @@ HEADS = {
     "auroc": ("AUROC A", "B", "B - A", "95 % interval", "", "p"),
     "fpr95_ood_positive": ("FPR95 A", "B", "B - A", "95 % interval", ""),
 }
-
-UNLIMITED = 10_000  # columns of text, more than any table has
 
 
 def compare(
@@ -95,9 +93,7 @@ def deviations(runs: Mapping[str, Results]) -> list[str]:
 def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> None:
     """Print a line per method and data set, and how it was computed; a narrow terminal gets AUROC only."""
     console = open_console()
-    table = _table(changes, tuple(HEADS))
-    fits = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width
-    console.print(table if fits else _table(changes, ("auroc",)))
+    fits = print_table(console, _table(changes, tuple(HEADS)), _table(changes, ("auroc",)))
     kinds = {change.paired for change in changes}
     how = MIXED if len(kinds) == 2 else PAIRED if kinds == {True} else UNPAIRED
     for line in (UNITS, how, CAUTION, *remarks):

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .console import count, open_console
-from .options import Data, invalid_usage, parse_numbers
+from .options import Data, count, invalid_usage, open_console, parse_numbers
 
 if TYPE_CHECKING:
     from rich.table import Table

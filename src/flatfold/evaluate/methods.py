@@ -120,7 +120,7 @@ def evaluate_method(
         if get_method(spec.name).sees == "features":
             result = _evaluate_on_features(spec, banks)
         else:
-            result = InputMethodRunner(suite, folder, settings, banks.weights).evaluate(spec)
+            result = InputMethodRunner(suite, folder, settings).evaluate(spec)
     for dataset, scores in result.scores.items():
         check_finite(torch.from_numpy(scores)[:, None], f"scores of {dataset}")
     return replace(result, run=replace(result.run, peak_megabytes=peak.megabytes))
@@ -151,10 +151,10 @@ def _evaluate_on_features(spec: Spec, banks: Banks) -> MethodResult:
 class InputMethodRunner:
     """Evaluates methods that run the network themselves; their scores are kept on disk."""
 
-    def __init__(self, suite: Suite, folder: Path, settings: Settings, weights: str | None = None) -> None:
+    def __init__(self, suite: Suite, folder: Path, settings: Settings) -> None:
         if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
             raise MethodRefused("it runs the network on images, but this suite holds their features only.")
-        self.suite, self.folder, self.settings, self.weights = suite, folder, settings, weights
+        self.suite, self.folder, self.settings = suite, folder, settings
 
     def evaluate(self, spec: Spec) -> MethodResult:
         """Tune, fit and score one method."""
@@ -219,7 +219,7 @@ class InputMethodRunner:
         train = self.suite.train
         key = {
             "flatfold": __version__,
-            "weights": self.weights or weights_hash(self.suite.model),
+            "weights": weights_hash(self.suite.model),
             "method": name,
             "hyper": repr(hyper),
             "fitted_on": train.fingerprint if train is not None and get_method(name).fits_on == "train" else "",

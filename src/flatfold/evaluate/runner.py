@@ -86,7 +86,7 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
         rows=rows,
         averages=means,
         alpha_curves=[curve for curve in curves if curve is not None],
-        provenance=provenance(suite, settings, perf_counter() - start, banks.weights),
+        provenance=provenance(suite, settings, perf_counter() - start),
         scores=scores,
         norms={name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.test_sets.items()},
         wrong=wrong,
@@ -145,7 +145,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
     }
 
 
-def provenance(suite: Suite, settings: Settings, seconds: float, weights: str | None = None) -> dict[str, Any]:
+def provenance(suite: Suite, settings: Settings, seconds: float) -> dict[str, Any]:
     """Return where the numbers come from: versions, machine, weights, command."""
     return {
         "flatfold": __version__,
@@ -157,7 +157,7 @@ def provenance(suite: Suite, settings: Settings, seconds: float, weights: str | 
         "device": settings.device,
         "seed": suite.seed,
         "bootstrap": settings.replicates,
-        "weights, sha256": weights or weights_hash(suite.model),
+        "weights, sha256": weights_hash(suite.model),
         "command": settings.command,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 2),

@@ -27,6 +27,7 @@ from ..detectors.autofold import AutoFold
 from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
 from ..models.extract import read_batches
+from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating
 from ..models.sources import ImageSource, Source
 from .banks import Banks, Settings, extract_all, short_key
@@ -270,7 +271,7 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
     eigenvalues: dict[str, Array] = {}
     id_set = DataSet(ID, ID, suite.test, banks.unreadable.get("test", {}))
     ood_sets = [DataSet(o.name, o.group, o.images, banks.unreadable.get(o.name, {})) for o in suite.ood]
-    with StudyParts(out / PARTS, banks.weights) as parts:
+    with StudyParts(out / PARTS, weights_hash(suite.model)) as parts:
         for data in track([id_set, *ood_sets], "data sets"):
             features = FeatureCurvature(banks.test_sets[data.name], banks.head)
             measured[data.name] = {
@@ -283,7 +284,7 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
     spectra = {key: it for key, it in by_key.items() if not key.startswith("logit/")}
     sizes = {space: it.size for space, it in measured[ID].items()}
     detected = _all_detections(suite, banks, measured, alphas["partial"])
-    facts = provenance(suite, settings, perf_counter() - start, banks.weights)
+    facts = provenance(suite, settings, perf_counter() - start)
     del facts["bootstrap"]  # there is none
     if parts.found:
         facts["seconds"] = f"{facts['seconds']}, with {parts.found} of {parts.asked} parts from an earlier run"

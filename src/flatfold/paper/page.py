@@ -13,10 +13,10 @@ from ..evaluate.study_results import Space, above
 from ..evaluate.summary import families, family_of
 from ..io.artifacts import write_json
 from ..io.files import write_atomically
-from ..report.cost_figure import TALL
 from ..report.curvature import VERDICTS, detection_table, statistics_table
 from ..report.curvature_figures import spectral_densities, top_eigenvalues, trace_densities
 from ..report.figure import Drawing
+from ..report.figures import TALL
 from ..report.page import columns_of
 from ..report.templates import factor, percent, render
 from . import figures
