@@ -26,7 +26,7 @@ from ..core.shaping import row_norms
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings
 from ..evaluate.intervals import column_influence
-from ..evaluate.methods import NO_TRAIN, InputMethodRunner, learnt_numbers, peak_memory
+from ..evaluate.methods import NO_TRAIN, ImageData, learnt_numbers, peak_memory
 from ..evaluate.results import ID, MethodRun
 from ..evaluate.study import FeatureCurvature
 from ..evaluate.suites.suite import Suite
@@ -402,7 +402,7 @@ def synchronised(action: Action, device: str) -> Action:
 def _prepare_fit(run: MethodRun, suite: Suite, banks: Banks, settings: Settings) -> Fit:
     """Return a function that fits a method; features are on the device before the clock starts."""
     if get_method(run.name).sees != "features":
-        return partial(InputMethodRunner(suite, Path(), settings).fit, run.name, run.hyper)
+        return partial(ImageData(suite, Path(), settings).fit, run.name, run.hyper)
     bank = banks.train if run.fits_on == "train" else banks.val
     if bank is None:
         raise ValueError(NO_TRAIN)

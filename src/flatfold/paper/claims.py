@@ -6,13 +6,11 @@ from functools import partial
 from typing import NamedTuple
 
 from ..evaluate.results import Results
-from ..evaluate.study_results import Name, Space, Study
+from ..evaluate.study_results import Study
 from ..report.templates import percent as format_percent
 from ..report.templates import quantity, signed
 from .ablations import Ablations
 
-SPACES: dict[Space, str] = {"parameter": "parameters", "feature": "features", "logit": "logits"}
-NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
 HOLDS = {1: True, 0: None, -1: False}  # by the order of two statistics: above, not significantly different, below
 
 

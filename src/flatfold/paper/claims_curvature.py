@@ -12,11 +12,19 @@ from scipy.stats import iqr
 
 from ..core.intervals import Influence, auroc_influence, interval, mean_influence, paired_difference
 from ..evaluate.results import ID
-from ..evaluate.study_results import Name, Space, Statistic, Study, above, mean_statistic, typical_error
-from .claims import (
-    HOLDS,
+from ..evaluate.study_results import (
     NAMES,
     SPACES,
+    Name,
+    Space,
+    Statistic,
+    Study,
+    above,
+    mean_statistic,
+    typical_error,
+)
+from .claims import (
+    HOLDS,
     Check,
     Finding,
     NetworkRun,
@@ -81,7 +89,7 @@ def check_data_sets(run: NetworkRun) -> Finding:
         orders = [above(values[dataset], values[ID]) for dataset in study.datasets[1:]]
         what = f"{NAMES[name]} over {SPACES[space]}"
         counts.append(f"{what} {orders.count(1)}")
-        known = number(study.cell(ID, space, name).value)
+        known = number(study.cells[ID, space, name].value)
         text = f"{what} exceeds that of ID data, {known}, in {orders.count(1)} of {len(orders)} data sets"
         checks.append(Check(run.network, text, all_hold(HOLDS[order] for order in orders)))
         if near and far:
@@ -133,10 +141,10 @@ def check_spectra(run: NetworkRun) -> Finding:
 
 def check_spectra_by_data_set(run: NetworkRun, space: Space) -> Finding:
     """Check that λmax of every OOD data set is larger (Figures 8 to 11)."""
-    known = run.study.cell(ID, space, "lambda_max")
+    known = run.study.cells[ID, space, "lambda_max"]
     checks = []
     for dataset in run.study.datasets[1:]:
-        cell = run.study.cell(dataset, space, "lambda_max")
+        cell = run.study.cells[dataset, space, "lambda_max"]
         text = f"λmax of {dataset}, {number(cell.value)}, exceeds that of ID data, {number(known.value)}"
         checks.append(Check(run.network, text, HOLDS[above(cell, known)]))
     count = f"{count_held(checks)} of {len(checks)} data sets"
@@ -198,7 +206,7 @@ def statistic(study: Study, dataset: str, space: Space, name: Name) -> Statistic
     """
     if dataset in study.groups:
         return mean_statistic([statistic(study, member, space, name) for member in _members(study, dataset)])
-    cell = study.cell(dataset, space, name)
+    cell = study.cells[dataset, space, name]
     if name == "lambda_max":
         return cell
     traces = study.traces[f"{space}/{dataset}"]
@@ -239,7 +247,7 @@ def quartile_ratio(known: Values, unknown: Values) -> tuple[float, float, float]
 def large_share(study: Study, space: Space, dataset: str) -> tuple[float, float]:
     """Return the share of eigenvalues above 1 % of the largest, and its standard error over the probes."""
     nodes, weights = study.nodes[f"{space}/{dataset}"], study.weights[f"{space}/{dataset}"]
-    shares = (weights * (nodes > LARGE * study.cell(dataset, space, "lambda_max").value)).sum(axis=1)
+    shares = (weights * (nodes > LARGE * study.cells[dataset, space, "lambda_max"].value)).sum(axis=1)
     return float(shares.mean()), float(shares.std(ddof=1)) / sqrt(len(shares)) if len(shares) > 1 else 0.0
 
 
