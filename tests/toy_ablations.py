@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from flatfold.evaluate.intervals import tabulate
+from flatfold.evaluate.compare import tabulate
 from flatfold.evaluate.results import MethodRun, Results
 from flatfold.paper.ablations import NORMALISATIONS, Ablations, Cost, Effect, Sensitivity, Separation
 from flatfold.paper.claims import NetworkRun

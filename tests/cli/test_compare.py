@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from flatfold.cli.compare import print_changes
-from flatfold.evaluate.compare import Change
+from flatfold.evaluate.compare import Change, tabulate
 from flatfold.evaluate.compare import compare as compare_runs
-from flatfold.evaluate.intervals import tabulate
 from flatfold.evaluate.results import MethodRun, Results, load_results
 from tests.cli.running import assert_mistakes, succeed, words
 

@@ -9,7 +9,7 @@ from flatfold.core import bootstrap
 from flatfold.core.bootstrap import draws
 from flatfold.core.intervals import auroc_influence, interval, paired_difference
 from flatfold.core.metrics import auroc
-from flatfold.evaluate.intervals import column_influence, resampled, tabulate
+from flatfold.evaluate.compare import column_influence, resampled, tabulate
 from flatfold.evaluate.results import METRICS
 
 SETS = {"pens": "near", "photos": "far", "noise": "far"}

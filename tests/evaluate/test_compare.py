@@ -8,8 +8,7 @@ import pytest
 from flatfold.core.bootstrap import draws
 from flatfold.core.intervals import independent_difference, paired_difference
 from flatfold.core.metrics import fpr_at_tpr
-from flatfold.evaluate.compare import Change, compare, compare_methods, only_one_has
-from flatfold.evaluate.intervals import column_influence, tabulate
+from flatfold.evaluate.compare import Change, column_influence, compare, compare_methods, only_one_has, tabulate
 from flatfold.evaluate.results import MethodRun, Results
 
 SETS = {"pens": "near", "photos": "far", "noise": "far"}

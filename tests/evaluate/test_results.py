@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flatfold.core.metrics import aupr
-from flatfold.evaluate.intervals import tabulate
+from flatfold.evaluate.compare import tabulate
 from flatfold.evaluate.results import METRICS, AlphaCurve, MethodRun, Results, load_results
 
 LOW, HIGH = np.arange(100.0), np.arange(90.0, 110.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flatfold.evaluate.intervals import tabulate
+from flatfold.evaluate.compare import tabulate
 from flatfold.evaluate.results import METRICS, AlphaCurve, Certainty, MethodRun, Results, WorstCase
 from tests.browser import browser, visit  # noqa: F401 - fixtures
 from tests.toy_study import draw_nothing

@@ -29,7 +29,7 @@ from ..models.fingerprint import weights_hash
 from ..models.sources import ImageSource
 from ..models.transform import in_mode
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
-from .intervals import tabulate
+from .compare import tabulate
 from .methods import MethodResult, Spec, evaluate_method, parse_spec
 from .results import ID, AlphaCurve, Results, WorstCase
 from .suites.suite import Suite

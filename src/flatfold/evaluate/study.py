@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,11 +31,11 @@ from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating
 from ..models.sources import ImageSource, Source
 from .banks import Banks, Settings, extract_all, short_key
-from .intervals import column_influence
+from .compare import column_influence
 from .methods import logged_warnings
 from .results import ID, columns_of
 from .runner import describe, provenance
-from .study_results import SPACES, Detection, Name, Space, Statistic, Study
+from .study_results import SPACES, STORED, Detection, Name, Space, Statistic, Study
 from .suites.library import limit_suite
 from .suites.suite import OodSet, Suite
 
@@ -90,21 +90,14 @@ class DataSet:
 
 
 class StudyParts:
-    """Finished parts of a study in a folder, each under the hash of everything that it depends on.
+    """Finished parts of a study, each under the hash of everything that it depends on.
 
     ``asked`` counts the parts that were needed, ``found`` those that an earlier run had finished.
     """
 
-    def __init__(self, folder: Path, weights: str) -> None:
-        self.store = PartStore(folder, {"kind": "curvature"})
-        self.key = {"flatfold": __version__, "weights": weights}
+    def __init__(self, store: PartStore, weights: str) -> None:
+        self.store, self.key = store, {"flatfold": __version__, "weights": weights}
         self.asked = self.found = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.store.close()
 
     def get(self, dataset: str, what: str, key: Mapping[str, str], compute: Callable[[], Part]) -> Part:
         """Return a part from its file, or compute and keep it."""
@@ -238,10 +231,12 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
     suite = studied_suite(suite, plan.samples)
     banks = extract_all(suite, out / "banks", settings)
     alphas = {"none": 0.0, "partial": _choose_alpha(plan, banks), "full": 1.0}
-    study = Study(describe(suite, banks), [], [], alphas, {}, {}, {}, {}, {}, {}, {})
+    arrays: dict[str, dict[str, Array]] = {name: {} for name in STORED}
+    study = Study(describe(suite, banks), [], [], alphas, sizes={}, provenance={}, **arrays)
     id_set = DataSet(ID, ID, suite.test, banks.unreadable.get("test", {}))
     ood_sets = [DataSet(o.name, o.group, o.images, banks.unreadable.get(o.name, {})) for o in suite.ood]
-    with StudyParts(out / PARTS, weights_hash(suite.model)) as parts:
+    with PartStore(out / PARTS, {"kind": "curvature"}) as store:
+        parts = StudyParts(store, weights_hash(suite.model))
         for data in track([id_set, *ood_sets], "data sets"):
             measure_parameters(study, suite.model, data, plan, settings, parts)
             features = FeatureCurvature(banks.test_sets[data.name], banks.head)

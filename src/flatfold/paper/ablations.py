@@ -25,7 +25,7 @@ from ..core.metrics import fpr_at_tpr
 from ..core.shaping import row_norms
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings
-from ..evaluate.intervals import column_influence
+from ..evaluate.compare import column_influence
 from ..evaluate.methods import NO_TRAIN, ImageData, learnt_numbers, peak_memory
 from ..evaluate.results import ID, MethodRun
 from ..evaluate.study import FeatureCurvature

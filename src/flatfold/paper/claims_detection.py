@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..core.bootstrap import percentile_interval
 from ..core.intervals import paired_difference
-from ..evaluate.intervals import column_influence, resampled
+from ..evaluate.compare import column_influence, resampled
 from ..evaluate.results import ID, Results
 from ..evaluate.summary import family_of
 from .ablations import FORWARD, Cost, Separation
