@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.paper.claims_curvature import large_share, mean_auroc, quartile_ratio, rank_aurocs, statistic, trace_auroc
+from flatfold.paper.claims import large_share, mean_auroc, quartile_ratio, rank_aurocs, statistic, trace_auroc
 from flatfold.paper.exhibits import compute_verdicts, judge
 from tests.toy_ablations import make_ablations, make_network_run
 from tests.toy_study import auroc, make_study

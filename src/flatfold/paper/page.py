@@ -21,8 +21,7 @@ from ..report.page import columns_of
 from ..report.templates import factor, percent, render
 from . import figures
 from .ablations import NORMALISED_METHODS
-from .claims import NetworkRun
-from .claims_curvature import BOTH, REGIMES, SHOWN, list_regimes, statistic
+from .claims import BOTH, REGIMES, SHOWN, NetworkRun, list_regimes, statistic
 from .exhibits import Agreement, Verdict
 from .run import Reproduction
 from .tables import OTHERS, Line, compare_with_paper, incomparable, table_of
