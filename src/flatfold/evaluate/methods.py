@@ -86,8 +86,8 @@ def parse_spec(text: str) -> Spec:
     return Spec(*parse_method(method), tune=tune if at else None)  # type: ignore[arg-type]  # Spec checks it
 
 
-def parse_specs(text: str) -> list[Spec]:
-    """Return the methods that ``--methods`` names, separated by commas; those inside brackets do not count."""
+def split_methods(text: str) -> list[str]:
+    """Return the words of ``--methods``, which commas separate; those inside brackets do not count."""
     words, depth = [""], 0
     for letter in text:
         depth += (letter in "[(") - (letter in "])")
@@ -95,7 +95,7 @@ def parse_specs(text: str) -> list[Spec]:
             words.append("")
         else:
             words[-1] += letter
-    return [parse_spec(word) for word in words if word.strip()]
+    return [word.strip() for word in words if word.strip()]
 
 
 @dataclass(frozen=True)

@@ -208,10 +208,11 @@ def _worst_cases(
             source = sources[dataset]
             if not isinstance(source, ImageSource):
                 continue  # features have no images to show
+            unreadable = banks.unreadable.get("test" if dataset == ID else dataset, {})
+            rows = np.delete(np.arange(source.rows), list(unreadable)).tolist()
             order = np.argsort(-scores if dataset == ID else scores, kind="stable")
             for position in order[:WORST].tolist():
-                row = banks.row_of(dataset, position)
-                key = f"{dataset}/{row}"
+                row, key = rows[position], f"{dataset}/{rows[position]}"
                 if key not in thumbnails:
                     names[key], pixels = source.picture(row)
                     image = in_mode(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels), "RGB")

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev, variance
 from typing import Any, ClassVar
 
 from ..core.intervals import student_quantile
-from ..io.artifacts import DamagedFile, encode, read_json
+from ..io.artifacts import encode, read_json
 from ..io.files import write_atomically
 from .results import METRICS, Results, as_csv, load_results
 
@@ -45,10 +45,7 @@ def load_runs(folder: Path) -> dict[Path, Results]:
     if (folder / "results.json").exists():
         return {folder: load_results(folder)}
     path = folder / "summary.json"
-    try:
-        places = [folder / name for name in read_json(path, _Summary).runs] if path.exists() else []
-    except DamagedFile as error:
-        raise ValueError(f"{path} is damaged: {error} Run `flatfold bench` again.") from error
+    places = [folder / name for name in read_json(path, _Summary).runs] if path.exists() else []
     places = places or [path.parent for path in sorted(folder.glob("*/results.json"))]
     if not places:
         raise ValueError(
