@@ -118,9 +118,9 @@ def _study_table(study: Study) -> Table:
         for column in columns:
             factor = None if dataset == ID else study.factor(dataset, *column)
             ratio = "" if factor is None else f" x{f'{factor:#.3g}'.rstrip('.')}"
-            values.append(format_value(study.cell(dataset, *column)) + ratio)
+            values.append(format_value(study.cells[dataset, *column]) + ratio)
         label = f"{dataset} (mean)" if dataset in study.groups else dataset
-        table.add_row(escape(label), str(study.cell(dataset, *columns[0]).n), *values)
+        table.add_row(escape(label), str(study.cells[dataset, *columns[0]].n), *values)
     return table
 
 
@@ -138,7 +138,7 @@ def _sentences(study: Study) -> Iterator[str]:
     from ..evaluate.study_results import typical_error
 
     for name in ("lambda_max", "trace"):
-        yield f"parameter {name}: {study.cell(ID, 'parameter', name).method}."
+        yield f"parameter {name}: {study.cells[ID, 'parameter', name].method}."
     cells = study.cells
     if any(cells[d, "parameter", "trace"].value < cells[d, "parameter", "lambda_max"].value for d in study.datasets):
         yield "A parameter trace can be below its lambda_max, because it includes the eigenvalues below zero."
@@ -167,8 +167,8 @@ def _claim(study: Study, space: Space, name: Name) -> Iterator[str]:
     from ..evaluate.results import ID
     from ..evaluate.study_results import above
 
-    reference = study.cell(ID, space, name)
-    signs = {dataset: above(study.cell(dataset, space, name), reference) for dataset in study.datasets[1:]}
+    reference = study.cells[ID, space, name]
+    signs = {dataset: above(study.cells[dataset, space, name], reference) for dataset in study.datasets[1:]}
     lower, unclear = ([dataset for dataset, sign in signs.items() if sign == which] for which in (-1, 0))
     if lower:
         yield f"The paper's claim does not hold here for the {space} {name} of {', '.join(lower)}: below id."
