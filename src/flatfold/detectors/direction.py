@@ -28,12 +28,9 @@ class Direction(Detector):
     means: Tensor
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the means and the covariance of directions."""
         labels = head(bank.features).argmax(dim=-1) if bank.labels is None else bank.labels
         gaussian = fit_directions(as_double(bank.features), labels, as_double(head.weight))
-        self.register_head(head)
         self.register_buffers(**gaussian._asdict())
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the distance to the nearest class."""
         return direction(h, Gaussian(self.centre, self.whitening, self.means)).to(h.dtype)

@@ -37,11 +37,8 @@ class Fdbd(Detector):
         self.relative_to = relative_to
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the mean of the features and the distances between class weights."""
         check_choice("relative_to", self.relative_to, RELATIVE)
-        self.register_head(head)
         self.register_buffers(centre=mean_row(bank.features), distances=class_distances(head.weight))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return minus the relative distance from the boundaries."""
         return margin(h, self.logits(h), self.centre if self.relative_to == "centre" else None, self.distances)

@@ -66,7 +66,6 @@ class FourFold(Detector):
         self.seed = seed
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the signs from the bank, and what is usual for each of them."""
         self._check(len(bank))
         h, distances = bank.features, class_distances(head.weight)
         labels = head(h).argmax(dim=-1) if bank.labels is None else bank.labels
@@ -76,7 +75,6 @@ class FourFold(Detector):
             inside = (fold_of == fold).to(h.device)
             signs = _in_type(fit_signs(h[~inside], labels[~inside], head), head.weight)
             values[inside] = measure_signs(h[inside], signs, head.weight, head.bias, distances).double()
-        self.register_head(head)
         self.register_buffers(
             **_in_type(fit_signs(h, labels, head), head.weight)._asdict(),
             distances=distances,
@@ -85,11 +83,9 @@ class FourFold(Detector):
         )
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the weighted sum of the standardised signs."""
         return self._weighted(self.signs(h), h)
 
     def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
-        """Return the scores, from the logits as far as they have the digits."""
         return self._weighted(self.signs(h, logits), h)
 
     def signs(self, h: Tensor, logits: Tensor | None = None) -> Tensor:

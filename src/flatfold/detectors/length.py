@@ -21,12 +21,9 @@ class Length(Detector):
     lengths: Tensor
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the usual log norm of each predicted class."""
         predicted = head(bank.features).argmax(dim=-1)
-        self.register_head(head)
         lengths = fit_lengths(as_double(bank.features), predicted, head.n_classes)
         self.register_buffer("lengths", lengths.to(head.weight))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the squared deviation."""
         return length(h, self.logits(h), self.lengths)
