@@ -100,7 +100,7 @@ def reproduce(
     """
     from ..evaluate.methods import split_methods
     from ..evaluate.runner import check_specs
-    from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
+    from ..evaluate.suites.digits import DIGIT_NETWORKS
     from ..evaluate.suites.library import DIGITS
     from ..paper.full_scale import write_full_scale
     from ..paper.run import Plan, check_suite, conclude, forget_reproduction
