@@ -15,9 +15,7 @@ from ..evaluate.results import ID, Results, WorstCase
 SHOWN = 8  # images of a data set
 BUDGET = 2_000_000  # characters of all pictures, so that the page still opens on a telephone
 SMALL = 64  # pixels: up to this side, pictures are enlarged without a blur
-EMPTY = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
 DIGITS = range(3, 10)  # of a score; nine tell any two float32 apart
-CAPTIONS = ("key", "name", "file", "place", "score", "share", "classes")
 
 Chosen = dict[str, dict[str, list[WorstCase]]]
 
@@ -49,8 +47,6 @@ def gallery(results: Results) -> dict[str, Any] | None:
         "pictures": pictures,
         "hidden_pictures": {key: pictures[key] for key in sorted(used - shown) if key in pictures},
         "small": all(max(pixels.shape) <= SMALL for pixels in results.thumbnails.values()),
-        "empty": EMPTY,
-        "blank": dict.fromkeys(CAPTIONS, ""),
     }
 
 
