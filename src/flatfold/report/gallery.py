@@ -58,12 +58,7 @@ def data_uri(pixels: NDArray[np.uint8]) -> str:
 
 
 def distinct_texts(scores: Sequence[float]) -> list[str]:
-    """Return scores with as many digits, at least three, as make different scores different texts.
-
-    Example:
-        >>> distinct_texts([-0.1011, -0.1012]), distinct_texts([295.2, 3.0])
-        (['-0.1011', '-0.1012'], ['295', '3.00'])
-    """
+    """Return scores with as many digits, at least three, as make different scores different texts."""
     for digits in DIGITS:
         texts = [f"{score:#.{digits}g}".removesuffix(".") for score in scores]
         if len(set(texts)) == len(set(scores)):

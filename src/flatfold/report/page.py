@@ -113,12 +113,7 @@ def groups_of(run: MethodRun) -> str:
 
 
 def settings(values: Mapping[str, object]) -> str:
-    """Return settings as text, without those of None; a list of more than four values is shortened to its ends.
-
-    Example:
-        >>> settings({"std": [0.2, 0.3], "grid": [0.1, 0.2, 0.3, 0.4, 0.5], "score_norm": None, "seed": 3})
-        'std = (0.2, 0.3), grid = 0.1..0.5, seed = 3'
-    """
+    """Return settings as text, without those of None; a list of more than four values is shortened to its ends."""
     texts = []
     for key, value in values.items():
         if isinstance(value, list):
