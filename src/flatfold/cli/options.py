@@ -38,15 +38,13 @@ UNLIMITED = 10_000  # columns of text, more than any table has
 
 IMAGES = "folder of images or of parquet files, .parquet or .npz file, or list of paths (.txt, .lst, .list)"
 
+NETWORK = (
+    "Network: a function package.module:function, searched in the current folder first, or a library's network as "
+    "torchvision/resnet50, timm/NAME, transformers/NAME or openood/NAME."
+)
+
 METHOD = "name from `flatfold methods`, hyper-parameters after colons (knn:k=10)"
 
-Model = Annotated[
-    str,
-    Option(
-        help="Network: a function package.module:function, searched in the current folder first, or a library's "
-        "network as torchvision/resnet50, timm/NAME, transformers/NAME or openood/NAME."
-    ),
-]
 Weights = Annotated[Path | None, Option(help="File with the network's state dict (safetensors or torch.save).")]
 Pretrained = Annotated[str | None, Option(help="Name of published weights of a library's network, such as DEFAULT.")]
 Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
@@ -112,7 +110,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 class ModelOptions:
     """The network."""
 
-    model: Model
+    model: Annotated[str, Option(help=NETWORK)]
     weights: Weights = None
     pretrained: Pretrained = None
 
