@@ -52,11 +52,9 @@ Workers = Annotated[int, Option(min=0, help="Number of processes that read image
 BatchSize = Annotated[int, Option(min=1, help="Images per forward pass.")]
 Rate = Annotated[
     float | None,
-    Option(
-        min=1e-9, max=1, help=f"Share of ID inputs that may raise an alarm. Default: the guard's, without one {FPR:g}."
-    ),
+    Option(min=0, max=1, help=f"Share of ID inputs that may raise an alarm. Default: the guard's, or {FPR} without."),
 ]
-PerClass = Annotated[bool, Option("--per-class", help="Guarantee the rate for every predicted class.")]
+PerClass = Annotated[bool, Option("--per-class", help="Guarantee the false-alarm rate for every predicted class.")]
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]
@@ -223,7 +221,7 @@ class SuiteOptions:
         Option(help="Random seed for data splits and training; several as 0,1,2. Default: the suite file's, or 0."),
     ] = None
     out: Annotated[
-        Path | None, Option(help="Folder for all files. Default: out/SUITE; for reproduce, out/paper/SUITE.")
+        Path | None, Option(help="Folder for all files of the run. Default: out/SUITE; for reproduce, out/paper/SUITE.")
     ] = None
     resume: Resume = True
     report: Annotated[

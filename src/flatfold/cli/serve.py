@@ -19,13 +19,14 @@ TOKEN = "FLATFOLD_TOKEN"  # an environment variable: everybody on the machine ca
 
 def serve(
     guard: Annotated[Path, Argument(help="File written by `guard.save`.")],
-    options: TransformOptions,
     model: Annotated[str | None, Option(help=f"{NETWORK} Default: none, so that only features are scored.")] = None,
     weights: Weights = None,
     pretrained: Pretrained = None,
     device: Device = "cpu",
     fpr: Rate = None,
     names: Annotated[Path | None, Option(help="File with a class name per line, in the order of the outputs.")] = None,
+    *,
+    options: TransformOptions,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
     token_file: Annotated[
@@ -39,7 +40,7 @@ def serve(
     ] = None,
     max_batch: Annotated[int, Option(min=1, help="Largest number of inputs in one forward pass.")] = 64,
     max_waiting: Annotated[int, Option(min=1, help="Largest number of inputs that wait for the model.")] = 1024,
-    max_body: Annotated[float, Option(min=1e-6, max=1e9, help="Largest request body in megabytes.")] = 16,
+    max_body: Annotated[float, Option(min=0.001, max=100_000, help="Largest request body in megabytes.")] = 16,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = 64,
     max_pixels: Annotated[int, Option(min=1, help="Largest number of pixels of an image.")] = 50_000_000,
     timeout: Annotated[float, Option(help="Seconds for a request to arrive, and then to be answered.")] = 30,
