@@ -51,12 +51,12 @@ def bench(
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
     """
     from .. import detectors
-    from ..evaluate.methods import parse_specs
+    from ..evaluate.methods import split_methods
     from ..evaluate.runner import check_specs, forget, run
     from ..report.page import write_report
 
     load_plugins(own)
-    specs = check_specs(detectors.methods() if methods is None else parse_specs(methods))
+    specs = check_specs(detectors.methods() if methods is None else split_methods(methods))
     settings = options.settings(bootstrap)
     folder = options.out or Path("out") / Path(suite).stem
     suites = options.suites(suite, folder, batch_size, limit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -57,10 +56,11 @@ def compare(
     """
     from ..evaluate.compare import check_labels, compare_methods, only_one_has
     from ..evaluate.compare import compare as compare_runs
+    from ..evaluate.methods import split_methods
     from ..evaluate.results import as_csv
     from ..io.files import write_atomically
 
-    labels = [] if methods is None else [label.strip() for label in re.split(r",(?![^\[(]*[\])])", methods)]
+    labels = [] if methods is None else split_methods(methods)
     if b is None and len(labels) != 2:
         raise typer.BadParameter("without a second folder, --methods must name two methods of the first.")
     runs = {folder: _load(folder) for folder in (a, b) if folder is not None}

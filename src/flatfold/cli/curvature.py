@@ -119,9 +119,9 @@ def _study_table(study: Study) -> Table:
         for column in columns:
             factor = None if dataset == ID else study.factor(dataset, *column)
             ratio = "" if factor is None else f" x{f'{factor:#.3g}'.rstrip('.')}"
-            values.append(format_value(study.cell(dataset, *column)) + ratio)
+            values.append(format_value(study.cells[dataset, *column]) + ratio)
         label = f"{dataset} (mean)" if dataset in study.groups else dataset
-        table.add_row(escape(label), str(study.cell(dataset, *columns[0]).n), *values)
+        table.add_row(escape(label), str(study.cells[dataset, *columns[0]].n), *values)
     return table
 
 
@@ -139,7 +139,7 @@ def _sentences(study: Study) -> Iterator[str]:
     from ..evaluate.study_results import above, typical_error
 
     for name in ("lambda_max", "trace"):
-        yield f"parameter {name}: {study.cell(ID, 'parameter', name).method}."
+        yield f"parameter {name}: {study.cells[ID, 'parameter', name].method}."
     cells = study.cells
     if any(cells[d, "parameter", "trace"].value < cells[d, "parameter", "lambda_max"].value for d in study.datasets):
         yield "A parameter trace can be below its lambda_max, because it includes the eigenvalues below zero."
@@ -156,8 +156,8 @@ def _sentences(study: Study) -> Iterator[str]:
             "batch: its AUROC is not that of the exact trace."
         )
     for space, name in (column for column in study.columns if column[0] in SHOWN):
-        reference = study.cell(ID, space, name)
-        signs = {dataset: above(study.cell(dataset, space, name), reference) for dataset in study.datasets[1:]}
+        reference = cells[ID, space, name]
+        signs = {dataset: above(cells[dataset, space, name], reference) for dataset in study.datasets[1:]}
         lower, unclear = (", ".join(dataset for dataset in signs if signs[dataset] == sign) for sign in (-1, 0))
         if lower:
             yield f"The paper's claim does not hold here for the {space} {name} of {lower}: below id."

@@ -61,12 +61,6 @@ class Banks:
         """The banks that methods are evaluated on, the ID test data first."""
         return {ID: self.test, **self.ood}
 
-    def row_of(self, dataset: str, index: int) -> int:
-        """Return the number, in its data set, of the image at a row of a bank."""
-        for gap in sorted(self.unreadable.get("test" if dataset == ID else dataset, ())):
-            index += gap <= index
-        return index
-
 
 def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tuning: bool = False) -> Banks:
     """Return the features of every data set, from ``folder`` where they are there already.

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from ..curvature.estimate import Estimate
-from ..evaluate.results import ID, Results
-from ..evaluate.study_results import ERRORS, Statistic, Study
-from ..report.curvature_figures import SPACES, spectral_densities, trace_densities
+from ..evaluate.results import ID, Results, in_family
+from ..evaluate.study_results import ERRORS, SPACES, Statistic, Study
+from ..report.curvature_figures import spectral_densities, trace_densities
 from ..report.figure import (
     ACCENT,
     GREY,
@@ -30,9 +30,7 @@ from ..report.figure import (
 from ..report.figures import WIDE, cost_figure, draw_scatter
 from . import theory
 from .ablations import FORWARD, NORMALISATIONS, Ablations, Cost, Sensitivity
-from .claims import NetworkRun
-from .claims_curvature import REGIMES, SHOWN, list_regimes, statistic
-from .tables import is_variant
+from .claims import REGIMES, SHOWN, NetworkRun, list_regimes, statistic
 
 LEAST = 1e-3  # milliseconds: below the resolution of the clock
 BAR = 0.21  # inches, height of a bar
@@ -136,7 +134,7 @@ def _draw_bars(bars: list[tuple[str, float, float, float]], line: float | None, 
     ends = [*times, *([line] if line else [])]
     start, end = min(ends) / 2, max(ends) * 1.3
     for place, ((method, _, low, high), time) in enumerate(zip(bars, times, strict=True)):
-        axes.barh(place, time - start, left=start, height=0.72, color=ACCENT if is_variant(method) else LIGHT_GREY)
+        axes.barh(place, time - start, left=start, height=0.72, color=ACCENT if in_family(method) else LIGHT_GREY)
         if high > low:
             axes.plot([max(low, start), max(high, start)], [place, place], color=INK, lw=1)
     if line:
