@@ -157,7 +157,6 @@ def test_a_method_of_the_user_gets_training_data_and_its_warnings_are_kept(suite
     @ff.register("counts-rows", fits_on="train")
     class CountsRows(ff.Detector):
         def learn(self, bank, head):
-            self.register_head(head)
             self.register_buffer("rows_", torch.tensor(float(len(bank))))
             warnings.warn(f"only {len(bank)} rows", stacklevel=1)
 
