@@ -39,7 +39,7 @@ def test_each_network_gets_a_table_and_files(folder, done):
     for name in ("id", "strange", "dark", r"near \(mean\)", r"far \(mean\)"):
         (line,) = [line for line in table.splitlines() if re.match(rf"│ {name} +│", line)]
         assert len(re.findall(r" x[\d.e+-]+ ", line)) == (0 if name == "id" else 4)
-    assert f"{study.cell('strange', 'feature', 'trace').value:.4g}"[:4] in table
+    assert f"{study.cells['strange', 'feature', 'trace'].value:.4g}"[:4] in table
     assert "at most 7 images" in table
 
 

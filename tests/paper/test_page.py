@@ -84,9 +84,9 @@ def test_tables_and_figures_are_files_with_the_numbers(folder):
     assert set(lines) == {*(f"table-{number}" for number in range(1, 8)), "tables-8-11", "figure-3"}
     assert {line["network"] for table in lines.values() for line in table} == {"one", "two"}
     first = lines["table-1"][0]
-    assert (first["data"], float(first["trace"])) == ("ID", material.study.cell("id", "parameter", "trace").value)
+    assert (first["data"], float(first["trace"])) == ("ID", material.study.cells["id", "parameter", "trace"].value)
     far = next(line for line in lines["table-6"] if line["data"] == "far")
-    assert float(far["lambda_max"]) == material.study.cell("far", "feature", "lambda_max").value
+    assert float(far["lambda_max"]) == material.study.cells["far", "feature", "lambda_max"].value
     assert {line["over"] for line in lines["table-2"]} == {"near", "far", "all"}
     assert {line["over"] for line in lines["table-5"]} == {"all"}
     assert len(lines["table-3"]) == 2 * len(material.ablations.effects)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flatfold.evaluate.banks import Settings
-from flatfold.evaluate.methods import Spec, parse_specs
+from flatfold.evaluate.methods import Spec, parse_spec
 from flatfold.evaluate.results import load_results
 from flatfold.paper import run as module
 from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
@@ -24,9 +24,9 @@ from tests.toy_study import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat", "ignore:k = ")
 QUICK = Settings(replicates=0, command="flatfold reproduce toy")
-FEW = parse_specs("msp,ebo,react@ood,ash@ood,fold@ood,autofold,odin:temperature=10")
+FEW = [parse_spec(text) for text in ["msp", "ebo", "react@ood", "ash@ood", "fold@ood", "autofold", "odin:temperature=10"]]
 SMALL = Plan(samples=6, batch_size=10, rounds=2, methods=FEW)
-QUICKER = Plan(samples=6, methods=parse_specs("msp,react:percentile=80"), alpha=0.3)
+QUICKER = Plan(samples=6, methods=[Spec("msp"), Spec("react", {"percentile": 80})], alpha=0.3)
 
 
 def test_the_papers_methods_are_tuned_where_the_data_allow_it(banks):
@@ -127,7 +127,7 @@ def test_ablations_are_measured_again_only_when_something_changed(monkeypatch, t
         return len(stages) - 1  # without the study
 
     assert [measured(), measured()] == [1, 0]
-    for changed in ({"rounds": 1}, {"alpha": 0.4}, {"methods": parse_specs("msp,react:percentile=70")}):
+    for changed in ({"rounds": 1}, {"alpha": 0.4}, {"methods": [Spec("msp"), Spec("react", {"percentile": 70})]}):
         assert measured(**changed) == 1, changed
     assert measured(settings=replace(QUICK, device="cpu:0")) == 1
     assert measured(replace(suite, test=suite.train, train=suite.test)) == 1

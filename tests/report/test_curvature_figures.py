@@ -118,7 +118,7 @@ def test_a_spectrum_is_drawn_down_to_a_tenth_of_a_single_eigenvalue_with_its_lar
     low, high = axes.get_ylim()
     assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 2
     marks = {to_hex(line.get_color()): line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2}
-    largest = [study.cell(name, space, "lambda_max").value for name in ("id", "far-set")]
+    largest = [study.cells[name, space, "lambda_max"].value for name in ("id", "far-set")]
     assert marks == dict(zip((GREY, line_style(1).colour), largest, strict=True))
 
 

@@ -98,16 +98,16 @@ def reproduce(
 
     Example: flatfold reproduce cifar10 --data ~/OpenOOD --device cuda --workers 8
     """
-    from ..evaluate.methods import parse_specs
+    from ..evaluate.methods import split_methods
     from ..evaluate.runner import check_specs
-    from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
+    from ..evaluate.suites.digits import DIGIT_NETWORKS
     from ..evaluate.suites.library import DIGITS
     from ..paper.full_scale import write_full_scale
     from ..paper.run import Plan, check_suite, conclude, forget_reproduction
     from ..paper.run import reproduce as run
 
     load_plugins(own)
-    chosen = None if methods is None else check_specs(parse_specs(methods))
+    chosen = None if methods is None else check_specs(split_methods(methods))
     plan = Plan(samples=samples, rounds=rounds, methods=chosen, alpha=alpha)
     settings = options.settings(bootstrap)
     folder = options.out or Path("out") / "paper" / Path(suite).stem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,25 +60,14 @@ def init(
 
     Example: flatfold suite init mine.toml --test photos/test --near birds=photos/birds --model nets:make
     """
-    from ..evaluate.suites.scaffold import Parts, write_suite
+    from ..evaluate.suites.scaffold import write_suite
+    from ..models.transform import Transform
 
-    parts = Parts(
-        train=train,
-        val=val,
-        test=test,
-        ood_val=ood_val,
-        near=_parse_named("--near", near),
-        far=_parse_named("--far", far),
-        images=images,
-        model=model,
-        weights=weights,
-        accuracy=accuracy,
-        resize=resize,
-        crop=crop,
-        mean=_parse_channels("--mean", mean),
-        std=_parse_channels("--std", std),
-    )
-    missing, notes = write_suite(file, parts, force)
+    places = {"train": train, "val": val, "test": test, "ood_val": ood_val}
+    ood = [*_parse_named("near", near or ()), *_parse_named("far", far or ())]
+    means, deviations = _parse_channels("--mean", mean), _parse_channels("--std", std)
+    transform = Transform(resize, crop, means, deviations, "L" if len(means or deviations or ()) == 1 else "RGB")
+    missing, notes = write_suite(file, places, ood, transform, images, model, weights, accuracy, force)
     typer.echo(f"suite -> {file}")
     if missing:
         typer.echo(f"fill in first: {', '.join(missing)}")
@@ -87,14 +76,12 @@ def init(
     typer.echo(f"next: flatfold doctor {file}, then flatfold bench {file}")
 
 
-def _parse_named(option: str, pairs: list[str] | None) -> list[tuple[str, Path]]:
-    named = []
-    for pair in pairs or ():
+def _parse_named(group: str, pairs: Sequence[str]) -> Iterator[tuple[str, str, Path]]:
+    for pair in pairs:
         name, _, place = pair.partition("=")
         if not name or not place:
-            raise typer.BadParameter(f"write NAME=DIR, got {pair!r}.", param_hint=option)
-        named.append((name, Path(place)))
-    return named
+            raise typer.BadParameter(f"write NAME=DIR, got {pair!r}.", param_hint=f"--{group}")
+        yield group, name, Path(place)
 
 
 def _parse_channels(option: str, text: str | None) -> tuple[float, ...] | None:
@@ -130,7 +117,8 @@ def doctor(
     from ..evaluate.suites.doctor import examine
     from ..evaluate.suites.library import open_suite_file
 
-    findings = examine(open_suite_file(suite, None if seed is None else [seed], data=data), accuracy, limit, read)
+    file = open_suite_file(suite, None if seed is None else [seed], data=data, any_counts=True)
+    findings = examine(file, accuracy, limit, read)
     open_console().print(_findings_table(suite, findings))
     for sentence in dict.fromkeys(finding.sentence for finding in findings if finding.sentence):
         parts = [finding.what for finding in findings if finding.sentence == sentence]

@@ -25,7 +25,7 @@ from ..core.metrics import fpr_at_tpr
 from ..core.shaping import row_norms
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings
-from ..evaluate.methods import NO_TRAIN, InputMethodRunner, learnt_numbers, peak_memory
+from ..evaluate.methods import NO_TRAIN, ImageData, learnt_numbers, peak_memory
 from ..evaluate.results import ID, MethodRun
 from ..evaluate.study import FeatureCurvature
 from ..evaluate.suites.suite import Suite
@@ -401,7 +401,7 @@ def _time(action: Action, device: str) -> float:
 def _prepare_fit(run: MethodRun, suite: Suite, banks: Banks, settings: Settings) -> Fit:
     """Return a function that fits a method; features are on the device before the clock starts."""
     if get_method(run.name).sees != "features":
-        return partial(InputMethodRunner(suite, Path(), settings).fit, run.name, run.hyper)
+        return partial(ImageData(suite, Path(), settings).fit, run.name, run.hyper)
     bank = banks.train if run.fits_on == "train" else banks.val
     if bank is None:
         raise ValueError(NO_TRAIN)

@@ -19,10 +19,9 @@ from scipy.stats import iqr
 
 from ..core.bootstrap import percentile_interval
 from ..core.intervals import Influence, auroc_influence, interval, mean_influence, paired_difference
-from ..evaluate.compare import members_of
-from ..evaluate.intervals import column_influence, resampled
+from ..evaluate.compare import column_influence, resampled
 from ..evaluate.results import ID, Results
-from ..evaluate.study_results import Name, Space, Statistic, Study, above, mean_statistic, typical_error
+from ..evaluate.study_results import NAMES, SPACES, Name, Space, Statistic, Study, above, mean_statistic, typical_error
 from ..evaluate.summary import family_of
 from ..report.templates import percent as format_percent
 from ..report.templates import quantity, signed
@@ -30,8 +29,6 @@ from .ablations import FORWARD, Ablations, Cost
 from .tables import FOLD_FAMILY
 from .theory import random_theorems
 
-SPACES: dict[Space, str] = {"parameter": "parameters", "feature": "features", "logit": "logits"}
-NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
 REGIMES = {ID: "ID", "near": "near", "far": "far"}
 BOTH: tuple[Name, ...] = ("lambda_max", "trace")
 SHOWN: tuple[Space, ...] = ("parameter", "feature")
@@ -125,7 +122,7 @@ def check_statistics(run: NetworkRun) -> Finding:
         orders = [above(values[dataset], values[ID]) for dataset in study.datasets[1:]]
         what = f"{NAMES[name]} over {SPACES[space]}"
         counts.append(f"{what} {orders.count(1)}")
-        known = _number(study.cell(ID, space, name).value)
+        known = _number(study.cells[ID, space, name].value)
         text = f"{what} exceeds that of ID data, {known}, in {orders.count(1)} of {len(orders)} data sets"
         checks.append((text, _decide(set(orders) == {1}, -1 in orders)))
         if near and far:
@@ -175,9 +172,9 @@ def check_spectra(run: NetworkRun) -> Finding:
 
 def check_spectra_by_data_set(run: NetworkRun, space: Space) -> Finding:
     """Check that λmax of every OOD data set is larger (Figures 8 to 11)."""
-    known, checks = run.study.cell(ID, space, "lambda_max"), list[Check]()
+    known, checks = run.study.cells[ID, space, "lambda_max"], list[Check]()
     for dataset in run.study.datasets[1:]:
-        cell = run.study.cell(dataset, space, "lambda_max")
+        cell = run.study.cells[dataset, space, "lambda_max"]
         text = f"λmax of {dataset}, {_number(cell.value)}, exceeds that of ID data, {_number(known.value)}"
         checks.append((text, HOLDS[above(cell, known)]))
     count = f"{count_held(checks)} of {len(checks)} data sets"
@@ -276,7 +273,7 @@ def find_best(runs: Sequence[Results], metric: str, ours: bool) -> str | None:
 
 def compute_lead(results: Results, metric: str, ours: str, other: str) -> Interval:
     """Return by how much one method is better than another on average, on the same images; lower FPR95 is better."""
-    members = members_of(results)["all"]
+    members = results.members["all"]
     if metric == "auroc":
         a, b = (column_influence(results.scores, method, members) for method in (ours, other))
         difference = paired_difference(a, b)
@@ -464,7 +461,7 @@ def statistic(study: Study, dataset: str, space: Space, name: Name) -> Statistic
     """
     if dataset in study.groups:
         return mean_statistic([statistic(study, member, space, name) for member in _members(study, dataset)])
-    cell = study.cell(dataset, space, name)
+    cell = study.cells[dataset, space, name]
     if name == "lambda_max":
         return cell
     traces = study.traces[f"{space}/{dataset}"]
@@ -506,7 +503,7 @@ def quartile_ratio(known: Values, unknown: Values) -> Interval:
 def large_share(study: Study, space: Space, dataset: str) -> tuple[float, float]:
     """Return the share of eigenvalues above 1 % of the largest, and its standard error over the probes."""
     nodes, weights = study.nodes[f"{space}/{dataset}"], study.weights[f"{space}/{dataset}"]
-    shares = (weights * (nodes > LARGE * study.cell(dataset, space, "lambda_max").value)).sum(axis=1)
+    shares = (weights * (nodes > LARGE * study.cells[dataset, space, "lambda_max"].value)).sum(axis=1)
     return float(shares.mean()), float(shares.std(ddof=1)) / sqrt(len(shares)) if len(shares) > 1 else 0.0
 
 

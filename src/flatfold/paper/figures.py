@@ -11,8 +11,8 @@ from matplotlib.patches import Rectangle
 
 from ..curvature.estimate import Estimate
 from ..evaluate.results import ID, Results, in_family
-from ..evaluate.study_results import ERRORS, Statistic, Study
-from ..report.curvature_figures import SPACES, spectral_densities, trace_densities
+from ..evaluate.study_results import ERRORS, SPACES, Statistic, Study
+from ..report.curvature_figures import spectral_densities, trace_densities
 from ..report.figure import (
     ACCENT,
     GREY,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 from markupsafe import Markup
 
 from ..evaluate.results import ID, METRICS, Average, Row, as_csv
-from ..evaluate.study_results import Space, above
+from ..evaluate.study_results import NAMES, SPACES, Space, above
 from ..evaluate.summary import families, family_of
 from ..io.artifacts import write_json
 from ..io.files import write_atomically
@@ -21,7 +21,7 @@ from ..report.page import columns_of
 from ..report.templates import factor, percent, render
 from . import figures
 from .ablations import NORMALISED_METHODS
-from .claims import BOTH, NAMES, REGIMES, SHOWN, SPACES, NetworkRun, list_regimes, statistic
+from .claims import BOTH, REGIMES, SHOWN, NetworkRun, list_regimes, statistic
 from .exhibits import Agreement, Verdict
 from .run import Reproduction
 from .tables import OTHERS, Line, compare_with_paper, incomparable, table_of

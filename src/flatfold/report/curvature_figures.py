@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ..curvature.estimate import ZERO, Density, Spectrum
 from ..evaluate.results import ID
-from ..evaluate.study_results import Name, Space, Study, typical_error
+from ..evaluate.study_results import SPACES, Space, Study, typical_error
 from .figure import (
     GREY,
     INK,
@@ -30,8 +30,6 @@ from .figure import (
 )
 from .templates import LARGE, SMALL, power_of_ten
 
-SPACES: dict[Space, str] = {"parameter": "parameters", "feature": "features", "logit": "logits"}
-NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
 SHORT_MATRICES = {"hessian": "Hessian", "ggn": "GGN"}
 SHORT_LOSSES = {"energy": "the energy", "ce_pred": "CE(predicted)", "ce": "CE(label)"}
 NORMALISATIONS = {"none": "no normalisation", "partial": "partial normalisation", "full": "full normalisation"}
@@ -48,7 +46,7 @@ LEAST = 6.25  # ratio of the ends of an axis that always has two of the ticks 1,
 
 def matrix_and_loss(study: Study, space: Space) -> str:
     """Return which matrix of which loss the curvature is in a space, such as ``Hessian of the energy``."""
-    statistic = study.cell(ID, space, "trace")
+    statistic = study.cells[ID, space, "trace"]
     return f"{SHORT_MATRICES[statistic.matrix]} of {SHORT_LOSSES[statistic.loss]}"
 
 
@@ -78,12 +76,7 @@ def trace_axis(values: Numbers) -> Span:
 
 
 def bin_count(traces: Sequence[Numbers]) -> int:
-    """Return the number of bars: twice the root of the size of the smallest data set, from 10 to 50.
-
-    Example:
-        >>> bin_count([np.zeros(500), np.zeros(100)])
-        20
-    """
+    """Return the number of bars: twice the root of the size of the smallest data set, from 10 to 50."""
     least, most = BINS
     return min(max(round(2 * sqrt(min(map(len, traces)))), least), most)
 
@@ -129,7 +122,7 @@ def spectral_curve(study: Study, space: Space, name: str) -> Curve:
     An exact spectrum is drawn without its zeros. In an estimate it is chance whether a node falls on zero, so all of
     its nodes are drawn.
     """
-    statistic = study.cell(name, space, "lambda_max")
+    statistic = study.cells[name, space, "lambda_max"]
     nodes, weights = (torch.from_numpy(np.array(part[f"{space}/{name}"])) for part in (study.nodes, study.weights))
     smallest = float(nodes.min())
     exact = statistic.stderr is None
@@ -214,12 +207,7 @@ def top_eigenvalues(study: Study) -> Drawing:
 
 
 def quartiles(values: Numbers) -> Numbers:
-    """Return the lower quartile, median and upper quartile of each column of ``(n, k)``, as ``(3, k)``.
-
-    Example:
-        >>> quartiles(np.array([[1.0], [2.0], [3.0]])).T
-        array([[1.5, 2. , 2.5]])
-    """
+    """Return the lower quartile, median and upper quartile of each column of ``(n, k)``, as ``(3, k)``."""
     finite = np.where(np.isfinite(values), values, 0.0)
     return np.asarray(np.quantile(finite, [0.25, 0.5, 0.75], axis=0))
 

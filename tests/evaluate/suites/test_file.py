@@ -389,7 +389,7 @@ SENTENCES = {  # the keyword, and what is changed in each section ("" is the top
         ("test", {"first": 2.0, "rest_of": "ood"}), ("ood", {"group": "middle"}),
         ("transform", {"mode": "CMYK", "mean": ["a"]}), ("transform", {"mean": [1, 2, 3]}),
         ("network", {"name": ".x", "factory": "nets.tiny", "model": "resnet50", "accuracy": 0, "seeds": []}),
-        ("network", {"accuracy": 101, "seeds": [1, 1]}), ("network", {"seeds": 1}), ("network", {"seeds": [-1]}),
+        ("network", {"accuracy": 101}), ("network", {"seeds": 1}), ("network", {"seeds": [-1]}),
     ],
 }  # fmt: skip
 CIRCLE = (("train", "test"), ("val", "train"), ("test", "val"))
@@ -405,7 +405,7 @@ REFUSALS = [
     ("", {"like": "cifar11"}, "imagenet1k"),
     ("train", {"folder": "."}, "npz and folder"), ("train", {"npz": None}, "got none"),
     ("train", {"npz": None, "folder": ".", "y": "y"}, "x and y"), ("train", {"npz": None, "list": "a.txt"}, "images ="),
-    ("train", {"images": "."}, "images ="), ("train", {"npz": "${TOY_UNSET}/x.npz"}, "TOY_UNSET"),
+    ("train", {"images": "."}, "images ="),
     ("train", {"npz": "nets.py"}, "nets.py"), ("train", {"npz": None, "list": "nets.py", "images": "."}, "nets.py:2"),
     ("train", {"npz": None, "table": "nets.py"}, "table: "), ("train", {"npz": None, "bank": "."}, "bank: "),
     ("train", {"npz": None, "bank": ".", "resize": 4}, "resize"), ("train", {"y": "fractions"}, "integer"),
@@ -431,12 +431,14 @@ REFUSALS = [
     ("network", {"factory": None, "model": "zoo/x"}, "library/name"),
     ("network", {"factory": None, "model": "openood/resnet50"}, "weights="),
     ("network", {"transform": {"mean": [1, 2, 3]}}, "as a network changes it"),
+    ("network", {"seeds": [1, 1]}, "two networks"),
     ("network", {"name": "banks"}, "folder banks"), ("network", {"factory": "nots:tiny"}, "ModuleNotFoundError"),
     ("network", {"factory": "nets:tinny"}, "Did you mean tiny"), ("network", {"factory": "nets:wrong"}, "wrong()"),
     ("network", {"factory": "nets:needy"}, "needy()"),
     ("", {"network": [{"name": "tiny", "factory": "nets:tiny"}] * 2}, "two networks"),
     ("", {"ood": [{"name": "strange", "group": "far", "npz": "other.npz"}] * 2}, "'strange'"),
     ("train", {"npz": "none.npz"}, "none.npz", FileNotFoundError),
+    ("train", {"npz": "${TOY_UNSET}/x.npz"}, "TOY_UNSET", FileNotFoundError),
     ("train", {"npz": None, "folder": "none"}, "none", NotADirectoryError),
     ("network", {"weights": "none.pt"}, "none.pt", FileNotFoundError),
 ]  # fmt: skip
@@ -468,9 +470,6 @@ def test_picked_images_are_rows_of_their_source_with_a_fingerprint_of_their_own(
     assert row_numbers(picked) == [7, 2, 9, 4, 0]
     assert torch.cat([y for _, y in picked]).tolist() == picked.labels.tolist() == [1, 2, 0, 1, 0]
     assert picked.picture(1)[0] == "image 2"
-    for rows in ([], [[1]], [0.0], [True] * 10, [-1], [10]):
-        with pytest.raises(ValueError, match="rows must be"):
-            pytest.fail(f"{rows}: {ImageSubset(base, np.array(rows))}")
     rows = np.array([1, 2])
     fingerprint = ImageSubset(base, rows).fingerprint
     assert fingerprint == ImageSubset(source(batch_size=1), rows.astype(np.uint8)).fingerprint
