@@ -31,7 +31,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..scoring.batch import Executor, Parts, ScoredRows, ScoringJob, Summary
+    from ..io.store import Part
+    from ..scoring.batch import Executor, Parts, ScoringJob, Summary
 
 SHOWN = 3  # images without a score that are named
 
@@ -118,7 +119,7 @@ class Stopwatch:
         self.images = 0
         self.start = 0.0
 
-    def __call__(self, job: ScoringJob, parts: Parts) -> Iterator[tuple[int, ScoredRows]]:
+    def __call__(self, job: ScoringJob, parts: Parts) -> Iterator[tuple[int, Part]]:
         """Yield the parts that the executor computes."""
         self.images, self.start = sum(map(len, parts.values())), perf_counter()
         return self.executor(job, parts)

@@ -97,7 +97,7 @@ function gridShapes(axis, frame) {
     made.push(shape("path", { class: "tick", d: `M${x} ${frame.bottom}v5` }));
     made.push(shape("text", { x, y: frame.bottom + 18, "text-anchor": "middle" }, text));
   }
-  const words = `score${axis.logarithmic ? ", logarithmic" : ""}: less known →`;
+  const words = `score${axis.logarithmic ? ", logarithmic" : ""}: more OOD →`;
   made.push(shape("text", { x: frame.right, y: frame.height - 4, "text-anchor": "end" }, words));
   return made;
 }
@@ -127,7 +127,7 @@ function thresholdShapes(axis, frame) {
 function lastShapes(axis, frame) {
   if (!last) return [];
   const place = Math.min(Math.max(axis.place(last.score), -0.5), frame.bars - 1.5 + Number(!axis.beyond) / 2);
-  return [shape("path", { class: `last ${last.verdict}`, d: `M${frame.x(place)} ${frame.bottom - 3}l7 12h-14z` })];
+  return [shape("path", { class: `last ${last.state}`, d: `M${frame.x(place)} ${frame.bottom - 3}l7 12h-14z` })];
 }
 
 function hitShapes(axis, frame, shares) {

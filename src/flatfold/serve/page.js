@@ -119,13 +119,13 @@ function write(card, state, texts) {
 }
 
 function finish({ file, card }, row) {
-  const verdict = row.is_ood ? "unknown" : "known";
+  const [verdict, state] = row.is_ood ? ["OOD", "ood"] : ["ID", "id"];
   const name = row.class ?? `class ${row.predicted}`;
   const numbers = `p = ${figures(row.p_value)} · score ${figures(row.score, 4)}`;
-  const said = (row.explanation ?? "").replace(/^(un)?known \(p = [^)]*\): /, ""); // both stand above it
+  const said = (row.explanation ?? "").replace(/^(ID|OOD) \(p = [^)]*\): /, ""); // both stand above it
   const why = said.replaceAll(" %", "\u00a0%");
-  write(card, verdict, { "verdict b": verdict, class: row.is_ood ? `predicted: ${name}` : name, numbers, why });
-  last = { score: row.score, verdict };
+  write(card, state, { "verdict b": verdict, class: row.is_ood ? `predicted: ${name}` : name, numbers, why });
+  last = { score: row.score, state };
   part("status").textContent = `${file.name}: ${verdict}, ${name}, p = ${figures(row.p_value)}.`;
 }
 
