@@ -1,12 +1,9 @@
 """Ablations and costs of a made-up network, and everything else that a reproduction needs of it."""
 
-from dataclasses import replace
-
 import numpy as np
 
-from flatfold.evaluate.compare import members_of
-from flatfold.evaluate.intervals import certainty
-from flatfold.evaluate.results import MethodRun, Results, averages, make_row
+from flatfold.evaluate.compare import tabulate
+from flatfold.evaluate.results import MethodRun, Results
 from flatfold.paper.ablations import NORMALISATIONS, Ablations, Cost, Effect, Sensitivity, Separation
 from flatfold.paper.claims import NetworkRun
 from tests.toy_study import ALPHAS, SETS, make_study
@@ -28,8 +25,8 @@ def make_results(methods=METHODS, sets=None, known=120, unknown=80, better=0.6, 
         for name, values in base.items():
             noise = 0.3 * rng.normal(size=len(values))
             scores[f"{method}/{name}"] = (values + noise + shift * (name != "id")).astype(np.float32)
-    rows = [make_row(m, "", s, g, scores[f"{m}/id"], scores[f"{m}/{s}"]) for m in methods for s, g in sets.items()]
-    results = Results(
+    rows, averages = tabulate(scores, dict.fromkeys(methods, ""), sets, replicates=0)
+    return Results(
         suite={
             "name": "toy",
             "network": "",
@@ -45,27 +42,16 @@ def make_results(methods=METHODS, sets=None, known=120, unknown=80, better=0.6, 
         methods=[MethodRun(m, m.partition("@")[0], {}, split_of(m), "nothing", 0.01, 2.0) for m in methods],
         refused={},
         rows=rows,
-        averages=averages(rows),
+        averages=averages,
         alpha_curves=[],
         provenance={"weights, sha256": "abc"},
         scores=scores,
     )
-    return certain(results)
 
 
 def split_of(method):
     """Return the data that a method learns from."""
     return "train" if method.partition("@")[0] in ("knn", "vim", "rmds") else "val"
-
-
-def certain(results):
-    """Return the results with the intervals that a benchmark gives them, but without a bootstrap."""
-    told = certainty(results.scores, [run.method for run in results.methods], members_of(results), replicates=0)
-    return replace(
-        results,
-        rows=[replace(row, certainty=told[row.method, row.dataset]) for row in results.rows],
-        averages=[replace(m, certainty=told.get((m.method, m.over))) for m in results.averages],
-    )
 
 
 def make_scores(sets=None, known=120, unknown=80, shifts=None):

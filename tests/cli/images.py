@@ -11,7 +11,7 @@ from PIL import Image
 from pyarrow.parquet import write_table
 
 import flatfold as ff
-from flatfold.cli.options import open_model
+from flatfold.cli.options import ModelOptions
 from tests.toy_suite import World
 
 NETS = """
@@ -41,7 +41,7 @@ GUARD = ("--guard", "guard.safetensors", *MODEL)
 
 def network():
     """Return the network in the current folder."""
-    return open_model("nets:tiny", Path("tiny.pt"))
+    return ModelOptions("nets:tiny", Path("tiny.pt")).open()
 
 
 def pixels(n, seed=0, known=True):

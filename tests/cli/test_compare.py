@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from flatfold.cli.compare import print_changes
-from flatfold.evaluate.compare import Change
+from flatfold.evaluate.compare import Change, tabulate
 from flatfold.evaluate.compare import compare as compare_runs
-from flatfold.evaluate.results import MethodRun, Results, averages, load_results, make_row
+from flatfold.evaluate.results import MethodRun, Results, load_results
 from tests.cli.running import assert_mistakes, succeed, words
 
 SETS = {"digits-6-9": "near", "photos": "far"}
@@ -25,11 +25,11 @@ def make_run(folder, gaps, own=0, prints="same", **suite):
         for method, gap in gaps.items()
         for name, x in images.items()
     }
-    rows = [make_row(m, "id", s, g, scores[f"{m}/id"], scores[f"{m}/{s}"]) for m in gaps for s, g in SETS.items()]
+    figures = tabulate(scores, dict.fromkeys(gaps, "id"), SETS, replicates=0)
     prints = {name: f"{prints}-{name}" for name in ("test", *SETS)}
     suite = {"name": "toy", "ood": [{"name": name} for name in SETS], "fingerprints": prints, **suite}
     methods = [MethodRun(method, method, {}, "val", "id", 0.1, 2.0) for method in gaps]
-    Results(suite, methods, {}, rows, averages(rows), [], {}, scores).save(folder)
+    Results(suite, methods, {}, *figures, [], {}, scores).save(folder)
 
 
 @pytest.fixture

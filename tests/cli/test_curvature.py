@@ -39,7 +39,7 @@ def test_each_network_gets_a_table_and_files(folder, done):
     for name in ("id", "strange", "dark", r"near \(mean\)", r"far \(mean\)"):
         (line,) = [line for line in table.splitlines() if re.match(rf"│ {name} +│", line)]
         assert len(re.findall(r" x[\d.e+-]+ ", line)) == (0 if name == "id" else 4)
-    assert f"{study.cell('strange', 'feature', 'trace').value:.4g}"[:4] in table
+    assert f"{study.cells['strange', 'feature', 'trace'].value:.4g}"[:4] in table
     assert "at most 7 images" in table
 
 
@@ -94,9 +94,9 @@ def test_mistakes(folder, tmp_path):
     one, two = folder / "one.toml", folder / "toy.toml"
     one.write_text(two.read_text().replace('[[network]]\nname = "deep"\nfactory = "nets:deep"\n', ""))
     cases += [
-        ([two, "--out", "single"], 1, "single network"),
+        ([two, "--out", "single"], 1, "single run"),
         ([two, "--out", "bench"], 1, "single run"),
-        ([one, "--out", "several"], 1, "several networks"),
+        ([one, "--out", "several"], 1, "several runs"),
     ]
     assert_mistakes(("curvature",), cases, tmp_path)
 

@@ -171,7 +171,7 @@ def test_mistakes(val, monkeypatch):
 
 def test_an_interrupted_run_writes_nothing(val, interrupt):
     interrupt("flatfold.scoring.guard.Guard.fit")
-    assert_mistakes(FIT, [([], 130, "nothing was written")], val)
+    assert_mistakes(FIT, [([], 130, "no file is half written")], val)
 
 
 STORED = ff.Transform(resize=8, crop=6, mean=(0.1, 0.2, 0.3), std=(1, 2, 3), interpolation="bicubic")

@@ -17,7 +17,6 @@ def test_errors_end_in_a_sentence_and_an_exit_code(monkeypatch, capsys):
         (ValueError("no such thing. Try another."), 1, "flatfold: no such thing. Try another."),
         (PermissionError(13, "Permission denied", "out"), 1, "Permission denied: 'out'"),
         (ModuleNotFoundError("No module named 'mlxtend'"), 1, "[demo]"),
-        (KeyboardInterrupt(), 130, "interrupted"),
     ]:
         monkeypatch.setattr(cli, "app", Mock(side_effect=error))
         with pytest.raises(SystemExit) as left:

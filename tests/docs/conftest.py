@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatfold.detectors import METHODS
-from flatfold.evaluate.suites import digit_networks as train
+from flatfold.evaluate.suites import digits as digits_suite
 from tests.docs.belongings import BELONGINGS
 from tests.docs.shell import Shell
 
@@ -18,7 +18,7 @@ def reader(digits, tmp_path, monkeypatch):
     """Return a function that gives a reader what they have, by words, and returns their namespace of Python."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(train, "EPOCHS", 1)  # one more would show nothing else
+    monkeypatch.setattr(digits_suite, "EPOCHS", 1)  # one more would show nothing else
     methods, modules, environment = dict(METHODS), set(sys.modules), dict(os.environ)
 
     def having(words):

@@ -9,8 +9,8 @@ from flatfold.core import bootstrap
 from flatfold.core.bootstrap import draws
 from flatfold.core.intervals import auroc_influence, interval, paired_difference
 from flatfold.core.metrics import auroc
-from flatfold.evaluate.intervals import certainty, column_influence, resampled
-from flatfold.evaluate.results import METRICS, averages, make_row
+from flatfold.evaluate.compare import column_influence, resampled, tabulate
+from flatfold.evaluate.results import METRICS
 
 SETS = {"pens": "near", "photos": "far", "noise": "far"}
 COLUMNS = {"pens": ("pens",), "photos": ("photos",), "noise": ("noise",), "far": ("photos", "noise"), "all": (*SETS,)}
@@ -31,26 +31,25 @@ def make_scores(gaps, n=120, sizes=(60, 90, 75), seed=0, decimals=1):
     }
 
 
-def make_cells(scores, methods):
-    """The figures of the table, as the runner makes them."""
-    rows = [
-        make_row(method, "nothing", name, group, scores[f"{method}/id"], scores[f"{method}/{name}"])
-        for method in methods
-        for name, group in SETS.items()
-    ]
-    cells = {(row.method, row.dataset): row for row in rows}
-    return cells | {(mean.method, mean.over): mean for mean in averages(rows)}
+def make_cells(scores, methods, sets=SETS, **options):
+    """The figures of the table by method and column."""
+    rows, averages = tabulate(scores, dict.fromkeys(methods, "nothing"), sets, **options)
+    return {(row.method, row.dataset): row for row in rows} | {(mean.method, mean.over): mean for mean in averages}
+
+
+def certainty(*args, **options):
+    return {place: cell.certainty for place, cell in make_cells(*args, **options).items()}
 
 
 def test_the_bootstrap_is_one_of_images_that_every_method_and_data_set_shares():
     """Slow and obvious: repeat the images that were drawn, rank them anew, take the percentiles of the means."""
     scores = make_scores({"msp": 0.0, "knn": 0.4})
-    got = certainty(scores, ["msp", "knn"], COLUMNS, replicates=60, seed=3)
+    got = certainty(scores, ["msp", "knn"], replicates=60, seed=3)
     counts = {
         name: draws(len(scores[f"msp/{name}"]), 60, np.random.default_rng([3, *name.encode()]))
         for name in ("id", *SETS)
     }
-    cells = make_cells(scores, ["msp", "knn"])
+    cells = make_cells(scores, ["msp", "knn"], replicates=0)
     for place, one in got.items():
         for metric, (low, high) in one.intervals.items():
             assert 0 <= low <= getattr(cells[place], metric) <= high <= 1, (place, metric)
@@ -60,7 +59,7 @@ def test_the_bootstrap_is_one_of_images_that_every_method_and_data_set_shares():
             again = {
                 f"{method}/{name}": np.repeat(scores[f"{method}/{name}"], count[b]) for name, count in counts.items()
             }
-            figures.append(make_cells(again, [method]))
+            figures.append(make_cells(again, [method], replicates=0))
         for column in COLUMNS:
             for metric in METRICS[1:]:
                 values = [getattr(cells[method, column], metric) for cells in figures]
@@ -83,7 +82,7 @@ def test_an_average_counts_that_its_data_sets_share_the_known_images():
 
 def test_methods_that_are_always_right_or_always_wrong_are_not_certain():
     scores = make_scores({"perfect": 99.0}, n=100, sizes=(30, 50, 80))
-    told = certainty(scores, ["perfect"], COLUMNS, replicates=20)
+    told = certainty(scores, ["perfect"], replicates=20)
     for column, smallest in {"photos": 50, "noise": 80, "all": 30}.items():
         intervals = told["perfect", column].intervals
         assert intervals["auroc"] == (0.025 ** (1 / smallest), 1)
@@ -96,7 +95,7 @@ def test_methods_that_are_always_right_or_always_wrong_are_not_certain():
     expected = fmean(1 - x * np.log(1 + 1 / x) for x in shares)
     assert told["perfect", "all"].intervals["aupr_out"] == (pytest.approx(expected), 1)
     scores = make_scores({"wrong": -99.0}, n=100, sizes=(30, 50, 80))
-    intervals = certainty(scores, ["wrong"], COLUMNS, replicates=20)["wrong", "photos"].intervals
+    intervals = certainty(scores, ["wrong"], replicates=20)["wrong", "photos"].intervals
     assert intervals["auroc"] == (0, 1 - 0.025 ** (1 / 50))
     assert intervals["fpr95_ood_positive"] == (0.025 ** (1 / 100), 1)
     assert intervals["fpr95_id_positive"] == (0.025 ** (1 / 50), 1)
@@ -104,7 +103,7 @@ def test_methods_that_are_always_right_or_always_wrong_are_not_certain():
 
 def test_every_method_is_compared_with_the_best_of_the_column_image_by_image():
     scores = make_scores({"msp": 0.0, "knn": 0.6, "vim": 0.3})
-    told = certainty(scores, ["msp", "knn", "vim"], COLUMNS, replicates=0)
+    told = certainty(scores, ["msp", "knn", "vim"], replicates=0)
     for column, members in COLUMNS.items():
         influences = {method: column_influence(scores, method, members) for method in ("msp", "knn", "vim")}
         best = max(influences, key=lambda method: influences[method].auroc)
@@ -123,36 +122,36 @@ def test_the_more_methods_the_more_evidence_it_takes():
     """One p-value between 0.05 / 3 and 0.05: told apart from the best when alone with it, not among four."""
     for seed in range(200):
         scores = make_scores({"a": 0.0, "b": 0.17, "c": -3.0, "d": -3.0}, seed=seed)
-        two = certainty(scores, ["a", "b"], {"pens": ("pens",)}, replicates=0)
+        two = certainty(scores, ["a", "b"], {"pens": "near"}, replicates=0)
         if two["b", "pens"].behind == 0 and 0.05 / 3 < two["a", "pens"].p_value < 0.05:
             break
     assert not two["a", "pens"].best
-    four = certainty(scores, ["a", "b", "c", "d"], {"pens": ("pens",)}, replicates=0)
+    four = certainty(scores, ["a", "b", "c", "d"], {"pens": "near"}, replicates=0)
     assert four["a", "pens"].p_value == two["a", "pens"].p_value
     assert four["a", "pens"].best
     assert not four["c", "pens"].best
     scores |= {key.replace("a/", "copy/"): np.exp(values) for key, values in scores.items() if key.startswith("a/")}
-    equals = certainty(scores, ["a", "copy"], COLUMNS, replicates=0)
+    equals = certainty(scores, ["a", "copy"], replicates=0)
     assert all(one.best and one.p_value == 1 and one.behind == 0 for one in equals.values())
 
 
 def test_intervals_depend_on_the_seed_alone_and_data_sets_are_not_redrawn_in_step(monkeypatch):
     scores = make_scores({"msp": 0.0, "knn": 0.6})
-    without = certainty(scores, ["msp", "knn"], COLUMNS, replicates=0)
+    without = certainty(scores, ["msp", "knn"], replicates=0)
     part = auroc_influence(scores["msp/id"], scores["msp/photos"])
     assert without["msp", "photos"].intervals["auroc"] == interval(part.auroc, part.stderr, 120, 90)
     assert all(tuple(told.intervals) == ("auroc",) for told in without.values())
-    for place, told in certainty(scores, ["msp", "knn"], COLUMNS, replicates=5).items():
+    for place, told in certainty(scores, ["msp", "knn"], replicates=5).items():
         assert told.intervals["auroc"] == without[place].intervals["auroc"]
         assert told.p_value == without[place].p_value
-    whole = certainty(scores, ["msp", "knn"], COLUMNS, replicates=40, seed=1)
-    assert certainty(scores, ["msp", "knn"], COLUMNS, replicates=40, seed=1) == whole
-    alone = certainty(scores, ["knn"], {"noise": ("noise",)}, replicates=40, seed=1)["knn", "noise"]
+    whole = certainty(scores, ["msp", "knn"], replicates=40, seed=1)
+    assert certainty(scores, ["msp", "knn"], replicates=40, seed=1) == whole
+    alone = certainty(scores, ["knn"], {"noise": "far"}, replicates=40, seed=1)["knn", "noise"]
     assert alone.intervals == whole["knn", "noise"].intervals
-    other = certainty(scores, ["knn"], {"noise": ("noise",)}, replicates=40, seed=2)["knn", "noise"]
+    other = certainty(scores, ["knn"], {"noise": "far"}, replicates=40, seed=2)["knn", "noise"]
     assert other.intervals["aupr_in"] != alone.intervals["aupr_in"]
     monkeypatch.setattr(bootstrap, "CHUNK", 700)
-    assert certainty(scores, ["msp", "knn"], COLUMNS, replicates=40, seed=1) == whole
+    assert certainty(scores, ["msp", "knn"], replicates=40, seed=1) == whole
     scores = make_scores({"msp": 0.0}, sizes=(50, 50, 50))
     scores["msp/photos"] = scores["msp/pens"]
     scores["msp/id"] = np.linspace(-3, 3, 500, dtype=np.float32)
@@ -163,10 +162,7 @@ def test_intervals_depend_on_the_seed_alone_and_data_sets_are_not_redrawn_in_ste
 def test_what_cannot_be_compared_is_refused():
     scores = make_scores({"msp": 0.0, "short": 0.0})
     scores["short/noise"] = scores["short/noise"][1:]
-    for change, keyword in (
-        ({"methods": []}, "one method"), ({"replicates": -1}, "replicates"),
-        ({"columns": {"near": ()}}, "'near'"), ({"methods": ["msp", "vim"]}, "vim/id"),
-        ({"columns": {"cats": ("cats",)}}, "msp/cats"), ({"methods": ["msp", "short"]}, "'noise'"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=keyword):
-            pytest.fail(f"{change}: {certainty(scores, **{'methods': ['msp'], 'columns': COLUMNS} | change)}")
+    with pytest.raises(ValueError, match="replicates"):
+        certainty(scores, ["msp"], replicates=-1)
+    with pytest.raises(ValueError, match="same"):
+        certainty(scores, ["msp", "short"], replicates=0)

@@ -8,9 +8,8 @@ import pytest
 from flatfold.core.bootstrap import draws
 from flatfold.core.intervals import independent_difference, paired_difference
 from flatfold.core.metrics import fpr_at_tpr
-from flatfold.evaluate.compare import Change, compare, compare_methods, only_one_has
-from flatfold.evaluate.intervals import column_influence
-from flatfold.evaluate.results import MethodRun, Results, averages, make_row
+from flatfold.evaluate.compare import Change, column_influence, compare, compare_methods, only_one_has, tabulate
+from flatfold.evaluate.results import MethodRun, Results
 
 SETS = {"pens": "near", "photos": "far", "noise": "far"}
 SIZES = {"id": 110, "pens": 60, "photos": 90, "noise": 75, "cats": 40}
@@ -25,14 +24,14 @@ def make_results(gaps, sets=SETS, seed=0, own=1, prints=""):
         for method, gap in gaps.items()
         for name, x in images.items()
     }
-    rows = [make_row(m, "id", s, g, scores[f"{m}/id"], scores[f"{m}/{s}"]) for m in gaps for s, g in sets.items()]
+    rows, averages = tabulate(scores, dict.fromkeys(gaps, "id"), sets, replicates=0)
     return Results(
         suite={
             "name": "toy", "ood": [{"name": name} for name in sets],
             "fingerprints": {name: f"{prints}{seed}-{name}" for name in ("train", "test", *sets)},
         },
         methods=[MethodRun(method, method, {}, "val", "id", 0.1, 2.0) for method in gaps], refused={}, rows=rows,
-        averages=averages(rows), alpha_curves=[], provenance={}, scores=scores,
+        averages=averages, alpha_curves=[], provenance={}, scores=scores,
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from flatfold.core.metrics import aupr
-from flatfold.evaluate.results import METRICS, AlphaCurve, MethodRun, Results, averages, load_results, make_row
+from flatfold.evaluate.compare import tabulate
+from flatfold.evaluate.results import METRICS, AlphaCurve, MethodRun, Results, load_results
 
 LOW, HIGH = np.arange(100.0), np.arange(90.0, 110.0)
 
@@ -18,41 +19,40 @@ def results():
     rng = np.random.default_rng(0)
     scores = {"msp/id": rng.normal(size=50), "msp/noise": rng.normal(1, 1, size=40)}
     scores = {name: values.astype(np.float32) for name, values in scores.items()}
-    rows = [make_row("msp", "nothing", "noise", "far", scores["msp/id"], scores["msp/noise"])]
+    rows, averages = tabulate(scores, {"msp": "nothing"}, {"noise": "far"}, replicates=0)
     return Results(
         suite={"name": "toy", "ood": [{"name": "noise", "group": "far", "n": 40, "about": "Noise."}]},
         methods=[MethodRun("msp", "msp", {"alpha": 0.5}, "nothing", "nothing", 0.1, 2.0, {"alpha_": 0.3}, ["careful"])],
-        refused={"ash": "Negative features."}, rows=rows, averages=averages(rows),
+        refused={"ash": "Negative features."}, rows=rows, averages=averages,
         alpha_curves=[AlphaCurve("autofold", [0.1, 0.2], [0.5, 0.6], [0.01, 0.01], 0.2, {"all": [0.7, 0.8]})],
         provenance={"seed": 0}, scores=scores,
     )  # fmt: skip
 
 
 def test_a_row_names_both_conventions_of_fpr95_and_of_aupr():
-    row = make_row("msp", "nothing", "photos", "far", LOW, HIGH)
+    scores = {"msp/id": LOW, "msp/photos": HIGH}
+    (row,), means = tabulate(scores, {"msp": "nothing"}, {"photos": "far"}, replicates=0)
     assert (row.fpr95_ood_positive, row.fpr95_id_positive) == (0.09, 0.25)
     assert (row.n_id, row.n_ood) == (100, 20)
     assert row.aupr_out == aupr(LOW, HIGH, positive="ood") != row.aupr_in
     assert row.aupr_in == aupr(LOW, HIGH, positive="id")
-    assert {mean.over for mean in averages([row])} == {"far", "all"}  # none over a group without data sets
+    assert {mean.over for mean in means} == {"far", "all"}  # none over a group without data sets
 
 
 def test_metrics_are_averaged_over_data_sets_not_groups_and_repeated_averages_are_not_shown(results):
-    rows = [
-        make_row("msp", "nothing", "a", "near", LOW, LOW),  # AUROC 0.5
-        make_row("msp", "nothing", "b", "far", LOW, HIGH),
-        make_row("msp", "nothing", "c", "far", LOW, LOW + 1000),  # 1.0
-    ]
-    means = {mean.over: mean for mean in averages(rows)}
+    scores = {"msp/id": LOW, "msp/a": LOW, "msp/b": HIGH, "msp/c": LOW + 1000}  # AUROC 0.5 for a, 1.0 for c
+    groups = {"a": "near", "b": "far", "c": "far"}
+    rows, averages = tabulate(scores, {"msp": "nothing"}, groups, replicates=0)
+    means = {mean.over: mean for mean in averages}
     for over, members in {"near": rows[:1], "far": rows[1:], "all": rows}.items():
         for metric in METRICS:
             expected = np.mean([getattr(row, metric) for row in members])
             assert getattr(means[over], metric) == pytest.approx(expected), (over, metric)
     assert results.columns == ["noise", "all"]  # all of it is far
-    near = make_row("msp", "nothing", "pens", "near", results.scores["msp/id"], results.scores["msp/noise"])
-    rows = [*results.rows, near]
-    suite = {**results.suite, "ood": [*results.suite["ood"], {"name": "pens"}]}
-    assert replace(results, suite=suite, averages=averages(rows)).columns == ["noise", "pens", "near", "far", "all"]
+    suite = {**results.suite, "ood": [{"name": name} for name in groups]}
+    results = replace(results, suite=suite, rows=rows, averages=averages)
+    assert results.columns == ["a", "b", "c", "near", "far", "all"]
+    assert results.members == {**{n: (n,) for n in groups}, "near": ("a",), "far": ("b", "c"), "all": ("a", "b", "c")}
 
 
 def test_what_is_saved_is_what_is_loaded_and_a_failing_save_leaves_the_files_whole(results, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatfold.evaluate.methods import Spec, parse_spec, parse_specs
+from flatfold.evaluate.methods import Spec, parse_spec, split_methods
 
 
 def test_words_become_methods_and_are_separated_by_commas_that_are_not_inside_of_brackets():
@@ -18,11 +18,11 @@ def test_words_become_methods_and_are_separated_by_commas_that_are_not_inside_of
         assert parse_spec(text) == spec, text
     for text in ("knn", "react:percentile=95:alpha=0.5", "vim@ood", "gen:top=10@id"):
         assert parse_spec(text).label == text
-    specs = parse_specs("msp, autofold-r:percentile=[80,90]:grid=[0.1,0.2],knn@id,")
+    specs = [parse_spec(word) for word in split_methods("msp, autofold-r:percentile=[80,90]:grid=[0.1,0.2],knn@id,")]
     assert [spec.name for spec in specs] == ["msp", "autofold-r", "knn"]
     assert specs[1].hyper == {"percentile": [80, 90], "grid": [0.1, 0.2]}
-    (spec,) = parse_specs("mdsens:layers=['a','b']:weights=[(1),(2,3)]")
-    assert spec.hyper == {"layers": ["a", "b"], "weights": [1, (2, 3)]}
+    (word,) = split_methods("mdsens:layers=['a','b']:weights=[(1),(2,3)]")
+    assert parse_spec(word).hyper == {"layers": ["a", "b"], "weights": [1, (2, 3)]}
     assert set(parse_spec("gen:top=10@id").grid) == {"gamma"}
     assert parse_spec("fold-r@ood").grid["percentile"] == (85, 90, 95, 99)
     tuned_on = {"knn": "nothing", "knn@id": "id", "knn@ood": "ood", "autofold": "id"}

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from flatfold.models import fingerprint
 from flatfold.models.fingerprint import evenly_spaced, hash_samples, weights_hash
 from tests.architectures import LowRank
 
@@ -22,8 +23,19 @@ def test_every_change_of_the_weights_changes_the_hash():
     def one_bit(model):
         model[0].weight.data[0, 0] = torch.nextafter(model[0].weight[0, 0], torch.tensor(9.0))
 
+    def in_place(model):
+        with torch.no_grad():
+            model[0].weight.copy_(model[0].weight.flip(1))
+
+    def swap_rows(model):
+        model[0].weight.data[:] = model[0].weight.data.flip(0)
+
     changes = {
-        "one bit": one_bit, "statistics": lambda model: model[1].running_mean.add_(1),
+        "one bit": one_bit, "swapped rows": swap_rows, "in place": in_place,
+        "loaded": lambda model: model.load_state_dict(make_model(1).state_dict()),
+        "replaced": lambda model: setattr(model[0], "bias", nn.Parameter(torch.ones(3))),
+        "other memory": lambda model: setattr(model[0].bias, "data", model[0].bias.data.flip(0)),
+        "statistics": lambda model: model[1].running_mean.add_(1),
         "counter": lambda model: model[1].num_batches_tracked.add_(1),
         "another name": lambda model: model.add_module("2", model[0]), "float64": nn.Module.double,
         "bfloat16": nn.Module.bfloat16,
@@ -31,6 +43,7 @@ def test_every_change_of_the_weights_changes_the_hash():
     before = weights_hash(make_model())
     for case, change in changes.items():
         model = make_model()
+        assert weights_hash(model) == before
         change(model)
         assert weights_hash(model) != before, case
     wide, tall = nn.ParameterList([torch.zeros(2, 3)]), nn.ParameterList([torch.zeros(3, 2)])
@@ -52,6 +65,20 @@ def test_mode_gradients_memory_layout_and_compilation_do_not_matter():
     compiled = torch.compile(model, backend="eager")
     assert weights_hash(compiled) == before
     assert weights_hash(nn.Sequential(compiled)) == weights_hash(nn.Sequential(model))
+
+
+def test_unchanged_weights_are_hashed_once_and_those_without_a_version_each_time(monkeypatch):
+    hashed, sha256 = [], fingerprint._sha256
+    monkeypatch.setattr(fingerprint, "_sha256", lambda tensors: hashed.append(tensors) or sha256(tensors))
+    model = make_model()
+    first = weights_hash(model)
+    assert [weights_hash(model), weights_hash(model.eval())] == [first] * 2
+    assert len(hashed) == 1
+    with torch.inference_mode():
+        frozen = make_model()
+        assert weights_hash(frozen) == first
+        frozen[0].weight += 1
+        assert weights_hash(frozen) != first
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor.*deprecated")

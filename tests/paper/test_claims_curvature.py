@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.paper.claims_curvature import large_share, mean_auroc, quartile_ratio, rank_aurocs, statistic, trace_auroc
+from flatfold.paper.claims import large_share, mean_auroc, quartile_ratio, rank_aurocs, statistic, trace_auroc
 from flatfold.paper.exhibits import compute_verdicts, judge
 from tests.toy_ablations import make_ablations, make_network_run
 from tests.toy_study import auroc, make_study
@@ -37,10 +37,10 @@ def with_values(study, values, error=0.01):
 
 
 def test_the_error_of_a_trace_counts_the_images_and_groups_have_independent_errors(study):
-    traces, cell = study.traces["parameter/a"], study.cell("a", "parameter", "trace")
+    traces, cell = study.traces["parameter/a"], study.cells["a", "parameter", "trace"]
     drawn = np.sqrt(((traces - traces.mean()) ** 2).sum() / (len(traces) - 1) / len(traces))
     assert statistic(study, "a", "parameter", "trace").stderr == pytest.approx(np.hypot(cell.stderr, drawn), rel=1e-12)
-    assert statistic(study, "a", "parameter", "lambda_max") == study.cell("a", "parameter", "lambda_max")
+    assert statistic(study, "a", "parameter", "lambda_max") == study.cells["a", "parameter", "lambda_max"]
     near, a, b = (statistic(study, name, "feature", "trace") for name in ("near", "a", "b"))
     assert near.value == pytest.approx((a.value + b.value) / 2, rel=1e-12)
     assert near.stderr == pytest.approx(np.hypot(a.stderr, b.stderr) / 2, rel=1e-12)
@@ -110,7 +110,7 @@ def test_spectra_must_reach_further_than_the_id_one_and_be_broader_over_features
     values = study.nodes["feature/a"][0]
     assert large_share(study, "feature", "a") == (pytest.approx(np.mean(values > 0.01 * values.max())), 0.0)
     nodes, weights = study.nodes["parameter/a"], study.weights["parameter/a"]
-    large = nodes > 0.01 * study.cell("a", "parameter", "lambda_max").value
+    large = nodes > 0.01 * study.cells["a", "parameter", "lambda_max"].value
     shares = np.array([row_weights[row].sum() for row, row_weights in zip(large, weights, strict=True)])
     expected = shares.mean(), shares.std(ddof=1) / np.sqrt(len(shares))
     assert large_share(study, "parameter", "a") == pytest.approx(expected)

@@ -8,10 +8,10 @@ import torch
 
 import flatfold as ff
 from flatfold.detectors import get_method, hyperparameters
-from flatfold.evaluate.banks import extract_all
+from flatfold.evaluate.banks import Settings, extract_all
 from flatfold.evaluate.results import MethodRun
 from flatfold.paper import ablations as module
-from flatfold.paper.ablations import SETUPS, measure_costs, synchronised, time_in_turn
+from flatfold.paper.ablations import SETUPS, time_in_turn
 from tests.paper.toys import make_suite
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
@@ -25,22 +25,25 @@ def test_actions_take_turns_after_a_round_to_warm_up_and_slow_ones_are_timed_onc
         order.append(name)
 
     monkeypatch.setattr(module, "perf_counter", lambda: now[0])
-    found = time_in_turn([partial(act, name) for name in steps], 2)
+    found = time_in_turn([partial(act, name) for name in steps], 2, "cpu")
     assert found == [pytest.approx([0.1, 0.2]), pytest.approx([1.5]), pytest.approx([0.3, 0.4])]
     assert order == ["a", "slow", "b", "a", "b", "a", "b"]
 
 
 def test_a_gpu_is_waited_for(monkeypatch):
-    done, action = [], object()
+    done = []
     monkeypatch.setattr(torch.cuda, "synchronize", done.append)
-    assert synchronised(action, "cpu") is action
-    synchronised(lambda: done.append("told"), "cuda:1")()
-    assert done == ["told", "cuda:1"]
+    time_in_turn([lambda: done.append("scored")], 1, "cuda:1")
+    assert done == ["scored", "cuda:1"] * 2
 
 
 def run_of(name, label=None, **hyper):
     method = get_method(name)
     return MethodRun(label or name, name, hyperparameters(name, **hyper), method.fits_on, "nothing", 0.0, 0.0)
+
+
+def measure_costs(suite, banks, runs, **options):
+    return module.measure_costs(suite, banks, runs, Settings(), **options)
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def test_every_method_has_a_row_and_the_network_is_left_as_it_was(world):
 
 def test_median_and_quartiles_are_in_milliseconds(world, monkeypatch):
     monkeypatch.setattr(
-        module, "time_in_turn", lambda actions, n: [[0.001 * k for k in range(1, n + 1)]] * len(actions)
+        module, "time_in_turn", lambda actions, n, _: [[0.001 * k for k in range(1, n + 1)]] * len(actions)
     )
     found, _ = measure_costs(*world, [run_of("msp")], rounds=9)
     (msp,) = found[1:]

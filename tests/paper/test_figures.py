@@ -68,7 +68,7 @@ def test_the_trend_goes_through_the_traces_of_every_network():
     drawing = trace_by_regime(materials, "trend")
     assert [key.label for key in drawing.keys] == ["one", "two"]
     axes, study = drawn(drawing.panels[0]), materials[0].study
-    expected = [study.cell(name, "parameter", "trace").value for name in ("id", "near-set", "far-set")]
+    expected = [study.cells[name, "parameter", "trace"].value for name in ("id", "near-set", "far-set")]
     assert list(axes.lines[0].get_ydata()) == pytest.approx(expected)
     assert [label.get_text() for label in axes.get_xticklabels()] == ["ID", "near", "far"]
     below = replace(study, statistics=[replace(each, value=-each.value) for each in study.statistics])

@@ -2,14 +2,15 @@
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flatfold.evaluate.results import METRICS, AlphaCurve, Certainty, MethodRun, Results, WorstCase, averages, make_row
+from flatfold.evaluate.compare import tabulate
+from flatfold.evaluate.results import METRICS, AlphaCurve, Certainty, MethodRun, Results, WorstCase
 from tests.browser import browser, visit  # noqa: F401 - fixtures
 from tests.toy_study import draw_nothing
 
@@ -102,8 +103,7 @@ def certain(figures, best):
     """Return the figures with an interval of two points either side, and a mark for those near the best."""
     intervals = {metric: (getattr(figures, metric) - 0.02, getattr(figures, metric) + 0.02) for metric in METRICS}
     behind = best - figures.auroc
-    certainty = Certainty(intervals, behind, behind - 0.01, behind + 0.01, 0.5, behind < 0.01)
-    return type(figures)(**{**vars(figures), "certainty": certainty})
+    return replace(figures, certainty=Certainty(intervals, behind, behind - 0.01, behind + 0.01, 0.5, behind < 0.01))
 
 
 def make_scores(methods, sets, known, unknown):
@@ -148,11 +148,12 @@ def make_results(
     """Return a run; without ``certainty`` and ``extras`` it is one of a version that had neither."""
     sets = SETS if sets is None else sets
     scores = make_scores(methods, sets, known, unknown)
-    rows = [make_row(m, "id", s, g, scores[f"{m}/id"], scores[f"{m}/{s}"]) for m in methods for s, g in sets.items()]
-    means = averages(rows)
+    rows, means = tabulate(scores, dict.fromkeys(methods, "id"), sets, replicates=0)
     if certainty:
         rows = [certain(row, max(r.auroc for r in rows if r.dataset == row.dataset)) for row in rows]
         means = [certain(mean, max(m.auroc for m in means if m.over == mean.over)) for mean in means]
+    else:
+        rows, means = ([replace(figures, certainty=None) for figures in table] for table in (rows, means))
     grid = [0.1, 0.5, 1.0]
     curve = AlphaCurve(methods[0], grid, [0.7, 0.9, 0.8], [0.01] * 3, 0.5, {**dict.fromkeys(sets, grid), "all": grid})
     wrong, thumbnails = make_wrong(methods, sets, scores, pictures) if extras else ([], {})

@@ -161,6 +161,6 @@ def test_a_study_sorts_by_value_and_not_by_text(visit, pages, study):
     page = visit(pages["curvature"])
     page.locator("#curvature th button", has_text="trace").first.click()
     cells = page.locator("#curvature tbody th")
-    values = {name: study.cell(name, "parameter", "trace").value for name in (*study.datasets, "near", "far")}
+    values = {name: study.cells[name, "parameter", "trace"].value for name in (*study.datasets, "near", "far")}
     ranked = ["ID" if name == "id" else name for name in sorted(values, key=values.get)]
     assert cells.evaluate_all("cells => cells.map((cell) => cell.firstChild.textContent)") == ranked

@@ -202,13 +202,13 @@ def test_every_figure_of_the_table_is_there_with_error_and_factor(five, undrawn)
     for line, (_, _, *cells) in rows.items():
         name = "id" if line == "ID" else line.split()[0]
         for cell, column in zip(cells, columns, strict=True):
-            told, known = five.cell(name, *column), five.cell("id", *column)
+            told, known = five.cells[name, *column], five.cells["id", *column]
             assert cell.text.startswith(quantity(told.value)), (line, column)
             assert ("exact" if told.stderr is None else f"± {quantity(told.stderr, 2)}") in cell.text, (line, column)
             assert (f"× {quantity(told.value / known.value, 3)}" in cell.text) == (name != "id"), (line, column)
             assert float(cell.attributes["data-sort"]) == pytest.approx(told.value)
-    trace = five.cell("near", "feature", "trace").value
-    assert trace == pytest.approx(sum(five.cell(name, "feature", "trace").value for name in "ab") / 2)
+    trace = five.cells["near", "feature", "trace"].value
+    assert trace == pytest.approx(sum(five.cells[name, "feature", "trace"].value for name in "ab") / 2)
 
 
 def test_only_figures_that_do_not_exceed_the_known_are_marked(five, undrawn):

@@ -15,7 +15,6 @@ from flatfold.report.figures import (
     alpha_curves,
     histograms,
     norm_figures,
-    norm_headings,
     regret,
     roc,
     roc_curves,
@@ -76,11 +75,9 @@ def test_the_figure_of_alpha_shows_choice_best_and_regret(make_run):
 def test_norms_are_drawn_for_the_best_fold_and_for_the_best_method(make_run):
     results = make_run(("autofold", "fold-r", "msp", "ebo", "mls", "vim", "knn"))
     family = next(run.method for run in results.ranked if run.method in ("autofold", "fold-r"))
-    assert norm_headings(results) == {
-        "norms-fold": f"{family}, the best of the FOLD family",
-        "norms-best": f"{results.ranked[0].method}, the best of all",
-    }
     first, second = norm_figures(results)
+    assert first.heading == f"{family}, the best of the FOLD family"
+    assert second.heading == f"{results.ranked[0].method}, the best of all"
     for drawing in (first, second):
         assert [panel.title for panel in drawing.panels] == ["near-set", "far-set"]
     known, unknown = drawn(second.panels[1]).collections

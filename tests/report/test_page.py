@@ -318,12 +318,13 @@ def test_a_summary_names_methods_that_are_left_out_and_why(folder, make_run):
 def test_a_summary_without_intervals_or_with_gaps_leaves_them_out(make_run, tmp_path):
     runs = [make_run(("fold", "msp"), known=200 + n, certainty=False, network=f"{n}", family="f") for n in range(2)]
     rows = [row for row in runs[0].rows if (row.method, row.dataset) != ("msp", "near-set")]
-    paths = [tmp_path / "a", tmp_path / "b"]
-    page = Page(render_summary(dict(zip(paths, [replace(runs[0], rows=rows), runs[1]], strict=True)), tmp_path))
+    means = [mean for mean in runs[0].averages if (mean.method, mean.over) != ("msp", "near")]
+    folders = {tmp_path / "a": replace(runs[0], rows=rows, averages=means), tmp_path / "b": runs[1]}
+    page = Page(render_summary(folders, tmp_path))
     cells = page.rows("table-0")
     assert all(re.fullmatch(r"± \d+\.\d\d", below) for cell in cells["fold"][1:] for *_, below in cell.metrics)
     empty = [cell.text == "" for cell in cells["msp"]]
-    assert sum(empty) == 3  # the data set and the two averages that need it
+    assert sum(empty) == 2  # the data set and its average
 
 
 def test_a_summary_refuses_a_folder_of_one_run_or_of_none(make_run, tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from .bench import bench, methods, report
 from .compare import compare
 from .curvature import curvature
 from .fit import export, fit
+from .options import grouped
 from .paper import paper, reproduce
 from .score import join, score
 from .score_features import score_features
@@ -28,10 +30,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (bench, curvature, reproduce, doctor, compare, paper, report):
-    app.command()(command)
-for command in (fit, score, score_features, join, serve, export, methods):
-    app.command()(command)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(bench, curvature, reproduce, doctor, compare, paper, report),
+    *(fit, score, score_features, join, serve, export, methods),
+)
+for command in COMMANDS:
+    app.command()(grouped(command))
 app.add_typer(suite_app)
 
 
@@ -65,9 +69,6 @@ def main() -> None:
         hint = ". The built-in suite needs the extra [demo]." if unnamed else ""
         typer.echo(f"flatfold: {error}{hint}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("flatfold: interrupted; run the same command again to resume", err=True)
-        sys.exit(130)
 
 
 def _translate(words: list[str]) -> list[str]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .console import count, log_progress, open_console, resumable
-from .options import METHOD, BatchSize, DrawReport, Resume, SuiteName, SuiteOptions, With, grouped, load_plugins
+from .options import METHOD, BatchSize, SuiteName, SuiteOptions, With, count, load_plugins, open_console, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,10 +22,7 @@ LEGEND = (
     "flags 95 % of the OOD inputs."
 )
 
-CELL, LAST = 16, 17  # widths of a column with "99.99 / 99.99", and of the last two columns together
 
-
-@grouped
 def bench(
     suite: SuiteName,
     options: SuiteOptions,
@@ -37,12 +33,9 @@ def bench(
             "validation images, NAME@id on ID images only. Default: all methods, untuned."
         ),
     ] = None,
-    out: Annotated[Path | None, Option(help="Folder for results, features and report. Default: out/SUITE.")] = None,
     batch_size: BatchSize = 256,
     limit: Annotated[int | None, Option(min=2, help="Largest number of images per data set.")] = None,
     bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for those of AUROC only.")] = 1000,
-    resume: Resume = True,
-    report: DrawReport = True,
     own: With = None,
 ) -> None:
     """Evaluate methods on the data sets of a suite.
@@ -57,53 +50,30 @@ def bench(
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
     """
     from .. import detectors
-    from ..evaluate.methods import parse_specs
+    from ..evaluate.methods import split_methods
     from ..evaluate.runner import check_specs, forget, run
     from ..report.page import write_report
 
-    log_progress()
     load_plugins(own)
-    specs = check_specs(detectors.methods() if methods is None else parse_specs(methods))
+    specs = check_specs(detectors.methods() if methods is None else split_methods(methods))
     settings = options.settings(bootstrap)
-    folder = out or Path("out") / Path(suite).stem
-    check_folder(folder)
+    folder = options.out or Path("out") / Path(suite).stem
     suites = options.suites(suite, folder, batch_size, limit)
-    several = len(suites[0].siblings) > 1
-    check_single(folder, several)
     failed: dict[str, str] = {}
-    for each in suites:
-        place = folder / each.network if several else folder
-        with resumable(place):
-            if not resume:
-                forget(place)
-            results = run(each, specs, place, settings)
-            results.save(place)
-            page = write_report(place) if report else None
+    for place, each in suites.items():
+        if not options.resume:
+            forget(place)
+        results = run(each, specs, place, settings)
+        results.save(place)
+        page = f"\nreport -> {write_report(place)}" if options.report else ""
         failed |= results.failed
         print_results(results)
-        typer.echo(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}")
-        if page is not None:
-            typer.echo(f"report -> {page}")
-    if several:
-        _summarise(folder, suites[0].siblings, report)
+        typer.echo(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}{page}")
+    if folder not in suites:
+        _summarise(folder, each.siblings, options.report)
     if failed:
         typer.echo(f"flatfold: {', '.join(failed)} failed unexpectedly; the log has the traceback.", err=True)
         raise typer.Exit(1)
-
-
-def check_folder(folder: Path) -> None:
-    """Raise if the output folder is a file or cannot be created."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not place.is_dir():
-        raise NotADirectoryError(f"--out must be a folder, but {place} is a file. Choose another folder.")
-
-
-def check_single(folder: Path, several: bool) -> None:
-    """Raise if the folder holds the results of one network and several are to come, or the other way round."""
-    if several and (folder / "results.json").exists():
-        raise ValueError(f"{folder} holds the results of a single run. Choose another --out for several runs.")
-    if not several and (folder / "summary.json").exists():
-        raise ValueError(f"{folder} holds the results of several runs. Choose another --out for a single run.")
 
 
 def _summarise(folder: Path, networks: Sequence[str], report: bool) -> None:
@@ -125,10 +95,8 @@ def _summarise(folder: Path, networks: Sequence[str], report: bool) -> None:
 def print_results(results: Results) -> None:
     """Print one line per method, best average AUROC first; only averages where the terminal is too narrow for all."""
     console = open_console()
-    first = 3 + max(len(run.method) for run in results.methods)
-    fits = first + LAST + sum(max(CELL, len(column) + 3) for column in results.columns) <= console.width
-    console.print(_results_table(results, results.columns if fits else results.groups))
-    if not fits:
+    tables = [_results_table(results, columns) for columns in (results.columns, results.groups)]
+    if not print_table(console, *tables):
         console.print("The terminal is too narrow for every data set; results.csv and the report have them.")
     if console.is_terminal and any(row.certainty is not None for row in results.rows):
         console.print("Green: the best AUROC of a column, and those not significantly different from it (paired test).")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .console import open_console
+from .options import open_console, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,8 +35,6 @@ HEADS = {
     "fpr95_ood_positive": ("FPR95 A", "B", "B - A", "95 % interval", ""),
 }
 
-UNLIMITED = 10_000  # columns of text, more than any table has
-
 
 def compare(
     a: Annotated[Path, Argument(help="Output folder of `flatfold bench`.")],
@@ -56,8 +53,9 @@ def compare(
     """
     from ..evaluate.compare import check_labels, compare_methods, only_one_has
     from ..evaluate.compare import compare as compare_runs
+    from ..evaluate.methods import split_methods
 
-    labels = [] if methods is None else [label.strip() for label in re.split(r",(?![^\[(]*[\])])", methods)]
+    labels = [] if methods is None else split_methods(methods)
     if b is None and len(labels) != 2:
         raise typer.BadParameter("without a second folder, --methods must name two methods of the first.")
     runs = {folder: _load(folder) for folder in (a, b) if folder is not None}
@@ -95,9 +93,7 @@ def deviations(runs: Mapping[str, Results]) -> list[str]:
 def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> None:
     """Print a line per method and data set, and how it was computed; a narrow terminal gets AUROC only."""
     console = open_console()
-    table = _table(changes, tuple(HEADS))
-    fits = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width
-    console.print(table if fits else _table(changes, ("auroc",)))
+    fits = print_table(console, _table(changes, tuple(HEADS)), _table(changes, ("auroc",)))
     kinds = {change.paired for change in changes}
     how = MIXED if len(kinds) == 2 else PAIRED if kinds == {True} else UNPAIRED
     for line in (UNITS, how, CAUTION, *remarks):

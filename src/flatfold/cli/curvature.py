@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from .bench import check_folder, check_single, title_of
-from .console import count, log_progress, open_console, resumable
-from .options import DrawReport, Resume, SuiteName, SuiteOptions, grouped
+from .bench import title_of
+from .options import SuiteName, SuiteOptions, count, open_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +27,6 @@ LEGEND = (
 )
 
 
-@grouped
 def curvature(
     suite: SuiteName,
     options: SuiteOptions,
@@ -46,10 +44,7 @@ def curvature(
     alpha: Annotated[
         float | None, Option(min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's.")
     ] = None,
-    out: Annotated[Path | None, Option(help="Folder for study, features and report. Default: out/SUITE.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Images per pass; needs several times the memory of bench.")] = 64,
-    resume: Resume = True,
-    report: DrawReport = True,
 ) -> None:
     """Measure the curvature of the loss on ID and OOD images.
 
@@ -71,22 +66,15 @@ def curvature(
     from ..evaluate.study import Plan, forget_study, run_study
     from ..report.page import write_curvature
 
-    log_progress()
     plan = Plan(samples, matrix, loss, probes, steps, alpha)  # type: ignore[arg-type]  # Plan checks the names
     settings = options.settings()
-    folder = out or Path("out") / Path(suite).stem
-    check_folder(folder)
-    suites = options.suites(suite, folder, batch_size)
-    several = len(suites[0].siblings) > 1
-    check_study_folder(folder, several)
-    for each in suites:
-        place = folder / each.network if several else folder
-        with resumable(place):
-            if not resume:
-                forget_study(each, place, plan.samples)
-            study = run_study(each, place, settings, **{**asdict(plan), "seed": each.seed})
-            study.save(place)
-            page = write_curvature(place) if report else None
+    folder = options.out or Path("out") / Path(suite).stem
+    for place, each in options.suites(suite, folder, batch_size).items():
+        if not options.resume:
+            forget_study(each, place, plan.samples)
+        study = run_study(each, place, settings, **{**asdict(plan), "seed": each.seed})
+        study.save(place)
+        page = write_curvature(place) if options.report else None
         print_study(study)
         typer.echo(f"{count(len(study.statistics), 'row')} -> {place / 'curvature.csv'}, {place / 'curvature.json'}")
         typer.echo(f"traces of single images and spectra -> {place / 'curvature.safetensors'}")
@@ -94,16 +82,6 @@ def curvature(
             typer.echo(f"curvature -> {page}")
             if (place / "results.json").exists():
                 typer.echo(f"report -> {place / 'report.html'}")
-
-
-def check_study_folder(folder: Path, several: bool) -> None:
-    """Raise if the folder holds a study of one network and several are to come, or the other way round."""
-    check_folder(folder)
-    check_single(folder, several)
-    if several and (folder / "curvature.json").exists():
-        raise ValueError(f"{folder} holds a study of a single network. Choose another --out for several networks.")
-    if not several and any(folder.glob("*/curvature.json")):
-        raise ValueError(f"{folder} holds studies of several networks. Choose another --out for a single network.")
 
 
 def print_study(study: Study) -> None:
@@ -140,9 +118,9 @@ def _study_table(study: Study) -> Table:
         for column in columns:
             factor = None if dataset == ID else study.factor(dataset, *column)
             ratio = "" if factor is None else f" x{f'{factor:#.3g}'.rstrip('.')}"
-            values.append(format_value(study.cell(dataset, *column)) + ratio)
+            values.append(format_value(study.cells[dataset, *column]) + ratio)
         label = f"{dataset} (mean)" if dataset in study.groups else dataset
-        table.add_row(escape(label), str(study.cell(dataset, *columns[0]).n), *values)
+        table.add_row(escape(label), str(study.cells[dataset, *columns[0]].n), *values)
     return table
 
 
@@ -160,7 +138,7 @@ def _sentences(study: Study) -> Iterator[str]:
     from ..evaluate.study_results import typical_error
 
     for name in ("lambda_max", "trace"):
-        yield f"parameter {name}: {study.cell(ID, 'parameter', name).method}."
+        yield f"parameter {name}: {study.cells[ID, 'parameter', name].method}."
     cells = study.cells
     if any(cells[d, "parameter", "trace"].value < cells[d, "parameter", "lambda_max"].value for d in study.datasets):
         yield "A parameter trace can be below its lambda_max, because it includes the eigenvalues below zero."
@@ -189,8 +167,8 @@ def _claim(study: Study, space: Space, name: Name) -> Iterator[str]:
     from ..evaluate.results import ID
     from ..evaluate.study_results import above
 
-    reference = study.cell(ID, space, name)
-    signs = {dataset: above(study.cell(dataset, space, name), reference) for dataset in study.datasets[1:]}
+    reference = study.cells[ID, space, name]
+    signs = {dataset: above(study.cells[dataset, space, name], reference) for dataset in study.datasets[1:]}
     lower, unclear = ([dataset for dataset, sign in signs.items() if sign == which] for which in (-1, 0))
     if lower:
         yield f"The paper's claim does not hold here for the {space} {name} of {', '.join(lower)}: below id."

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from .console import captured_warnings, count, interruptible
 from .options import (
     FPR,
     IMAGES,
@@ -19,28 +17,25 @@ from .options import (
     ImageOptions,
     MaxUnreadable,
     ModelOptions,
+    PerClass,
     TransformOptions,
     With,
     Workers,
-    check_fpr,
+    captured_warnings,
     check_out,
-    grouped,
+    count,
     load_plugins,
     make_detector,
 )
 
-if TYPE_CHECKING:
-    from ..scoring.guard import Guard
 
-
-@grouped
 def fit(
     images: Annotated[Path, Argument(help=f"ID images that the model was not trained on: {IMAGES}.")],
     model: ModelOptions,
     out: Annotated[Path, Option(help="File to write, such as guard.safetensors.")],
     method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = "autofold",
-    fpr: Annotated[float, Option(help="False-alarm rate: share of ID inputs that may raise an alarm.")] = FPR,
-    per_class: Annotated[bool, Option("--per-class", help="Guarantee the rate for every predicted class.")] = False,
+    fpr: Annotated[float, Option(min=1e-9, max=1, help="Share of ID inputs that may raise an alarm.")] = FPR,
+    per_class: PerClass = False,
     calibration: Annotated[Path | None, Option(help="Images for calibration. Default: half of IMAGES.")] = None,
     *,
     transform: TransformOptions,
@@ -76,7 +71,6 @@ def fit(
     """
     load_plugins(own)
     detector = make_detector(method, images, calibration, "IMAGES")
-    check_fpr(fpr)
     check_out(out, images, calibration, model.weights)
     from ..detectors import get_method, parse_method
     from ..models.images import LISTS
@@ -95,49 +89,41 @@ def fit(
             f"{name} learns from labels, but {images} is read without. Sort the images into one folder per class, in "
             "the order of the model's outputs, or choose a --method that needs no labels, such as fold."
         )
-    with interruptible(f"stopped; nothing was written to {out}"):
-        with captured_warnings():
-            guard = Guard.fit(
-                model.open(),
-                source,
-                detector,
-                fpr,
-                calibration=held_out,
-                per_class=per_class,
-                head=head,
-                device=device,
-                seed=seed,
-                workers=workers,
-                unreadable=max_unreadable,
-            )
-        guard.save(out)
-    held_out_from = "a random half of them" if calibration is None else str(calibration)
-    typer.echo("\n".join(_describe(guard, method, images, held_out_from, out)))
-
-
-def _describe(guard: Guard, method: str, images: Path, held_out_from: str, out: Path) -> Iterator[str]:
-    result, calibration = guard.fit_result, guard.calibration
+    with captured_warnings():
+        guard = Guard.fit(
+            model.open(),
+            source,
+            detector,
+            fpr,
+            calibration=held_out,
+            per_class=per_class,
+            head=head,
+            device=device,
+            seed=seed,
+            workers=workers,
+            unreadable=max_unreadable,
+        )
+    guard.save(out)
+    result, calibrated = guard.fit_result, guard.calibration
     assert result is not None
-    right = (
-        "no labels" if result.accuracy is None else f"the model is right about {100 * result.accuracy:.1f} % of them"
-    )
+    accuracy = result.accuracy
+    right = "no labels" if accuracy is None else f"the model is right about {100 * accuracy:.1f} % of them"
     buffers = ((name.rpartition(".")[2], values) for name, values in guard.detector.named_buffers())
     chosen = "".join(  # single numbers that a method chose itself, such as AutoFold's alpha
         f", {name.removesuffix('_')} = {values.item():g}"
         for name, values in buffers
         if name.endswith("_") and not values.ndim
     )
-    low, high = (float(edge) for edge in calibration.threshold.aminmax())
-    threshold = f"{low:.4g} to {high:.4g}, by predicted class" if calibration.per_class else f"{low:.4g}"
-    yield f"images       {result.samples:,} of {images}; {right}"
-    yield f"method       {method}{chosen}"
-    yield f"calibration  {count(calibration.samples, 'image')}, {held_out_from}"
-    yield f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm"
-    yield f"threshold    alarm if the score is above {threshold}"
-    yield f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB"
+    low, high = (float(edge) for edge in calibrated.threshold.aminmax())
+    threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
+    typer.echo(f"images       {result.samples:,} of {images}; {right}")
+    typer.echo(f"method       {method}{chosen}")
+    typer.echo(f"calibration  {count(calibrated.samples, 'image')}, {calibration or 'a random half of them'}")
+    typer.echo(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm")
+    typer.echo(f"threshold    alarm if the score is above {threshold}")
+    typer.echo(f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB")
 
 
-@grouped
 def export(
     guard: Annotated[Path, Argument(help="Guard file, from `flatfold fit` or Guard.save.")],
     model: ModelOptions,

@@ -1,10 +1,12 @@
-"""Options that several commands share, as groups: each is a dataclass whose fields are options."""
+"""What commands share: options, groups of options (dataclasses whose fields are options), checks, and output."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
@@ -18,6 +20,8 @@ import typer
 from typer import Argument, Option
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
     from torch import nn
 
     from ..detectors.base import Detector
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
     from ..models.transform import Transform
 
 FPR = 0.05
+
+PIPE = 200  # columns of text where the output is not a terminal
+
+UNLIMITED = 10_000  # columns of text, more than any table has
 
 IMAGES = "folder of images or of parquet files, .parquet or .npz file, or list of paths (.txt, .lst, .list)"
 
@@ -44,6 +52,13 @@ Pretrained = Annotated[str | None, Option(help="Name of published weights of a l
 Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
 Workers = Annotated[int, Option(min=0, help="Number of processes that read images ahead.")]
 BatchSize = Annotated[int, Option(min=1, help="Images per forward pass.")]
+Rate = Annotated[
+    float | None,
+    Option(
+        min=1e-9, max=1, help=f"Share of ID inputs that may raise an alarm. Default: the guard's, without one {FPR:g}."
+    ),
+]
+PerClass = Annotated[bool, Option("--per-class", help="Guarantee the rate for every predicted class.")]
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]
@@ -57,9 +72,6 @@ SuiteName = Annotated[
 Data = Annotated[
     Path | None, Option(help="Folder with OpenOOD's `data` and `results`. Default: the environment variable OPENOOD.")
 ]
-DrawReport = Annotated[
-    bool, Option("--report/--no-report", help="Write the HTML page, or leave that to `flatfold report`.")
-]
 Resume = Annotated[bool, Option("--resume/--restart", help="Resume an earlier run, or start again.")]
 With = Annotated[
     list[Path] | None,
@@ -72,7 +84,7 @@ With = Annotated[
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take option groups: a parameter whose type is a dataclass stands for the options in its fields."""
+    """Let a command take option groups, whose fields become its options, and end with code 130 when interrupted."""
     groups, parameters = {}, []
     for parameter in signature(command, eval_str=True).parameters.values():
         group, options = parameter.annotation, [parameter]
@@ -85,7 +97,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         for name, (make, names) in groups.items():
             values[name] = make(**{option: values.pop(option) for option in names})
-        command(**values)
+        try:
+            command(**values)
+        except KeyboardInterrupt:
+            advice = "Run the same command again, without --restart, to continue."
+            typer.echo(f"flatfold: interrupted; no file is half written. {advice}", err=True)
+            raise typer.Exit(130) from None
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return run
@@ -101,32 +118,28 @@ class ModelOptions:
 
     def open(self) -> nn.Module:
         """Return the network in evaluation mode."""
-        return open_model(self.model, self.weights, self.pretrained)
+        from ..models.model_loading import load_weights, make_model, named_model
 
-
-def open_model(model: str, weights: Path | None = None, pretrained: str | None = None) -> nn.Module:
-    """Return the network that --model, --weights and --pretrained name, in evaluation mode."""
-    from ..models.model_loading import load_weights, make_model, named_model
-
-    if ".py:" in model:
-        module, _, function = model.rpartition("/")[2].partition(".py:")
-        raise ValueError(
-            f"--model takes a module, not a file, got {model!r}. Write {module}:{function} and run the command in the "
-            "folder of that file."
-        )
-    if re.fullmatch(r"[\w.]+:\w+", model):
-        if pretrained is not None:
-            raise ValueError(f"--pretrained applies to a library's network, not to {model}. Use --weights FILE.")
-        network = make_model(model, Path.cwd(), seed=0)
-        if weights is not None:
-            load_weights(network, weights)
-        return network.eval()
-    if "/" not in model:
-        raise ValueError(
-            f"--model must be package.module:function or library/name, got {model!r}. "
-            "Examples: nets:resnet20, torchvision/resnet50."
-        )
-    return named_model(model, weights, pretrained)
+        model = self.model
+        if ".py:" in model:
+            module, _, function = model.rpartition("/")[2].partition(".py:")
+            raise ValueError(
+                f"--model takes a module, not a file, got {model!r}. Write {module}:{function} and run the command in "
+                "the folder of that file."
+            )
+        if re.fullmatch(r"[\w.]+:\w+", model):
+            if self.pretrained is not None:
+                raise ValueError(f"--pretrained applies to a library's network, not to {model}. Use --weights FILE.")
+            network = make_model(model, Path.cwd(), seed=0)
+            if self.weights is not None:
+                load_weights(network, self.weights)
+            return network.eval()
+        if "/" not in model:
+            raise ValueError(
+                f"--model must be package.module:function or library/name, got {model!r}. "
+                "Examples: nets:resnet20, torchvision/resnet50."
+            )
+        return named_model(model, self.weights, self.pretrained)
 
 
 @dataclass(frozen=True)
@@ -198,7 +211,7 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """How the networks and images of a suite are found and read."""
+    """How the networks and images of a suite are found and read, and where results go."""
 
     networks: Annotated[
         str | None,
@@ -211,6 +224,13 @@ class SuiteOptions:
         str | None,
         Option(help="Random seed for data splits and training; several as 0,1,2. Default: the suite file's, or 0."),
     ] = None
+    out: Annotated[
+        Path | None, Option(help="Folder for all files. Default: out/SUITE; for reproduce, out/paper/SUITE.")
+    ] = None
+    resume: Resume = True
+    report: Annotated[
+        bool, Option("--report/--no-report", help="Write the HTML page, or leave that to `flatfold report`.")
+    ] = True
     data: Data = None
     device: Device = "cpu"
     workers: Workers = 0
@@ -221,66 +241,70 @@ class SuiteOptions:
 
     def suites(
         self, suite: str, folder: Path, batch_size: int, limit: int | None = None, default: list[str] | None = None
-    ) -> list[Suite]:
-        """Return a suite per network and seed; ``default`` names the networks where --networks does not."""
+    ) -> dict[Path, Suite]:
+        """Return the suite of each network and seed by the folder of its results; ``default`` names the networks."""
         from ..evaluate.suites.library import load_suites
 
-        names = default if self.networks is None else [name.strip() for name in self.networks.split(",")]
-        return load_suites(suite, folder, self.seeds(), batch_size, self.data, self.any_counts, names, limit)
-
-    def seeds(self) -> list[int] | None:
-        """Return the seeds in a text such as ``0,1,2``, each once."""
-        if self.seed is None:
-            return None
-        words = [word.strip() for word in self.seed.split(",")]
-        if not all(word.isdecimal() and int(word) < 2**32 for word in words):
+        place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not place.is_dir():
+            raise NotADirectoryError(f"--out must be a folder, but {place} is a file. Choose another folder.")
+        seeds = None if self.seed is None else [word.strip() for word in self.seed.split(",")]
+        if seeds and not all(word.isdecimal() and int(word) < 2**32 for word in seeds):
             raise ValueError(
                 f"--seed takes whole numbers from 0 to 2^32 - 1, separated by commas as in 0,1,2, got {self.seed!r}."
             )
-        return list(dict.fromkeys(map(int, words)))
+        numbers = None if seeds is None else list(dict.fromkeys(map(int, seeds)))
+        names = default if self.networks is None else [name.strip() for name in self.networks.split(",")]
+        suites = load_suites(suite, folder, numbers, batch_size, self.data, self.any_counts, names, limit)
+        several = len(suites[0].siblings) > 1
+        if several and any((folder / name).exists() for name in ("results.json", "curvature.json")):
+            raise ValueError(f"{folder} holds the results of a single run. Choose another --out for several runs.")
+        if not several and ((folder / "summary.json").exists() or any(folder.glob("*/curvature.json"))):
+            raise ValueError(f"{folder} holds the results of several runs. Choose another --out for a single run.")
+        return {folder / each.network if several else folder: each for each in suites}
 
     def settings(self, bootstrap: int = 1000) -> Settings:
-        """Return how the suites are run, after a look at the device."""
+        """Return how the suites are run, after a look at the device; from now on stderr shows what the library logs."""
         from ..evaluate.banks import Settings
         from ..models.forward import usable_device
 
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("flatfold").setLevel(logging.INFO)
+        logging.getLogger("flatfold.models").setLevel(logging.ERROR)  # the runner logs the same with the data set
         usable_device(self.device)
         command = " ".join(["flatfold", *sys.argv[1:]])
         return Settings(self.device, self.workers, self.max_unreadable, bootstrap, command)
 
 
 def load_plugins(paths: Iterable[Path] | None) -> tuple[str, ...]:
-    """Run Python files, each once, and return the names of the methods that they registered."""
+    """Run Python files, each once, and return the names of the methods that they registered.
+
+    A file may import modules from its own folder.
+    """
     from ..detectors import METHODS
 
     before = set(METHODS)
     for path in dict.fromkeys(path.resolve() for path in paths or ()):
-        count = len(METHODS)
-        _run_file(path)
-        if len(METHODS) == count:
+        if path.suffix != ".py" or not path.is_file():
+            raise ValueError(f"--with takes a Python file, but {path} is not one. Check the path.")
+        registered, name = len(METHODS), f"flatfold_own_{path.stem}"
+        spec = spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up there
+        sys.path.insert(0, str(path.parent))
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # any error of the user's file
+            raise ValueError(f"{path} failed to run: {type(error).__name__}: {error}") from error
+        finally:
+            sys.path.remove(str(path.parent))
+        if len(METHODS) == registered:
             raise ValueError(
                 f"{path} registers no method. "
                 'Put @flatfold.register("name") above a class that derives from flatfold.Detector.'
             )
     return tuple(name for name in METHODS if name not in before)
-
-
-def _run_file(path: Path) -> None:
-    """Import a file as a module; it may import modules from its own folder."""
-    if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"--with takes a Python file, but {path} is not one. Check the path.")
-    name = f"flatfold_own_{path.stem}"
-    spec = spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up there
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # any error of the user's file
-        raise ValueError(f"{path} failed to run: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(str(path.parent))
 
 
 @contextmanager
@@ -295,22 +319,17 @@ def invalid_usage(option: str) -> Iterator[None]:
 def check_out(out: Path, *inputs: Path | None) -> None:
     """Raise unless ``out`` can be written, is none of the inputs, and does not join the tables of an input folder."""
     parent = next(folder for folder in out.absolute().parents if folder.exists())
-    if out.is_dir():
-        reason = "it is a folder"
-    elif out.exists() and not out.is_file():
-        reason = "it is a device or a pipe"
-    elif not parent.is_dir():
-        reason = f"{parent} is a file"
-    elif not os.access(parent, os.W_OK | os.X_OK):
-        reason = f"{parent} is not writable"
-    else:
-        reason = ""
-    for path in (path for path in inputs if path is not None and path.exists()):
-        if out.exists() and out.samefile(path):
-            reason = reason or "it is an input of this command"
-        elif out.suffix.lower() == ".parquet" and path.is_dir() and out.absolute().parent.resolve() == path.resolve():
-            reason = reason or f"every .parquet file in {path} is an input of this command"
-    if reason:
+    there = [path for path in inputs if path is not None and path.exists()]
+    neighbours = [path for path in there if path.is_dir() and path.resolve() == out.absolute().parent.resolve()]
+    problems = {
+        "it is a folder": out.is_dir(),
+        "it is a device or a pipe": out.exists() and not out.is_file(),
+        f"{parent} is a file": not parent.is_dir(),
+        f"{parent} is not writable": not os.access(parent, os.W_OK | os.X_OK),
+        "it is an input of this command": out.exists() and any(out.samefile(path) for path in there),
+        "every .parquet file in this folder is an input": out.suffix.lower() == ".parquet" and bool(neighbours),
+    }
+    for reason in (reason for reason, found in problems.items() if found):
         raise typer.BadParameter(f"{out} cannot be written: {reason}. Choose another file.", param_hint="--out")
 
 
@@ -321,14 +340,6 @@ def check_table(out: Path, *inputs: Path | None) -> None:
     with invalid_usage("--out"):
         check_format(out)
     check_out(out, *inputs)
-
-
-def check_fpr(fpr: float | None) -> None:
-    """Raise unless the false-alarm rate is one."""
-    from ..scoring.calibrated import check_rate
-
-    with invalid_usage("--fpr"):
-        check_rate(FPR if fpr is None else fpr)
 
 
 def make_detector(method: str, fit: Path | None, calibration: Path | None, fit_option: str = "--fit") -> Detector:
@@ -351,3 +362,50 @@ def make_detector(method: str, fit: Path | None, calibration: Path | None, fit_o
     else:
         return create(name, **hyper)
     raise typer.BadParameter(f"{method} {problem}", param_hint="--method")
+
+
+def open_console() -> Console:
+    """Return the terminal, or a pipe that is wide enough for any table."""
+    from rich.console import Console  # late: --help needs none
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = PIPE
+    return console
+
+
+def print_table(console: Console, table: Table, narrow: Table) -> bool:
+    """Print a table if it fits into the terminal, else a narrower one; return whether it fits."""
+    fits = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width
+    console.print(table if fits else narrow)
+    return fits
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Example:
+        >>> count(1, "row"), count(1200, "row")
+        ('1 row', '1,200 rows')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+@contextmanager
+def captured_warnings() -> Iterator[None]:
+    """Print log messages at once and warnings at the end, each once, as notes on stderr."""
+    log, handler = logging.getLogger("flatfold"), logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    log.addHandler(handler)
+    propagated, log.propagate = log.propagate, False  # a root logger that prints would repeat everything
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")  # deprecations of other libraries
+            warnings.simplefilter("always", UserWarning)
+            yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagated
+        for message in dict.fromkeys(str(warning.message) for warning in caught):
+            typer.echo(f"note: {message}", err=True)

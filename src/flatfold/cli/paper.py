@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .console import log_progress, open_console, resumable
-from .curvature import check_study_folder
-from .options import DrawReport, Resume, SuiteName, SuiteOptions, With, grouped, load_plugins
+from .options import SuiteName, SuiteOptions, With, load_plugins, open_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,11 +62,9 @@ def paper(
         _print_table(console, table)
 
 
-@grouped
 def reproduce(
     suite: SuiteName,
     options: SuiteOptions,
-    out: Annotated[Path | None, Option(help="Folder for all files. Default: out/paper/SUITE.")] = None,
     batch_size: Annotated[
         int, Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
     ] = 64,
@@ -86,8 +82,6 @@ def reproduce(
     methods: Annotated[
         str | None, Option(help="As for bench. Default: the paper's, tuned as in the paper where the suite allows it.")
     ] = None,
-    resume: Resume = True,
-    report: DrawReport = True,
     own: With = None,
 ) -> None:
     """Measure everything that the paper reports on one suite, and judge the claim of every table and figure.
@@ -104,39 +98,35 @@ def reproduce(
 
     Example: flatfold reproduce cifar10 --data ~/OpenOOD --device cuda --workers 8
     """
-    from ..evaluate.methods import parse_specs
+    from ..evaluate.methods import split_methods
     from ..evaluate.runner import check_specs
-    from ..evaluate.suites.digit_networks import DIGIT_NETWORKS
+    from ..evaluate.suites.digits import DIGIT_NETWORKS
     from ..evaluate.suites.library import DIGITS
     from ..paper.full_scale import write_full_scale
-    from ..paper.run import Plan, check_suite, conclude, forget_reproduction, place_of
+    from ..paper.run import Plan, check_suite, conclude, forget_reproduction
     from ..paper.run import reproduce as run
 
-    log_progress()
     load_plugins(own)
-    chosen = None if methods is None else tuple(check_specs(parse_specs(methods)))
+    chosen = None if methods is None else tuple(check_specs(split_methods(methods)))
     plan = Plan(samples=samples, rounds=rounds, methods=chosen, alpha=alpha)
     settings = options.settings(bootstrap)
-    folder = out or Path("out") / "paper" / Path(suite).stem
-    with resumable(folder):
-        every = list(DIGIT_NETWORKS) if suite == DIGITS else None  # the paper has several networks
-        suites = options.suites(suite, folder, batch_size, limit, every)
-        several = len(suites[0].siblings) > 1
-        names = suites[0].siblings if several else [""]
-        check_study_folder(folder, several)
-        check_suite(folder, names, suites[0].name)
-        runs = []
-        for network in suites:
-            place = place_of(network, folder)
-            if not resume:
-                forget_reproduction(network, place, plan)
-            runs += run([network], folder, settings, plan)
-            if report:
-                from ..report.page import write_curvature
+    folder = options.out or Path("out") / "paper" / Path(suite).stem
+    every = list(DIGIT_NETWORKS) if suite == DIGITS else None  # the paper has several networks
+    suites = options.suites(suite, folder, batch_size, limit, every)
+    first = next(iter(suites.values()))
+    names = [""] if folder in suites else first.siblings
+    check_suite(folder, names, first.name)
+    runs = []
+    for place, network in suites.items():
+        if not options.resume:
+            forget_reproduction(network, place, plan)
+        runs += run([network], folder, settings, plan)
+        if options.report:
+            from ..report.page import write_curvature
 
-                write_curvature(place)
-            typer.echo(f"{network.network or network.name} -> {place}")
-        _finish(folder, conclude(folder, names, runs), report)
+            write_curvature(place)
+        typer.echo(f"{network.network or network.name} -> {place}")
+    _finish(folder, conclude(folder, names, runs), options.report)
     typer.echo(f"commands and data of a full run -> {write_full_scale(folder)}")
 
 

@@ -13,45 +13,43 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from .console import count, interruptible
 from .options import (
     IMAGES,
     Device,
     ImageOptions,
     ModelOptions,
+    Rate,
     Resume,
     TransformOptions,
     With,
     Workers,
-    check_fpr,
     check_table,
-    grouped,
+    count,
     invalid_usage,
     load_plugins,
 )
 
 if TYPE_CHECKING:
     from ..io.store import Part
-    from ..scoring.batch import Executor, Parts, ScoringJob, Summary
+    from ..scoring.batch import Parts, ScoringJob, Summary
 
 SHOWN = 3  # images without a score that are named
 
 INCOMPLETE = 3  # exit code when some images have no score
 
 
-@grouped
 def score(
     images: Annotated[Path, Argument(help=f"Images to score: {IMAGES}.")],
     guard: Annotated[Path, Option(help="Guard file, from `flatfold fit` or Guard.save.")],
     model: ModelOptions,
     out: Annotated[Path, Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
-    fpr: Annotated[float | None, Option(help="Share of ID inputs that may raise alarms. Default: the guard's.")] = None,
-    shard: Annotated[str | None, Option(help="Part to score, as i/n; `flatfold join` merges the tables.")] = None,
+    fpr: Rate = None,
+    shard: Annotated[str | None, Option(help="Part of the images, as i/n; `flatfold join` merges the tables.")] = None,
     resume: Resume = True,
     workers: Workers = 0,
     device: Device = "cpu",
     engine: Annotated[Literal["local", "ray"], Option(help="Run in this process or on a Ray cluster.")] = "local",
-    actors: Annotated[int | None, Option(min=1, help="Ray actors. Default: as many as fit.")] = None,
+    actors: Annotated[int | None, Option(min=1, help="Number of Ray actors. Default: as many as fit.")] = None,
     gpus: Annotated[float, Option(min=0, help="GPUs per Ray actor; use with --device cuda.")] = 0.0,
     *,
     options: ImageOptions,
@@ -81,7 +79,6 @@ def score(
     from ..scoring.guard_file import read_guard
 
     load_plugins(own)
-    check_fpr(fpr)
     check_table(out, images)
     with invalid_usage("--shard"):
         part = Shard() if shard is None else Shard.parse(shard)
@@ -93,73 +90,55 @@ def score(
             raise typer.BadParameter(f"{message}--model imports.", param_hint="--with")
         from ..scoring.ray import run_on_ray  # late: Ray is an extra
 
-        watch = Stopwatch(partial(run_on_ray, actors=actors, gpus=gpus))
+        executor = partial(run_on_ray, actors=actors, gpus=gpus)
     elif actors is not None or gpus:
         raise typer.BadParameter("--actors and --gpus apply to --engine ray only.")
     else:
-        watch = Stopwatch(partial(run_local, workers=workers))
+        executor = partial(run_local, workers=workers)
     file = read_guard(guard)
     source = options.open(images, transform.transform(guard, file.transform))
     job = ScoringJob(file, model.open, source, fpr, device)
-    same = "the same command" if resume else "the same command without --restart"
-    with interruptible(f"interrupted; run {same} to resume"):
-        try:
-            summary = score_images(job, out, shard=part, executor=watch, restart=not resume)
-        except (RuntimeError, MemoryError) as error:  # out of memory, or a reading process was killed
-            reason = str(error).strip().partition("\n")[0].rstrip(". ") or "out of memory"
-            raise OSError(f"{reason}. Run the same command again to resume.") from error
-    print_summary(summary, out, watch)
+    now, start = 0, perf_counter()  # now: images that no earlier run has scored
+
+    def counted(job: ScoringJob, parts: Parts) -> Iterator[tuple[int, Part]]:
+        nonlocal now
+        now = sum(map(len, parts.values()))
+        return executor(job, parts)
+
+    try:
+        summary = score_images(job, out, shard=part, executor=counted, restart=not resume)
+    except (RuntimeError, MemoryError) as error:  # out of memory, or a reading process was killed
+        reason = str(error).strip().partition("\n")[0].rstrip(". ") or "out of memory"
+        raise OSError(f"{reason}. Run the same command again to resume.") from error
+    seconds, earlier = perf_counter() - start, summary.scored + summary.unreadable - now
+    speed = f"{seconds:.1f} s, {now / seconds:.0f} images per second"
+    speed = f"{earlier:,} scored before, {now:,} now: {speed}" if earlier else speed
+    print_summary(summary, out, speed if now else "nothing to do: all images were scored before")
 
 
-class Stopwatch:
-    """An executor that counts the images it is given and measures its time."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-        self.images = 0
-        self.start = 0.0
-
-    def __call__(self, job: ScoringJob, parts: Parts) -> Iterator[tuple[int, Part]]:
-        """Yield the parts that the executor computes."""
-        self.images, self.start = sum(map(len, parts.values())), perf_counter()
-        return self.executor(job, parts)
-
-    def report(self, total: int) -> str:
-        """Return how long the images took that no earlier run had scored."""
-        if not self.images:
-            return "nothing to do: all images were scored before"
-        seconds = perf_counter() - self.start
-        speed = f"{seconds:.1f} s, {self.images / seconds:.0f} images per second"
-        earlier = total - self.images
-        return f"{earlier:,} scored before, {self.images:,} now: {speed}" if earlier else speed
-
-
-def print_summary(summary: Summary, out: Path, watch: Stopwatch | None = None) -> None:
+def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
     """Print the counts of a table to stderr, and exit with code 3 if some images have no score."""
+    from ..scoring.batch import unreadable_path
+
     total = summary.scored + summary.unreadable
     shard = "" if summary.shard.of == 1 else f"shard {summary.shard}: "
     scored = f"{summary.scored:,} scored" if summary.unreadable else "all scored" if total else "nothing to score"
     typer.echo(f"{shard}{count(total, 'image')}, {scored} -> {out}", err=True)
     if summary.scored:
         typer.echo(str(summary.monitor), err=True)
-    if watch is not None and total:
-        typer.echo(watch.report(total), err=True)
-    if summary.unreadable:
-        typer.echo("\n".join(_list_unreadable(summary.unreadable, out)), err=True)
-        raise typer.Exit(INCOMPLETE)
-
-
-def _list_unreadable(number: int, out: Path) -> Iterator[str]:
-    from ..scoring.batch import unreadable_path
-
+    if speed and total:
+        typer.echo(speed, err=True)
+    if not summary.unreadable:
+        return
     path = unreadable_path(out)
-    yield f"{count(number, 'image')} could not be scored -> {path}"
+    typer.echo(f"{count(summary.unreadable, 'image')} could not be scored -> {path}", err=True)
     with path.open(encoding="utf-8", newline="") as file:
         for row in islice(csv.DictReader(file), SHOWN):
             line = row["reason"] if row["path"] in row["reason"] else f"{row['path']}: {row['reason']}"
-            yield f"  {' '.join(line.split())}"  # a file name may have a line break
-    if number > SHOWN:
-        yield f"  and {number - SHOWN:,} more"
+            typer.echo(f"  {' '.join(line.split())}", err=True)  # a file name may have a line break
+    if summary.unreadable > SHOWN:
+        typer.echo(f"  and {summary.unreadable - SHOWN:,} more", err=True)
+    raise typer.Exit(INCOMPLETE)
 
 
 def join(

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .console import captured_warnings, count, interruptible
-from .options import FPR, METHOD, With, check_fpr, check_table, load_plugins, make_detector
+from .options import (
+    FPR,
+    METHOD,
+    PerClass,
+    Rate,
+    With,
+    captured_warnings,
+    check_table,
+    count,
+    load_plugins,
+    make_detector,
+)
 
 if TYPE_CHECKING:
     from ..detectors.base import Detector
@@ -42,8 +52,8 @@ def score_features(
     method: Annotated[str | None, Option(help=f"Method to fit to --head: a {METHOD}. Default: {DEFAULT}.")] = None,
     fit: Annotated[Path | None, Option(help="ID features, for methods that learn from data.")] = None,
     calibration: Annotated[Path | None, Option(help="Other ID features, for p-values and alarms.")] = None,
-    per_class: Annotated[bool, Option("--per-class", help="Guarantee the rate for every predicted class.")] = False,
-    fpr: Annotated[float | None, Option(help=f"Rate of alarms on ID inputs. Default: the guard's, or {FPR}.")] = None,
+    per_class: PerClass = False,
+    fpr: Rate = None,
     out: Annotated[Path | None, Option(help="Table (*.csv, *.jsonl, *.parquet). Default: CSV to stdout.")] = None,
     own: With = None,
 ) -> None:
@@ -71,7 +81,6 @@ def score_features(
     if head is not None and calibration is None and (per_class or fpr is not None):
         raise typer.BadParameter("--fpr and --per-class need held-out ID features. Give them as --calibration.")
     load_plugins(own)
-    check_fpr(fpr)
     if out is not None:
         check_table(out, features, fit, calibration)
 
@@ -125,13 +134,12 @@ def _write(chunks: Iterator[Columns], rows: int, out: Path | None) -> None:
 
     if out is not None or not sys.stdout.isatty():
         chunks = track(chunks, "scoring", -(-rows // ROWS_AT_ONCE))
-    with interruptible("stopped" if out is None else f"stopped; nothing was written to {out}"):
-        if out is not None:
-            write_rows(chunks, out)
-            return
-        try:
-            sys.stdout.writelines(csv_text(chunks))
-            sys.stdout.flush()
-        except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would fail again when it exits
-            raise typer.Exit(0) from None
+    if out is not None:
+        write_rows(chunks, out)
+        return
+    try:
+        sys.stdout.writelines(csv_text(chunks))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would fail again when it exits
+        raise typer.Exit(0) from None

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from .options import Pretrained, TransformOptions, Weights, With, grouped, load_plugins, open_model
+from .options import ModelOptions, Pretrained, Rate, TransformOptions, Weights, With, load_plugins
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
 TOKEN = "FLATFOLD_TOKEN"  # an environment variable: everybody on the machine can read a command line
 
 
-@grouped
 def serve(
-    guard: Annotated[Path, typer.Argument(help="File written by `guard.save`.")],
+    guard: Annotated[Path, Argument(help="File written by `guard.save`.")],
     options: TransformOptions,
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="The network, as for `flatfold export`: package.module:function or library/name. Without it, only "
             "features are scored.",
             show_default=False,
@@ -37,33 +37,31 @@ def serve(
     ] = None,
     weights: Weights = None,
     pretrained: Pretrained = None,
-    device: Annotated[str, typer.Option(help="Device of the network: cpu, cuda ...")] = "cpu",
-    fpr: Annotated[
-        float | None, typer.Option(help="False-alarm rate on in-distribution inputs. Default: that of the guard.")
-    ] = None,
+    device: Annotated[str, Option(help="Device of the network: cpu, cuda ...")] = "cpu",
+    fpr: Rate = None,
     names: Annotated[
-        Path | None, typer.Option(help="File with one class name per line, in the order of the outputs.")
+        Path | None, Option(help="File with one class name per line, in the order of the outputs.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(help=f"File with a token that requests must carry. Or set the variable {TOKEN}."),
+        Option(help=f"File with a token that requests must carry. Or set the variable {TOKEN}."),
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="Another name of the service, without port; repeatable.")
+        list[str] | None, Option(help="Another host name of the service, without port; repeatable.")
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Origin of a web page that may use the service: https://example.org; repeatable."),
+        Option(help="Origin of a web page that may use the service: https://example.org; repeatable."),
     ] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Largest number of inputs in one forward pass.")] = 64,
-    max_waiting: Annotated[int, typer.Option(min=1, help="Largest number of inputs that wait for the model.")] = 1024,
-    max_body: Annotated[float, typer.Option(help="Largest request body in megabytes.")] = 16,
-    max_images: Annotated[int, typer.Option(min=1, help="Largest number of images in a request.")] = 64,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Largest number of pixels of an image.")] = 50_000_000,
-    timeout: Annotated[float, typer.Option(help="Seconds for a request to arrive, and then to be answered.")] = 30,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for every request.")] = False,
+    max_batch: Annotated[int, Option(min=1, help="Largest number of inputs in one forward pass.")] = 64,
+    max_waiting: Annotated[int, Option(min=1, help="Largest number of inputs that wait for the model.")] = 1024,
+    max_body: Annotated[float, Option(help="Largest request body in megabytes.")] = 16,
+    max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = 64,
+    max_pixels: Annotated[int, Option(min=1, help="Largest number of pixels of an image.")] = 50_000_000,
+    timeout: Annotated[float, Option(help="Seconds for a request to arrive, and then to be answered.")] = 30,
+    access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
     own: With = None,
 ) -> None:
     """Score images and features over HTTP, with a page to try it and to watch the stream of scores.
@@ -104,7 +102,7 @@ def serve(
     )
     if not is_loopback(host) and token is None:
         typer.echo(f"note: everybody who can reach {host} can use this service: it has no --token-file", err=True)
-    network = None if model is None else open_model(model, weights, pretrained)
+    network = None if model is None else ModelOptions(model, weights, pretrained).open()
     app = create_app(_load(guard, network, fpr, device, options), settings)
     scorer = app.state.service.scorer
     with bind(host, port) as bound:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .console import count, open_console
-from .options import Data, invalid_usage, parse_numbers
+from .options import Data, count, invalid_usage, open_console, parse_numbers
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,25 +60,14 @@ def init(
 
     Example: flatfold suite init mine.toml --test photos/test --near birds=photos/birds --model nets:make
     """
-    from ..evaluate.suites.scaffold import Parts, write_suite
+    from ..evaluate.suites.scaffold import write_suite
+    from ..models.transform import Transform
 
-    parts = Parts(
-        train=train,
-        val=val,
-        test=test,
-        ood_val=ood_val,
-        near=_parse_named("--near", near),
-        far=_parse_named("--far", far),
-        images=images,
-        model=model,
-        weights=weights,
-        accuracy=accuracy,
-        resize=resize,
-        crop=crop,
-        mean=_parse_channels("--mean", mean),
-        std=_parse_channels("--std", std),
-    )
-    missing, notes = write_suite(file, parts, force)
+    places = {"train": train, "val": val, "test": test, "ood_val": ood_val}
+    ood = [*_parse_named("near", near or ()), *_parse_named("far", far or ())]
+    means, deviations = _parse_channels("--mean", mean), _parse_channels("--std", std)
+    transform = Transform(resize, crop, means, deviations, "L" if len(means or deviations or ()) == 1 else "RGB")
+    missing, notes = write_suite(file, places, ood, transform, images, model, weights, accuracy, force)
     typer.echo(f"suite -> {file}")
     if missing:
         typer.echo(f"fill in first: {', '.join(missing)}")
@@ -88,14 +76,12 @@ def init(
     typer.echo(f"next: flatfold doctor {file}, then flatfold bench {file}")
 
 
-def _parse_named(option: str, pairs: list[str] | None) -> list[tuple[str, Path]]:
-    named = []
-    for pair in pairs or ():
+def _parse_named(group: str, pairs: Sequence[str]) -> Iterator[tuple[str, str, Path]]:
+    for pair in pairs:
         name, _, place = pair.partition("=")
         if not name or not place:
-            raise typer.BadParameter(f"write NAME=DIR, got {pair!r}.", param_hint=option)
-        named.append((name, Path(place)))
-    return named
+            raise typer.BadParameter(f"write NAME=DIR, got {pair!r}.", param_hint=f"--{group}")
+        yield group, name, Path(place)
 
 
 def _parse_channels(option: str, text: str | None) -> tuple[float, ...] | None:

@@ -46,7 +46,6 @@ class Banks:
 
     Attributes:
         unreadable: Images that have no row because they could not be read, and why, by data set and number.
-        weights: The hash of the network's weights.
     """
 
     head: Head
@@ -56,18 +55,11 @@ class Banks:
     ood: dict[str, FeatureBank]
     ood_val: FeatureBank | None = None
     unreadable: dict[str, dict[int, str]] = field(default_factory=dict)
-    weights: str = ""
 
     @property
     def test_sets(self) -> dict[str, FeatureBank]:
         """The banks that methods are evaluated on, the ID test data first."""
         return {ID: self.test, **self.ood}
-
-    def row_of(self, dataset: str, index: int) -> int:
-        """Return the number, in its data set, of the image at a row of a bank."""
-        for gap in sorted(self.unreadable.get("test" if dataset == ID else dataset, ())):
-            index += gap <= index
-        return index
 
 
 def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tuning: bool = False) -> Banks:
@@ -78,7 +70,6 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
     """
     settings = settings or Settings()
     wanted = {name: source for name, source in suite.sources.items() if tuning or name != "ood_val"}
-    weights = weights_hash(suite.model)
     banks, unreadable = {}, {}
     for name, source in track(wanted.items(), "data sets", len(wanted)):
         try:
@@ -89,8 +80,7 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
                 suite.head,
                 settings.workers,
                 settings.unreadable,
-                out=folder / f"{name}-{short_key(weights, source.fingerprint)}",
-                weights=weights,
+                out=folder / f"{name}-{short_key(weights_hash(suite.model), source.fingerprint)}",
             )
             check_fit(banks[name], found.head)
         except UnreadableImage as error:
@@ -106,7 +96,7 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
     log.info("features of %d images from the input of %r", sum(map(len, banks.values())), found.head)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}
     splits = (banks.get("train"), banks["val"], banks["test"])
-    return Banks(found.head, *splits, ood, banks.get("ood_val"), unreadable, weights)
+    return Banks(found.head, *splits, ood, banks.get("ood_val"), unreadable)
 
 
 def short_key(*parts: str) -> str:

@@ -1,23 +1,45 @@
-"""Compare two runs, or two methods of one run, with intervals and paired tests."""
+"""Figures with intervals, and comparisons of methods and of runs.
 
-from collections.abc import Collection, Iterable, Sequence
+All methods saw the same images, so they are compared image by image: AUROCs through the influence of every image
+(:mod:`~flatfold.core.intervals`), the other metrics on the same redrawn images (:mod:`~flatfold.core.bootstrap`).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.bootstrap import percentile_interval, rate_interval
-from ..core.intervals import independent_difference, paired_difference
-from ..core.metrics import fpr_at_tpr
+from ..core.bootstrap import METRICS, SortedPair, percentile_interval, rate_interval, worst_case_aupr
+from ..core.intervals import (
+    Influence,
+    auroc_influence,
+    independent_difference,
+    interval,
+    least_agreement,
+    mean_influence,
+    paired_difference,
+)
+from ..core.metrics import aupr, auroc, fpr_at_tpr
 from ..io.progress import track
-from .intervals import Columns, Scores, column_influence, resampled
-from .results import ID, Results
+from .results import ID, OPENOOD, PAPER, Average, Certainty, Results, Row, columns_of
+from .suites.suite import Group
 
+SIGNIFICANT = 0.05
 FPR95 = "fpr95_ood_positive"
+FIGURES: dict[str, Callable[[NDArray[np.floating], NDArray[np.floating]], float]] = {
+    "auroc": auroc,
+    FPR95: partial(fpr_at_tpr, positive="ood"),
+    "fpr95_id_positive": partial(fpr_at_tpr, positive="id"),
+    "aupr_out": partial(aupr, positive="ood"),
+    "aupr_in": partial(aupr, positive="id"),
+}
 
+Scores = Mapping[str, NDArray[np.floating]]
+Columns = Mapping[str, Sequence[str]]
 _Side = tuple[Scores, str]  # the scores of a run, and a method of it
 
 
@@ -42,6 +64,77 @@ class Change:
         return not self.low <= 0 <= self.high
 
 
+def tabulate(
+    scores: Scores, tuned_on: Mapping[str, str], groups: Mapping[str, Group], replicates: int = 1000, seed: int = 0
+) -> tuple[list[Row], list[Average]]:
+    """Return the figures of every method on every data set, and their means over near, far and all data sets.
+
+    AUROC gets DeLong's interval on the logit scale; an average over data sets counts that they share the ID images.
+    Every other metric gets the percentiles of a bootstrap. One that is perfect on every image is perfect on all redrawn
+    ones too: a rate of 0 or 1 also gets the exact binomial bound, an AUPR of 1 the area that is left when as many
+    negatives as could have been missed are ranked before all positives. Every interval holds its figure.
+
+    A method is among the best when it has the highest AUROC of the column, or when the paired test against that one has
+    a p-value of at least 0.05 over the number of other methods (Bonferroni).
+
+    Scores are keyed by ``method/dataset``, with ``id`` for the ID test images; ``tuned_on`` is by method and ``groups``
+    by data set. Without replicates there are intervals of AUROC only. The other methods do not change those of one.
+    """
+    if replicates < 0:
+        raise ValueError(f"replicates must be 0 or more, got {replicates}. 1000 is customary, 0 leaves them out.")
+    columns = columns_of(groups)
+    pairs = [(method, dataset) for method in tuned_on for dataset in groups]
+    singles = {
+        (m, d): {name: f(scores[f"{m}/{ID}"], scores[f"{m}/{d}"]) for name, f in FIGURES.items()} for m, d in pairs
+    }
+    work = track(pairs if replicates else [], "resampling images")
+    redrawn = {pair: resampled(scores, *pair, replicates, seed) for pair in work}
+    influences = {
+        column: {method: column_influence(scores, method, members) for method in tuned_on}
+        for column, members in columns.items()
+    }
+    rows, averages = [], []
+    for method, tuned in tuned_on.items():
+        n_id = len(scores[f"{method}/{ID}"])
+        for column, members in columns.items():
+            sizes = [len(scores[f"{method}/{dataset}"]) for dataset in members]
+            figures = {name: fmean(singles[method, dataset][name] for dataset in members) for name in FIGURES}
+            it = influences[column][method]
+            intervals = {"auroc": interval(it.auroc, it.stderr, it.pairs, it.pairs)}
+            for metric in METRICS if replicates else ():
+                means = np.mean([redrawn[method, dataset][metric] for dataset in members], axis=0)
+                low, high = percentile_interval(figures[metric], means)
+                exact = _bounds_if_perfect(metric, figures[metric], n_id, sizes)
+                intervals[metric] = min(low, exact[0]), max(high, exact[1])
+            certainty = Certainty(intervals, *_compare_with_best(method, influences[column]))
+            if column in groups:
+                group, n_ood = groups[column], sizes[0]
+                rows.append(Row(method, tuned, column, group, **figures, n_id=n_id, n_ood=n_ood, certainty=certainty))
+            else:
+                as_in = PAPER if column == "all" else OPENOOD
+                averages.append(Average(method, tuned, column, as_in, **figures, certainty=certainty))
+    return rows, averages
+
+
+def column_influence(scores: Scores, method: str, members: Sequence[str]) -> Influence:
+    """Return the mean AUROC of a method over some data sets, with the influence of every image on it."""
+    id_scores = scores[f"{method}/{ID}"]
+    return mean_influence([auroc_influence(id_scores, scores[f"{method}/{dataset}"]) for dataset in members])
+
+
+def resampled(
+    scores: Scores, method: str, dataset: str, replicates: int, seed: int, names: Sequence[str] = METRICS
+) -> dict[str, NDArray[np.float64]]:
+    """Return metrics of a method on redrawn images, ``(replicates,)`` each.
+
+    The draws depend on the seed, the data set's name and its size alone: the ID images are the same for every data set,
+    and all images for every method.
+    """
+    pair = SortedPair(scores[f"{method}/{ID}"], scores[f"{method}/{dataset}"])
+    rngs = np.random.default_rng([seed, *ID.encode()]), np.random.default_rng([seed, *dataset.encode()])
+    return pair.bootstrap(replicates, rngs, names)
+
+
 def compare(
     a: Results, b: Results, methods: Sequence[str] | None = None, replicates: int = 1000, seed: int = 0
 ) -> list[Change]:
@@ -64,8 +157,7 @@ def compare(
     for run, name in ((a, "A"), (b, "B")):
         check_labels(run, methods, name)
     methods = list(dict.fromkeys(methods))
-    there = members_of(b)
-    columns = {column: members for column, members in members_of(a).items() if there.get(column) == members}
+    columns = {column: members for column, members in a.members.items() if b.members.get(column) == members}
     if not methods or not columns:
         what = "data set" if methods else "method"
         raise ValueError(f"there is nothing to compare: no {what} is in both runs. {' '.join(only_one_has(a, b))}")
@@ -91,13 +183,12 @@ def compare_methods(results: Results, first: str, second: str, replicates: int =
     if first == second:
         raise ValueError(f"two methods must be named, got {first!r} twice. There are {', '.join(_labels(results))}.")
     sides = [(results.scores, method) for method in (first, second)]
-    columns = members_of(results)
-    return _changes(f"{first} -> {second}", sides, columns, paired=columns, replicates=replicates, seed=seed)
+    return _changes(f"{first} -> {second}", sides, results.members, results.members, replicates, seed)
 
 
 def only_one_has(a: Results, b: Results) -> list[str]:
     """Return sentences on methods, data sets and averages that cannot be compared between two runs."""
-    of_a, of_b = members_of(a), members_of(b)
+    of_a, of_b = a.members, b.members
     sentences = []
     for what, in_a, in_b in (("methods", _labels(a), _labels(b)), ("data sets", of_a["all"], of_b["all"])):
         for run, these, those in (("A", in_a, in_b), ("B", in_b, in_a)):
@@ -109,15 +200,6 @@ def only_one_has(a: Results, b: Results) -> list[str]:
     return sentences
 
 
-def members_of(results: Results) -> dict[str, tuple[str, ...]]:
-    """Return the data sets of each column of a table, sorted."""
-    groups = {row.dataset: row.group for row in results.rows}
-    return {
-        column: tuple(sorted(name for name, group in groups.items() if column in (name, group, "all")))
-        for column in results.columns
-    }
-
-
 def check_labels(results: Results, methods: Iterable[str], run: str = "the run") -> None:
     """Raise unless all methods are in a run, and say which names come close; ``run`` is its name in the message."""
     for method in methods:
@@ -125,6 +207,29 @@ def check_labels(results: Results, methods: Iterable[str], run: str = "the run")
             near = get_close_matches(method, _labels(results), n=3, cutoff=0.5)
             hint = f"Did you mean {' or '.join(near)}?" if near else f"It has {', '.join(_labels(results))}."
             raise ValueError(f"no method of {run} is called {method!r}. {hint}")
+
+
+def _compare_with_best(method: str, influences: Mapping[str, Influence]) -> tuple[float, float, float, float, bool]:
+    """Return the lead of the best method, the ends of its interval, the p-value, and whether it is insignificant."""
+    best = max(influences, key=lambda name: influences[name].auroc)  # the first of equals
+    if method == best:
+        return 0.0, 0.0, 0.0, 1.0, True
+    difference = paired_difference(influences[best], influences[method])
+    among = difference.p_value >= SIGNIFICANT / (len(influences) - 1)
+    return difference.value, difference.low, difference.high, difference.p_value, among
+
+
+def _bounds_if_perfect(metric: str, estimate: float, n: int, sizes: Sequence[int]) -> tuple[float, float]:
+    """Return bounds for a figure that no redrawn image can change, or any other figure twice."""
+    if metric == FPR95:
+        return rate_interval(estimate, n)
+    if metric == "fpr95_id_positive":
+        return rate_interval(estimate, min(sizes))
+    if estimate < 1:
+        return estimate, estimate
+    missed = 1 - least_agreement(min(n, *sizes))
+    areas = (worst_case_aupr(missed, *((m, n) if metric == "aupr_out" else (n, m))) for m in sizes)
+    return fmean(areas), 1.0
 
 
 def _changes(

@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -86,8 +86,8 @@ def parse_spec(text: str) -> Spec:
     return Spec(*parse_method(method), tune=tune if at else None)  # type: ignore[arg-type]  # Spec checks it
 
 
-def parse_specs(text: str) -> list[Spec]:
-    """Return the methods that ``--methods`` names, separated by commas; those inside brackets do not count."""
+def split_methods(text: str) -> list[str]:
+    """Return the words of ``--methods``, which commas separate; those inside brackets do not count."""
     words, depth = [""], 0
     for letter in text:
         depth += (letter in "[(") - (letter in "])")
@@ -95,7 +95,7 @@ def parse_specs(text: str) -> list[Spec]:
             words.append("")
         else:
             words[-1] += letter
-    return [parse_spec(word) for word in words if word.strip()]
+    return [word.strip() for word in words if word.strip()]
 
 
 @dataclass(frozen=True)
@@ -107,77 +107,100 @@ class MethodResult:
     scores: dict[str, NDArray[np.float32]]
 
 
-def evaluate_method(
-    spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settings | None = None
-) -> MethodResult:
+def evaluate_method(spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settings) -> MethodResult:
     """Tune, fit and score one method, and measure its time and memory.
 
     Methods that see inputs use the suite, all others the banks; ``folder`` keeps the scores of the former, so that an
     interrupted run resumes. A method that does not apply to this data raises MethodRefused.
     """
-    settings = settings or Settings()
+    method = get_method(spec.name)
+    data = FeatureData(banks) if method.sees == "features" else ImageData(suite, folder, settings)
     with peak_memory(settings.device) as peak:
-        if get_method(spec.name).sees == "features":
-            result = _evaluate_on_features(spec, banks)
-        else:
-            result = InputMethodRunner(suite, folder, settings, banks.weights).evaluate(spec)
-    for dataset, scores in result.scores.items():
-        check_finite(torch.from_numpy(scores)[:, None], f"scores of {dataset}")
-    return replace(result, run=replace(result.run, peak_megabytes=peak.megabytes))
-
-
-def _evaluate_on_features(spec: Spec, banks: Banks) -> MethodResult:
-    bank = banks.train if get_method(spec.name).fits_on == "train" else banks.val
-    if bank is None:
-        raise MethodRefused(NO_TRAIN)
-    start = perf_counter()
-    with logged_warnings(spec.label) as notes:
-        tuning = None
-        if spec.tune is not None:
-            ood = banks.ood_val if spec.tune == "ood" else None
-            assert spec.tune == "id" or ood is not None  # or tuning on ID data would pass for tuning on OOD data
-            tuning = tune(spec.name, banks.head, banks.val, train=banks.train, ood=ood, grid=spec.grid, **spec.hyper)
-        hyper = tuning.hyper if tuning else spec.hyper
-        detector = create(spec.name, **hyper).fit(bank, banks.head)
-    fit_seconds = perf_counter() - start
-    with torch.no_grad():
-        scores, seconds = _timed(
-            lambda: {name: detector.eval()(bank.features) for name, bank in banks.test_sets.items()}
-        )
-    per_sample = 1e6 * seconds / sum(map(len, scores.values()))
-    return _result(spec, hyper, detector, fit_seconds, per_sample, notes, tuning, scores)
-
-
-class InputMethodRunner:
-    """Evaluates methods that run the network themselves; their scores are kept on disk."""
-
-    def __init__(self, suite: Suite, folder: Path, settings: Settings, weights: str | None = None) -> None:
-        if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
-            raise MethodRefused("it runs the network on images, but this suite holds their features only.")
-        self.suite, self.folder, self.settings, self.weights = suite, folder, settings, weights
-
-    def evaluate(self, spec: Spec) -> MethodResult:
-        """Tune, fit and score one method."""
         start = perf_counter()
         with logged_warnings(spec.label) as notes:
-            tuning = self._tune(spec)
-            hyper = self._complete(tuning.hyper if tuning else spec.hyper, spec.name)
-            detector = self.fit(spec.name, hyper)
+            tuning = data.tune(spec) if spec.tune else None
+            detector: Detector | InputDetector = data.fit(spec.name, tuning.hyper if tuning else spec.hyper)
         fit_seconds = perf_counter() - start
-        sources = {ID: self.suite.test} | {ood.name: ood.images for ood in self.suite.ood}
-        scores = {name: self._scores(detector, source, spec.label, name) for name, source in sources.items()}
-        with evaluating(self.suite.model, self.settings.device) as place:
-            x = read_first_batch(self.suite.test).to(place)
-            _, seconds = _timed(lambda: detector(x))
-        return _result(spec, hyper, detector, fit_seconds, 1e6 * seconds / len(x), notes, tuning, scores)
+        scores, seconds_per_sample = data.score(detector, spec.label)
+    for dataset, values in scores.items():
+        check_finite(values[:, None], f"scores of {dataset}")
+    assert detector.made_by is not None
+    run = MethodRun(
+        method=spec.label,
+        name=spec.name,
+        hyper=detector.made_by[1],
+        fits_on=method.fits_on,
+        tuned_on=spec.tuned_on,
+        fit_seconds=fit_seconds,
+        microseconds_per_sample=1e6 * seconds_per_sample,
+        learnt=learnt_numbers(detector),
+        warnings=notes,
+        trials=[asdict(trial) for trial in tuning.trials] if tuning else [],
+        peak_megabytes=peak.megabytes,
+    )
+    return MethodResult(detector, run, {name: values.numpy() for name, values in scores.items()})
+
+
+class FeatureData:
+    """The data of a suite for methods that see features."""
+
+    def __init__(self, banks: Banks) -> None:
+        self.banks = banks
+
+    def tune(self, spec: Spec) -> Tuning:
+        """Return the best hyper-parameters on ID or on OOD validation data."""
+        banks, ood = self.banks, self.banks.ood_val if spec.tune == "ood" else None
+        assert spec.tune == "id" or ood is not None  # or tuning on ID data would pass for tuning on OOD data
+        return tune(spec.name, banks.head, banks.val, train=banks.train, ood=ood, grid=spec.grid, **spec.hyper)
+
+    def fit(self, name: str, hyper: dict[str, Any]) -> Detector:
+        """Return a method, fitted on the split that it learns from."""
+        bank = self.banks.train if get_method(name).fits_on == "train" else self.banks.val
+        if bank is None:
+            raise MethodRefused(NO_TRAIN)
+        return create(name, **hyper).fit(bank, self.banks.head)
+
+    def score(self, detector: Detector | InputDetector, label: str) -> tuple[dict[str, Tensor], float]:
+        """Return the scores of the test data, and the seconds per sample."""
+        banks = self.banks.test_sets
+        with torch.no_grad():
+            scores, seconds = _timed(lambda: {name: detector.eval()(bank.features) for name, bank in banks.items()})
+        return scores, seconds / sum(map(len, scores.values()))
+
+
+class ImageData:
+    """The data of a suite for methods that run the network themselves; their scores are kept on disk."""
+
+    def __init__(self, suite: Suite, folder: Path, settings: Settings) -> None:
+        if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
+            raise MethodRefused("it runs the network on images, but this suite holds their features only.")
+        self.suite, self.folder, self.settings = suite, folder, settings
+
+    def tune(self, spec: Spec) -> Tuning:
+        """Return the best hyper-parameters on OOD validation images."""
+        val, ood_val = self.suite.val, self.suite.ood_val
+        assert ood_val is not None  # check_specs has looked
+
+        def value(point: dict[str, Any]) -> tuple[float, None]:
+            detector = self.fit(spec.name, {**spec.hyper, **point})
+            id_scores = self._score(detector, val, spec.label, "val")
+            return auroc(id_scores, self._score(detector, ood_val, spec.label, "ood_val")), None
+
+        return search(spec.name, spec.hyper, grid_points(spec.grid, spec.name), value, "ood")
 
     def fit(self, name: str, hyper: dict[str, Any]) -> InputDetector:
-        """Return a method with these hyper-parameters, fitted on the training images where it learns from them."""
-        detector: InputDetector = create(name, **hyper)  # type: ignore[assignment]  # by its registration
-        model, train = self.suite.model, self.suite.train
+        """Return a method, fitted on the training images where it learns from them.
+
+        Where it needs to know how images were normalised, the suite says so.
+        """
+        model, train, val = self.suite.model, self.suite.train, self.suite.val
         learns = get_method(name).fits_on == "train"
         if learns and train is None:
             raise MethodRefused(NO_TRAIN)
+        if "std" in hyperparameters(name):
+            assert isinstance(val, ImageSource)
+            hyper = {"std": val.transform.std or 1.0, **hyper}
+        detector: InputDetector = create(name, **hyper)  # type: ignore[assignment]  # by its registration
         with evaluating(model, self.settings.device) as place:
             if detector.sees == "logits":
                 network: Any = logits_function(model)
@@ -187,39 +210,27 @@ class InputMethodRunner:
                     network = layers_of(model, batch, detector.layers)  # type: ignore[arg-type]
                 except ValueError as error:  # the model has no such layers
                     raise MethodRefused(str(error)) from error
-            batches = (
-                labelled_batches(train, place, f"fitting {name}", self.settings.workers) if learns and train else ()
+            workers = self.settings.workers
+            detector.fit(
+                network, labelled_batches(train, place, f"fitting {name}", workers) if learns and train else ()
             )
-            detector.fit(network, batches)
         return detector.to(place)
 
-    def _complete(self, hyper: dict[str, Any], name: str) -> dict[str, Any]:
-        """Add how the images of the suite were normalised, where the method needs it."""
-        if "std" not in hyperparameters(name) or "std" in hyper:
-            return hyper
-        assert isinstance(self.suite.val, ImageSource)
-        return {**hyper, "std": self.suite.val.transform.std or 1.0}
+    def score(self, detector: Detector | InputDetector, label: str) -> tuple[dict[str, Tensor], float]:
+        """Return the scores of the test data, and the seconds per sample of a batch."""
+        sources = {ID: self.suite.test} | {ood.name: ood.images for ood in self.suite.ood}
+        scores = {name: self._score(detector, source, label, name) for name, source in sources.items()}
+        with evaluating(self.suite.model, self.settings.device) as place:
+            x = read_first_batch(self.suite.test).to(place)
+            return scores, _timed(lambda: detector(x))[1] / len(x)
 
-    def _tune(self, spec: Spec) -> Tuning | None:
-        ood_val = self.suite.ood_val
-        if spec.tune is None:
-            return None
-        assert ood_val is not None  # check_specs has looked
-
-        def value(point: dict[str, Any]) -> tuple[float, None]:
-            detector = self.fit(spec.name, self._complete({**spec.hyper, **point}, spec.name))
-            id_scores = self._scores(detector, self.suite.val, spec.label, "val")
-            return auroc(id_scores, self._scores(detector, ood_val, spec.label, "ood_val")), None
-
-        return search(spec.name, spec.hyper, grid_points(spec.grid, spec.name), value, "ood")
-
-    def _scores(self, detector: InputDetector, source: Source, label: str, dataset: str) -> Tensor:
+    def _score(self, detector: Detector | InputDetector, source: Source, label: str, dataset: str) -> Tensor:
         assert detector.made_by is not None
         name, hyper = detector.made_by
         train = self.suite.train
         key = {
             "flatfold": __version__,
-            "weights": self.weights or weights_hash(self.suite.model),
+            "weights": weights_hash(self.suite.model),
             "method": name,
             "hyper": repr(hyper),
             "fitted_on": train.fingerprint if train is not None and get_method(name).fits_on == "train" else "",
@@ -227,31 +238,6 @@ class InputMethodRunner:
         out = self.folder / f"{name}-{dataset}-{short_key(*key.values(), source.fingerprint)}"
         device, workers = self.settings.device, self.settings.workers
         return score_inputs(detector, self.suite.model, source, out, key, device, f"{label} on {dataset}", workers)
-
-
-def _result(
-    spec: Spec,
-    hyper: dict[str, Any],
-    detector: Detector | InputDetector,
-    fit_seconds: float,
-    microseconds_per_sample: float,
-    notes: list[str],
-    tuning: Tuning | None,
-    scores: dict[str, Tensor],
-) -> MethodResult:
-    run = MethodRun(
-        method=spec.label,
-        name=spec.name,
-        hyper=hyperparameters(spec.name, **hyper),
-        fits_on=get_method(spec.name).fits_on,
-        tuned_on=spec.tuned_on,
-        fit_seconds=fit_seconds,
-        microseconds_per_sample=microseconds_per_sample,
-        learnt=learnt_numbers(detector),
-        warnings=notes,
-        trials=[asdict(trial) for trial in tuning.trials] if tuning else [],
-    )
-    return MethodResult(detector, run, {name: values.numpy() for name, values in scores.items()})
 
 
 def learnt_numbers(detector: Detector | InputDetector) -> dict[str, float]:
@@ -297,15 +283,14 @@ def peak_memory(device: str = "cpu") -> Iterator[Peak]:
 
     Memory that was freed before and is used again does not count on the CPU, so a small figure may be 0.
     """
-    peak = Peak()
+    peak, start = Peak(), None
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         yield peak
         peak.megabytes = (torch.cuda.max_memory_allocated(device) - before) / MEGABYTE
         return
-    start = None
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         RESET.write_text("5")
         start = _resident_bytes("VmRSS")
     yield peak
@@ -314,7 +299,5 @@ def peak_memory(device: str = "cpu") -> Iterator[Peak]:
 
 
 def _resident_bytes(name: str) -> float:
-    for line in STATUS.read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return 1024.0 * int(line.split()[1])
-    raise OSError(f"{STATUS} has no {name}")
+    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
+    return 1024.0 * int(line.split()[1])

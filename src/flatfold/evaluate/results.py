@@ -8,25 +8,21 @@ cases.
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.metrics import aupr, auroc, fpr_at_tpr
 from ..io.artifacts import read_document, write_document
 from .suites.suite import Group
 
 METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
 OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # whose averages: near and far, or over all data sets
 ID = "id"  # the name of the in-distribution test data among the scores
-
-Scores = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -190,6 +186,12 @@ class Results:
         here = {mean.over for mean in self.averages}
         return ["near", "far", "all"] if {"near", "far"} <= here else ["all"]
 
+    @cached_property
+    def members(self) -> dict[str, tuple[str, ...]]:
+        """The data sets of each column, sorted."""
+        members = columns_of({row.dataset: row.group for row in self.rows})
+        return {column: tuple(sorted(members[column])) for column in self.columns}
+
     @property
     def left_out(self) -> dict[str, str]:
         """The methods without figures, and why: refused ones and failed ones."""
@@ -233,34 +235,10 @@ def load_results(folder: Path) -> Results:
     return read_document(folder / "results.json", Results, "flatfold bench")
 
 
-def make_row(method: str, tuned_on: str, dataset: str, group: Group, id_scores: Scores, ood_scores: Scores) -> Row:
-    """Return all metrics of one method on one data set."""
-    return Row(
-        method,
-        tuned_on,
-        dataset,
-        group,
-        auroc(id_scores, ood_scores),
-        fpr_at_tpr(id_scores, ood_scores, positive="ood"),
-        fpr_at_tpr(id_scores, ood_scores, positive="id"),
-        aupr(id_scores, ood_scores, positive="ood"),
-        aupr(id_scores, ood_scores, positive="id"),
-        len(id_scores),
-        len(ood_scores),
-    )
-
-
-def averages(rows: Sequence[Row]) -> list[Average]:
-    """Return near, far and overall means per method; the last is over all data sets, not over the two groups."""
-    means = []
-    for method in dict.fromkeys(row.method for row in rows):
-        mine = [row for row in rows if row.method == method]
-        for over, as_in in {"near": OPENOOD, "far": OPENOOD, "all": PAPER}.items():
-            chosen = [row for row in mine if over in (row.group, "all")]
-            if chosen:
-                figures = {metric: fmean(getattr(row, metric) for row in chosen) for metric in METRICS}
-                means.append(Average(method, mine[0].tuned_on, over, as_in, **figures))  # type: ignore[arg-type]
-    return means
+def columns_of(groups: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the data sets of each column, from the group of each: every one by itself, then near, far and all."""
+    means = {over: tuple(name for name in groups if over in (groups[name], "all")) for over in ("near", "far", "all")}
+    return {name: (name,) for name in groups} | {over: members for over, members in means.items() if members}
 
 
 def in_family(method: str) -> bool:

@@ -5,7 +5,6 @@ import os
 import platform
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -30,9 +29,9 @@ from ..models.fingerprint import weights_hash
 from ..models.sources import ImageSource
 from ..models.transform import in_mode
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
-from .intervals import certainty
+from .compare import tabulate
 from .methods import MethodResult, Spec, evaluate_method, parse_spec
-from .results import ID, AlphaCurve, Average, Results, Row, WorstCase, averages, make_row
+from .results import ID, AlphaCurve, Results, WorstCase
 from .suites.suite import Suite
 
 WORST = 8  # images of each data set that are shown
@@ -58,19 +57,26 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
     specs = check_specs(methods, suite)
     start = perf_counter()
     banks = extract_all(suite, out / "banks", settings, tuning=any(spec.tune == "ood" for spec in specs))
+    try:  # a warm-up, or the first method would pay for torch's start
+        evaluate_method(Spec("fold"), suite, banks, out, settings)
+    except Exception:
+        log.exception("the warm-up with fold failed with an unexpected error")
+    evaluated: list[MethodResult] = []
     refused: dict[str, str] = {}
     failed: dict[str, str] = {}
-    # a warm-up, or the first method would pay for torch's start
-    _try_method(Spec("fold"), suite, banks, out, settings, {}, {})
-    tried = (
-        _try_method(spec, suite, banks, out / "scores", settings, refused, failed)
-        for spec in track(specs, "fitting and scoring")
-    )
-    evaluated = [result for result in tried if result is not None]
+    for spec in track(specs, "fitting and scoring"):
+        try:
+            evaluated.append(evaluate_method(spec, suite, banks, out / "scores", settings))
+        except (MethodRefused, UnreadableImage) as error:
+            refused[spec.label] = str(error)
+        except Exception as error:
+            log.exception("%s failed with an unexpected error", spec.label)
+            failed[spec.label] = f"{type(error).__name__}: {error}"
     if not evaluated:
         raise ValueError("; ".join(f"{label}: {reason}" for label, reason in {**refused, **failed}.items()))
     scores = {f"{it.run.method}/{dataset}": values for it in evaluated for dataset, values in it.scores.items()}
-    rows, means = _figures(evaluated, scores, suite, settings.replicates)
+    tuned_on = {it.run.method: it.run.tuned_on for it in evaluated}
+    rows, means = tabulate(scores, tuned_on, {o.name: o.group for o in suite.ood}, settings.replicates, suite.seed)
     curves = (alpha_curve(result.run.method, result.detector, banks) for result in evaluated)
     wrong, thumbnails = _worst_cases(evaluated, suite, banks)
     return Results(
@@ -80,7 +86,7 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
         rows=rows,
         averages=means,
         alpha_curves=[curve for curve in curves if curve is not None],
-        provenance=provenance(suite, settings, perf_counter() - start, banks.weights),
+        provenance=provenance(suite, settings, perf_counter() - start),
         scores=scores,
         norms={name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.test_sets.items()},
         wrong=wrong,
@@ -139,7 +145,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
     }
 
 
-def provenance(suite: Suite, settings: Settings, seconds: float, weights: str | None = None) -> dict[str, Any]:
+def provenance(suite: Suite, settings: Settings, seconds: float) -> dict[str, Any]:
     """Return where the numbers come from: versions, machine, weights, command."""
     return {
         "flatfold": __version__,
@@ -151,7 +157,7 @@ def provenance(suite: Suite, settings: Settings, seconds: float, weights: str | 
         "device": settings.device,
         "seed": suite.seed,
         "bootstrap": settings.replicates,
-        "weights, sha256": weights or weights_hash(suite.model),
+        "weights, sha256": weights_hash(suite.model),
         "command": settings.command,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 2),
@@ -191,26 +197,6 @@ def forget(out: Path) -> None:
             shutil.rmtree(manifest.parent)
 
 
-def _try_method(
-    spec: Spec,
-    suite: Suite,
-    banks: Banks,
-    folder: Path,
-    settings: Settings,
-    refused: dict[str, str],
-    failed: dict[str, str],
-) -> MethodResult | None:
-    """Return the result of a method, or note why there is none and let the others go on."""
-    try:
-        return evaluate_method(spec, suite, banks, folder, settings)
-    except (MethodRefused, UnreadableImage) as error:
-        refused[spec.label] = str(error)
-    except Exception as error:
-        log.exception("%s failed with an unexpected error", spec.label)
-        failed[spec.label] = f"{type(error).__name__}: {error}"
-    return None
-
-
 def _worst_cases(
     evaluated: Sequence[MethodResult], suite: Suite, banks: Banks
 ) -> tuple[list[WorstCase], dict[str, NDArray[np.uint8]]]:
@@ -222,10 +208,11 @@ def _worst_cases(
             source = sources[dataset]
             if not isinstance(source, ImageSource):
                 continue  # features have no images to show
+            unreadable = banks.unreadable.get("test" if dataset == ID else dataset, {})
+            rows = np.delete(np.arange(source.rows), list(unreadable)).tolist()
             order = np.argsort(-scores if dataset == ID else scores, kind="stable")
             for position in order[:WORST].tolist():
-                row = banks.row_of(dataset, position)
-                key = f"{dataset}/{row}"
+                row, key = rows[position], f"{dataset}/{rows[position]}"
                 if key not in thumbnails:
                     names[key], pixels = source.picture(row)
                     image = in_mode(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels), "RGB")
@@ -248,23 +235,3 @@ def _worst_cases(
                     )
                 )
     return cases, thumbnails
-
-
-def _figures(
-    evaluated: Sequence[MethodResult], scores: dict[str, NDArray[np.float32]], suite: Suite, replicates: int
-) -> tuple[list[Row], list[Average]]:
-    """Return the rows and their averages, each with its certainty."""
-    rows = [
-        make_row(it.run.method, it.run.tuned_on, ood.name, ood.group, it.scores[ID], it.scores[ood.name])
-        for it in evaluated
-        for ood in suite.ood
-    ]
-    means = averages(rows)
-    columns: dict[str, tuple[str, ...]] = {ood.name: (ood.name,) for ood in suite.ood}
-    for over in dict.fromkeys(mean.over for mean in means):
-        columns[over] = tuple(ood.name for ood in suite.ood if over in (ood.group, "all"))
-    certain = certainty(scores, [result.run.method for result in evaluated], columns, replicates, suite.seed)
-    return (
-        [replace(row, certainty=certain[row.method, row.dataset]) for row in rows],
-        [replace(mean, certainty=certain[mean.method, mean.over]) for mean in means],
-    )

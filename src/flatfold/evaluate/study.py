@@ -4,10 +4,10 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .. import __version__
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import row_chunks, widen
-from ..core.intervals import auroc_influence, interval, mean_influence
+from ..core.intervals import interval
 from ..core.shaping import check_alpha, rescaled_logits, row_norms
 from ..curvature.eigenvalues import param_lambda_max, param_spectrum
 from ..curvature.estimate import LOSSES, MATRICES, Estimate, Loss, Matrix, Spectrum
@@ -27,13 +27,15 @@ from ..detectors.autofold import AutoFold
 from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
 from ..models.extract import read_batches
+from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating
 from ..models.sources import ImageSource, Source
 from .banks import Banks, Settings, extract_all, short_key
+from .compare import column_influence
 from .methods import logged_warnings
-from .results import ID
+from .results import ID, columns_of
 from .runner import describe, provenance
-from .study_results import Detection, Name, Space, Statistic, Study
+from .study_results import SPACES, STORED, Detection, Name, Space, Statistic, Study
 from .suites.library import limit_suite
 from .suites.suite import OodSet, Suite
 
@@ -57,10 +59,6 @@ class Plan:
     seed: int = 0  # of the random vectors; the images do not depend on it
 
     def __post_init__(self) -> None:
-        for name, least in (("samples", 2), ("probes", 1), ("steps", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
         if self.matrix not in MATRICES:
             raise ValueError(f"matrix must be one of {', '.join(MATRICES)}, got {self.matrix!r}.")
         if self.loss not in LOSSES:
@@ -81,39 +79,25 @@ class DataSet:
     left_out: Mapping[int, str]
 
     @property
+    def rows(self) -> int:
+        """How many images have features."""
+        return self.source.rows - len(self.left_out)
+
+    @property
     def key(self) -> dict[str, str]:
         """What distinguishes its images from others."""
         return {"data": self.source.fingerprint, "left_out": repr(sorted(self.left_out))}
 
 
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """The curvature of one data set in one space."""
-
-    statistics: tuple[Statistic, ...]
-    traces: Array  # of single inputs, (n,)
-    stderr: Array | None  # of the traces, None where they are exact
-    nodes: Array  # of the spectrum, (probes, m)
-    weights: Array
-    size: int  # number of eigenvalues
-
-
 class StudyParts:
-    """Finished parts of a study in a folder, each under the hash of everything that it depends on.
+    """Finished parts of a study, each under the hash of everything that it depends on.
 
     ``asked`` counts the parts that were needed, ``found`` those that an earlier run had finished.
     """
 
-    def __init__(self, folder: Path, weights: str) -> None:
-        self.store = PartStore(folder, {"kind": "curvature"})
-        self.key = {"flatfold": __version__, "weights": weights}
+    def __init__(self, store: PartStore, weights: str) -> None:
+        self.store, self.key = store, {"flatfold": __version__, "weights": weights}
         self.asked = self.found = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.store.close()
 
     def get(self, dataset: str, what: str, key: Mapping[str, str], compute: Callable[[], Part]) -> Part:
         """Return a part from its file, or compute and keep it."""
@@ -129,63 +113,43 @@ class StudyParts:
         return self.store.read(name)
 
 
-class ParameterCurvature:
-    """The curvature over the parameters on one data set, part by part; what is finished is not computed again.
+def measure_parameters(
+    study: Study, model: nn.Module, data: DataSet, plan: Plan, settings: Settings, parts: StudyParts
+) -> None:
+    """Add the curvature over the parameters on one data set to a study; what is finished is not computed again."""
+    asked: dict[str, Any] = {"matrix": plan.matrix, "loss": plan.loss, "seed": plan.seed}
+    names = [name for name, _ in model.named_parameters()]  # frozen ones too: the loss depends on them as well
+    # Images are read when a part needs them, and then kept in memory: Lanczos steps go over them again and again.
+    read = cache(lambda: readable_inputs(data, settings.workers))
 
-    Images are read when a part needs them, and then kept in memory: Lanczos steps go over them again and again.
-    """
-
-    def __init__(self, model: nn.Module, data: DataSet, plan: Plan, settings: Settings, parts: StudyParts) -> None:
-        self.model, self.data, self.plan, self.settings, self.parts = model, data, plan, settings, parts
-        names = [name for name, _ in model.named_parameters()]  # frozen ones too: the loss depends on them as well
-        self.request: dict[str, Any] = {"matrix": plan.matrix, "loss": plan.loss, "seed": plan.seed, "params": names}
-
-    def measure(self) -> Measured:
-        """Return the largest eigenvalue, the trace, the traces of single inputs and the spectrum."""
-        model, asked = self.model, self.request
-        depth: dict[str, Any] = {"probes": self.plan.probes, "steps": self.plan.steps}
-        largest = self._part(
-            "largest eigenvalue", lambda: param_lambda_max(model, self._batches, level="dataset", **asked)
-        )
-        single = self._part(
-            "traces of single inputs", lambda: param_trace(model, self._batches, level="sample", **asked)
-        )
-        stderr = single.tensors.get("stderr")
-        if stderr is None:  # exact, and so is their mean
-            trace = {**single.info, "value": float(single.tensors["value"].mean()), "stderr": None}
-        else:
-            trace = self._part("trace", lambda: param_trace(model, self._batches, level="dataset", **asked)).info
-        spectrum = self._part("spectrum", lambda: param_spectrum(model, self._batches, **depth, **asked), **depth)
-        return Measured(
-            (self._statistic("lambda_max", largest.info), self._statistic("trace", trace)),
-            single.tensors["value"].numpy(),
-            None if stderr is None else stderr.numpy(),
-            spectrum.tensors["nodes"].numpy(),
-            spectrum.tensors["weights"].numpy(),
-            spectrum.info["size"],
-        )
-
-    def _part(self, what: str, compute: Callable[[], Estimate | Spectrum], **depth: int) -> Part:
+    def find(what: str, compute: Callable[..., Estimate | Spectrum], **options: Any) -> Part:
         def compute_part() -> Part:
-            with evaluating(self.model, self.settings.device):
-                result = vars(compute())
+            with evaluating(model, settings.device):
+                result = vars(compute(model, read(), params=names, **asked, **options))
             tensors = {name: value.double() for name, value in result.items() if isinstance(value, Tensor)}
             kept = ("value", "stderr", "method", "matvecs", "size")
             return Part({name: result[name] for name in kept if name in result and name not in tensors}, tensors)
 
-        plan = {"matrix": self.plan.matrix, "loss": self.plan.loss, "seed": self.plan.seed, **depth}
-        key = {**self.data.key, **{name: str(value) for name, value in plan.items()}}
-        return self.parts.get(self.data.name, what, key, compute_part)
+        key = {**data.key, **{name: str(value) for name, value in (asked | options).items()}}
+        return parts.get(data.name, what, key, compute_part)
 
-    @cached_property
-    def _batches(self) -> list[Tensor]:
-        return readable_inputs(self.data, self.settings.workers)
-
-    def _statistic(self, name: Name, estimate: Mapping[str, Any]) -> Statistic:
-        numbers = (estimate["value"], estimate["stderr"], estimate["method"])
-        plan = (self.plan.matrix, self.plan.loss, estimate["matvecs"])
-        rows = self.data.source.rows - len(self.data.left_out)
-        return Statistic(self.data.name, self.data.group, "parameter", name, *numbers, *plan, rows)
+    largest = find("largest eigenvalue", param_lambda_max, level="dataset").info
+    single = find("traces of single inputs", param_trace, level="sample")
+    if "stderr" in single.tensors:
+        trace = find("trace", param_trace, level="dataset").info
+    else:  # exact, and so is their mean
+        trace = {**single.info, "value": float(single.tensors["value"].mean()), "stderr": None}
+    spectrum = find("spectrum", param_spectrum, probes=plan.probes, steps=plan.steps)
+    estimates: dict[Name, Mapping[str, Any]] = {"lambda_max": largest, "trace": trace}
+    for name, it in estimates.items():
+        about = (it["value"], it["stderr"], it["method"], plan.matrix, plan.loss, it["matvecs"], data.rows)
+        study.statistics.append(Statistic(data.name, data.group, "parameter", name, *about))
+    key = f"parameter/{data.name}"
+    study.traces[key] = single.tensors["value"].numpy()
+    if "stderr" in single.tensors:
+        study.trace_stderr[key] = single.tensors["stderr"].numpy()
+    study.nodes[key], study.weights[key] = (spectrum.tensors[name].numpy() for name in ("nodes", "weights"))
+    study.sizes["parameter"] = spectrum.info["size"]
 
 
 def readable_inputs(data: DataSet, workers: int = 0) -> list[Tensor]:
@@ -218,9 +182,9 @@ class FeatureCurvature:
         self.bank, self.head = bank, head
         self.weight, _ = widen(head.weight, bank.features[:0])
 
-    def logits(self, alpha: float, rows: int = ROWS) -> Iterator[Tensor]:
+    def logits(self, alpha: float) -> Iterator[Tensor]:
         """Yield the logits of partially normalised features, ``(rows, c)`` at a time."""
-        for chunk in row_chunks(len(self.bank), rows):
+        for chunk in row_chunks(len(self.bank), ROWS):
             weight, h = widen(self.head.weight, self.bank.features[chunk])
             yield rescaled_logits(h @ weight.mT, row_norms(h) ** alpha, self.head.bias)
 
@@ -232,23 +196,24 @@ class FeatureCurvature:
         )
         return torch.cat([chunk.double() for chunk in chunks]).numpy()
 
-    def eigenvalues(self, alpha: float) -> Tensor:
-        """Return the largest feature eigenvalues at every input, largest first, ``(n, k)``."""
+    def eigenvalues(self, alpha: float) -> Part:
+        """Return the largest feature eigenvalues at every input, largest first, ``(n, k)``, as a part of a study."""
         k = min(TOP, self.head.n_classes, self.head.width)
-        return torch.cat([feature_eigenvalues(self.weight, logits, k=k).double() for logits in self.logits(alpha)])
+        chunks = [feature_eigenvalues(self.weight, logits, k=k).double() for logits in self.logits(alpha)]
+        return Part({}, {"eigenvalues": torch.cat(chunks)})
 
-    def measure(self, space: Space, dataset: str, group: str) -> Measured:
-        """Return the largest eigenvalue, the trace, the traces of single inputs and the spectrum, at alpha = 0."""
-        traces = self.traces(space, alpha=0.0)
-        logits = self.logits(alpha=0.0)
+    def measure(self, study: Study, space: Space, dataset: str, group: str) -> None:
+        """Add largest eigenvalue, trace, traces of single inputs and, over features, spectrum at alpha = 0."""
+        key, traces, logits = f"{space}/{dataset}", self.traces(space, alpha=0.0), self.logits(alpha=0.0)
         spectrum = feature_spectrum(self.weight, logits) if space == "feature" else logit_spectrum(logits)
-        values: dict[Name, float] = {"lambda_max": spectrum.lambda_max, "trace": float(traces.mean())}
         about = (spectrum.method, spectrum.matrix, spectrum.loss, spectrum.matvecs, len(self.bank))
-        statistics = tuple(
-            Statistic(dataset, group, space, name, value, None, *about) for name, value in values.items()
-        )
-        nodes, weights = (values.double().numpy() for values in (spectrum.nodes, spectrum.weights))
-        return Measured(statistics, traces, None, nodes, weights, spectrum.size)
+        values: dict[Name, float] = {"lambda_max": spectrum.lambda_max, "trace": float(traces.mean())}
+        for name, value in values.items():
+            study.statistics.append(Statistic(dataset, group, space, name, value, None, *about))
+        study.traces[key] = traces
+        study.sizes[space] = spectrum.size
+        if space == "feature":
+            study.nodes[key], study.weights[key] = (x.double().numpy() for x in (spectrum.nodes, spectrum.weights))
 
 
 def run_study(suite: Suite, out: Path, settings: Settings | None = None, **options: Any) -> Study:
@@ -266,43 +231,31 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
     suite = studied_suite(suite, plan.samples)
     banks = extract_all(suite, out / "banks", settings)
     alphas = {"none": 0.0, "partial": _choose_alpha(plan, banks), "full": 1.0}
-    measured: dict[str, dict[Space, Measured]] = {}
-    eigenvalues: dict[str, Array] = {}
+    arrays: dict[str, dict[str, Array]] = {name: {} for name in STORED}
+    study = Study(describe(suite, banks), [], [], alphas, sizes={}, provenance={}, **arrays)
     id_set = DataSet(ID, ID, suite.test, banks.unreadable.get("test", {}))
     ood_sets = [DataSet(o.name, o.group, o.images, banks.unreadable.get(o.name, {})) for o in suite.ood]
-    with StudyParts(out / PARTS, banks.weights) as parts:
+    with PartStore(out / PARTS, {"kind": "curvature"}) as store:
+        parts = StudyParts(store, weights_hash(suite.model))
         for data in track([id_set, *ood_sets], "data sets"):
+            measure_parameters(study, suite.model, data, plan, settings, parts)
             features = FeatureCurvature(banks.test_sets[data.name], banks.head)
-            measured[data.name] = {
-                "parameter": ParameterCurvature(suite.model, data, plan, settings, parts).measure(),
-                "feature": features.measure("feature", data.name, data.group),
-                "logit": features.measure("logit", data.name, data.group),
-            }
-            eigenvalues |= _eigenvalues(features, data, alphas, parts)
-    by_key = {f"{space}/{name}": it for name, spaces in measured.items() for space, it in spaces.items()}
-    spectra = {key: it for key, it in by_key.items() if not key.startswith("logit/")}
-    sizes = {space: it.size for space, it in measured[ID].items()}
-    detected = _all_detections(suite, banks, measured, alphas["partial"])
-    facts = provenance(suite, settings, perf_counter() - start, banks.weights)
+            for space in ("feature", "logit"):
+                features.measure(study, space, data.name, data.group)
+            for name, alpha in alphas.items():
+                key = {**data.key, "alpha": repr(alpha)}
+                part = parts.get(data.name, "eigenvalues of single inputs", key, partial(features.eigenvalues, alpha))
+                study.eigenvalues[f"{name}/{data.name}"] = part.tensors["eigenvalues"].numpy()
+    study.suite["n_parameters"] = study.sizes["parameter"]
+    _add_detections(study, suite, banks)
+    facts = provenance(suite, settings, perf_counter() - start)
     del facts["bootstrap"]  # there is none
     if parts.found:
         facts["seconds"] = f"{facts['seconds']}, with {parts.found} of {parts.asked} parts from an earlier run"
     facts |= {name: getattr(plan, name) for name in ("samples", "matrix", "loss", "probes", "steps")}
     chosen = "AutoFold's choice" if plan.alpha is None else "given"
-    facts |= {"seed of the probes": plan.seed, "alpha": f"{alphas['partial']:g}, {chosen}"}
-    return Study(
-        suite={**describe(suite, banks), "n_parameters": sizes["parameter"]},
-        statistics=[statistic for it in by_key.values() for statistic in it.statistics],
-        detections=detected,
-        alphas=alphas,
-        traces={key: it.traces for key, it in by_key.items()},
-        trace_stderr={key: it.stderr for key, it in by_key.items() if it.stderr is not None},
-        nodes={key: it.nodes for key, it in spectra.items()},
-        weights={key: it.weights for key, it in spectra.items()},
-        sizes={str(space): size for space, size in sizes.items()},
-        eigenvalues=eigenvalues,
-        provenance=facts,
-    )
+    study.provenance.update(facts, **{"seed of the probes": plan.seed, "alpha": f"{alphas['partial']:g}, {chosen}"})
+    return study
 
 
 def studied_suite(suite: Suite, samples: int) -> Suite:
@@ -319,16 +272,11 @@ def studied_suite(suite: Suite, samples: int) -> Suite:
 
 def detections(space: Space, alpha: float, traces: Mapping[str, Array], ood: Sequence[OodSet]) -> list[Detection]:
     """Return the AUROC of traces on every OOD data set and its mean over near, far and all, with 95 % intervals."""
-    influences = {it.name: auroc_influence(traces[ID], traces[it.name]) for it in ood}
-    columns = dict(influences)
-    for group in ("near", "far", "all"):
-        members = [influences[it.name] for it in ood if group in (it.group, "all")]
-        if members:
-            columns[group] = mean_influence(members)
-    return [
-        Detection(space, alpha, name, it.auroc, *interval(it.auroc, it.stderr, it.pairs, it.pairs))
-        for name, it in columns.items()
-    ]
+    rows = []
+    for column, members in columns_of({it.name: it.group for it in ood}).items():
+        it = column_influence(traces, space, members)
+        rows.append(Detection(space, alpha, column, it.auroc, *interval(it.auroc, it.stderr, it.pairs, it.pairs)))
+    return rows
 
 
 def forget_study(suite: Suite, out: Path, samples: int) -> None:
@@ -351,31 +299,12 @@ def _choose_alpha(plan: Plan, banks: Banks) -> float:
         raise ValueError(f"AutoFold cannot choose an exponent: {error} Or give one, --alpha, 0 to 1.") from error
 
 
-def _eigenvalues(
-    features: FeatureCurvature, data: DataSet, alphas: Mapping[str, float], parts: StudyParts
-) -> dict[str, Array]:
-    """Return the largest eigenvalues at every input of a data set for every exponent."""
-    arrays = {}
-    for name, alpha in alphas.items():
-
-        def compute(alpha: float = alpha) -> Part:
-            return Part({}, {"eigenvalues": features.eigenvalues(alpha)})
-
-        part = parts.get(data.name, "eigenvalues of single inputs", {**data.key, "alpha": repr(alpha)}, compute)
-        arrays[f"{name}/{data.name}"] = part.tensors["eigenvalues"].numpy()
-    return arrays
-
-
-def _all_detections(
-    suite: Suite, banks: Banks, measured: Mapping[str, Mapping[Space, Measured]], alpha: float
-) -> list[Detection]:
-    """Return the traces as detectors: at alpha = 0, and over features and logits also at the exponent."""
-    rows = []
-    for space in measured[ID]:
-        rows += detections(space, 0.0, {name: spaces[space].traces for name, spaces in measured.items()}, suite.ood)
+def _add_detections(study: Study, suite: Suite, banks: Banks) -> None:
+    """Add the traces as detectors: at alpha = 0, and over features and logits also at the exponent."""
+    alpha = study.alphas["partial"]
+    for space in SPACES:
+        study.detections.extend(detections(space, 0.0, study.traces, suite.ood))
         if space != "parameter" and alpha > 0:
-            at = {
-                name: FeatureCurvature(bank, banks.head).traces(space, alpha) for name, bank in banks.test_sets.items()
-            }
-            rows += detections(space, alpha, at, suite.ood)
-    return rows
+            curvatures = {name: FeatureCurvature(bank, banks.head) for name, bank in banks.test_sets.items()}
+            traces = {f"{space}/{name}": it.traces(space, alpha) for name, it in curvatures.items()}
+            study.detections.extend(detections(space, alpha, traces, suite.ood))

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import hypot
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -23,6 +23,8 @@ from .suites.suite import Group
 
 Space = Literal["parameter", "feature", "logit"]
 Name = Literal["lambda_max", "trace"]
+SPACES: dict[Space, str] = {"parameter": "parameters", "feature": "features", "logit": "logits"}
+NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
 
 JSON, CSV, ARRAYS = "curvature.json", "curvature.csv", "curvature.safetensors"
 STORED = ("traces", "trace_stderr", "nodes", "weights", "eigenvalues")  # fields that are arrays
@@ -101,32 +103,18 @@ class Study:
         return list(dict.fromkeys((figure.space, figure.name) for figure in self.statistics))
 
     @cached_property
-    def means(self) -> dict[tuple[str, Space, Name], Statistic]:
-        """The unweighted means over the data sets of each group, as the paper takes them."""
-        return {
-            (group, space, name): mean_statistic(
-                [s for s in self.statistics if (s.group, s.space, s.name) == (group, space, name)]
-            )
-            for group in self.groups
-            for space, name in self.columns
-        }
-
-    @cached_property
     def cells(self) -> dict[tuple[str, Space, Name], Statistic]:
-        """Every figure by data set or group, space and name."""
-        return {(figure.dataset, figure.space, figure.name): figure for figure in self.statistics} | self.means
-
-    def cell(self, dataset: str, space: Space, name: Name) -> Statistic:
-        """Return one figure of the table; for ``near`` and ``far`` it is the unweighted mean over the group."""
-        figure = self.cells.get((dataset, space, name))
-        if figure is None:
-            have = f"{', '.join(self.datasets + self.groups)}; {', '.join(' '.join(column) for column in self.columns)}"
-            raise ValueError(f"there is no {space} {name} of {dataset} in this study. It has {have}.")
-        return figure
+        """Every figure by data set or group, space and name; of a group, the unweighted mean, as the paper takes it."""
+        cells = {(figure.dataset, figure.space, figure.name): figure for figure in self.statistics}
+        for group in self.groups:
+            for space, name in self.columns:
+                members = [s for s in self.statistics if (s.group, s.space, s.name) == (group, space, name)]
+                cells[group, space, name] = mean_statistic(members)
+        return cells
 
     def factor(self, dataset: str, space: Space, name: Name) -> float | None:
         """Return the ratio of a figure to that of the ID images; None unless both are above 0."""
-        figure, reference = self.cell(dataset, space, name).value, self.cell(ID, space, name).value
+        figure, reference = self.cells[dataset, space, name].value, self.cells[ID, space, name].value
         return figure / reference if figure > 0 and reference > 0 else None
 
     def check(self) -> None:
@@ -135,9 +123,10 @@ class Study:
         if not self.columns or set(self.alphas) != {"none", "partial", "full"}:
             raise ValueError("there are no statistics, or not three exponents")
         for dataset in self.datasets:
-            for space, name in (*self.columns, *((space, "trace") for space in get_args(Space))):
-                self.cell(dataset, space, name)
-                self.traces[f"{space}/{dataset}"]
+            for space in SPACES:
+                self.cells[dataset, space, "trace"], self.traces[f"{space}/{dataset}"]
+            for column in self.columns:
+                self.cells[dataset, *column]
             for space in ("parameter", "feature"):  # which have spectra
                 self.nodes[f"{space}/{dataset}"], self.weights[f"{space}/{dataset}"], self.sizes[space]
             for alpha in self.alphas:

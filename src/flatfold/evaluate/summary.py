@@ -8,7 +8,7 @@ from statistics import fmean, pstdev, variance
 from typing import Any, ClassVar
 
 from ..core.intervals import student_quantile
-from ..io.artifacts import DamagedFile, encode, read_json
+from ..io.artifacts import encode, read_json
 from ..io.files import write_atomically
 from .results import METRICS, Results, as_csv, load_results
 
@@ -45,10 +45,7 @@ def load_runs(folder: Path) -> dict[Path, Results]:
     if (folder / "results.json").exists():
         return {folder: load_results(folder)}
     path = folder / "summary.json"
-    try:
-        places = [folder / name for name in read_json(path, _Summary).runs] if path.exists() else []
-    except DamagedFile as error:
-        raise ValueError(f"{path} is damaged: {error} Run `flatfold bench` again.") from error
+    places = [folder / name for name in read_json(path, _Summary).runs] if path.exists() else []
     places = places or [path.parent for path in sorted(folder.glob("*/results.json"))]
     if not places:
         raise ValueError(
@@ -102,16 +99,10 @@ def summarise(runs: Iterable[Results]) -> list[SummaryRow]:
     for family, group in families(runs).items():
         first = group[0]
         for method in (run.method for run in first.methods):
-            for column in first.columns:
-                members = [_members(run, method, column) for run in group]
-                if members[0] and all(other == members[0] for other in members):
+            for column, members in first.members.items():
+                if all(run.members.get(column) == members and (method, column) in run.cells for run in group):
                     rows.append(_row(family, method, column, group))
     return rows
-
-
-def _members(run: Results, method: str, column: str) -> set[str]:
-    """Return the data sets of a figure; none when the run does not have it."""
-    return {r.dataset for r in run.rows if r.method == method and column in (r.dataset, r.group, "all")}
 
 
 def _row(family: str, method: str, column: str, group: Sequence[Results]) -> SummaryRow:

@@ -10,15 +10,16 @@ once; for FOLD's exponent it is AutoFold's own curve.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import Any, Literal, cast
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from ..core.autofold import (
+    Groups,
     calibration_classes,
     flatness,
     group_rows,
@@ -106,19 +107,26 @@ def tune(
         raise MethodRefused(f"{method} learns from training data. Give it as train=.")
     fit_bank = train if entry.fits_on == "train" and train is not None else val
     grid = {key: values for key, values in entry.grid.items() if key not in hyper} if grid is None else grid
-    if twice := sorted(set(grid) & set(hyper)):
-        raise TypeError(f"{', '.join(twice)} is both in the grid and given. Leave one of them out.")
+    if criterion not in get_args(Criterion):
+        raise ValueError(f"criterion must be paired or one_vs_rest, got {criterion!r}.")
     points = grid_points(grid, method)
+
+    def make(point: dict[str, Any]) -> Detector:
+        return create(method, **hyper, **point)
 
     if ood is not None:
 
         def value(point: dict[str, Any]) -> tuple[float, float | None]:
-            detector = create(method, **hyper, **point).fit(fit_bank, head)
+            detector = make(point).fit(fit_bank, head)
             return auroc(detector(val.features), detector(ood.features)), None
 
         return search(method, hyper, points, value, "ood")
-    masking = _Masking(head, fit_bank, val, criterion, max_classes, seed)
-    return search(method, hyper, points, lambda point: masking.auroc(lambda: create(method, **hyper, **point)), "id")
+    groups = _choose_classes(fit_bank, val, max_classes, seed)
+
+    def masked(point: dict[str, Any]) -> tuple[float, float | None]:
+        return _masked_auroc(partial(make, point), head, fit_bank, val, groups, criterion)
+
+    return search(method, hyper, points, masked, "id")
 
 
 def grid_points(grid: Mapping[str, Sequence[Any]], method: str = "this method") -> list[dict[str, Any]]:
@@ -167,39 +175,30 @@ def search(
     return Tuning(method, {**hyper, **best}, tuned_on, tuple(trials))
 
 
-class _Masking:
-    """The criterion on ID data: the AUROC of a method between samples and pseudo-OOD inputs."""
+def _choose_classes(fit_bank: FeatureBank, val: FeatureBank, max_classes: int | None, seed: int) -> Groups:
+    """Return the classes to mask, and their rows."""
+    if val.labels is None:
+        raise MethodRefused("tuning on ID data masks the class of each sample, but val has no labels. Give them.")
+    labels = val.labels if fit_bank.labels is None else val.labels[torch.isin(val.labels, fit_bank.labels)]
+    if len(labels) < len(val):
+        warnings.warn("samples of classes that the training data does not have are left out.", stacklevel=3)
+    return group_rows(val.labels, calibration_classes(labels, max_classes, seed, "tuning on ID data"))
 
-    def __init__(
-        self, head: Head, fit_bank: FeatureBank, val: FeatureBank, criterion: str, max_classes: int | None, seed: int
-    ) -> None:
-        if criterion not in ("paired", "one_vs_rest"):
-            raise ValueError(f"criterion must be paired or one_vs_rest, got {criterion!r}.")
-        if val.labels is None:
-            raise MethodRefused("tuning on ID data masks the class of each sample, but val has no labels. Give them.")
-        self.head, self.fit_bank, self.val, self.criterion = head, fit_bank, val, criterion
-        labels = val.labels if fit_bank.labels is None else val.labels[torch.isin(val.labels, fit_bank.labels)]
-        if len(labels) < len(val):
-            warnings.warn("samples of classes that the training data does not have are left out.", stacklevel=4)
-        self.groups = group_rows(val.labels, calibration_classes(labels, max_classes, seed, "tuning on ID data"))
 
-    @torch.no_grad()
-    def auroc(self, make: Callable[[], Detector]) -> tuple[float, float]:
-        """Return the mean AUROC over classes and its standard error."""
-        features = self.val.features
-        if self.criterion == "one_vs_rest":
-            masked = torch.stack([detector(features) for _, detector in self._masked(make)])
-            value, stderr = one_vs_rest_auroc(masked.double(), self.groups)
-        else:
-            scores = make().fit(self.fit_bank, self.head)(features)
-            masked = scores.clone()
-            for rows, detector in self._masked(make):
-                masked[rows] = detector(features[rows])
-            value, stderr = paired_auroc(scores.double(), masked.double(), self.groups)
-        return float(value), float(stderr)
-
-    def _masked(self, make: Callable[[], Detector]) -> Iterator[tuple[Tensor, Detector]]:
-        """Yield the rows of each class and a detector that was fitted without it."""
-        labels = cast(Tensor, self.val.labels)
-        for label in self.groups.classes.tolist():
-            yield labels == label, make().fit_without(self.fit_bank, self.head, label)
+@torch.no_grad()
+def _masked_auroc(
+    make: Callable[[], Detector], head: Head, fit_bank: FeatureBank, val: FeatureBank, groups: Groups, criterion: str
+) -> tuple[float, float]:
+    """Return the mean AUROC over classes between samples and pseudo-OOD inputs, and its standard error."""
+    classes = groups.classes.tolist()
+    without = ((val.labels == label, make().fit_without(fit_bank, head, label)) for label in classes)
+    if criterion == "one_vs_rest":
+        masked = torch.stack([detector(val.features) for _, detector in without])
+        value, stderr = one_vs_rest_auroc(masked.double(), groups)
+    else:
+        scores = make().fit(fit_bank, head)(val.features)
+        masked = scores.clone()
+        for rows, detector in without:
+            masked[rows] = detector(val.features[rows])
+        value, stderr = paired_auroc(scores.double(), masked.double(), groups)
+    return float(value), float(stderr)

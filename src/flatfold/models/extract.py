@@ -109,9 +109,8 @@ def extract_features(
     out: Path | str | None = None,
     key: str | None = None,
     shard_rows: int = 4096,
-    weights: str | None = None,
 ) -> Extraction:
-    """Extract as ``extract`` does; ``weights`` is the model's ``weights_hash`` where the caller has it already."""
+    """Extract as ``extract`` does, and return the layer and the images that could not be read as well."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"the model must be a torch.nn.Module, not {type(model).__name__}. Call extract(model, loader)."
@@ -130,7 +129,7 @@ def extract_features(
         if out is not None:
             sink = BankWriter(
                 out,
-                {"weights": weights or weights_hash(model), "data": str(data), "head": found.name},
+                {"weights": weights_hash(model), "data": str(data), "head": found.name},
                 width=found.head.width,
                 dtype=found.head.weight.dtype,
                 labels=first.labels is not None,

@@ -11,7 +11,7 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +20,12 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from ..core.bootstrap import CHUNK, draws, percentile_interval
-from ..core.intervals import Influence, paired_difference
+from ..core.intervals import Influence, auroc_influence, mean_influence, paired_difference
 from ..core.metrics import fpr_at_tpr
 from ..core.shaping import row_norms
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings
-from ..evaluate.intervals import column_influence
-from ..evaluate.methods import NO_TRAIN, InputMethodRunner, learnt_numbers, peak_memory
+from ..evaluate.methods import NO_TRAIN, ImageData, learnt_numbers, peak_memory
 from ..evaluate.results import ID, MethodRun
 from ..evaluate.study import FeatureCurvature
 from ..evaluate.suites.suite import Suite
@@ -141,7 +140,7 @@ class Ablations:
         return next((e for e in self.effects if (e.method, e.normalisation, e.dataset) == wanted), None)
 
     def check(self) -> None:
-        """Raise a ValueError unless all exponents are there."""
+        """Raise an error unless all exponents are there."""
         if set(self.alphas) != set(NORMALISATIONS):
             raise ValueError("an exponent is missing")
 
@@ -155,6 +154,28 @@ def load_ablations(folder: Path) -> Ablations:
     return read_document(folder / JSON, Ablations, "flatfold reproduce")
 
 
+class _Cell(NamedTuple):
+    """The figures of a method in one column: AUROC with the influence of every image, and FPR95, OOD as positive."""
+
+    influence: Influence
+    fpr95: float
+
+    @property
+    def auroc(self) -> float:
+        return self.influence.auroc
+
+
+def _evaluate(scores: Scores) -> dict[str, _Cell]:
+    """Return the figures on every OOD data set, and their means as ``all``."""
+    unknown = {dataset: values for dataset, values in scores.items() if dataset != ID}
+    cells = {
+        dataset: _Cell(auroc_influence(scores[ID], values), fpr_at_tpr(scores[ID], values))
+        for dataset, values in unknown.items()
+    }
+    influence = mean_influence([cell.influence for cell in cells.values()])
+    return cells | {ALL: _Cell(influence, fmean(cell.fpr95 for cell in cells.values()))}
+
+
 def measure_effects(
     banks: Banks, alphas: Mapping[Normalisation, float], hyper: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[list[Effect], dict[str, str]]:
@@ -165,21 +186,22 @@ def measure_effects(
     """
     rows, refused = list[Effect](), dict[str, str]()
     for method in NORMALISED_METHODS:
-        settings = {key: value for key, value in (hyper or {}).get(method, {}).items() if key != "alpha"}
+        settings = dict((hyper or {}).get(method, {}))
         try:
-            scores = {kind: score_all(method, banks, **settings, alpha=alphas[kind]) for kind in NORMALISATIONS}
+            cells = {
+                kind: _evaluate(score_all(method, banks, **{**settings, "alpha": alphas[kind]}))
+                for kind in NORMALISATIONS
+            }
         except ValueError as error:  # ASH and negative features, for example
             refused[method] = str(error)
             continue
-        before = _aurocs(scores["none"])
         for kind in NORMALISATIONS:
-            aurocs = _aurocs(scores[kind])
-            for column, rate in _fpr95(scores[kind]).items():
+            for column, cell in cells[kind].items():
                 gain = (0.0, 0.0, 0.0)
                 if kind != "none":
-                    difference = paired_difference(aurocs[column], before[column])
+                    difference = paired_difference(cell.influence, cells["none"][column].influence)
                     gain = difference.value, difference.low, difference.high
-                rows.append(Effect(method, kind, alphas[kind], column, aurocs[column].auroc, rate, *gain))
+                rows.append(Effect(method, kind, alphas[kind], column, cell.auroc, cell.fpr95, *gain))
     return rows, refused
 
 
@@ -192,13 +214,32 @@ def measure_sensitivities(
     grid; AutoFold's own grid is finer, so a regret can be negative. Clipping and shaping have the percentile that
     AutoFold chose with its exponent. What it chose in ``runs``, a benchmark on the same data, is not computed again.
     """
-    curves, refused = list[Sensitivity](), dict[str, str]()
+    sensitivities, refused = list[Sensitivity](), dict[str, str]()
     for method in SENSITIVE_METHODS:
         try:
-            curves.append(_measure_sensitivity(method, banks, _find_choice(method, banks, runs), grid))
+            choice = _find_choice(method, banks, runs)
+            curve = [_evaluate(score_all(method, banks, **{**choice, "alpha": alpha})) for alpha in grid]
+            chosen = _evaluate(score_all(method, banks, **choice))
         except ValueError as error:  # two classes, or ASH and negative features
             refused[method] = str(error)
-    return curves, refused
+            continue
+        best = max((cells[ALL] for cells in curve), key=lambda cell: cell.auroc)
+        regret = paired_difference(best.influence, chosen[ALL].influence)
+        sensitivities.append(
+            Sensitivity(
+                method=method,
+                grid=list(grid),
+                auroc={column: [cells[column].auroc for cells in curve] for column in chosen},
+                fpr95={column: [cells[column].fpr95 for cells in curve] for column in chosen},
+                chosen=choice["alpha"],
+                chosen_auroc={column: cell.auroc for column, cell in chosen.items()},
+                chosen_fpr95={column: cell.fpr95 for column, cell in chosen.items()},
+                regret=regret.value,
+                regret_low=regret.low,
+                regret_high=regret.high,
+            )
+        )
+    return sensitivities, refused
 
 
 def _find_choice(method: str, banks: Banks, runs: Sequence[MethodRun]) -> dict[str, Any]:
@@ -212,26 +253,6 @@ def _find_choice(method: str, banks: Banks, runs: Sequence[MethodRun]) -> dict[s
     return {key: learnt[f"{key}_"] for key in ("alpha", "percentile") if f"{key}_" in learnt}
 
 
-def _measure_sensitivity(method: str, banks: Banks, choice: dict[str, Any], grid: Sequence[float]) -> Sensitivity:
-    scores = [score_all(method, banks, **{**choice, "alpha": alpha}) for alpha in grid]
-    chosen = score_all(method, banks, **choice)
-    aurocs, rates, ours = list(map(_aurocs, scores)), list(map(_fpr95, scores)), _aurocs(chosen)
-    best = max((columns[ALL] for columns in aurocs), key=lambda influence: influence.auroc)
-    regret = paired_difference(best, ours[ALL])
-    return Sensitivity(
-        method=method,
-        grid=list(grid),
-        auroc={column: [columns[column].auroc for columns in aurocs] for column in ours},
-        fpr95={column: [columns[column] for columns in rates] for column in ours},
-        chosen=choice["alpha"],
-        chosen_auroc={column: influence.auroc for column, influence in ours.items()},
-        chosen_fpr95=_fpr95(chosen),
-        regret=regret.value,
-        regret_low=regret.low,
-        regret_high=regret.high,
-    )
-
-
 def measure_separations(
     banks: Banks, alphas: Mapping[Normalisation, float], seed: int = 0
 ) -> tuple[list[Separation], Scores, Scores]:
@@ -241,11 +262,12 @@ def measure_separations(
     """
     norms = {name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.test_sets.items()}
     kinds = {kind: score_all("fold", banks, alpha=alphas[kind]) for kind in NORMALISATIONS}
+    known = np.stack([scores[ID] for scores in kinds.values()]).astype(np.float64)
     rows = []
-    for column, members in _columns(norms).items():
-        known = np.stack([scores[ID] for scores in kinds.values()]).astype(np.float64)
-        unknown = np.stack([_concatenate(scores, members) for scores in kinds.values()])
-        norm = np.concatenate([norms[ID], _concatenate(norms, members)])
+    for column, members in {**{name: [name] for name in banks.ood}, ALL: list(banks.ood)}.items():
+        together = [np.concatenate([scores[name] for name in members]) for scores in kinds.values()]
+        unknown = np.stack(together).astype(np.float64)
+        norm = np.concatenate([norms[name] for name in (ID, *members)])
         rngs = np.random.default_rng([seed, *ID.encode()]), np.random.default_rng([seed, *column.encode()])
         redrawn = bootstrap_cohens_d(known, unknown, REPLICATES, rngs)
         for kind, ours, theirs, replicates in zip(NORMALISATIONS, known, unknown, redrawn, strict=True):
@@ -316,35 +338,8 @@ def logit_traces(banks: Banks, alpha: float) -> Scores:
     return {name: curvature.traces("logit", alpha).astype(np.float32) for name, curvature in curvatures.items()}
 
 
-def _columns(scores: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the data sets of each column: every OOD data set, and ``all`` of them."""
-    unknown = tuple(dataset for dataset in scores if dataset != ID)
-    return {**{dataset: (dataset,) for dataset in unknown}, ALL: unknown}
-
-
-def _aurocs(scores: Scores) -> dict[str, Influence]:
-    """Return the AUROC in every column with the influence of every image, for paired intervals."""
-    named = {f"/{dataset}": values for dataset, values in scores.items()}
-    return {column: column_influence(named, "", members) for column, members in _columns(scores).items()}
-
-
-def _fpr95(scores: Scores) -> dict[str, float]:
-    """Return the FPR95 in every column, OOD as the positive class."""
-    rates = {dataset: fpr_at_tpr(scores[ID], scores[dataset]) for dataset in scores if dataset != ID}
-    return {**rates, ALL: fmean(rates.values())}
-
-
-def _concatenate(values: Scores, members: tuple[str, ...]) -> Vector:
-    return np.concatenate([values[name] for name in members]).astype(np.float64)
-
-
 def measure_costs(
-    suite: Suite,
-    banks: Banks,
-    runs: Sequence[MethodRun],
-    settings: Settings | None = None,
-    batch_size: int = 256,
-    rounds: int = 11,
+    suite: Suite, banks: Banks, runs: Sequence[MethodRun], settings: Settings, batch_size: int = 256, rounds: int = 11
 ) -> tuple[list[Cost], dict[str, str]]:
     """Return the costs of a plain forward pass and of the methods of a benchmark, and why some have none.
 
@@ -353,12 +348,11 @@ def measure_costs(
     for MDSEns the training images are read. In every round each method scores once, so that a machine that slows down
     does so for all of them.
     """
-    settings = settings or Settings()
     size, device = min(batch_size, len(banks.test)), settings.device
     inputs = {"features": banks.test.features[:size].to(device), "images": _read_images(suite, size, device)}
+    refused = dict[str, str]()
     with evaluating(suite.model, device):
-        ready = [_set_up(FORWARD, "images", lambda: logits_function(suite.model), inputs["images"], device, setups=0)]
-        refused = dict[str, str]()
+        ready = [_set_up(FORWARD, "images", partial(logits_function, suite.model), inputs["images"], device, rounds=0)]
         for run in track(runs, "setting methods up"):
             try:
                 sees = "features" if get_method(run.name).sees == "features" else "images"
@@ -366,7 +360,7 @@ def measure_costs(
                 ready.append(_set_up(run.method, sees, fit, inputs[sees], device, SETUPS))
             except Exception as error:  # one method that fails does not stop the others
                 refused[run.method] = f"{type(error).__name__}: {error}"
-        seconds = time_in_turn([score for _, score in ready], rounds)
+        seconds = time_in_turn([score for _, score in ready], rounds, device)
     costs = []
     for (cost, _), times in zip(ready, seconds, strict=True):
         low, middle, high = (1e3 * float(time) for time in np.quantile(times, [0.25, 0.5, 0.75]))
@@ -374,56 +368,45 @@ def measure_costs(
     return costs, refused
 
 
-def time_in_turn(actions: Sequence[Action], rounds: int) -> list[list[float]]:
+def _set_up(method: str, sees: str, fit: Fit, inputs: Tensor, device: str, rounds: int) -> tuple[Cost, Action]:
+    """Set a method up, once for its peak of memory and then against the clock; return its cost so far and its score."""
+    with peak_memory(device) as peak:
+        score = partial(fit(), inputs)
+        score()
+    (times,) = time_in_turn([fit], rounds, device) if rounds else [[0.0]]
+    return Cost(method, sees, 1e3 * median(times), 0.0, 0.0, 0.0, 0, peak.megabytes, len(inputs)), score
+
+
+def time_in_turn(actions: Sequence[Action], rounds: int, device: str) -> list[list[float]]:
     """Return the seconds that each action takes in every round; a round is each of them once.
 
     A first round does not count, except for actions that take more than a second: they run only then.
     """
-    seconds = [[_time(action)] for action in actions]
+    seconds = [[_time(action, device)] for action in actions]
     for _ in track(range(rounds), "measuring costs"):
         for action, times in zip(actions, seconds, strict=True):
             if times[0] <= SLOW:
-                times.append(_time(action))
+                times.append(_time(action, device))
     return [times[1:] or times for times in seconds]
 
 
-def synchronised(action: Action, device: str) -> Action:
-    """Return an action that ends when the device has finished it."""
-    if torch.device(device).type != "cuda":
-        return action
-
-    def wait() -> None:
-        action()
+def _time(action: Action, device: str) -> float:
+    start = perf_counter()
+    action()
+    if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
-
-    return wait
+    return perf_counter() - start
 
 
 def _prepare_fit(run: MethodRun, suite: Suite, banks: Banks, settings: Settings) -> Fit:
     """Return a function that fits a method; features are on the device before the clock starts."""
     if get_method(run.name).sees != "features":
-        return partial(InputMethodRunner(suite, Path(), settings).fit, run.name, run.hyper)
+        return partial(ImageData(suite, Path(), settings).fit, run.name, run.hyper)
     bank = banks.train if run.fits_on == "train" else banks.val
     if bank is None:
         raise ValueError(NO_TRAIN)
     here, head = bank.to(settings.device), banks.head.to(settings.device)
     return lambda: create(run.name, **run.hyper).fit(here, head).eval()
-
-
-def _set_up(method: str, sees: str, fit: Fit, inputs: Tensor, device: str, setups: int) -> tuple[Cost, Action]:
-    """Set a method up, once for its peak of memory and then against the clock; return its cost so far and its score."""
-    with peak_memory(device) as peak:
-        score = partial(fit(), inputs)
-        score()
-    (times,) = time_in_turn([synchronised(fit, device)], setups) if setups else [[0.0]]
-    cost = Cost(method, sees, 1e3 * median(times), 0.0, 0.0, 0.0, 0, peak.megabytes, len(inputs))
-    return cost, synchronised(score, device)
-
-
-def _time(action: Action) -> float:
-    start = perf_counter()
-    action()
-    return perf_counter() - start
 
 
 def _read_images(suite: Suite, size: int, device: str) -> Tensor:

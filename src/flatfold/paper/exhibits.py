@@ -1,7 +1,6 @@
 """Verdicts on every table, figure and theorem of the paper.
 
-``exhibits.toml`` has the title, claim and reading of each exhibit; ``claims_curvature`` and ``claims_detection`` have
-the checks.
+``exhibits.toml`` has the title, claim and reading of each exhibit; ``claims`` has the checks.
 """
 
 import tomllib
@@ -11,12 +10,44 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
-from . import claims_curvature as curvature
-from . import claims_detection as detection
-from .claims import Check, Finding, NetworkRun
+from . import claims
+from .claims import Finding, NetworkRun
 from .tables import contradictions
 
 Agreement = Literal["agrees", "partly", "disagrees", "cannot be told", "not tested"]
+
+EXHIBITS: dict[str, Callable[[NetworkRun], Finding]] = {
+    "Figure 1": claims.check_figure_1,
+    "Table 1": partial(claims.check_regimes, space="parameter"),
+    "Figure 2": claims.check_traces_by_regime,
+    "Table 2": claims.check_averages,
+    "Figure 3": claims.check_costs,
+    "Figure 4": claims.check_exponents,
+    "Table 3": claims.check_normalisation,
+    "Figure 5": claims.check_separation,
+    "Figure 6": claims.check_eigenvalues,
+    "Table 4": claims.check_logits,
+    "Figure 7": claims.check_spectra,
+    "Table 6": partial(claims.check_regimes, space="feature"),
+    "Table 7": claims.check_statistics,
+    "Figures 8 and 10": partial(claims.check_spectra_by_data_set, space="parameter"),
+    "Figures 9 and 11": partial(claims.check_spectra_by_data_set, space="feature"),
+    "Figures 12 to 15": claims.check_traces_by_data_set,
+    "Tables 8 to 11": claims.check_data_sets,
+}
+JOINT_EXHIBITS: dict[str, tuple[str, Callable[[Sequence[NetworkRun]], Finding]]] = {  # and the network of their checks
+    "Table 5": ("all", claims.check_networks),
+    "Theorem 1": ("any", claims.check_theorem),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One condition that must hold if a claim is true."""
+
+    network: str  # that was measured; "all" for a mean over networks, "any" for the theorem
+    what: str  # the condition in a few words, with the numbers
+    holds: bool | None  # None if the intervals leave it open
 
 
 @dataclass(frozen=True)
@@ -34,25 +65,27 @@ class Verdict:
 
 def compute_verdicts(runs: Sequence[NetworkRun]) -> list[Verdict]:
     """Return a verdict on every exhibit, in the order of the paper, from the measurements of at least one network."""
-    if not runs:
-        raise ValueError("a verdict needs the measurements of at least one network, got none. Name the networks.")
-    return [judge(number, runs) for number in EXHIBITS]
+    return [judge(number, runs) for number in _read_texts()]
 
 
 def judge(number: str, runs: Sequence[NetworkRun]) -> Verdict:
     """Return the verdict on one exhibit."""
-    shows, checks = EXHIBITS[number](runs)
-    sentence = f"{shows}{_summarise_failures(checks)}."
-    return Verdict(shows=sentence, agreement=agreement(checks), checks=checks, **_read_texts()[number])
+    if number in JOINT_EXHIBITS:
+        network, check = JOINT_EXHIBITS[number]
+        findings = {network: check(runs)}
+    else:
+        findings = {run.network: EXHIBITS[number](run) for run in runs}
+    checks = [Check(network, *check) for network, finding in findings.items() for check in finding.checks]
+    shows = "; ".join(f"{network}: {finding.shows}" for network, finding in findings.items())
+    if len(findings) == 1:
+        (finding,) = findings.values()
+        shows = finding.shows
+        shows = shows[:1].upper() + shows[1:] if shows[:1].isascii() else shows  # λ stays small
+    sentence = f"{shows}{_summarise_failures([check.holds for check in checks])}."
+    return Verdict(shows=sentence, agreement=_conclude(checks), checks=checks, **_read_texts()[number])
 
 
-def agreement(checks: Sequence[Check]) -> Agreement:
-    """Return ``agrees`` if all checks hold, ``partly`` if some do, else ``disagrees`` if one contradicts.
-
-    Example:
-        >>> agreement([Check("a", "", True), Check("b", "", None)]), agreement([Check("a", "", None)])
-        ('partly', 'cannot be told')
-    """
+def _conclude(checks: Sequence[Check]) -> Agreement:
     held = [check.holds for check in checks]
     if not held:
         return "not tested"
@@ -61,71 +94,26 @@ def agreement(checks: Sequence[Check]) -> Agreement:
     return "disagrees" if False in held else "cannot be told"
 
 
-def _for_each(check: Callable[[NetworkRun], Finding]) -> Callable[[Sequence[NetworkRun]], Finding]:
-    """Return a function that checks each network by itself and joins the findings."""
-
-    def check_all(runs: Sequence[NetworkRun]) -> Finding:
-        findings = [check(run) for run in runs]
-        checks = [check for finding in findings for check in finding.checks]
-        if len(runs) == 1:
-            shows = findings[0].shows
-            return Finding(shows[:1].upper() + shows[1:] if shows[:1].isascii() else shows, checks)  # λ stays small
-        return Finding("; ".join(f"{run.network}: {f.shows}" for run, f in zip(runs, findings, strict=True)), checks)
-
-    return check_all
-
-
-EXHIBITS: dict[str, Callable[[Sequence[NetworkRun]], Finding]] = {
-    "Figure 1": _for_each(curvature.check_figure_1),
-    "Table 1": _for_each(partial(curvature.check_regimes, space="parameter")),
-    "Figure 2": _for_each(curvature.check_traces_by_regime),
-    "Table 2": _for_each(detection.check_averages),
-    "Figure 3": _for_each(detection.check_costs),
-    "Figure 4": _for_each(detection.check_exponents),
-    "Table 3": _for_each(detection.check_normalisation),
-    "Figure 5": _for_each(detection.check_separation),
-    "Figure 6": _for_each(curvature.check_eigenvalues),
-    "Table 4": _for_each(curvature.check_logits),
-    "Figure 7": _for_each(curvature.check_spectra),
-    "Table 5": detection.check_networks,
-    "Theorem 1": curvature.check_theorem,
-    "Table 6": _for_each(partial(curvature.check_regimes, space="feature")),
-    "Table 7": _for_each(curvature.check_data_sets),
-    "Figures 8 and 10": _for_each(partial(curvature.check_spectra_by_data_set, space="parameter")),
-    "Figures 9 and 11": _for_each(partial(curvature.check_spectra_by_data_set, space="feature")),
-    "Figures 12 to 15": _for_each(curvature.check_traces_by_data_set),
-    "Tables 8 to 11": _for_each(detection.check_data_sets),
-}
+def _summarise_failures(held: Sequence[bool | None]) -> str:
+    """Return the number of checks that contradict the claim or leave it open; nothing if all hold."""
+    count, false, open_ = len(held), held.count(False), held.count(None)
+    if count == 1 and false + open_:
+        return "; the check cannot be told" if open_ else "; the check contradicts the claim"
+    parts = [f"{false} of {count} checks contradict{'s' * (false == 1)} the claim"] if false else []
+    parts += [f"{open_} of {count}{'' if false else ' checks'} cannot be told"] if open_ else []
+    return f"; {' and '.join(parts)}" if parts else ""
 
 
 @cache
 def _read_texts() -> dict[str, dict[str, str]]:
     """Return number, title, claim and note of every exhibit; braces in notes hold thresholds and shared sentences."""
     document = tomllib.loads(Path(__file__).with_name("exhibits.toml").read_text(encoding="utf-8"))
-    values = document["shared"] | {
-        "large": 100 * curvature.LARGE,
-        "collapsed": curvature.COLLAPSED,
-        "comparable": detection.COMPARABLE,
-        "slower": detection.SLOWER,
-        "few": detection.FEW,
-        "equal": detection.EQUAL,
-        "competitive": 100 * detection.COMPETITIVE,
-        "near_optimal": 100 * detection.NEAR_OPTIMAL,
-    }
+    shares = ("LARGE", "COMPETITIVE", "NEAR_OPTIMAL")
+    percents = {name.lower(): 100 * getattr(claims, name) for name in shares}
     texts = {}
     for exhibit in document["exhibit"]:
         table = exhibit.pop("errata", "")  # whose wrong averages the note lists
         errata = "; ".join(str(wrong).removeprefix(f"{table}, ") for wrong in contradictions() if wrong.table == table)
-        texts[exhibit["number"]] = exhibit | {"note": exhibit["note"].format(**values, errata=errata)}
+        note = exhibit["note"].format(**document["shared"], **percents, claims=claims, errata=errata)
+        texts[exhibit["number"]] = exhibit | {"note": note}
     return texts
-
-
-def _summarise_failures(checks: Sequence[Check]) -> str:
-    """Return the number of checks that contradict the claim or leave it open; nothing if all hold."""
-    count = len(checks)
-    if count == 1 and not checks[0].holds:
-        return "; the check cannot be told" if checks[0].holds is None else "; the check contradicts the claim"
-    false, open_ = (sum(check.holds is value for check in checks) for value in (False, None))
-    parts = [f"{false} of {count} checks contradict{'s' * (false == 1)} the claim"] if false else []
-    parts += [f"{open_} of {count}{'' if false else ' checks'} cannot be told"] if open_ else []
-    return f"; {' and '.join(parts)}" if parts else ""

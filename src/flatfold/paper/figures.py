@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from ..curvature.estimate import Estimate
-from ..evaluate.results import ID, Results
-from ..evaluate.study_results import ERRORS, Statistic, Study
-from ..report.cost_figure import WIDE, cost_figure
-from ..report.curvature_figures import SPACES, spectral_densities, trace_densities
+from ..evaluate.results import ID, Results, in_family
+from ..evaluate.study_results import ERRORS, SPACES, Statistic, Study
+from ..report.curvature_figures import spectral_densities, trace_densities
 from ..report.figure import (
     ACCENT,
     GREY,
@@ -28,12 +27,10 @@ from ..report.figure import (
     line_style,
     logarithmic,
 )
-from ..report.figures import draw_scatter
+from ..report.figures import WIDE, cost_figure, draw_scatter
 from . import theory
 from .ablations import FORWARD, NORMALISATIONS, Ablations, Cost, Sensitivity
-from .claims import NetworkRun
-from .claims_curvature import REGIMES, SHOWN, list_regimes, statistic
-from .tables import is_variant
+from .claims import REGIMES, SHOWN, NetworkRun, list_regimes, statistic
 
 LEAST = 1e-3  # milliseconds: below the resolution of the clock
 BAR = 0.21  # inches, height of a bar
@@ -106,8 +103,7 @@ def _draw_regimes(lines: list[dict[str, Statistic]], axes: Axes) -> None:
     traces = [trace for line in lines for trace in line.values()]
     low = min(trace.value - ERRORS * (trace.stderr or 0.0) for trace in traces)
     if low > 0:
-        wide = max(trace.value for trace in traces) > 100 * low  # powers of ten are ticks enough
-        logarithmic(axes, "y", subs=(1.0,) if wide else (1.0, 2.0, 5.0))
+        logarithmic(axes, "y", max(trace.value for trace in traces) / low)
     axes.margins(x=0.12, y=0.1)
     axes.set_ylabel("trace of the mean Hessian")
 
@@ -138,12 +134,12 @@ def _draw_bars(bars: list[tuple[str, float, float, float]], line: float | None, 
     ends = [*times, *([line] if line else [])]
     start, end = min(ends) / 2, max(ends) * 1.3
     for place, ((method, _, low, high), time) in enumerate(zip(bars, times, strict=True)):
-        axes.barh(place, time - start, left=start, height=0.72, color=ACCENT if is_variant(method) else LIGHT_GREY)
+        axes.barh(place, time - start, left=start, height=0.72, color=ACCENT if in_family(method) else LIGHT_GREY)
         if high > low:
             axes.plot([max(low, start), max(high, start)], [place, place], color=INK, lw=1)
     if line:
         axes.axvline(line, color=INK, lw=1, ls=FORWARD_PASS.style.stroke)
-    logarithmic(axes, "x", subs=(1.0,) if end > 300 * start else (1.0, 2.0, 5.0))
+    logarithmic(axes, "x", max(ends) / min(ends))
     axes.set_xlim(start, end)
     axes.set_ylim(-0.6, len(bars) - 0.4)
     axes.set_yticks(range(len(bars)), [method for method, *_ in bars])
@@ -221,7 +217,7 @@ def _compare_draws() -> list[tuple[float, Estimate, bool]]:
 
 def _draw_condition(theorems: list[theory.Theorem], axes: Axes) -> None:
     axes.set_xlim(0, 2)
-    logarithmic(axes, "y", subs=(1.0, 2.0, 5.0))
+    logarithmic(axes, "y", ratio=1)
     for key, true in ((TRUE, True), (FALSE, False)):
         shown = [theorem for theorem in theorems if theorem.holds == true]
         x, y = [theorem.ratio for theorem in shown], [theorem.ood / theorem.id for theorem in shown]

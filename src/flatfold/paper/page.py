@@ -9,20 +9,19 @@ from typing import Any, ClassVar, NamedTuple, get_args
 from markupsafe import Markup
 
 from ..evaluate.results import ID, METRICS, Average, Row, as_csv
-from ..evaluate.study_results import Space, above
+from ..evaluate.study_results import NAMES, SPACES, Space, above
 from ..evaluate.summary import families, family_of
 from ..io.artifacts import write_json
 from ..io.files import write_atomically
-from ..report.cost_figure import TALL
 from ..report.curvature import VERDICTS, detection_table, statistics_table
 from ..report.curvature_figures import spectral_densities, top_eigenvalues, trace_densities
 from ..report.figure import Drawing
+from ..report.figures import TALL
 from ..report.page import columns_of
 from ..report.templates import factor, percent, render
 from . import figures
 from .ablations import NORMALISED_METHODS
-from .claims import NAMES, SPACES, NetworkRun
-from .claims_curvature import BOTH, REGIMES, SHOWN, list_regimes, statistic
+from .claims import BOTH, REGIMES, SHOWN, NetworkRun, list_regimes, statistic
 from .exhibits import Agreement, Verdict
 from .run import Reproduction
 from .tables import OTHERS, Line, compare_with_paper, incomparable, table_of

@@ -22,6 +22,7 @@ from ..evaluate.study_results import Study, load_study
 from ..evaluate.suites.suite import Suite
 from ..evaluate.tuning import grid_points
 from ..io.progress import track
+from ..models.fingerprint import weights_hash
 from .ablations import (
     ARRAYS,
     JSON,
@@ -150,7 +151,7 @@ class _Reproduction:
     def _run_ablations(self) -> None:
         computed_from = {
             "version": __version__,
-            "weights": self.banks.weights,
+            "weights": weights_hash(self.suite.model),
             "device": self.settings.device,
             "seed": str(self.suite.seed),
             "data": json.dumps({name: source.fingerprint for name, source in self.suite.sources.items()}),
@@ -182,8 +183,7 @@ class _Reproduction:
             logits=logit_traces(self.banks, alphas["partial"]),
             norms=norms,
             refused={**self.results.refused, **no_cost, **no_curve, **no_effect},
-            provenance=provenance(self.suite, self.settings, perf_counter() - start, self.banks.weights)
-            | self.plan.numbers,
+            provenance=provenance(self.suite, self.settings, perf_counter() - start) | self.plan.numbers,
             computed_from=computed_from,
         )
         self.ablations.save(self.place)

@@ -5,7 +5,6 @@ Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detect
 """
 
 import csv
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,16 +55,6 @@ COLUMNS: dict[str, str] = _FACTS["columns"]
 REMARKS: dict[str, str] = _FACTS["remarks"]
 NOTES: list[str] = _FACTS["notes"]
 TUNED = frozenset[str](_FACTS["tuned"])
-
-
-def is_variant(label: str) -> bool:
-    """Return whether a label in tables, such as ``fold:alpha=1`` or ``fold-r@ood``, is of a method of the paper.
-
-    Example:
-        >>> is_variant("fold-r@ood"), is_variant("fold-t"), is_variant("knn")
-        (True, False, False)
-    """
-    return re.split("[:@]", label)[0] in FOLD_FAMILY
 
 
 @cache

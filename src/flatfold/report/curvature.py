@@ -7,8 +7,8 @@ from markupsafe import Markup
 
 from ..curvature.estimate import LOSSES, MATRICES
 from ..evaluate.results import ID, Results
-from ..evaluate.study_results import Name, Space, Study, above, typical_error
-from .curvature_figures import NAMES, SPACES, spectral_densities, top_eigenvalues, trace_densities
+from ..evaluate.study_results import NAMES, SPACES, Name, Space, Study, above, typical_error
+from .curvature_figures import spectral_densities, top_eigenvalues, trace_densities
 from .figure import Drawing
 from .templates import factor, percent, quantity, render, suite_title
 
@@ -198,7 +198,7 @@ def _meaning(study: Study, spaces: Sequence[Space]) -> str:
     """Return which matrix of which loss the curvature is, in each of these spaces."""
     matrices: dict[str, list[str]] = {}
     for space in spaces:
-        statistic = study.cell(ID, space, "trace")
+        statistic = study.cells[ID, space, "trace"]
         matrix = f"the {MATRICES[statistic.matrix]} of the {LOSSES[statistic.loss]}"
         matrices.setdefault(matrix, []).append(SPACES[space])
     parts = [

@@ -1,9 +1,8 @@
 """Figures of a curvature study: traces, spectra, and the largest eigenvalues at single inputs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from math import pi, sqrt
+from math import inf, pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +10,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ..curvature.estimate import ZERO, Spectrum
+from ..curvature.estimate import ZERO, Density, Spectrum
 from ..evaluate.results import ID
-from ..evaluate.study_results import Name, Space, Study, typical_error
+from ..evaluate.study_results import SPACES, Space, Study, typical_error
 from .figure import (
     GREY,
     INK,
@@ -31,15 +30,13 @@ from .figure import (
 )
 from .templates import LARGE, SMALL, power_of_ten
 
-SPACES: dict[Space, str] = {"parameter": "parameters", "feature": "features", "logit": "logits"}
-NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
 SHORT_MATRICES = {"hessian": "Hessian", "ggn": "GGN"}
 SHORT_LOSSES = {"energy": "the energy", "ce_pred": "CE(predicted)", "ce": "CE(label)"}
 NORMALISATIONS = {"none": "no normalisation", "partial": "partial normalisation", "full": "full normalisation"}
 LARGEST = Key("λmax", LineStyle(INK, (1.0, 1.5)))
 
 BINS = 10, 50  # at least and at most, of a histogram of traces
-WIDE, NARROW = 100, 10  # ratio of the ends above which powers of ten are ticks enough; below, axes are linear
+NARROW = 10  # ratio of the ends of an axis of traces up to which it is linear
 HIGHEST = 100  # times the highest OOD density: narrow spectra of ID images are cut off there
 MARGIN = 0.03  # of the axis of eigenvalues
 FEW = 12  # eigenvalues, up to which each is a dot
@@ -49,7 +46,7 @@ LEAST = 6.25  # ratio of the ends of an axis that always has two of the ticks 1,
 
 def matrix_and_loss(study: Study, space: Space) -> str:
     """Return which matrix of which loss the curvature is in a space, such as ``Hessian of the energy``."""
-    statistic = study.cell(ID, space, "trace")
+    statistic = study.cells[ID, space, "trace"]
     return f"{SHORT_MATRICES[statistic.matrix]} of {SHORT_LOSSES[statistic.loss]}"
 
 
@@ -74,9 +71,8 @@ def trace_densities(study: Study) -> Drawing:
 def trace_axis(values: Numbers) -> Span:
     """Return the axis for traces: logarithmic unless some are negative or all lie within a factor of ten."""
     if np.any(values < 0) or not np.any(values > 0):
-        return replace(Span.of(values), logarithmic=False)
-    span = Span.of(values[values > 0])
-    return replace(span, logarithmic=span.low > 0 and span.high / span.low > NARROW)
+        return Span.of(values, inf)
+    return Span.of(values[values > 0], NARROW)
 
 
 def bin_count(traces: Sequence[Numbers]) -> int:
@@ -96,22 +92,17 @@ def _draw_traces(traces: Sequence[Numbers], what: str, axes: Axes) -> None:
     counts = [np.histogram(span.clip(values), edges)[0] for values in traces]
     draw_histograms(axes, edges, [count / max(count.max(), 1) for count in counts])
     span.apply(axes, "x")
-    if span.logarithmic and span.high / span.low <= WIDE:
-        logarithmic(axes, "x", subs=(1.0, 2.0, 5.0))
     axes.set_xlabel(f"trace at one input, {what}")
 
 
 class Curve(NamedTuple):
-    """A spectrum as it is drawn: its density with a band, its ends, and a note on its zeros.
+    """A spectrum as it is drawn: its density, its ends, and a note on its zeros.
 
     The note is the share of eigenvalues that are zero or, in an estimate, closer to zero than the width of the kernel.
     ``least`` is a tenth of the height of a single eigenvalue: lower values are tails of the kernel.
     """
 
-    grid: Numbers
-    mean: Numbers
-    lower: Numbers
-    upper: Numbers
+    density: Density
     zeros: str
     smallest: float
     largest: float
@@ -136,38 +127,22 @@ def spectral_curve(study: Study, space: Space, name: str) -> Curve:
     An exact spectrum is drawn without its zeros. In an estimate it is chance whether a node falls on zero, so all of
     its nodes are drawn.
     """
-    statistic = study.cell(name, space, "lambda_max")
+    statistic = study.cells[name, space, "lambda_max"]
     nodes, weights = (torch.from_numpy(np.array(part[f"{space}/{name}"])) for part in (study.nodes, study.weights))
     smallest = float(nodes.min())
     exact = statistic.stderr is None
     if not exact:  # move nodes off zero, or the density would leave them out
         least = 2 * ZERO * max(abs(statistic.value), float(nodes.abs().max()))
         nodes = torch.where(nodes.abs() < least, least, nodes)
+    kind = statistic.method, statistic.matrix, statistic.loss, statistic.matvecs
     spectrum = Spectrum(
-        nodes=nodes,
-        weights=weights,
-        size=study.sizes[space],
-        lambda_min=smallest,
-        lambda_max=statistic.value,
-        method=statistic.method,
-        matrix=statistic.matrix,
-        loss=statistic.loss,
-        matvecs=statistic.matvecs,
-        seed=None,
-        rows=statistic.n,
+        nodes, weights, study.sizes[space], smallest, statistic.value, *kind, seed=None, rows=statistic.n
     )
     density = spectrum.density()
     near = float((weights * (nodes.abs() <= density.width)).sum(dim=1).mean())
-    return Curve(
-        density.grid.numpy(),
-        density.mean.numpy(),
-        density.lower.numpy(),
-        density.upper.numpy(),
-        f"{share(density.atom)} are zero" if exact else f"{share(near)} near zero",
-        smallest,
-        statistic.value,
-        0.1 / (spectrum.size * (density.width or 1.0) * sqrt(2 * pi)),  # the width is 0 if all eigenvalues are
-    )
+    zeros = f"{share(density.atom)} are zero" if exact else f"{share(near)} near zero"
+    least = 0.1 / (spectrum.size * (density.width or 1.0) * sqrt(2 * pi))  # the width is 0 if all eigenvalues are
+    return Curve(density, zeros, smallest, statistic.value, least)
 
 
 def share(part: float) -> str:
@@ -199,17 +174,19 @@ def tick_label(value: float, _position: int | None = None) -> str:
 
 
 def _draw_spectrum(pair: list[tuple[Curve, LineStyle | None]], label: str, axes: Axes) -> None:
-    floor, top = pair[-1][0].least, min(HIGHEST * pair[-1][0].upper.max(), max(curve.upper.max() for curve, _ in pair))
+    heights = [float(curve.density.upper.max()) for curve, _ in pair]
+    floor, top = pair[-1][0].least, min(HIGHEST * heights[-1], max(heights))
     for curve, line in pair:
-        mean, lower, upper = (np.maximum(part, floor) for part in (curve.mean, curve.lower, curve.upper))
+        density = curve.density
+        mean, lower, upper = (part.clamp(min=floor) for part in (density.mean, density.lower, density.upper))
         if line is None:
-            axes.fill_between(curve.grid, floor, mean, color=LIGHT_GREY, linewidth=0)
+            axes.fill_between(density.grid, floor, mean, color=LIGHT_GREY, linewidth=0)
         else:
-            axes.fill_between(curve.grid, lower, upper, color=line.colour, alpha=0.25, linewidth=0)
-            axes.plot(curve.grid, mean, color=line.colour, ls=line.stroke, lw=1.1)
+            axes.fill_between(density.grid, lower, upper, color=line.colour, alpha=0.25, linewidth=0)
+            axes.plot(density.grid, mean, color=line.colour, ls=line.stroke, lw=1.1)
         axes.axvline(curve.largest, color=GREY if line is None else line.colour, lw=1, ls=LARGEST.style.stroke)
     top = max(2 * top, 10 * floor)
-    logarithmic(axes, "y", subs=(1.0,) if top > WIDE * floor else (1.0, 2.0, 5.0))
+    logarithmic(axes, "y", top / floor)
     axes.set_ylim(floor, top)
     ends = [end for curve, _ in pair for end in (0.0, curve.smallest, curve.largest)]
     margin = MARGIN * (max(ends) - min(ends)) or 1.0
@@ -258,7 +235,7 @@ def _draw_eigenvalues(bands: dict[str, Numbers], label: str, axes: Axes) -> None
         axes.fill_between(index, np.fmax(low, floor), high, color=shade, alpha=strength, linewidth=0)
         marker = "o" if count <= FEW else ""
         axes.plot(index, middle, color=line.colour, ls=line.stroke, lw=1.3, marker=marker, ms=3)
-    logarithmic(axes, "y", subs=(1.0,) if top > WIDE * floor else (1.0, 2.0, 5.0))
+    logarithmic(axes, "y", top / floor)
     room = max(1.5, (LEAST * floor / top) ** 0.5)
     axes.set_ylim(floor / room, room * top)
     axes.set_ylabel(label)

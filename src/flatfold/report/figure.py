@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import isclose, log10
+from math import inf, log10
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -78,24 +78,23 @@ def line_style(number: int) -> LineStyle:
 
 
 def decade_label(value: float, _position: int | None = None) -> str:
-    """Return the label of a tick at a power of ten, none for a tick between them.
+    """Return the label of a tick at a power of ten.
 
     Example:
-        >>> decade_label(0.01), decade_label(1e-7), decade_label(300.0)
-        ('0.01', '10⁻⁷', '')
+        >>> decade_label(0.01), decade_label(1e-7)
+        ('0.01', '10⁻⁷')
     """
     exponent = round(log10(value)) if value > 0 else 0
-    if not isclose(value, 10.0**exponent, rel_tol=1e-6):
-        return ""
     return f"{value:g}" if -3 <= exponent <= 3 else power_of_ten(exponent)
 
 
-def logarithmic(axes: Axes, which: str, subs: tuple[float, ...] = (1.0,)) -> None:
-    """Make the axis ``x`` or ``y`` logarithmic; with ``subs`` of 1, 2 and 5 their multiples are labelled too."""
+def logarithmic(axes: Axes, which: str, ratio: float = inf) -> None:
+    """Make the axis ``x`` or ``y`` logarithmic; label 1, 2, 5, 10, ... unless the ``ratio`` of its ends is large."""
+    wide = ratio > DECADES
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=subs, numticks=6))
-    axis.set_major_formatter(FuncFormatter(decade_label if len(subs) == 1 else lambda value, _: f"{value:g}"))
+    axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=6))
+    axis.set_major_formatter(FuncFormatter(decade_label if wide else lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -108,8 +107,7 @@ class Panel:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """An entry of the legend: a line, or an area where ``filled``."""
 
     label: str
@@ -121,7 +119,7 @@ class Key:
 class Drawing:
     """A figure: the name of its files, its panels (none without data for it) and their common legend.
 
-    A file has at most so many ``columns``; ``size`` is that of a panel, in inches.
+    A file has at most so many ``columns``; ``size`` is that of a panel, in inches; a page may show a ``heading``.
     """
 
     name: str
@@ -129,6 +127,7 @@ class Drawing:
     keys: Sequence[Key] = ()
     columns: int = 3
     size: tuple[float, float] = (3.4, 2.2)
+    heading: str = ""
 
     def inline(self) -> list[str]:
         """Return one SVG element per panel, without its title, with ids that are unique in a page."""
@@ -148,12 +147,12 @@ class Drawing:
 
     def save(self, folder: Path) -> None:
         """Write ``NAME.svg`` and ``NAME.pdf``; without panels, remove the files of an earlier run."""
-        paths = {kind: folder / f"{self.name}.{kind}" for kind in ("svg", "pdf")}
-        if self.panels:
-            for kind, content in self._saved(*paths).items():
-                write_atomically(paths[kind], content)
-        else:
-            for path in paths.values():
+        contents = self._saved("svg", "pdf") if self.panels else {}
+        for kind in ("svg", "pdf"):
+            path = folder / f"{self.name}.{kind}"
+            if kind in contents:
+                write_atomically(path, contents[kind])
+            else:
                 path.unlink(missing_ok=True)
 
     def _saved(self, *kinds: str) -> dict[str, bytes]:
@@ -178,10 +177,8 @@ class Drawing:
         if not self.keys:
             return
         handles = [
-            Patch(color=key.style.colour)
-            if key.filled
-            else Line2D([], [], color=key.style.colour, ls=key.style.stroke, lw=1.4)
-            for key in self.keys
+            Patch(color=style.colour) if filled else Line2D([], [], color=style.colour, ls=style.stroke, lw=1.4)
+            for _, style, filled in self.keys
         ]
         numbers = [str(number) for number in range(len(handles))]  # a label that begins with _ would be left out
         across = max(1, int(figure.get_figwidth() * 11 / (4 + max(len(key.label) for key in self.keys))))
@@ -215,8 +212,7 @@ def draw_histograms(axes: Axes, edges: Sequence[float], heights: Sequence[Number
     axes.spines["left"].set_visible(False)
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """The ends of an axis, without the few values far out, and whether it is logarithmic."""
 
     low: float
@@ -224,8 +220,11 @@ class Span:
     logarithmic: bool
 
     @classmethod
-    def of(cls, values: Numbers) -> Self:
-        """Return the span of all but 1 % of the finite values, of which half are left out at either end."""
+    def of(cls, values: Numbers, ratio: float = DECADES) -> Self:
+        """Return the span of all but 1 % of the finite values, half of which are left out at either end.
+
+        It is logarithmic if all values are positive and the ratio of its ends exceeds ``ratio``.
+        """
         finite = values[np.isfinite(values)].astype(np.float64)
         if finite.size == 0:
             return cls(0.0, 1.0, False)
@@ -233,7 +232,7 @@ class Span:
         if not high > low:  # constant scores need some room as well
             room = 0.01 * abs(low) or 0.5
             low, high = low - room, high + room
-        return cls(low, high, low > 0 and high / low > DECADES)
+        return cls(low, high, low > 0 and high / low > ratio)
 
     def clip(self, values: Numbers) -> Numbers:
         """Return the values with those beyond the ends moved onto them."""
@@ -242,14 +241,12 @@ class Span:
     def edges(self, count: int) -> list[float]:
         """Return the edges of ``count`` bins, evenly spaced on this axis."""
         space = np.geomspace if self.logarithmic else np.linspace
-        edges = space(self.low, self.high, count + 1)
-        edges[[0, -1]] = self.low, self.high  # geomspace may miss them by a rounding
-        return [float(edge) for edge in edges]
+        return [float(edge) for edge in space(self.low, self.high, count + 1)]
 
     def apply(self, axes: Axes, which: str) -> None:
         """Set the axis ``x`` or ``y`` of ``axes``, with a small margin."""
         if self.logarithmic:
-            logarithmic(axes, which)
+            logarithmic(axes, which, self.high / self.low)
             room = (self.high / self.low) ** MARGIN
             ends = self.low / room, self.high * room
         else:

@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
+from math import log10
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patheffects import Stroke
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..evaluate.results import ID, AlphaCurve, MethodRun, Results, in_family
-from .cost_figure import TALL, cost_figure
 from .figure import (
+    ACCENT,
     GREY,
     INK,
     LIGHT_GREY,
@@ -30,9 +36,19 @@ CURVE_POINTS = 300  # of a ROC curve
 POINTS = 600  # of a data set in a scatter plot
 MANY = 200  # points, above which they are pixels inside the figure instead of vector elements
 
+# The figure of AUROC against cost
+WIDE, TALL = (8.4, 4.8), (3.9, 6.2)  # inches; the second is for narrow screens
+TICKS = (10, 20, 30, 40, 50, 60, 70, 80, 85, 90, 93, 95, 97, 98, 99, 99.5, 99.8, 99.9)
+LEAST = 0.05  # percent below 100 at which the axis of AUROC ends
+FASTEST = 0.1  # microseconds that a clock can measure
+FONT = 7.5  # points
+HALO = [Stroke(linewidth=2.5, foreground="white")]
+RINGS, STEPS = 40, 16  # places that are tried for a name: rings around its marker, and directions
+
 CRITERION = Key("criterion on ID data, ± 2 standard errors", LineStyle(INK))
 TRUTH = Key("true: average", LineStyle(INK, (3.0, 1.5)))
 CHOICE = Key("chosen", LineStyle(INK, (1.0, 1.5)))
+FRONT = Key("no other is both better and faster", LineStyle(LIGHT_GREY, (1.0, 1.5)))
 
 
 def all_figures(results: Results) -> dict[str, Drawing]:
@@ -155,22 +171,15 @@ def _thin_out(false_alarms: Numbers, detections: Numbers) -> tuple[Numbers, Numb
 
 def norm_figures(results: Results) -> list[Drawing]:
     """Return score against feature norm of the best of the FOLD family and of the best method; empty if repeated."""
-    return [_norm_figure(results, name, run) for name, (run, _) in _leaders(results).items()]
-
-
-def norm_headings(results: Results) -> dict[str, str]:
-    """Return the heading of each of these figures, by its name."""
-    return {name: f"{run.method}, {why}" if run else "" for name, (run, why) in _leaders(results).items()}
-
-
-def _leaders(results: Results) -> dict[str, tuple[MethodRun | None, str]]:
-    family, best = next((run for run in results.ranked if in_family(run.name)), None), results.ranked[0]
+    best, family = results.ranked[0], next((run for run in results.ranked if in_family(run.name)), None)
     if family == best:
-        return {"norms-fold": (best, "the best of all and of the FOLD family"), "norms-best": (None, "")}
-    return {"norms-fold": (family, "the best of the FOLD family"), "norms-best": (best, "the best of all")}
+        leaders = [("norms-fold", best, "the best of all and of the FOLD family"), ("norms-best", None, "")]
+    else:
+        leaders = [("norms-fold", family, "the best of the FOLD family"), ("norms-best", best, "the best of all")]
+    return [_norm_figure(results, name, run, why) for name, run, why in leaders]
 
 
-def _norm_figure(results: Results, figure: str, run: MethodRun | None) -> Drawing:
+def _norm_figure(results: Results, figure: str, run: MethodRun | None, why: str) -> Drawing:
     """Return one panel per OOD data set, all with the same axis of scores."""
     names = [name for name in _datasets(results) if name in results.norms]
     if run is None or ID not in results.norms or not names:
@@ -183,7 +192,7 @@ def _norm_figure(results: Results, figure: str, run: MethodRun | None) -> Drawin
         width = Span.of(np.concatenate([norms for norms, _ in points]))
         colours = [GREY, line_style(_datasets(results).index(name)).colour]
         panels.append(Panel(name, partial(draw_scatter, points, colours, (width, height))))
-    return Drawing(figure, panels, dataset_keys(_datasets(results)), size=(3.4, 2.6))
+    return Drawing(figure, panels, dataset_keys(_datasets(results)), size=(3.4, 2.6), heading=f"{run.method}, {why}")
 
 
 def draw_scatter(
@@ -197,7 +206,7 @@ def draw_scatter(
     """Draw score against feature norm, at most so many points of a data set, those far out on the edge."""
     many = sum(len(norms) for norms, _ in points) > MANY
     for (norms, scores), colour in zip(points, colours, strict=True):
-        rows = evenly(len(norms), at_most)
+        rows = np.linspace(0, len(norms) - 1, min(len(norms), at_most)).round().astype(int)
         x, y = (span.clip(values[rows]) for span, values in zip(spans, (norms, scores), strict=True))
         axes.scatter(x, y, s=5, color=colour, alpha=0.5, linewidths=0, rasterized=many)
     for span, which in zip(spans, "xy", strict=True):
@@ -206,11 +215,120 @@ def draw_scatter(
     axes.set_ylabel(score)
 
 
-def evenly(count: int, at_most: int) -> list[int]:
-    """Return at most ``at_most`` row numbers below ``count``, in even steps from the first to the last.
+class CostPoint(NamedTuple):
+    """A method: its cost, its average AUROC in percent with its interval, its radius as a marker."""
 
-    Example:
-        >>> evenly(10, 4), evenly(2, 4)
-        ([0, 3, 6, 9], [0, 1])
+    method: str
+    cost: float
+    auroc: float
+    low: float
+    high: float
+    radius: float
+    in_family: bool
+
+
+def cost_figure(results: Results, size: tuple[float, float] = WIDE) -> Drawing:
+    """Return one panel: the microseconds per sample against the average AUROC of every method."""
+    points = []
+    for run in results.ranked:
+        mean = results.cells[run.method, "all"]
+        low, high = (mean.certainty.intervals if mean.certainty else {}).get("auroc", (mean.auroc, mean.auroc))
+        cost = max(run.microseconds_per_sample, FASTEST)
+        radius = 2 + max(0.0, log10(max(run.fit_seconds, 1e-9)) + 3)  # one point more for every factor of ten
+        points.append(CostPoint(run.method, cost, 100 * mean.auroc, 100 * low, 100 * high, radius, in_family(run.name)))
+    keys = [Key("FOLD family", LineStyle(ACCENT), filled=True), Key("others", LineStyle(GREY), filled=True), FRONT]
+    panel = Panel("AUROC and cost", partial(_draw_costs, points))
+    return Drawing("costs" if size == WIDE else "costs-tall", [panel], keys, columns=1, size=size)
+
+
+def pareto_front(points: Sequence[CostPoint]) -> list[tuple[float, float]]:
+    """Return the corners of the line along the points that no other beats in both cost and AUROC, fastest first.
+
+    The line is level up to the cost of the next point, then goes straight up.
     """
-    return [int(row) for row in np.linspace(0, count - 1, min(count, at_most)).round()]
+    corners: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda point: (point.cost, -point.auroc)):
+        if not corners:
+            corners = [(point.cost, point.auroc)]
+        elif point.auroc > corners[-1][1]:
+            corners += [(point.cost, corners[-1][1]), (point.cost, point.auroc)]
+    return corners
+
+
+def place_labels(points: Numbers, radii: Numbers, sizes: Numbers, bounds: Numbers, obstacles: Numbers) -> Numbers:
+    """Return the middle of each label ``(n, 2)``: the free place next to its point or, without any, the least covered.
+
+    ``points`` and ``radii`` are of the markers, ``sizes`` are those of the labels. ``bounds`` is the space for labels
+    and ``obstacles`` are boxes to keep free, both as lower left and upper right corner, ``(4,)`` and ``(m, 4)``.
+    """
+    angles = 2 * np.pi * np.arange(STEPS) / STEPS
+    angles = angles[np.argsort(np.abs(np.sin(angles)).round(6), kind="stable")]  # right and left first
+    directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    taken = np.concatenate([np.hstack([points - radii[:, None], points + radii[:, None]]), obstacles])
+    middles = []
+    for point, radius, size in zip(points, radii, sizes, strict=True):
+        away = radius + 1 + 0.5 * size[1] * np.arange(RINGS)[:, None, None]
+        places = (point + directions * (away + size / 2)).reshape(-1, 2)
+        low, high = places - size / 2, places + size / 2
+        sides = np.minimum(high[:, None], taken[:, 2:]) - np.maximum(low[:, None], taken[:, :2])
+        covered = np.prod(np.maximum(sides, 0), axis=2).sum(axis=1)
+        outside = np.any((low < bounds[:2]) | (high > bounds[2:]), axis=1)
+        best = int(np.argmin(covered + np.prod(size) * len(taken) * outside))  # the first of equals is the nearest
+        taken = np.vstack([taken, np.hstack([low[best], high[best]])])
+        middles.append(places[best])
+    return np.stack(middles)
+
+
+def _draw_costs(points: list[CostPoint], axes: Axes) -> None:
+    front = FRONT.style
+    axes.plot(*zip(*pareto_front(points), strict=True), color=front.colour, lw=1.2, ls=front.stroke, zorder=1)
+    for point in points:
+        colour = ACCENT if point.in_family else GREY
+        axes.plot([point.cost] * 2, [point.low, point.high], color=colour, lw=1)
+        axes.plot(point.cost, point.auroc, "o", ms=2 * point.radius, color=colour, mec="white", mew=0.5, zorder=3)
+    costs = [point.cost for point in points]
+    logarithmic(axes, "x", max(costs) / min(costs))
+    axes.margins(x=0.12)
+    axes.set_xlabel("microseconds per sample")
+    axes.set_ylabel("average AUROC, %")
+    # Good methods crowd near 100, so the axis is logarithmic in the distance from it.
+    axes.set_yscale("function", functions=(_height, _auroc))
+    low, high = _height(min(point.low for point in points)), _height(max(point.high for point in points))
+    margin = 0.08 * (high - low) or 0.1
+    axes.set_ylim(_auroc(low - margin), _auroc(high + margin))
+    axes.set_yticks([tick for tick in TICKS if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1]])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    _write_names(points, axes)
+
+
+def _height(auroc: Any) -> Any:
+    return -np.log(np.maximum(100 - np.asarray(auroc, dtype=np.float64), LEAST))
+
+
+def _auroc(height: Any) -> Any:
+    return 100 - np.exp(-np.asarray(height, dtype=np.float64))
+
+
+def _write_names(points: list[CostPoint], axes: Axes) -> None:
+    """Write each method's name near its marker, with a line to it where it is far away."""
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # fixes the layout, which places depend on
+    pixels = axes.figure.dpi / 72
+    middles = axes.transData.transform([(point.cost, point.auroc) for point in points])
+    widths = [float(TextPath((0, 0), point.method, size=FONT).get_extents().width) for point in points]
+    sizes = pixels * np.array([(width + 2, 1.25 * FONT) for width in widths])
+    lines = [((point.cost, point.low), (point.cost, point.high)) for point in points] + [
+        *pairwise(pareto_front(points))
+    ]
+    ends = axes.transData.transform(np.reshape(lines, (-1, 2))).reshape(-1, 2, 2)
+    boxes = np.hstack([ends.min(axis=1) - 1, ends.max(axis=1) + 1])
+    radii = pixels * np.array([point.radius for point in points])
+    places = place_labels(middles, radii, sizes, np.array(axes.bbox.extents), boxes)
+    for point, offset in zip(points, (places - middles) / pixels, strict=True):
+        shared: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": FONT}
+        line = {"arrowstyle": "-", "color": GREY, "lw": 0.5, "shrinkA": 0, "shrinkB": point.radius}
+        colour = ACCENT if point.in_family else INK
+        halo: dict[str, Any] = {"arrowprops": line, "path_effects": HALO, "zorder": 2.5}
+        for kind in (halo, {"color": colour, "zorder": 3}):
+            text = axes.annotate(point.method, (point.cost, point.auroc), tuple(offset), **shared, **kind)
+            text.set_in_layout(False)  # or the axes would shrink away from the places

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from ..evaluate.results import OPENOOD, PAPER, MethodRun, Results, in_family, load_results
 from ..io.files import write_atomically
 from .figure import Drawing
-from .figures import all_figures, norm_headings
+from .figures import all_figures
 from .gallery import gallery
 from .templates import percent, render, suite_title
 
@@ -92,7 +92,6 @@ def render_report(
         groups_of=groups_of,
         settings=settings,
         figures=figures or all_figures(results),
-        norm_headings=norm_headings(results),
         gallery=gallery(results),
         curvature=curvature,
         provenance={labels.get(name, name): value for name, value in results.provenance.items()} | hashes,

@@ -7,7 +7,7 @@ import torch
 
 from flatfold.evaluate import study as module
 from flatfold.evaluate.study import StudyParts, forget_study
-from flatfold.io.store import Part
+from flatfold.io.store import Part, PartStore
 from tests.evaluate.study.test_study import make_suite
 
 TITLE = ("noise", "largest eigenvalue")
@@ -19,8 +19,8 @@ def make_work(value=1.5):
 
 
 def get(folder, work, weights="w", title=TITLE, **key):
-    with StudyParts(folder, weights) as parts:
-        return parts.get(*title, {"seed": "0", **key}, work)
+    with PartStore(folder, {"kind": "curvature"}) as store:
+        return StudyParts(store, weights).get(*title, {"seed": "0", **key}, work)
 
 
 def test_a_finished_part_is_computed_again_only_if_something_it_depends_on_changed(tmp_path, monkeypatch):

@@ -389,7 +389,7 @@ SENTENCES = {  # the keyword, and what is changed in each section ("" is the top
         ("test", {"first": 2.0, "rest_of": "ood"}), ("ood", {"group": "middle"}),
         ("transform", {"mode": "CMYK", "mean": ["a"]}), ("transform", {"mean": [1, 2, 3]}),
         ("network", {"name": ".x", "factory": "nets.tiny", "model": "resnet50", "accuracy": 0, "seeds": []}),
-        ("network", {"accuracy": 101, "seeds": [1, 1]}), ("network", {"seeds": 1}), ("network", {"seeds": [-1]}),
+        ("network", {"accuracy": 101}), ("network", {"seeds": 1}), ("network", {"seeds": [-1]}),
     ],
 }  # fmt: skip
 CIRCLE = (("train", "test"), ("val", "train"), ("test", "val"))
@@ -405,7 +405,7 @@ REFUSALS = [
     ("", {"like": "cifar11"}, "imagenet1k"),
     ("train", {"folder": "."}, "npz and folder"), ("train", {"npz": None}, "got none"),
     ("train", {"npz": None, "folder": ".", "y": "y"}, "x and y"), ("train", {"npz": None, "list": "a.txt"}, "images ="),
-    ("train", {"images": "."}, "images ="), ("train", {"npz": "${TOY_UNSET}/x.npz"}, "TOY_UNSET"),
+    ("train", {"images": "."}, "images ="),
     ("train", {"npz": "nets.py"}, "nets.py"), ("train", {"npz": None, "list": "nets.py", "images": "."}, "nets.py:2"),
     ("train", {"npz": None, "table": "nets.py"}, "table: "), ("train", {"npz": None, "bank": "."}, "bank: "),
     ("train", {"npz": None, "bank": ".", "resize": 4}, "resize"), ("train", {"y": "fractions"}, "integer"),
@@ -431,12 +431,14 @@ REFUSALS = [
     ("network", {"factory": None, "model": "zoo/x"}, "library/name"),
     ("network", {"factory": None, "model": "openood/resnet50"}, "weights="),
     ("network", {"transform": {"mean": [1, 2, 3]}}, "as a network changes it"),
+    ("network", {"seeds": [1, 1]}, "two networks"),
     ("network", {"name": "banks"}, "folder banks"), ("network", {"factory": "nots:tiny"}, "ModuleNotFoundError"),
     ("network", {"factory": "nets:tinny"}, "Did you mean tiny"), ("network", {"factory": "nets:wrong"}, "wrong()"),
     ("network", {"factory": "nets:needy"}, "needy()"),
     ("", {"network": [{"name": "tiny", "factory": "nets:tiny"}] * 2}, "two networks"),
     ("", {"ood": [{"name": "strange", "group": "far", "npz": "other.npz"}] * 2}, "'strange'"),
     ("train", {"npz": "none.npz"}, "none.npz", FileNotFoundError),
+    ("train", {"npz": "${TOY_UNSET}/x.npz"}, "TOY_UNSET", FileNotFoundError),
     ("train", {"npz": None, "folder": "none"}, "none", NotADirectoryError),
     ("network", {"weights": "none.pt"}, "none.pt", FileNotFoundError),
 ]  # fmt: skip

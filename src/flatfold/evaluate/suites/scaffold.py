@@ -3,9 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -17,43 +17,16 @@ from ...models.images import ListImages, Transform, image_kind, open_images
 from ...models.sources import ImageSource
 from .schema import SPLITS, VARIABLE, NetworkTable, check_table, error_context
 from .suite import NAME, check_names
+from .toml_file import lacks_images
 
 TEMPLATE = Path(__file__).with_name("template.toml")
 NEEDED = ("network", "val", "test", "ood")  # sections that every suite has
 INSPECTED = 20  # images that are opened for their size
-LOOKED_FOR = 10  # images of a list
 FEWEST, MOST = 5, 100  # images of a class that are drawn for val
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a suite that are known, as the options of ``flatfold suite init``; all may be left out."""
-
-    train: Path | None = None
-    val: Path | None = None
-    test: Path | None = None
-    ood_val: Path | None = None
-    near: Sequence[tuple[str, Path]] = ()
-    far: Sequence[tuple[str, Path]] = ()
-    images: Path | None = None
-    model: str | None = None
-    weights: Path | None = None
-    accuracy: float | None = None
-    resize: int | None = None
-    crop: int | None = None
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-
-    @property
-    def transform(self) -> Transform:
-        """The preparation of images, as far as it is given."""
-        mean, std = (None if values is None else tuple(values) for values in (self.mean, self.std))
-        return Transform(self.resize, self.crop, mean, std, "L" if len(mean or std or ()) == 1 else "RGB")
-
-
-@dataclass(frozen=True)
-class DatasetFacts:
-    """Facts about the images at a path: their number, classes, size of the smallest class, and sizes of some.
+class DatasetFacts(NamedTuple):
+    """Facts about the images at a path: their number, the sizes of their classes, and the sizes of some in pixels.
 
     ``kind`` is the key of a suite file that names such a source, ``images`` the folder of a list's paths.
     """
@@ -62,15 +35,14 @@ class DatasetFacts:
     path: Path
     images: Path | None
     rows: int
-    classes: int
-    smallest: int
-    sizes: tuple[tuple[int, int], ...]
+    class_sizes: list[int]
+    sizes: list[tuple[int, int]]
     grey: bool
 
     @property
     def summary(self) -> str:
         """The facts in a few words, for a comment."""
-        words = f"{self.rows} images" + (f" of {self.classes} classes" if self.classes else "")
+        words = f"{self.rows} images" + (f" of {len(self.class_sizes)} classes" if self.class_sizes else "")
         if not self.sizes:
             return words
         width, height = self.sizes[len(self.sizes) // 2]
@@ -78,95 +50,116 @@ class DatasetFacts:
         return f"{words}, {different}{width} x {height} pixels"
 
 
-def write_suite(path: Path, parts: Parts, force: bool = False) -> tuple[list[str], list[str]]:
-    """Write a suite file, and return the sections that must still be filled in and notes for its author."""
+def write_suite(
+    path: Path,
+    places: Mapping[str, Path | None],
+    ood: Sequence[tuple[str, str, Path]],
+    transform: Transform,
+    images: Path | None = None,
+    model: str | None = None,
+    weights: Path | None = None,
+    accuracy: float | None = None,
+    force: bool = False,
+) -> tuple[list[str], list[str]]:
+    """Write a suite file, and return the sections that must still be filled in and notes for its author.
+
+    ``places`` has the images of each section that is known, ``ood`` the group, name and place of every OOD data set;
+    ``images`` is where the paths of all lists start.
+    """
     if path.suffix != ".toml":
         raise ValueError(f"a suite file ends in .toml, got {path}.")
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists. Pass --force to replace it, or choose another name.")
-    data = {name: _inspect(name, parts) for name in (*SPLITS, "ood_val") if getattr(parts, name) is not None}
-    sets = [("near", *pair) for pair in parts.near] + [("far", *pair) for pair in parts.far]
-    check_names([name for _, name, _ in sets])
-    ood = [(group, name, _inspect(name, parts, place)) for group, name, place in sets]
+    network = _network(model, weights, accuracy)
+    data = {name: _inspect(name, place, images, name in SPLITS) for name, place in places.items() if place is not None}
+    check_names([name for _, name, _ in ood])
+    sets = [(group, name, _inspect(name, place, images, labelled=False)) for group, name, place in ood]
     per_class = 0
     if "test" in data and "val" not in data:
-        per_class = _images_per_class(data["test"].smallest)
+        smallest = min(data["test"].class_sizes)
+        if smallest < 2:
+            raise ValueError("test: a class has one image only, so none can be drawn for val. Give images for val too.")
+        per_class = min(MOST, max(smallest // 5, min(FEWEST, smallest // 2)))
         data["val"] = data["test"]
     id_facts = [facts for name, facts in data.items() if name in SPLITS]
-    every = [*data.values(), *(facts for _, _, facts in ood)]
+    every = [*data.values(), *(facts for _, _, facts in sets)]
     write_atomically(
         path,
         _render(
             path.parent.resolve(),
-            **asdict(parts) | {"mode": parts.transform.mode},
-            **_network(parts),
             name=path.stem if NAME.fullmatch(path.stem) else "mine",
+            transform=transform,
+            network=network,
+            weights=weights,
             data=data,
-            ood=ood,
+            ood=sets,
             per_class=per_class,
             sizes_differ=len({size for facts in every for size in facts.sizes}) > 1,
             all_grey=bool(id_facts) and all(facts.grey for facts in id_facts),
         ),
     )
-    there = {*data, *(["network"] if parts.model else []), *(["ood"] if ood else [])}
-    return [name for name in NEEDED if name not in there], _notes(path, parts, id_facts, per_class)
+    notes = []
+    if transform.mean is None and transform.std is None:
+        notes.append(
+            "images are not normalised, the network gets values from 0 to 1: if it was trained with others, write mean "
+            f"and std into [transform] of {path}"
+        )
+    if transform.mode == "L" and not all(facts.grey for facts in id_facts):
+        notes.append('one number for mean or std makes all images grey (mode = "L"): give three for colours')
+    if 0 < per_class < FEWEST:
+        notes.append(
+            f"the smallest class of test is small, so val draws {per_class} images of each class: methods that are "
+            f"tuned on it need {MIN_PER_CLASS}, and {FEWEST} or more are better. Give images for val, or more for test"
+        )
+    there = data | {"network": network, "ood": sets}
+    return [name for name in NEEDED if not there.get(name)], notes
 
 
-def _inspect(name: str, parts: Parts, place: Path | None = None) -> DatasetFacts:
-    """Return facts about the images of a part; its kind follows from its suffix, or from the content of a folder."""
-    path: Path = getattr(parts, name) if place is None else place
-    labelled = place is None and name in SPLITS
+def _inspect(name: str, path: Path, images: Path | None, labelled: bool) -> DatasetFacts:
+    """Return facts about some images; their kind follows from the suffix of the path, or from what a folder holds."""
     with error_context(name):
         kind = image_kind(path)
-        root = (parts.images or path.parent) if kind == "list" else None
+        root = (images or path.parent) if kind == "list" else None
         source = open_images(path, Transform(), labels=labelled, kind=kind, root=root)
         if labelled and source.labels is None:
             raise ValueError(f"ID images need labels, but {path} has none. Give each class a sub-folder.")
-        if isinstance(source, ListImages) and not any((source.root / p).exists() for p in source.paths[:LOOKED_FOR]):
+        if isinstance(source, ListImages) and lacks_images(source):
             raise ValueError(
                 f"{path} names {source.paths[0]}, which is not in {source.root}. Give the folder in which the paths of "
                 "all lists start as --images."
             )
-        counts = np.zeros(0, np.int64) if source.labels is None else np.unique(source.labels, return_counts=True)[1]
-        sizes, grey = _sizes(source)
-    return DatasetFacts(kind, path, root, source.rows, len(counts), int(counts.min(initial=source.rows)), sizes, grey)
+        class_sizes = [] if source.labels is None else np.unique(source.labels, return_counts=True)[1].tolist()
+        return DatasetFacts(kind, path, root, source.rows, class_sizes, *_sizes(source))
 
 
-def _sizes(source: ImageSource) -> tuple[tuple[tuple[int, int], ...], bool]:
+def _sizes(source: ImageSource) -> tuple[list[tuple[int, int]], bool]:
     """Return sizes of some images, in ascending order, and whether all of these are grey."""
-    sizes, grey = [], []
+    opened = []
     for row in np.unique(np.linspace(0, source.rows - 1, INSPECTED).astype(int)):
         try:
             _, picture = source.picture(int(row))
         except UnreadableImage:  # `flatfold doctor` reports it
             continue
         image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-        sizes.append(image.size)
-        grey.append(image.mode in ("1", "L"))
-    return tuple(sorted(sizes, key=lambda size: (size[0] * size[1], size))), bool(grey) and all(grey)
+        opened.append((image.size, image.mode in ("1", "L")))
+    sizes = sorted((size for size, _ in opened), key=lambda size: (size[0] * size[1], size))
+    return sizes, bool(opened) and all(grey for _, grey in opened)
 
 
-def _images_per_class(smallest: int) -> int:
-    """Return how many images of each class val draws: a fifth of the smallest, 5 to 100, and at most half of it."""
-    if smallest < 2:
-        raise ValueError("test: a class has one image only, so none can be drawn for val. Give images for val too.")
-    return min(MOST, max(smallest // 5, min(FEWEST, smallest // 2)))
-
-
-def _network(parts: Parts) -> dict[str, str]:
-    """Return the name of the network and the key that makes it, after checking all that is given about it."""
-    if parts.model is None:
-        for name in ("weights", "accuracy"):
-            if getattr(parts, name) is not None:
+def _network(model: str | None, weights: Path | None, accuracy: float | None) -> dict[str, str | float]:
+    """Return the section of a network without its weights, after checking all that is given about it."""
+    if model is None:
+        for name, value in (("weights", weights), ("accuracy", accuracy)):
+            if value is not None:
                 raise ValueError(f"{name}: it belongs to a network. Give the model too.")
         return {}
-    key = "factory" if ":" in parts.model else "model"
-    name = re.sub(r"[^\w+-]+", "-", re.split("[:/]", parts.model)[-1]).strip("-") or "mine"
-    table = {"name": name, key: parts.model} | ({} if parts.accuracy is None else {"accuracy": parts.accuracy})
+    name = re.sub(r"[^\w+-]+", "-", re.split("[:/]", model)[-1]).strip("-") or "mine"
+    table: dict[str, str | float] = {"name": name, "factory" if ":" in model else "model": model}
+    table |= {} if accuracy is None else {"accuracy": accuracy}
     check_table(table, NetworkTable)
-    if parts.weights is not None and not parts.weights.is_file():
-        raise FileNotFoundError(f"weights: there is no file {parts.weights}. Check the path.")
-    return {"network_name": name, "model_key": key}
+    if weights is not None and not weights.is_file():
+        raise FileNotFoundError(f"weights: there is no file {weights}. Check the path.")
+    return table
 
 
 def _render(folder: Path, **values: object) -> str:
@@ -184,21 +177,3 @@ def _render(folder: Path, **values: object) -> str:
     template = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     template.filters |= {"path": quote_path, "quote": json.dumps}
     return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values)
-
-
-def _notes(path: Path, parts: Parts, id_facts: Sequence[DatasetFacts], per_class: int) -> list[str]:
-    """Return what the author of a suite file should know before using it."""
-    transform, notes = parts.transform, []
-    if transform.mean is None and transform.std is None:
-        notes.append(
-            "images are not normalised, the network gets values from 0 to 1: if it was trained with others, write mean "
-            f"and std into [transform] of {path}"
-        )
-    if transform.mode == "L" and not all(facts.grey for facts in id_facts):
-        notes.append('one number for mean or std makes all images grey (mode = "L"): give three for colours')
-    if 0 < per_class < FEWEST:
-        notes.append(
-            f"the smallest class of test is small, so val draws {per_class} images of each class: methods that are "
-            f"tuned on it need {MIN_PER_CLASS}, and {FEWEST} or more are better. Give images for val, or more for test"
-        )
-    return notes

@@ -3,10 +3,9 @@
 Sections are plain dicts, described as ``TypedDict``; values are checked by msgspec.
 """
 
-import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -177,6 +176,7 @@ def read_document(path: Path) -> Table:
         for table in value if isinstance(value, list) else [value]:
             with error_context(section_title(section, table)):
                 check_table(table, kind)
+                check_table(table.get("transform", {}), TransformTable)  # a network may have one
     if "like" in own:  # networks are expected to be as good as those of the built-in suite
         accuracies = {table["model"]: table["accuracy"] for table in base["network"]}
         for table in document["network"]:
@@ -213,17 +213,3 @@ def error_context(where: str) -> Iterator[None]:
 def section_title(section: str, table: Table) -> str:
     """Return how messages call a section."""
     return f"[[{section}]] {table.get('name', 'without a name')}" if section in ("network", "ood") else f"[{section}]"
-
-
-def expand_path(text: str, folder: Path, variables: Mapping[str, str] = os.environ) -> Path:
-    """Return a path of the suite file with the variables in it replaced, relative to ``folder``."""
-    for name in unset_variables(text, variables):
-        way = " or give --data" if name == OPENOOD else ""
-        raise ValueError(f"{text} needs the environment variable {name}, which is not set. Set it to a folder{way}.")
-    whole = VARIABLE.sub(lambda match: variables[match[1] or match[2]], text)
-    return (folder / whole).resolve()  # one file may be written in two ways
-
-
-def unset_variables(text: str, variables: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables in a path that have no value."""
-    return [short or long for short, long in VARIABLE.findall(text) if not variables.get(short or long)]
