@@ -15,7 +15,6 @@ class Aside(ff.Detector):
         """Remember the direction of every class mean."""
         if bank.labels is None:
             raise ff.MethodRefused("aside needs labels. Give FeatureBank(features, labels).")
-        self.register_head(head)
         means = [bank.features[bank.labels == k].mean(dim=0) for k in bank.labels.unique()]
         self.register_buffer("means", normalize(torch.stack(means)))
 

@@ -276,6 +276,5 @@ def test_other_images_and_impossible_levels_are_refused():
     assert_refused(ValueError, "NaN", auroc_influence, np.array([0.0, np.nan]), np.array([1.0]))
     for level in (0, 1, 95):
         assert_refused(ValueError, "level", interval, 0.9, 0.1, 10, 10, level)
-        assert_refused(ValueError, "level", paired_difference, one, one, level)
         assert_refused(ValueError, "level", independent_difference, one, one, level)
         assert_refused(ValueError, "level", student_quantile, level, 3)

@@ -44,7 +44,7 @@ def test_the_detector_behind_it_scores_shortened_features(name, inner, make_worl
 
 def test_a_bank_of_zeros_gives_a_cap_above_zero():
     cap = detectors.NormCap()
-    assert_refused(ff.NotFittedError, "norm", cap, torch.ones(1, 2))
+    assert_refused(ff.NotFittedError, "longest", cap, torch.ones(1, 2))
     cap.learn(ff.FeatureBank(torch.zeros(4, 3)))
     assert torch.isfinite(cap(torch.ones(2, 3))).all()
     assert float(cap.longest_) > 0

@@ -94,16 +94,16 @@ def test_each_method_has_its_grid_and_the_split_it_learns_from():
         assert method.fits_on == expected, name
 
 
-def test_a_method_that_forgets_the_head_and_swapped_arguments_are_refused(make_world):
-    class Forgetful(ff.Detector):
+def test_fit_registers_the_head_before_it_learns_and_refuses_swapped_arguments(make_world):
+    class Learns(ff.Detector):
         def learn(self, bank, head):
-            pass
+            assert self.weight.equal(head.weight)
 
         def score(self, h):
-            return h.sum(-1)
+            return self.logits(h).sum(-1)
 
     world = make_world()
-    assert_refused(TypeError, "register_head", Forgetful().fit, world.bank, world.head)
+    assert Learns().fit(world.bank, world.head).is_fitted
     assert_refused(TypeError, "order", ff.Fold().fit, world.head, world.bank)
 
 

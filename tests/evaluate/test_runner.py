@@ -157,7 +157,6 @@ def test_a_method_of_the_user_gets_training_data_and_its_warnings_are_kept(suite
     @ff.register("counts-rows", fits_on="train")
     class CountsRows(ff.Detector):
         def learn(self, bank, head):
-            self.register_head(head)
             self.register_buffer("rows_", torch.tensor(float(len(bank))))
             warnings.warn(f"only {len(bank)} rows", stacklevel=1)
 
@@ -334,6 +333,7 @@ def test_images_that_cannot_be_read_are_counted_named_and_logged_and_the_rest_is
     assert results.rows[0].n_ood == 28
     assert any("2 images of noise" in sentence for sentence in results.suite["deviations"])
     shown = [wrong for wrong in results.wrong if wrong.dataset == "noise"]
+    assert all(wrong.score == whole.scores[f"{wrong.method}/noise"][wrong.row] for wrong in shown)
     assert all(wrong.row not in (4, 7) and wrong.name.endswith(f"{wrong.row:02d}.png") for wrong in shown)
     assert [message for message in caplog.messages if "noise: 2 of 30" in message and "04.png" in message]
     with pytest.raises(ff.UnreadableImage, match=r"^noise: .*04\.png"):

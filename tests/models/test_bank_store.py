@@ -117,7 +117,7 @@ def test_tensors_other_than_the_manifest_promises_are_refused(tmp_path):
     form = {"width": "4", "dtype": "float32", "labels": "yes"}
     for key in ({}, form | {"width": "0"}, form | {"width": "x"}, form | {"dtype": "int8"}, form | {"labels": "1"}):
         replace_parts(tmp_path, Manifest(key, manifest.info), "00000", good, {"unreadable": {}})
-        with refused(key, SHARD, DamagedBank):
+        with refused(key, "not that of a bank", DamagedBank):
             load_bank(tmp_path)
 
 

@@ -8,7 +8,6 @@ from torch.testing import assert_close
 from flatfold import extract
 from flatfold.models.model_loading import load_weights
 from flatfold.models.openood import openood_network
-from tests.refusals import refused
 
 # block, channels in, channels inside, channels out, stride; a shortcut with weights wherever in and out differ
 TWO_PER_STAGE = [
@@ -129,11 +128,3 @@ def test_features_and_logits_agree_with_a_slow_pass(name):
     assert torch.equal(head.weight, state["fc.weight"])
     assert bank.features.min() >= 0
     assert bank.features.max() > 0
-
-
-def test_names_and_numbers_of_classes_that_do_not_exist_are_refused():
-    with pytest.raises(ValueError, match="resnet18_32x32"):
-        openood_network("resnet18_32", 10)
-    for n_classes in (0, -1, 2.0, True, None):
-        with refused(n_classes, "n_classes"):
-            openood_network("resnet50", n_classes)

@@ -36,7 +36,7 @@ def test_the_exact_trace_is_the_diagonal_of_the_hessian_where_it_is_looked_at(re
     try:
         names = ["linear.bias", "layer2.0.bn2", "layer2.2.bn1", "bn1"]
         with open_problem(model, [x], params=names) as problem:
-            operator = batch_operator(problem, next(problem.each("")), "hessian")
+            operator = batch_operator(problem, next(problem.each("")))
             expected = float(operator(torch.eye(operator.size, dtype=torch.float64)).trace())
         got = curvature.param_trace(model, [x], params=names)
         assert (got.method, got.stderr) == ("exact", None)

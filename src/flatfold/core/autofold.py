@@ -1,10 +1,8 @@
-"""AutoFold's criteria: the AUROC between ID samples and pseudo-OOD samples that are made by masking logits.
+"""What AutoFold's criteria are made of: moments of masked logits, and AUROCs of ID against pseudo-OOD samples.
 
-All return an AUROC, as a mean over classes or over all of them at once, and its standard error, and need one or two
-matrix products for all classes.
+A criterion needs one or two matrix products for all classes.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +15,7 @@ from .validation import MethodRefused
 class Moments(NamedTuple):
     """Moments of the class weights under some class probabilities."""
 
-    trace: Tensor
-    """Their total variance, which is the trace of the feature Hessian."""
+    trace: Tensor  # their total variance, which is the trace of the feature Hessian
     second: Tensor | None = None
     """Their mean squared norm, when it was asked for; ``second - trace`` is the squared norm of their mean."""
 
@@ -26,20 +23,12 @@ class Moments(NamedTuple):
 class Weights(NamedTuple):
     """The class weights as far as moments need them."""
 
-    distances: Tensor
-    """``(c, c)``, squared distances between them."""
-    square_norms: Tensor | None = None
-    """``(c,)``, their squared norms; without them there is no second moment."""
+    distances: Tensor  # (c, c), squared distances between them
+    square_norms: Tensor | None = None  # (c,), their squared norms; without them there is no second moment
 
 
 def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the class probabilities ``q`` without one class per row, the mass ``r`` of the others, and ``1 - r``.
-
-    Example:
-        >>> q, r, own = masked_softmax(torch.zeros(1, 3), torch.tensor([0]))
-        >>> q, round(float(r), 4)
-        (tensor([[0.0000, 0.5000, 0.5000]]), 0.6667)
-    """
+    """Return the class probabilities ``q`` without one class per row, the mass ``r`` of the others, and ``1 - r``."""
     column = classes[:, None]
     without = logits.scatter(-1, column, -torch.inf)
     q = without.softmax(dim=-1)
@@ -100,10 +89,8 @@ FEW = 16  # samples a class up to which comparing is faster than searching
 class Side(NamedTuple):
     """The entries of padded groups that are samples; made once for many scores."""
 
-    valid: Tensor
-    """``(g, n)``, False at the padding."""
-    size: Tensor
-    """``(g, 1)``, in float64."""
+    valid: Tensor  # (g, n), False at the padding
+    size: Tensor  # (g, 1), in float64
 
     @classmethod
     def of(cls, valid: Tensor) -> "Side":
@@ -114,23 +101,15 @@ class Side(NamedTuple):
 class GroupedAuroc(NamedTuple):
     """One AUROC per group and the influence of each sample on it."""
 
-    auroc: Tensor
-    """``(g,)``."""
-    low_influence: Tensor
-    """``(g, n)``, zero where there is no sample."""
-    high_influence: Tensor
-    """``(g, m)``, zero where there is no sample."""
+    auroc: Tensor  # (g,)
+    low_influence: Tensor  # (g, n), zero where there is no sample
+    high_influence: Tensor  # (g, m), zero where there is no sample
 
 
 def grouped_auroc(low: Tensor, low_side: Side, high: Tensor, high_side: Side) -> GroupedAuroc:
     """Return, for each group, the probability that a sample of ``high`` ``(g, m)`` scores above one of ``low``.
 
     Groups are padded to one length with any finite value. ``high`` is sorted, so the shorter side should be there.
-
-    Example:
-        >>> both = Side.of(torch.ones(1, 2, dtype=torch.bool))
-        >>> grouped_auroc(torch.tensor([[0.1, 0.4]]), both, torch.tensor([[0.4, 0.9]]), both).auroc
-        tensor([0.8750], dtype=torch.float64)
     """
     ranked, order = high.masked_fill(~high_side.valid, torch.inf).sort(dim=-1)
     below = _count_below(ranked, low)
@@ -172,17 +151,11 @@ def _influence(placement: Tensor, auroc: Tensor, side: Side) -> Tensor:
 class Groups(NamedTuple):
     """The rows of each class, padded to one length."""
 
-    classes: Tensor
-    """``(k,)``, the classes averaged over."""
-    rows: Tensor
-    """``(k, m)``, indices of the rows of each class."""
-    members: Side
-    """Which entries of ``rows`` are no padding, ``(k, m)``."""
-    others: Side
-    """Which rows belong to any other class, ``(k, n)``."""
+    classes: Tensor  # (k,), the classes averaged over
+    rows: Tensor  # (k, m), indices of the rows of each class
+    members: Side  # which entries of rows are no padding, (k, m)
+    others: Side  # which rows belong to any other class, (k, n)
 
-
-Score = Callable[[Moments], Tensor]
 
 MIN_PER_CLASS = 3  # a class with fewer samples has no AUROC worth averaging
 
@@ -206,12 +179,7 @@ def calibration_classes(labels: Tensor, max_classes: int | None, seed: int, who:
 
 
 def flatness(curve: Tensor, stderr: Tensor) -> str:
-    """Return a sentence about a curve that varies by no more than its standard error, or an empty string.
-
-    Example:
-        >>> flatness(torch.tensor([0.5, 0.9]), torch.tensor([0.01, 0.01]))
-        ''
-    """
+    """Return a sentence about a curve that varies by no more than its standard error, or an empty string."""
     spread = float(curve.max() - curve.min())
     # At an AUROC of 1 the error is 0 whatever the sample, so the error at the minimum counts too.
     error = float(max(stderr[curve.argmax()], stderr[curve.argmin()]))
@@ -221,44 +189,11 @@ def flatness(curve: Tensor, stderr: Tensor) -> str:
 
 
 def group_rows(labels: Tensor, classes: Tensor) -> Groups:
-    """Return the rows of each of ``classes`` ``(k,)`` among ``labels`` ``(n,)``.
-
-    Example:
-        >>> group_rows(torch.tensor([1, 0, 1]), torch.tensor([1])).rows
-        tensor([[0, 2]])
-    """
+    """Return the rows of each of ``classes`` ``(k,)`` among ``labels`` ``(n,)``."""
     inside = labels == classes[:, None]
     valid, rows = inside.sort(dim=-1, descending=True, stable=True)
     longest = int(valid.sum(dim=-1).max())
     return Groups(classes, rows[:, :longest].contiguous(), Side.of(valid[:, :longest]), Side.of(~inside))
-
-
-def paired(logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, score: Score) -> tuple[Tensor, Tensor]:
-    """Compare the samples of each class with their own copies whose label is masked (the paper)."""
-    known, masked = (score(moments) for moments in with_and_without(logits, labels, weights))
-    return paired_auroc(known, masked, groups)
-
-
-def one_vs_rest(
-    logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, score: Score
-) -> tuple[Tensor, Tensor]:
-    """Mask a class in all rows and compare its samples with those of all other classes (the authors' code)."""
-    return one_vs_rest_auroc(score(without_each(logits, groups.classes, weights)), groups)
-
-
-def shrunk(
-    logits: Tensor, short_logits: Tensor, labels: Tensor, groups: Groups, weights: Weights, scores: tuple[Score, Score]
-) -> tuple[Tensor, Tensor]:
-    r"""Compare all samples with all copies that are masked and half as long (not in the paper).
-
-    .. math:: \operatorname{AUROC}\big( s(h_i),\; s^{\setminus y_j}(\tfrac12 h_j) \big)
-
-    OOD inputs often have short features, and in use there is one threshold for all classes.
-    """
-    known = scores[0](with_and_without(logits, labels, weights)[0])
-    masked = scores[1](with_and_without(short_logits, labels, weights)[1])
-    pooled = group_rows(torch.isin(labels, groups.classes).long(), torch.ones_like(labels[:1]))
-    return paired_auroc(known, masked, pooled)
 
 
 def paired_auroc(known: Tensor, masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
@@ -277,11 +212,6 @@ def one_vs_rest_auroc(masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
 
 
 def middle_of_maximum(curve: Tensor, tie: float = 1e-12) -> int:
-    """Return the index of the largest value, the middle one where several are equal up to ``tie``.
-
-    Example:
-        >>> middle_of_maximum(torch.tensor([0.5, 0.9, 0.9, 0.9, 0.2]))
-        2
-    """
+    """Return the index of the largest value, the middle one where several are equal up to ``tie``."""
     best = (curve >= curve.max() - tie).nonzero().flatten()
     return int(best[(len(best) - 1) // 2])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .validation import MethodRefused, as_tensor, check_labels, check_matrix
+from .validation import MethodRefused, as_matrix, as_tensor, check_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,21 +29,20 @@ class Head:
     bias: Tensor | None = None
 
     def __init__(self, weight: Tensor | np.ndarray, bias: Tensor | np.ndarray | None = None) -> None:
-        weight = as_tensor(weight, "the head's weight").detach()
-        check_matrix(weight, "the head's weight")
+        weight = as_matrix(weight, "the head's weight")
         if weight.shape[0] < 2:
             raise ValueError(
                 "a head needs at least two classes, got one row of weights. "
                 "For a binary model with one output put a zero row on top of the weight."
             )
         if bias is not None:
-            bias = as_tensor(bias, "the head's bias").detach()
+            bias = as_tensor(bias, "the head's bias")
             if bias.shape != weight.shape[:1] or bias.dtype != weight.dtype:
                 raise ValueError(
                     f"the head's bias must have shape ({weight.shape[0]},) and type {weight.dtype} like its weight, "
                     f"got {tuple(bias.shape)} and {bias.dtype}."
                 )
-            check_matrix(bias[:, None], "the head's bias")
+            bias = as_matrix(bias[:, None], "the head's bias")[:, 0]
         object.__setattr__(self, "weight", weight)
         object.__setattr__(self, "bias", bias)
 
@@ -93,8 +92,7 @@ class FeatureBank:
     labels: Tensor | None = None
 
     def __init__(self, features: Tensor | np.ndarray, labels: Tensor | np.ndarray | None = None) -> None:
-        features = as_tensor(features, "features").detach()
-        check_matrix(features, "features")
+        features = as_matrix(features, "features")
         if labels is not None:
             labels = as_tensor(labels, "labels")
             labels = labels.long() if labels.dtype in INTEGERS else labels

@@ -13,16 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .intervals import LEVEL, least_agreement
+from .intervals import LEVEL, Vector, least_agreement
 from .metrics import Scores, score_vectors
 
 METRICS = ("fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
 CHUNK = 1 << 18  # images times replicates that are worked on at once: some 20 MB
 
-
 Counts = NDArray[np.integer]
-
-Vector = NDArray[np.float64]
 
 
 def draws(n: int, replicates: int, rng: np.random.Generator) -> NDArray[np.int32]:
@@ -40,12 +37,7 @@ def percentile_interval(estimate: float, replicates: Vector, level: float = LEVE
 
 
 def rate_interval(rate: float, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Return the exact binomial interval for a rate that was 0 or 1 on all of ``n`` images, else the rate twice.
-
-    Example:
-        >>> [round(end, 4) for end in rate_interval(0.0, 100)]
-        [0.0, 0.0362]
-    """
+    """Return the exact binomial interval for a rate that was 0 or 1 on all of ``n`` images, else the rate twice."""
     agreed = least_agreement(n, level)
     return (agreed if rate == 1 else rate), (1 - agreed if rate == 0 else rate)
 
@@ -62,14 +54,10 @@ def worst_case_aupr(share: float, positives: int, negatives: int) -> float:
 class _Curve(NamedTuple):
     """Draws above each score of the positive class, the most positive score first, each ``(b, g)``."""
 
-    before: Counts
-    """Positives strictly above it."""
-    found: Counts
-    """Positives at or above it."""
-    above: Counts
-    """Negatives strictly above it."""
-    at_least: Counts
-    """Negatives at or above it."""
+    before: Counts  # positives strictly above it
+    found: Counts  # positives at or above it
+    above: Counts  # negatives strictly above it
+    at_least: Counts  # negatives at or above it
 
     def fpr95(self, negatives: Counts) -> Vector:
         needed = np.ceil(0.95 * self.found[:, -1:]).astype(np.int32)  # in floats too it is never above a whole number
@@ -86,13 +74,7 @@ class _Curve(NamedTuple):
 
 
 class SortedPair:
-    """Scores of ID (``known``) and OOD (``unknown``) images, sorted once for any number of resamplings.
-
-    Example:
-        >>> pair = SortedPair(np.array([0.1, 0.4]), np.array([0.4, 0.9]))
-        >>> pair.metrics(np.array([[1, 1], [2, 0]]), np.array([[1, 1], [1, 1]]))["fpr95_ood_positive"]
-        array([0.5, 0. ])
-    """
+    """Scores of ID (``known``) and OOD (``unknown``) images, sorted once for any number of resamplings."""
 
     def __init__(self, known: Scores, unknown: Scores) -> None:
         known, unknown = score_vectors(known, unknown)
@@ -107,37 +89,6 @@ class SortedPair:
         self, known_counts: Counts, unknown_counts: Counts, names: Sequence[str] = METRICS
     ) -> dict[str, Vector]:
         """Return the metrics of ``np.repeat(scores, counts)`` for each row of counts ``(b, n)`` and ``(b, m)``."""
-        _check(known_counts, self.n, "known")
-        _check(unknown_counts, self.m, "unknown")
-        if len(known_counts) != len(unknown_counts):
-            raise ValueError(
-                "known_counts and unknown_counts must have as many rows, one per replicate, got "
-                f"{len(known_counts)} and {len(unknown_counts)}."
-            )
-        chunks = (slice(first, first + self._rows) for first in range(0, len(known_counts), self._rows))
-        return _join([self._chunk(known_counts[rows], unknown_counts[rows], names) for rows in chunks], names)
-
-    def bootstrap(
-        self,
-        replicates: int,
-        rngs: tuple[np.random.Generator, np.random.Generator],
-        names: Sequence[str] = METRICS,
-    ) -> dict[str, Vector]:
-        """Return metrics of bootstraps, ``(replicates,)`` each; equal generators draw the same images."""
-        if replicates < 1:
-            raise ValueError(f"a bootstrap needs a replicate, got {replicates}. 1000 is customary.")
-        sizes = (min(self._rows, replicates - first) for first in range(0, replicates, self._rows))
-        drawn = ((draws(self.n, size, rngs[0]), draws(self.m, size, rngs[1])) for size in sizes)
-        return _join([self._chunk(known, unknown, names) for known, unknown in drawn], names)
-
-    @property
-    def _rows(self) -> int:
-        return max(1, CHUNK // (self.n + self.m))
-
-    def _chunk(self, known_counts: Counts, unknown_counts: Counts, names: Sequence[str]) -> dict[str, Vector]:
-        if not set(names) <= set(METRICS):
-            unknown_names = ", ".join(sorted(set(names) - set(METRICS)))
-            raise ValueError(f"no metric is called {unknown_names}. There are {', '.join(METRICS)}.")
         known = _cumulative(known_counts.take(self._known_order, axis=1))
         unknown = _cumulative(unknown_counts.take(self._unknown_order, axis=1))
         metrics: dict[str, Vector] = {}
@@ -150,6 +101,18 @@ class SortedPair:
                 metrics |= {fpr95: curve.fpr95(negatives)} if fpr95 in names else {}
                 metrics |= {aupr: curve.aupr()} if aupr in names else {}
         return metrics
+
+    def bootstrap(
+        self,
+        replicates: int,
+        rngs: tuple[np.random.Generator, np.random.Generator],
+        names: Sequence[str] = METRICS,
+    ) -> dict[str, Vector]:
+        """Return metrics of bootstraps, ``(replicates,)`` each; equal generators draw the same images."""
+        rows = max(1, CHUNK // (self.n + self.m))
+        sizes = (min(rows, replicates - first) for first in range(0, replicates, rows))
+        parts = [self.metrics(draws(self.n, size, rngs[0]), draws(self.m, size, rngs[1]), names) for size in sizes]
+        return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
     def _curve(self, known: Counts, unknown: Counts, positive: str) -> tuple[_Curve, Counts]:
         """Return the draws at each score of the positive class, and how many negatives were drawn."""
@@ -171,14 +134,3 @@ def _cumulative(counts: Counts) -> NDArray[np.int32]:
 def _places(ranked: NDArray[np.floating], values: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return how many of the ranked scores are below each value, and how many are not above it."""
     return np.searchsorted(ranked, values, side="left"), np.searchsorted(ranked, values, side="right")
-
-
-def _join(parts: Sequence[dict[str, Vector]], names: Sequence[str]) -> dict[str, Vector]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in names}
-
-
-def _check(counts: Counts, n: int, side: str) -> None:
-    if counts.ndim != 2 or counts.shape[1] != n or len(counts) == 0:
-        raise ValueError(f"{side}_counts must have a row of {n} counts per replicate, got shape {counts.shape}.")
-    if (counts < 0).any() or not counts.any(axis=1).all():
-        raise ValueError(f"every row of {side}_counts must draw an image, and none less than 0 times. See draws().")

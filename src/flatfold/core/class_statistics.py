@@ -18,22 +18,13 @@ from .validation import MethodRefused
 class Gaussian(NamedTuple):
     """Means that share one covariance, seen from ``centre`` through a whitening."""
 
-    centre: Tensor
-    """``(d,)``, the mean of everything: distances from here lose fewer digits than from the origin."""
-    whitening: Tensor
-    """``(d, r)``, with ``A A'`` the pseudo-inverse of the covariance, of rank r."""
-    means: Tensor
-    """``(k, r)``, the whitened means."""
+    centre: Tensor  # (d,), the mean of everything: distances from here lose fewer digits than from the origin
+    whitening: Tensor  # (d, r), with A A' the pseudo-inverse of the covariance, of rank r
+    means: Tensor  # (k, r), the whitened means
 
 
 def class_means(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the classes that occur, ``(k,)``, and their means ``(k, d)`` in float64.
-
-    Example:
-        >>> class_means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([4, 4, 7]))
-        (tensor([4, 7]), tensor([[2.],
-                [5.]], dtype=torch.float64))
-    """
+    """Return the classes that occur, ``(k,)``, and their means ``(k, d)`` in float64."""
     classes, rows, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     sums = as_double(features.new_zeros(len(classes), features.shape[1]))
     for part in row_chunks(len(features)):
@@ -96,12 +87,9 @@ def squared_distances(h: Tensor, gaussian: Gaussian) -> Tensor:
 class Templates(NamedTuple):
     """The mean of each class and the samples it was taken over."""
 
-    means: Tensor
-    """``(c, d)``, float64."""
-    used: Tensor
-    """``(n,)`` bool."""
-    note: str
-    """A sentence about classes without a correct sample, empty if there are none."""
+    means: Tensor  # (c, d), float64
+    used: Tensor  # (n,) bool
+    note: str  # a sentence about classes without a correct sample, empty if there are none
 
 
 def class_templates(values: Tensor, labels: Tensor, predicted: Tensor, n_classes: int, who: str) -> Templates:
@@ -131,7 +119,6 @@ def _classes(chosen: Tensor) -> str:
 
 
 COLDEST, HOTTEST = 1e-3, 1e3
-
 _HALVINGS = 60
 
 
@@ -155,23 +142,19 @@ def best_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = None)
     return sqrt(cold * hot)
 
 
-def reference_temperature(logits: Tensor, labels: Tensor, start: float = 1.5) -> float:
+def reference_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the temperature at which OpenOOD's fifty L-BFGS steps stop, often far from the best one."""
-    with torch.inference_mode(False):  # which has no gradients
-        return _lbfgs_temperature(logits.clone(), labels.clone(), start)
+    with torch.inference_mode(False), torch.enable_grad():
+        logits, labels = logits.clone(), labels.clone()  # those of inference mode have no gradients
+        temperature = torch.full((1,), 1.5, dtype=logits.dtype, device=logits.device, requires_grad=True)
+        optimiser = torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)
 
+        def closure() -> Tensor:
+            optimiser.zero_grad()
+            loss = torch.nn.functional.cross_entropy(logits / temperature, labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
 
-def _lbfgs_temperature(logits: Tensor, labels: Tensor, start: float) -> float:
-    temperature = torch.full((1,), start, dtype=logits.dtype, device=logits.device, requires_grad=True)
-    optimiser = torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        loss = torch.nn.functional.cross_entropy(logits / temperature, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    with torch.enable_grad():
         optimiser.step(closure)  # type: ignore[no-untyped-call]
     return temperature.item()
 

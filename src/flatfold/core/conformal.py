@@ -24,10 +24,6 @@ def p_values(scores: Tensor, calibration: Tensor, counts: int | Tensor | None = 
 
     ``calibration`` holds scores of held-out ID data in ascending order: ``(m,)``, or ``(n, m)`` with one row per score,
     which may be padded with infinities; ``counts``, one number or ``(n,)``, then says how many entries count.
-
-    Example:
-        >>> p_values(torch.tensor([0.0, 2.5, 9.0]), torch.tensor([1.0, 2.0, 3.0]))
-        tensor([1.0000, 0.5000, 0.2500])
     """
     counts = calibration.shape[-1] if counts is None else counts
     if calibration.ndim == 1:
@@ -39,22 +35,12 @@ def p_values(scores: Tensor, calibration: Tensor, counts: int | Tensor | None = 
 
 
 def samples_needed(fpr: float) -> int:
-    """Return the number of calibration samples that a false-alarm rate needs: with fewer, no p-value is that small.
-
-    Example:
-        >>> samples_needed(0.05), samples_needed(0.01)
-        (19, 99)
-    """
+    """Return the number of calibration samples that a false-alarm rate needs: with fewer, no p-value is that small."""
     return ceil(1 / fpr - ROUNDING) - 1
 
 
 def allowed_ranks(fpr: float, samples: int) -> int:
-    """Return k, such that ``p <= fpr`` for a score above the k-th largest calibration score and for no other.
-
-    Example:
-        >>> allowed_ranks(0.05, 19), allowed_ranks(0.05, 18), allowed_ranks(0.29, 99)
-        (1, 0, 29)
-    """
+    """Return k, such that ``p <= fpr`` for a score above the k-th largest calibration score and for no other."""
     return min(samples, floor(fpr * (samples + 1) + ROUNDING))
 
 
@@ -67,12 +53,12 @@ def alarm_p_value(alarms: int, seen: int, calibrated: int, allowed: int) -> floa
     .. math:: P(X \ge a) = \sum_{j < k} \binom{m}{j} \binom{n}{a + k - 1 - j} \Big/ \binom{m + n}{a + k - 1}
 
     It is exact when no two scores are equal, and too large when some are. Its cost grows with ``calibrated`` only.
-
-    Example:
-        >>> round(alarm_p_value(alarms=9, seen=100, calibrated=999, allowed=50), 4)
-        0.0723
     """
-    _check_counts(alarms, seen, calibrated, allowed)
+    if not 0 <= alarms <= seen or not 1 <= allowed <= calibrated:
+        raise ValueError(
+            f"of {seen} inputs seen, {alarms} cannot raise alarms above rank {allowed} of {calibrated} scores. "
+            "The rank for a false-alarm rate is floor(fpr * (calibrated + 1))."
+        )
     top = alarms + allowed - 1
     fewest, most = max(0, top - seen), min(calibrated, top)
     j = np.arange(fewest, most, dtype=np.float64)
@@ -88,19 +74,5 @@ def ks_p_value(distance: float, n: int, m: int) -> float:
     r"""Return the asymptotic p-value of the two-sample Kolmogorov-Smirnov test for samples of n and m values.
 
     .. math:: P(D \ge d) \approx 2 \sum_{i \ge 1} (-1)^{i - 1} e^{-2 i^2 x^2}, \qquad x = d \sqrt{\frac{n m}{n + m}}
-
-    Example:
-        >>> round(ks_p_value(0.0607, n=1000, m=1000), 3)
-        0.05
     """
     return float(kolmogorov(distance * sqrt(n * m / (n + m))))
-
-
-def _check_counts(alarms: int, seen: int, calibrated: int, allowed: int) -> None:
-    if not 0 <= alarms <= seen:
-        raise ValueError(f"alarms must lie between 0 and the {seen} inputs seen, got {alarms}. Were they swapped?")
-    if not 1 <= allowed <= calibrated:
-        raise ValueError(
-            f"allowed must be the rank of one of {calibrated} calibration scores, got {allowed}. "
-            "For a false-alarm rate it is floor(fpr * (calibrated + 1))."
-        )

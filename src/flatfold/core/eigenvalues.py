@@ -14,7 +14,7 @@ eigenvalues of ``A'A`` are those of the c x c matrix ``A A'``, whose entries com
 import torch
 from torch import Tensor
 
-from .hessian import as_double, class_distances, row_chunks, split_off_top
+from .hessian import as_double, row_chunks, split_off_top
 
 NUMBERS = 2**23  # numbers kept at once in float64, 64 MB
 NEAR = 2**19  # numbers in float64 that stay near the processor while a matrix is put together, 4 MB
@@ -29,10 +29,6 @@ def hessian_eigenvalues(probs: Tensor, weight: Tensor, k: int | None = None) -> 
     Of the d eigenvalues at most ``min(c - 1, d)`` are above zero, so no more than ``min(c, d)`` are returned; all
     others are zero. The error is that of rounding: a few times the type's precision, relative to the sample's largest
     eigenvalue, however confident it is.
-
-    Example:
-        >>> hessian_eigenvalues(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), k=1)
-        tensor([[1.]])
     """
     c, d = weight.shape
     centred = centred_weights(weight)
@@ -62,7 +58,7 @@ def largest_hessian_eigenvalue(probs: Tensor, weight: Tensor) -> Tensor:
     values = probs.new_empty(len(probs))
     for part in row_chunks(len(probs), max(1, NUMBERS // (4 * STEPS * c))):
         top, rest, q = split_off_top(as_double(probs[part]))
-        values[part] = (_largest(_Products(centred, gram, top, rest, q)) * rest).to(probs)
+        values[part] = (_largest(_Krylov(centred, gram, top, rest, q)) * rest).to(probs)
     return values
 
 
@@ -75,10 +71,6 @@ def logit_hessian_eigenvalues(probs: Tensor, k: int | None = None) -> Tensor:
 
     found by bisection, as at most ``p_{j+1} + sum_{i > j} p_i``; the last is zero. Every one is accurate relative to
     itself, and no matrix is built.
-
-    Example:
-        >>> logit_hessian_eigenvalues(torch.tensor([[0.5, 0.25, 0.25]]))
-        tensor([[0.3750, 0.2500, 0.0000]])
     """
     c = probs.shape[1]
     count = c if k is None else min(k, c)
@@ -122,42 +114,25 @@ def _shrinkage(rest: Tensor) -> Tensor:
     return (rest / (1 + (1 - rest).sqrt()))[:, None]
 
 
-class _Products:
-    """Products of every sample's ``A A'`` with one vector each."""
+class _Krylov:
+    """A Lanczos basis of every sample's ``A A'``, all of one length, kept orthogonal by two passes over it."""
 
     def __init__(self, weight: Tensor, gram: Tensor | None, top: Tensor, rest: Tensor, q: Tensor) -> None:
+        n, c = q.shape
+        start = torch.randn(c, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(q.device)
         self.weight, self.gram, self.top, self.u, self.g = weight, gram, top[:, None], q.sqrt(), _shrinkage(rest)
+        self.vector, self.basis = (start / start.norm()).expand(n, c), start.new_empty(n, 0, c)
+        self.diagonal = self.off_diagonal = start.new_empty(n, 0)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return ``A A' x`` for each row of ``x``, ``(n, c)``."""
-        return self._shrunk(self.u * self._gram(self.u * self._shrunk(x)))
-
-    def keep(self, rows: Tensor) -> None:
-        """Forget all samples but some."""
-        self.top, self.u, self.g = self.top[rows], self.u[rows], self.g[rows]
+    def product(self, x: Tensor) -> Tensor:
+        """Return ``A A' x`` for each row of ``x``, ``(n, c)``, with ``V' y = W' (y - e_t sum y)``."""
+        y = self.u * self._shrunk(x)
+        y = y.scatter_add(-1, self.top, -y.sum(-1, keepdim=True))
+        z = y @ self.gram if self.gram is not None else (y @ self.weight) @ self.weight.T
+        return self._shrunk(self.u * (z - z.gather(-1, self.top)))
 
     def _shrunk(self, x: Tensor) -> Tensor:
         return x - self.g * self.u * (self.u * x).sum(-1, keepdim=True)
-
-    def _gram(self, y: Tensor) -> Tensor:
-        """Return ``V V' y``, with ``V' y = W' (y - e_t sum y)``."""
-        y = y.scatter_add(-1, self.top, -y.sum(-1, keepdim=True))
-        z = y @ self.gram if self.gram is not None else (y @ self.weight) @ self.weight.T
-        return z - z.gather(-1, self.top)
-
-
-class _Krylov:
-    """A Lanczos basis per sample, all of one length, kept orthogonal by two passes over it."""
-
-    def __init__(self, products: _Products) -> None:
-        n, c = products.u.shape
-        start = torch.randn(c, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(products.u.device)
-        self.products, self.vector = products, (start / start.norm()).expand(n, c)
-        self.basis, self.diagonal, self.off_diagonal = (
-            start.new_empty(n, 0, c),
-            start.new_empty(n, 0),
-            start.new_empty(n, 0),
-        )
 
     def extend(self) -> None:
         """Take a number of steps."""
@@ -165,7 +140,7 @@ class _Krylov:
         self.basis = torch.cat([self.basis, self.basis.new_empty(n, STEPS, c)], dim=1)
         for step in range(first, first + STEPS):
             self.basis[:, step] = self.vector
-            image = self.products(self.vector)
+            image = self.product(self.vector)
             self.diagonal = torch.cat([self.diagonal, (image * self.vector).sum(-1, keepdim=True)], dim=1)
             basis = self.basis[:, : step + 1]
             for _ in range(2):
@@ -184,17 +159,16 @@ class _Krylov:
 
     def keep(self, rows: Tensor) -> None:
         """Forget all samples but some."""
-        self.products.keep(rows)
-        self.vector, self.basis = self.vector[rows], self.basis[rows]
-        self.diagonal, self.off_diagonal = self.diagonal[rows], self.off_diagonal[rows]
+        for name in ("top", "u", "g", "vector", "basis", "diagonal", "off_diagonal"):
+            setattr(self, name, getattr(self, name)[rows])
 
 
-def _largest(products: _Products) -> Tensor:
+def _largest(krylov: _Krylov) -> Tensor:
     """Return the largest eigenvalue of each sample's matrix, ``(n,)``; samples leave as soon as theirs is found."""
-    krylov = _Krylov(products)
-    found = products.u.new_zeros(len(products.u))
-    waiting = torch.arange(len(found), device=found.device)
-    for _ in range(0, products.u.shape[1], STEPS):  # after c steps the space is exhausted
+    n, c = krylov.u.shape
+    found = krylov.u.new_zeros(n)
+    waiting = torch.arange(n, device=found.device)
+    for _ in range(0, c, STEPS):  # after c steps the space is exhausted
         krylov.extend()
         found[waiting], residual = krylov.largest()
         unsettled = residual > TOLERANCE * found[waiting]
@@ -223,16 +197,7 @@ class MeanHessian:
     .. math:: \bar S = \operatorname{diag}(L 1) - L, \qquad L_{ij} = \frac1n \sum p_i p_j \;(i \ne j), \quad L_{ii} = 0
 
     which is ``diag(mean p) - P'P / n`` without its differences: only the products of two classes are added up, in
-    float64.
-
-    Attributes:
-        rows: Number of samples seen.
-
-    Example:
-        >>> mean = MeanHessian(2)
-        >>> mean.add(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
-        >>> mean.trace(), mean.eigenvalues()
-        (0.25, tensor([0.2500, 0.0000], dtype=torch.float64))
+    float64. ``rows`` is the number of samples.
     """
 
     def __init__(self, n_classes: int) -> None:
@@ -241,22 +206,10 @@ class MeanHessian:
 
     def add(self, probs: Tensor) -> None:
         """Add samples with class probabilities ``(n, c)``."""
-        if probs.shape[1] != len(self._products):
-            raise ValueError(
-                f"a mean Hessian over {len(self._products)} classes got probabilities of {probs.shape[1]} classes. "
-                "Do all come from the same network?"
-            )
         for part in row_chunks(len(probs)):
             p = as_double(probs[part])
             self._products += (p.T @ p).cpu()
         self.rows += len(probs)
-
-    def trace(self, weight: Tensor | None = None) -> float:
-        """Return the trace of the mean feature Hessian for weights ``(c, d)``, or of the mean logit Hessian."""
-        pairs = self._pairs()
-        return float(
-            pairs.sum() if weight is None else 0.5 * (pairs * class_distances(centred_weights(weight).cpu())).sum()
-        )
 
     def eigenvalues(self, weight: Tensor | None = None) -> Tensor:
         """Return the largest ``min(c, d)`` eigenvalues of the mean feature Hessian for weights ``(c, d)``.
@@ -264,7 +217,8 @@ class MeanHessian:
         The other ``d - c`` are zero, and so is the last one returned where ``d >= c``. Without weights they are the c
         eigenvalues of the mean logit Hessian.
         """
-        pairs = self._pairs()
+        pairs = self._products / self.rows
+        pairs.fill_diagonal_(0.0)
         mean = pairs.sum(dim=1).diag() - pairs
         if weight is not None:
             # W' = Q R with orthonormal Q: W' S W and R S R' have the same eigenvalues but for zeros.
@@ -274,11 +228,3 @@ class MeanHessian:
         if len(values) == len(pairs):
             values[-1] = 0.0  # S maps the vector of ones to zero, exactly
         return values
-
-    def _pairs(self) -> Tensor:
-        """Return L."""
-        if self.rows == 0:
-            raise ValueError("a mean Hessian needs at least one sample, got none. Call add(probs) first.")
-        pairs = self._products / self.rows
-        pairs.fill_diagonal_(0.0)
-        return pairs

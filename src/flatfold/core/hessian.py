@@ -35,10 +35,6 @@ def feature_hessian_trace(probs: Tensor, distances: Tensor) -> Tensor:
     .. math:: \operatorname{tr} H = \tfrac12\, p^\top D\, p
 
     Every term is non-negative, so a confident sample keeps its tiny trace in float32.
-
-    Example:
-        >>> feature_hessian_trace(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 4.0], [4.0, 0.0]]))
-        tensor([1.])
     """
     return 0.5 * (probs @ distances).mul(probs).sum(dim=-1)
 
@@ -83,10 +79,6 @@ def logit_hessian_trace(probs: Tensor) -> Tensor:
     .. math:: \operatorname{tr} (\operatorname{diag} p - p p^\top) = \sum_i p_i (1 - p_i)
 
     For the likeliest class ``1 - p`` is the sum of the others, which keeps its digits; no other class is above 1/2.
-
-    Example:
-        >>> logit_hessian_trace(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
-        tensor([0.5000, 0.0000])
     """
     _, rest, q = split_off_top(probs)
     others = q * rest[:, None]
@@ -114,12 +106,6 @@ def widen(weight: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     every digit that float32 can hold, and do not depend on the size of the batch. For a head like that of ImageNet-1K
     the product would be half of FOLD's cost, so it stays in the type of the features, and the relative error of a
     confident sample's score is then about 1e-5. Some devices (MPS) have no float64.
-
-    Example:
-        >>> widen(torch.zeros(10, 4), torch.zeros(1, 4))[0].dtype
-        torch.float64
-        >>> widen(torch.zeros(1000, 2048), torch.zeros(1, 2048))[0].dtype
-        torch.float32
     """
     if weight.device.type == "mps" or weight.numel() > WIDE_WEIGHTS:
         return weight, h
@@ -135,10 +121,5 @@ ROWS_AT_ONCE = 65_536
 
 
 def row_chunks(n: int, size: int = ROWS_AT_ONCE) -> Iterator[slice]:
-    """Yield slices that cover n rows.
-
-    Example:
-        >>> list(row_chunks(5, 3))
-        [slice(0, 3, None), slice(3, 6, None)]
-    """
+    """Yield slices that cover n rows."""
     return (slice(start, start + size) for start in range(0, n, size))

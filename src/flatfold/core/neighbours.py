@@ -15,12 +15,7 @@ BLOCK_ROWS = 512  # rows of the bank in one matrix product
 
 
 def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the factors ``(m,)`` that bring the rows of a bank to length 1; 0 for rows of zeros.
-
-    Example:
-        >>> unit_scale(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.float32)
-        tensor([0.2000, 0.0000])
-    """
+    """Return the factors ``(m,)`` that bring the rows of a bank to length 1; 0 for rows of zeros."""
     norms = torch.cat([row_norms(bank[part].to(dtype)).squeeze(-1) for part in row_chunks(len(bank))])
     return torch.where(norms > torch.finfo(dtype).tiny, 1 / norms, 0.0)
 
@@ -36,19 +31,18 @@ def to_half_precision(bank: Tensor) -> Tensor:
 def largest_products(
     queries: Tensor, bank: Tensor, k: int, scale: Tensor | None = None, offsets: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Return the k largest of ``scale q . b - offset`` over the rows b of a bank, and which rows they are.
-
-    Example:
-        >>> largest_products(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]]), 1)
-        (tensor([[2.]]), tensor([[1]]))
-    """
+    r"""Return the k largest of ``scale q . b - offset`` over the rows b of a bank, and which rows they are."""
     best: list[tuple[Tensor, Tensor]] = []
     scale = queries.new_ones(len(bank)) if scale is None else scale
     multiply = _traced_products if torch.compiler.is_compiling() or queries.requires_grad else _Products(queries)
     for part in row_chunks(len(bank), _chunk_rows(queries, len(bank), k)):
         products = multiply(queries, bank[part], scale[part], None if offsets is None else offsets[part])
         values, rows = products.topk(min(k, products.shape[1]))
-        best = [_merge([*best, (values, rows + part.start)], k)]
+        best.append((values, rows + part.start))
+        if len(best) > 1:
+            values, rows = (torch.cat(pieces, dim=-1) for pieces in zip(*best, strict=True))
+            values, order = values.topk(min(k, values.shape[-1]))
+            best = [(values, rows.gather(-1, order))]
     return best[0]
 
 
@@ -88,14 +82,6 @@ def _chunk_rows(queries: Tensor, rows: int, k: int) -> int:
     most = max(k, PRODUCTS // (1024 if torch.compiler.is_compiling() else max(len(queries), 1)))
     parts = -(-rows // most)
     return max(k, -(-rows // parts // 1024) * 1024)
-
-
-def _merge(parts: list[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
-    if len(parts) == 1:
-        return parts[0]
-    values, rows = (torch.cat(pieces, dim=-1) for pieces in zip(*parts, strict=True))
-    values, order = values.topk(min(k, values.shape[-1]))
-    return values, rows.gather(-1, order)
 
 
 def kth_distance(queries: Tensor, bank: Tensor, scale: Tensor, k: int) -> Tensor:

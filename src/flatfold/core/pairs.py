@@ -46,11 +46,6 @@ def largest_pairs(probs: Tensor, weight: Tensor, k: int, kept: Tensor | None = N
 
     They are exact, and no matrix over all pairs of classes is built. ``kept``, ``(n, d)`` bool, selects dimensions of
     the weights. A row that is so confident that its trace is 0 has shares of 0.
-
-    Example:
-        >>> weight = torch.tensor([[0.0], [1.0], [3.0]])
-        >>> largest_pairs(torch.tensor([[0.2, 0.5, 0.3]]), weight, 2)
-        Pairs(first=tensor([[1, 2]]), second=tensor([[2, 0]]), share=tensor([[0.4839, 0.4355]]))
     """
     check_count("the number of pairs", k)
     every = len(weight) * (len(weight) - 1) // 2
@@ -64,15 +59,10 @@ def largest_pairs(probs: Tensor, weight: Tensor, k: int, kept: Tensor | None = N
         terms[n], first[n], second[n] = _row(p[n], w, reach[n], k, None if masks is None else masks[n])
     whole = terms.sum(dim=-1)
     if k < every:  # rounding must not make any part larger than the whole
-        whole = torch.maximum(_trace(p, w, masks), whole)
+        exact = centred_hessian_trace(p, w) if masks is None else (feature_hessian_diagonal(p, w) * masks).sum(dim=-1)
+        whole = torch.maximum(exact, whole)
     share = terms / whole.clamp_min(torch.finfo(p.dtype).tiny)[:, None]
     return Pairs(first.to(probs.device), second.to(probs.device), share.to(probs))
-
-
-def _trace(p: Tensor, w: Tensor, masks: Tensor | None) -> Tensor:
-    if masks is None:
-        return centred_hessian_trace(p, w)
-    return (feature_hessian_diagonal(p, w) * masks).sum(dim=-1)
 
 
 def _reach(p: Tensor, w: Tensor, masks: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Functions from features to features that are applied before a score: ReAct, ASH-B, SCALE, partial normalisation."""
+"""Functions from features to features that are applied before a score: ASH-B, SCALE, caps, partial normalisation."""
 
 from numbers import Real
 
@@ -22,10 +22,6 @@ def partially_normalised(h: Tensor, alpha: float | Tensor) -> Tensor:
     r"""Return features ``(n, d)`` divided by a power of their norm; a row of zeros stays a row of zeros.
 
     .. math:: \tilde h = h / \|h\|^\alpha
-
-    Example:
-        >>> partially_normalised(torch.tensor([[3.0, 4.0]]), 1.0)
-        tensor([[0.6000, 0.8000]])
     """
     return h / row_norms(h) ** alpha
 
@@ -58,11 +54,6 @@ def cap_norms(h: Tensor, longest: float | Tensor) -> Tensor:
     r"""Return features ``(n, d)`` scaled down to a given norm; shorter rows stay as they are, to the last bit.
 
     .. math:: h' = h \cdot \min(1, c / \|h\|)
-
-    Example:
-        >>> cap_norms(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
-        tensor([[0.6000, 0.8000],
-                [0.3000, 0.4000]])
     """
     largest = h.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
     unit = h / largest  # the squares of huge features would overflow
@@ -71,27 +62,10 @@ def cap_norms(h: Tensor, longest: float | Tensor) -> Tensor:
 
 
 def percentile_threshold(features: Tensor, percentile: float) -> float:
-    """Return a percentile of all entries of ``features``, linearly interpolated: ReAct's threshold.
-
-    Example:
-        >>> percentile_threshold(torch.tensor([[0.0, 1.0], [2.0, 3.0]]), 50)
-        1.5
-    """
+    """Return a percentile of all entries of ``features``, linearly interpolated: ReAct's threshold."""
     check_percentile(percentile)
     # numpy, because torch.quantile refuses more than 16 million entries
     return float(np.percentile(features.detach().cpu().numpy(), percentile))
-
-
-def react(h: Tensor, threshold: float | Tensor) -> Tensor:
-    r"""Return features clipped from above (ReAct, Sun et al. 2021).
-
-    .. math:: h' = \min(h, c)
-
-    Example:
-        >>> react(torch.tensor([[0.5, 2.0]]), 1.0)
-        tensor([[0.5000, 1.0000]])
-    """
-    return h.clamp(max=threshold)
 
 
 def ash_b(h: Tensor, percentile: float) -> Tensor:
@@ -102,10 +76,6 @@ def ash_b(h: Tensor, percentile: float) -> Tensor:
     .. math:: S = \sum_j h_j, \qquad k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
 
     Rounding is to even and ties at the k-th entry are broken by position, as in OpenOOD.
-
-    Example:
-        >>> ash_b(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 50)
-        tensor([[0., 0., 5., 5.]])
     """
     k = kept_entries(h.shape[-1], percentile)
     kept = h.topk(k, dim=-1).indices
@@ -118,10 +88,6 @@ def scale(h: Tensor, percentile: float) -> Tensor:
 
     .. math:: h' = h\, e^{r}, \qquad r = \sum_j h_j \Big/ \sum_{j \in \text{top } k} h_j, \qquad
         k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
-
-    Example:
-        >>> scale(torch.tensor([[1.0, 1.0]]), 50)
-        tensor([[7.3891, 7.3891]])
     """
     largest = h.topk(kept_entries(h.shape[-1], percentile), dim=-1).values.sum(dim=-1, keepdim=True)
     ratio = h.sum(dim=-1, keepdim=True) / largest.clamp_min(torch.finfo(h.dtype).tiny)

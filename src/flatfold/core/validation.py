@@ -15,7 +15,6 @@ from .hessian import row_chunks
 if TYPE_CHECKING:
     from .bank import FeatureBank, Head
 
-
 FLOATS = (torch.float32, torch.float64)
 
 
@@ -30,8 +29,9 @@ def as_tensor(values: Tensor | np.ndarray, name: str) -> Tensor:
     )
 
 
-def check_matrix(values: Tensor, name: str) -> None:
-    """Raise unless ``values`` is a non-empty, finite float32 or float64 matrix."""
+def as_matrix(values: Tensor | np.ndarray, name: str) -> Tensor:
+    """Return ``values`` as a tensor without a graph; raise unless it is a non-empty, finite float matrix."""
+    values = as_tensor(values, name).detach()
     if values.ndim != 2:
         raise ValueError(f"{name} must have two dimensions, got {tuple(values.shape)}. Reshape it first.")
     if values.shape[0] == 0 or values.shape[1] == 0:
@@ -39,6 +39,7 @@ def check_matrix(values: Tensor, name: str) -> None:
     if values.dtype not in FLOATS:
         raise TypeError(f"{name} must be float32 or float64, got {values.dtype}. Convert with .float() or .double().")
     check_finite(values, name)
+    return values
 
 
 def check_finite(values: Tensor, name: str, first: int = 0) -> None:
@@ -130,22 +131,18 @@ def check_not_negative(h: Tensor, who: str) -> None:
         )
 
 
-def check_choice(name: str, value: object, choices: Collection[str | None]) -> None:
+def check_choice(name: str, value: object, choices: Collection[str | bool | None]) -> None:
     """Raise unless an argument is one of the allowed values."""
-    if value not in choices:
+    if not any(isinstance(value, type(choice)) and value == choice for choice in choices):  # 1 is not True
         raise MethodRefused(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
-def check_above_zero(name: str, value: float, customary: str) -> None:
-    """Raise unless a hyper-parameter is above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < float("inf"):
-        raise MethodRefused(f"{name} must be a finite number above 0, got {value!r}. {customary} is customary.")
-
-
-def check_not_below_zero(name: str, value: float, customary: str) -> None:
-    """Raise unless a hyper-parameter is at least 0."""
-    if not isinstance(value, Real) or not 0 <= value < float("inf"):
-        raise MethodRefused(f"{name} must be a finite number from 0 on, got {value!r}. {customary} is customary.")
+def check_above_zero(name: str, value: float, customary: str, or_zero: bool = False) -> None:
+    """Raise unless a hyper-parameter is above 0, or 0 where that is allowed."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not 0 <= value < float("inf") or (value == 0 and not or_zero):
+        limit = "from 0 on" if or_zero else "above 0"
+        raise MethodRefused(f"{name} must be a finite number {limit}, got {value!r}. {customary} is customary.")
 
 
 def check_count(name: str, value: int, most: int | None = None, of: str = "") -> None:
@@ -153,12 +150,6 @@ def check_count(name: str, value: int, most: int | None = None, of: str = "") ->
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
         limit = "1 on" if most is None else f"1 to {most}, the number of {of}"
         raise MethodRefused(f"{name} must be a whole number from {limit}, got {value!r}.")
-
-
-def check_flag(name: str, value: bool) -> None:
-    """Raise unless a hyper-parameter is True or False."""
-    if not isinstance(value, bool):
-        raise MethodRefused(f"{name} must be True or False, got {value!r}.")
 
 
 class MethodRefused(ValueError):  # noqa: N818

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..core.validation import check_choice
 from .estimate import Estimate, Level, Loss, Matrix, Spectrum
 from .exact import ggn_eigenvalues
-from .lanczos import lanczos_quadrature, largest
+from .lanczos import Largest, lanczos_quadrature, largest
 from .operators import Operator, batch_operator, mean_operator
-from .problem import Problem, open_problem, single_inputs
+from .problem import open_problem, single_inputs
 
 LANCZOS = "Lanczos"
 
@@ -54,18 +53,30 @@ def param_lambda_max(
         The eigenvalue; an eigenvalue is within ``stderr``, the norm of the residual. ``method`` says so if the products
         did not suffice.
     """
-    _check(level, matrix)
     if not rtol > 0 or max_matvecs < 1:
         raise ValueError(f"rtol must be above 0 and max_matvecs at least 1, got {rtol} and {max_matvecs}.")
-    with open_problem(model, batches, loss, params, device) as problem:
-        if level == "sample":
-            value, stderr, matvecs, method = _of_inputs(problem, matrix, rtol, max_matvecs, seed)
-            return Estimate(
-                value, stderr, method, matrix, loss, matvecs, None if stderr is None else seed, problem.rows
-            )
-        top = largest(mean_operator(problem, matrix), rtol, max_matvecs, torch.Generator().manual_seed(seed))
-        method = LANCZOS if top.converged else f"{LANCZOS}, stopped after {top.products} products"
-        return Estimate(top.value, top.bound, method, matrix, loss, top.products, seed, problem.rows)
+
+    def top(operator: Operator) -> Largest:
+        return largest(operator, rtol, max_matvecs, torch.Generator().manual_seed(seed))
+
+    with open_problem(model, batches, loss, params, device, level, matrix) as problem:
+        if level == "dataset":
+            found = top(mean_operator(problem))
+            method = LANCZOS if found.converged else f"{LANCZOS}, stopped after {found.products} products"
+            return problem.estimate(found.value, found.bound, method, found.products, seed)
+        each = problem.each("largest eigenvalues")
+        if matrix == "ggn":
+            firsts = []
+            for batch in each:
+                eigenvalues = ggn_eigenvalues(problem.model, problem.parameters, batch)
+                firsts.append(eigenvalues[:, 0].double())
+            return problem.estimate(torch.cat(firsts).cpu(), None, "exact", eigenvalues.shape[1], None)
+        tops = [top(batch_operator(problem, one)) for batch in each for one in single_inputs(batch)]
+        values = torch.tensor([one.value for one in tops], dtype=torch.float64)
+        bounds = torch.tensor([one.bound for one in tops], dtype=torch.float64)
+        matvecs, stopped = max(one.products for one in tops), sum(not one.converged for one in tops)
+        method = f"{LANCZOS}, stopped after {matvecs} products for {stopped} inputs" if stopped else LANCZOS
+        return problem.estimate(values, bounds, method, matvecs, seed)
 
 
 class _Settings(TypedDict, total=False):
@@ -119,7 +130,6 @@ def param_spectrum(
         seed: Seed of the probes.
         device: Where to run; by default where the model is.
     """
-    _check(level, matrix)
     if steps < 1 or probes < 1:
         raise ValueError(f"steps and probes must be at least 1, got {steps} and {probes}.")
 
@@ -127,53 +137,16 @@ def param_spectrum(
         generator = torch.Generator().manual_seed(seed)
         nodes, weights = lanczos_quadrature(operator, steps, probes, generator)
         used = nodes[weights > 0]
+        ends, method = (float(used.min()), float(used.max())), "stochastic Lanczos quadrature"
         return Spectrum(
-            nodes,
-            weights,
-            operator.size,
-            float(used.min()),
-            float(used.max()),
-            method="stochastic Lanczos quadrature",
-            matrix=matrix,
-            loss=loss,
-            matvecs=operator.products,
-            seed=seed,
-            rows=rows or problem.rows,
+            nodes, weights, operator.size, *ends, method, matrix, loss, operator.products, seed, rows or problem.rows
         )
 
-    with open_problem(model, batches, loss, params, device) as problem:
+    with open_problem(model, batches, loss, params, device, level, matrix) as problem:
         if level == "dataset":
-            return spectrum(mean_operator(problem, matrix))
+            return spectrum(mean_operator(problem))
         return [
-            spectrum(batch_operator(problem, one, matrix), rows=1)
+            spectrum(batch_operator(problem, one), rows=1)
             for batch in problem.each("spectra")
             for one in single_inputs(batch)
         ]
-
-
-def _check(level: str, matrix: str) -> None:
-    check_choice("level", level, ("dataset", "sample"))
-    check_choice("matrix", matrix, ("hessian", "ggn"))
-
-
-def _of_inputs(
-    problem: Problem, matrix: Matrix, rtol: float, max_matvecs: int, seed: int
-) -> tuple[Tensor, Tensor | None, int, str]:
-    """Return the largest eigenvalue of each input, the bounds where not exact, the products it took, and the method."""
-    values, bounds, matvecs, stopped = [], [], 0, 0
-    for batch in problem.each("largest eigenvalues"):
-        if matrix == "ggn":
-            eigenvalues = ggn_eigenvalues(problem.model, problem.parameters, batch)
-            values.append(eigenvalues[:, 0].double())
-            matvecs = eigenvalues.shape[1]
-            continue
-        for one in single_inputs(batch):
-            operator = batch_operator(problem, one, matrix)
-            top = largest(operator, rtol, max_matvecs, torch.Generator().manual_seed(seed))
-            values.append(torch.tensor([top.value], dtype=torch.float64))
-            bounds.append(torch.tensor([top.bound], dtype=torch.float64))
-            matvecs, stopped = max(matvecs, top.products), stopped + (not top.converged)
-    if not bounds:
-        return torch.cat(values).cpu(), None, matvecs, "exact"
-    method = f"{LANCZOS}, stopped after {matvecs} products for {stopped} inputs" if stopped else LANCZOS
-    return torch.cat(values), torch.cat(bounds), matvecs, method

@@ -10,11 +10,8 @@ from torch import Tensor
 from ..core.validation import check_above_zero
 
 Matrix = Literal["hessian", "ggn"]
-
 Loss = Literal["energy", "ce_pred", "ce"]
-
 Level = Literal["dataset", "sample"]
-
 
 MATRICES: dict[str, str] = {"hessian": "Hessian", "ggn": "Gauss-Newton matrix"}
 
@@ -149,7 +146,11 @@ class Spectrum:
         """
         check_above_zero("width", width, "0.01")
         scale = max(abs(self.lambda_min), abs(self.lambda_max), float(self.nodes.abs().max()))
-        grid = self._grid(width * scale) if grid is None else _check_grid(grid).to(self.nodes)
+        if grid is not None and (grid.ndim != 1 or len(grid) == 0 or not grid.isfinite().all()):
+            raise ValueError(
+                f"grid must be a vector of finite points, got {tuple(grid.shape)}. Leave it out for one that fits."
+            )
+        grid = self._grid(width * scale) if grid is None else grid.to(self.nodes)
         is_zero = self.nodes.abs() <= ZERO * scale
         atom = float((self.weights * is_zero).sum(dim=1).mean())
         rows = _smooth(self.nodes, self.weights * ~is_zero, grid, width * scale)
@@ -162,14 +163,6 @@ class Spectrum:
         high = max(self.lambda_max, float(self.nodes.max())) + MARGIN * sigma
         points = 1 if sigma == 0 else int(PER_WIDTH * (high - low) / sigma) + 2
         return torch.linspace(low, high, points, dtype=self.nodes.dtype, device=self.nodes.device)
-
-
-def _check_grid(grid: Tensor) -> Tensor:
-    if grid.ndim != 1 or len(grid) == 0 or not grid.isfinite().all():
-        raise ValueError(
-            f"grid must be a vector of finite points, got shape {tuple(grid.shape)}. Leave it out for one that fits."
-        )
-    return grid
 
 
 def _smooth(nodes: Tensor, weights: Tensor, grid: Tensor, sigma: float) -> Tensor:

@@ -13,6 +13,7 @@ covariance among the others, which is small and may be estimated.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
@@ -40,18 +41,15 @@ def ggn_traces(
     All classes are done exactly, or the ``top`` likeliest of each input; each of ``probes`` draws for the others is one
     pass back from a sum of their terms with random signs, whose squared length is right on average.
     """
-    if top is not None and (top < 0 or probes < 2):
-        raise ValueError(
-            f"top must be 0 or more and probes 2 or more, got top={top} and probes={probes}. "
-            "Leave top out to be exact for all classes."
-        )
     values, errors, passes = [], [], 0
     for cached in cached_parts(model, parameters, batch, TOGETHER):
         classes = OrderedClasses(cached.logits)
         first = classes.terms if top is None else min(top, classes.terms)
-        total = _first_terms(cached, classes, first)
+        terms = _square_lengths(cached, (classes.direction(i) for i in range(first))) * classes.weights[:, :first]
+        total = terms.sum(dim=1)
         if first < classes.terms:
-            draws = _draws(cached, classes, first, probes, generator)
+            sums = (classes.signed_sum(first, generator) for _ in range(probes))
+            draws = _square_lengths(cached, sums) * classes.rest(first)[:, None]
             total = total + draws.mean(dim=1)
             errors.append(draws.std(dim=1) / probes**0.5)
         values.append(total)
@@ -124,21 +122,9 @@ def _quotient(part: Tensor, whole: Tensor) -> Tensor:
     return part / whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
-def _first_terms(cached: CachedForward, classes: OrderedClasses, first: int) -> Tensor:
-    """Return the sum of the first terms of the trace, ``(n,)``."""
-    total = torch.zeros_like(classes.weights[:, 0])
-    directions = (classes.direction(i) for i in range(first))
-    for start in range(0, first, cached.together):
-        some = torch.stack(list(islice(directions, cached.together)))
-        total += (cached.products(some) * classes.weights[:, start : start + len(some)]).sum(dim=1)
-    return total
-
-
-def _draws(
-    cached: CachedForward, classes: OrderedClasses, first: int, probes: int, generator: torch.Generator | None
-) -> Tensor:
-    """Return independent estimates of the sum of all other terms, ``(n, probes)``."""
-    sums = [classes.signed_sum(first, generator) for _ in range(probes)]
-    size = cached.together
-    products = [cached.products(torch.stack(sums[start : start + size])) for start in range(0, probes, size)]
-    return torch.cat(products, dim=1) * classes.rest(first)[:, None]
+def _square_lengths(cached: CachedForward, cotangents: Iterator[Tensor]) -> Tensor:
+    """Return the squared lengths ``(n, k)`` of what cotangents pull back, as many at a time as fit into memory."""
+    parts = [as_double(cached.logits[:, :0])]
+    while some := list(islice(cotangents, cached.together)):
+        parts.append(cached.products(torch.stack(some)))
+    return torch.cat(parts, dim=1)

@@ -22,7 +22,7 @@ from ..core.hessian import (
     logit_hessian_trace,
     prefers_distances,
 )
-from ..core.validation import as_tensor, check_count, check_matrix
+from ..core.validation import as_matrix, check_count
 from ..io.progress import track
 from .estimate import Spectrum
 
@@ -43,7 +43,7 @@ def feature_trace(weight: Tensor, logits: Tensor) -> Tensor:
         >>> feature_trace(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([[3.0, 3.0]]))
         tensor([1.])
     """
-    weight, logits = _checked_pair(weight, logits)
+    weight, logits = _check_pair(weight, logits)
     exact, probs = as_double(weight), as_double(logits).softmax(dim=-1)
     # The distances of all pairs of classes take as long as the centred form of c inputs.
     if prefers_distances(*weight.shape) and len(logits) >= len(weight):
@@ -68,7 +68,7 @@ def feature_eigenvalues(weight: Tensor, logits: Tensor, k: int | None = None) ->
         >>> feature_eigenvalues(torch.eye(2, 3), torch.zeros(1, 2), k=1)
         tensor([[0.5000]])
     """
-    weight, logits = _checked_pair(weight, logits)
+    weight, logits = _check_pair(weight, logits)
     _check_k(k)
     return hessian_eigenvalues(_probabilities(logits), weight, k)
 
@@ -85,7 +85,7 @@ def feature_lambda_max(weight: Tensor, logits: Tensor) -> Tensor:
     Returns:
         ``(n,)``, never negative, in the dtype of ``logits``.
     """
-    weight, logits = _checked_pair(weight, logits)
+    weight, logits = _check_pair(weight, logits)
     return largest_hessian_eigenvalue(_probabilities(logits), weight)
 
 
@@ -102,7 +102,7 @@ def feature_spectrum(weight: Tensor, batches: Iterable[Tensor]) -> Spectrum:
     Returns:
         Nodes in ascending order; the eigenvalues that are zero for every data set are one node.
     """
-    weight = _checked_weight(weight)
+    weight = as_matrix(weight, "weight")
     mean = _mean_hessian(batches, len(weight))
     return _spectrum(mean.eigenvalues(weight), mean.rows, len(weight), weight.shape[1])
 
@@ -122,7 +122,7 @@ def logit_trace(logits: Tensor) -> Tensor:
         >>> logit_trace(torch.zeros(1, 2))
         tensor([0.5000])
     """
-    logits = _checked_logits(logits)
+    logits = _check_logits(logits)
     return logit_hessian_trace(as_double(logits).softmax(dim=-1)).to(logits)
 
 
@@ -140,7 +140,7 @@ def logit_eigenvalues(logits: Tensor, k: int | None = None) -> Tensor:
         >>> logit_eigenvalues(torch.zeros(1, 2))
         tensor([[0.5000, 0.0000]])
     """
-    logits = _checked_logits(logits)
+    logits = _check_logits(logits)
     _check_k(k)
     return logit_hessian_eigenvalues(_probabilities(logits), k)
 
@@ -169,10 +169,9 @@ def _mean_hessian(batches: Iterable[Tensor], n_classes: int | None) -> MeanHessi
         raise TypeError("batches must be an iterable of logits, got a single tensor. Pass [logits].")
     mean = None
     for number, batch in enumerate(track(batches, "class probabilities")):
-        logits = _checked_logits(batch, f"logits of batch {number}")
-        n_classes = logits.shape[1] if n_classes is None else n_classes
-        _check_classes(logits, n_classes, f"logits of batch {number}")
-        mean = MeanHessian(n_classes) if mean is None else mean
+        logits = _check_logits(batch, n_classes, f"logits of batch {number}")
+        n_classes = logits.shape[1]
+        mean = mean or MeanHessian(n_classes)
         mean.add(as_double(logits).softmax(dim=-1))
     if mean is None:
         raise ValueError("batches must hold at least one batch of logits, got none. Was the data loader used up?")
@@ -186,19 +185,8 @@ def _spectrum(values: Tensor, rows: int, n_classes: int, size: int) -> Spectrum:
     atom = largest.new_full((min(zeros, 1),), zeros)  # one node for all zeros, none where there is no zero
     nodes = torch.cat([torch.zeros_like(atom), largest])
     counts = torch.cat([atom, torch.ones_like(largest)])
-    return Spectrum(
-        nodes=nodes[None],
-        weights=counts[None] / size,
-        size=size,
-        lambda_min=float(nodes[0]),
-        lambda_max=float(nodes[-1]),
-        method="exact",
-        matrix="hessian",
-        loss="energy",
-        matvecs=0,
-        seed=None,
-        rows=rows,
-    )
+    weights, ends = counts[None] / size, (float(nodes[0]), float(nodes[-1]))
+    return Spectrum(nodes[None], weights, size, *ends, "exact", "hessian", "energy", matvecs=0, seed=None, rows=rows)
 
 
 def _probabilities(logits: Tensor) -> Tensor:
@@ -206,35 +194,24 @@ def _probabilities(logits: Tensor) -> Tensor:
     return as_double(logits).softmax(dim=-1).to(logits)
 
 
-def _checked_weight(weight: Tensor) -> Tensor:
-    weight = as_tensor(weight, "weight").detach()
-    check_matrix(weight, "weight")
-    return weight
+def _check_pair(weight: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    weight = as_matrix(weight, "weight")
+    return weight, _check_logits(logits, len(weight))
 
 
-def _checked_logits(logits: Tensor, name: str = "logits") -> Tensor:
-    logits = as_tensor(logits, name).detach()
-    check_matrix(logits, name)
+def _check_logits(logits: Tensor, n_classes: int | None = None, name: str = "logits") -> Tensor:
+    logits = as_matrix(logits, name)
     if logits.shape[1] < 2:
         raise ValueError(
             f"{name} must have two columns or more, one per class, got one. "
             "For a binary model with one output use the two logits (0, z)."
         )
-    return logits
-
-
-def _checked_pair(weight: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    weight, logits = _checked_weight(weight), _checked_logits(logits)
-    _check_classes(logits, len(weight), "logits")
-    return weight, logits
-
-
-def _check_classes(logits: Tensor, n_classes: int, name: str) -> None:
-    if logits.shape[1] != n_classes:
+    if n_classes is not None and logits.shape[1] != n_classes:
         raise ValueError(
             f"{name} have {logits.shape[1]} columns but there are {n_classes} classes. "
             "Logits are (n, c) and weights (c, d): was one of them transposed, or are these features?"
         )
+    return logits
 
 
 def _check_k(k: int | None) -> None:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.validation import check_above_zero, check_count
 from .operators import Operator, random_directions
 
 ROUNDING = 8  # units in the last place; two ways to compute a product of a network differ by up to some 6
@@ -31,10 +30,8 @@ class Tridiagonal(NamedTuple):
 class Largest(NamedTuple):
     """The largest eigenvalue, as the Lanczos process approximates it."""
 
-    value: float
-    """The largest Ritz value, at most the largest eigenvalue, rounding aside."""
-    bound: float
-    """Length of its residual plus the rounding of the products: an eigenvalue is within this distance."""
+    value: float  # the largest Ritz value, at most the largest eigenvalue, rounding aside
+    bound: float  # length of its residual plus the rounding of the products: an eigenvalue is within this distance
     products: int
     converged: bool
 
@@ -74,8 +71,6 @@ def largest(operator: Operator, rtol: float, max_matvecs: int, generator: torch.
     It stops when this residual is at most ``rtol`` of the value and the value has not moved more than that since the
     last step; or when the process ends, since the value is then exact.
     """
-    check_above_zero("rtol", rtol, "1e-5")
-    check_count("max_matvecs", max_matvecs)
     before, previous, converged, noise = operator.products, float("-inf"), False, rounding(operator)
     for state in lanczos(operator, random_directions(operator, 1, generator), max_matvecs):
         values, vectors = ritz(state, 0)
@@ -139,8 +134,6 @@ def lanczos_quadrature(
     with ``(size, probes)`` a step, and ``steps + 1`` such matrices are held in memory. A rule that has fewer nodes than
     others repeats its last one with weight 0.
     """
-    check_count("steps", steps)
-    check_count("probes", probes)
     for state in lanczos(operator, random_directions(operator, probes, generator), steps):
         final = state
     rules = [_rule(*ritz(final, probe)) for probe in range(probes)]

@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
 import torch
 from torch import Tensor
 
-from ..core.validation import check_count
 from ..models.forward import Batch
-from .estimate import Matrix
 from .problem import Problem, logit_hessian_product
 
 ASYMMETRY = 1e-2  # of an entry: far beyond what rounding leaves
 ROUNDING = 1e-5  # of the norm of the matrix: a part of any network may compute in float32
-
-
-def check_symmetric(one: float, other: float, usual: float, most: float) -> None:
-    """Raise unless ``one``, ``u' A v``, and ``other``, ``v' A u``, are equal up to rounding.
-
-    ``usual`` is their size for vectors without a common direction, ``most`` the largest that they can be. In torch 2.13
-    the Hessian of a weight normalisation is not symmetric: its second derivative is wrong.
-    """
-    if abs(one - other) > ASYMMETRY * (abs(one) + abs(other) + usual) + ROUNDING * most:
-        raise ValueError(
-            f"a curvature matrix must be symmetric, but this one has {one:.4g} and {other:.4g} for the same two "
-            "directions. Either torch has a wrong second derivative, as for weight_norm (remove the parametrization "
-            "first), or the curvature is only rounding, as in the energy of log-probabilities (use loss='ce_pred')."
-        )
-
-
-@contextmanager
-def explain_missing_derivatives() -> Iterator[None]:
-    """Turn the error of a step that cannot be differentiated twice into a ``ValueError``."""
-    try:
-        yield
-    except RuntimeError as error:  # NotImplementedError is one of them
-        if not is_about_derivatives(error):
-            raise
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise ValueError(
-            f"a step of the network has no second derivative: {reason}. "
-            "For single inputs, and for the trace, use matrix='ggn', which needs first derivatives only."
-        ) from error
 
 
 def is_about_derivatives(error: RuntimeError) -> bool:
@@ -58,11 +26,6 @@ class Operator:
     """A symmetric matrix, given by ``apply``, which maps ``(size, k)`` to ``(size, k)``, one vector per column.
 
     ``products`` counts the vectors multiplied so far.
-
-    Example:
-        >>> operator = Operator(lambda v: 2 * v, size=3, dtype=torch.float64, device=torch.device("cpu"))
-        >>> operator(torch.eye(3, dtype=torch.float64)).trace().item(), operator.products
-        (6.0, 3)
     """
 
     apply: Callable[[Tensor], Tensor]
@@ -73,19 +36,11 @@ class Operator:
     _last: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
     _norm: float = field(default=0.0, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        check_count("size", self.size)
-
     def __call__(self, vectors: Tensor) -> Tensor:
         """Return the products with the columns of ``vectors``, ``(size, k)``, and count them."""
         vectors = vectors.to(self.dtype)
         result: Tensor = self.apply(vectors)
         self.products += vectors.shape[1]
-        if result.shape != vectors.shape:
-            raise ValueError(
-                f"a product with vectors of shape {tuple(vectors.shape)} must have their shape, got "
-                f"{tuple(result.shape)}."
-            )
         if not result.isfinite().all():
             raise ValueError(
                 "products with the curvature matrix must be finite, but one has a NaN or an infinite entry. "
@@ -95,7 +50,10 @@ class Operator:
         return result
 
     def _check_symmetric(self, vectors: Tensor, images: Tensor) -> None:
-        """Raise if ``u' A v`` and ``v' A u`` differ, for the last vector and one before it: it costs no product."""
+        """Raise if ``u' A v`` and ``v' A u`` differ, for the last vector and one before it: it costs no product.
+
+        In torch 2.13 the Hessian of a weight normalisation is not symmetric: its second derivative is wrong.
+        """
         v, v_image = vectors[:, -1].double().clone(), images[:, -1].double().clone()  # views would keep all columns
         u, u_image = self._last or (vectors[:, 0].double(), images[:, 0].double())
         self._last = v, v_image
@@ -103,9 +61,16 @@ class Operator:
         if not lengths[0] or not lengths[1]:
             return
         self._norm = max(self._norm, lengths[2] / lengths[0], lengths[3] / lengths[1])
-        usual = max(lengths[0] * lengths[3], lengths[1] * lengths[2]) / sqrt(self.size)
+        usual = max(lengths[0] * lengths[3], lengths[1] * lengths[2]) / sqrt(self.size)  # without a common direction
         most = lengths[0] * lengths[1] * self._norm
-        check_symmetric(float(u @ v_image), float(v @ u_image), usual, most)
+        one, other = float(u @ v_image), float(v @ u_image)
+        if abs(one - other) > ASYMMETRY * (abs(one) + abs(other) + usual) + ROUNDING * most:
+            raise ValueError(
+                f"a curvature matrix must be symmetric, but this one has {one:.4g} and {other:.4g} for the same two "
+                "directions. Either torch has a wrong second derivative, as for weight_norm (remove the "
+                "parametrization first), or the curvature is only rounding, as in the energy of log-probabilities "
+                "(use loss='ce_pred')."
+            )
 
 
 def random_directions(operator: Operator, columns: int, generator: torch.Generator) -> Tensor:
@@ -121,13 +86,13 @@ def random_directions(operator: Operator, columns: int, generator: torch.Generat
     return drawn.T.to(operator.device)
 
 
-def batch_operator(problem: Problem, batch: Batch, matrix: Matrix) -> Operator:
+def batch_operator(problem: Problem, batch: Batch) -> Operator:
     """Return the matrix of the mean loss over one batch; its graph lives as long as the operator."""
-    product, _, _ = _product(problem, batch, matrix)
+    product, _, _ = _product(problem, batch)
     return Operator(lambda vectors: product(vectors) / batch.rows, problem.size, problem.dtype, problem.device)
 
 
-def mean_operator(problem: Problem, matrix: Matrix) -> Operator:
+def mean_operator(problem: Problem) -> Operator:
     """Return the matrix of the mean loss over all inputs; every product is a pass over the data.
 
     Where all inputs are one batch, its graph is built once and kept.
@@ -139,7 +104,7 @@ def mean_operator(problem: Problem, matrix: Matrix) -> Operator:
             return kept[0](vectors) / problem.rows
         total, sums, met = torch.zeros_like(vectors), [0.0, 0.0], 0
         for batch in problem.each("product with the matrix"):
-            product, loss, size = _product(problem, batch, matrix)
+            product, loss, size = _product(problem, batch)
             total += product(vectors)
             sums = [sums[0] + loss, sums[1] + size]
             met += 1
@@ -150,12 +115,12 @@ def mean_operator(problem: Problem, matrix: Matrix) -> Operator:
     return Operator(apply, problem.size, problem.dtype, problem.device)
 
 
-def _product(problem: Problem, batch: Batch, matrix: Matrix) -> tuple[Callable[[Tensor], Tensor], float, float]:
+def _product(problem: Problem, batch: Batch) -> tuple[Callable[[Tensor], Tensor], float, float]:
     """Return the product with the matrix of a batch's summed loss, that loss, and the sum of its largest logits."""
-    logits, values, _ = problem.losses(batch)
+    logits, values = problem.losses(batch)
     parameters = list(problem.parameters.values())
     total = values.sum()
-    product = _ggn_product(logits, parameters) if matrix == "ggn" else _hessian_product(total, parameters)
+    product = _ggn_product(logits, parameters) if problem.matrix == "ggn" else _hessian_product(total, parameters)
     size = logits.detach().abs().amax(dim=-1).sum()
     return _on_columns(product, parameters), float(total.detach()), float(size)
 
@@ -185,7 +150,7 @@ def _back(
     moving = [number for number, output in enumerate(outputs) if output.requires_grad]
     if not moving:
         return [torch.zeros_like(one) for one in inputs]
-    with explain_missing_derivatives():
+    try:
         gradients = torch.autograd.grad(
             [outputs[number] for number in moving],
             inputs,
@@ -194,6 +159,14 @@ def _back(
             retain_graph=True,
             materialize_grads=True,
         )
+    except RuntimeError as error:  # NotImplementedError is one of them
+        if not is_about_derivatives(error):
+            raise
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise ValueError(
+            f"a step of the network has no second derivative: {reason}. "
+            "For single inputs, and for the trace, use matrix='ggn', which needs first derivatives only."
+        ) from error
     return list(gradients)
 
 

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import ceil, log, prod
 from typing import Any, NamedTuple
 from warnings import catch_warnings, filterwarnings
@@ -72,7 +73,6 @@ def cached_forward(model: nn.Module, parameters: Parameters, batch: Batch) -> Ca
     """Return a forward pass of a batch, kept in the fastest way that is right for these parameters."""
     with record_calls(model, parameters) as calls:
         logits = logits_of(forward(model, batch))
-    check_graphs(model, calls)
     if _each_used_once(logits, parameters, calls) and _rows_are_inputs(logits, calls):
         return LayerwiseForward(logits, calls)
     return AutogradForward(model, parameters, batch, logits.detach())
@@ -99,10 +99,6 @@ def row_products(rows: Tensor, pairs: bool) -> Tensor:
     r"""Return the squared length of each row, or the products of all pairs of rows.
 
     .. math:: r_i^\top r_j = s_i s_j\, \Big(\frac{r_i}{s_i}\Big)^{\!\top} \frac{r_j}{s_j}, \qquad s_i = \max_m |r_{im}|
-
-    Example:
-        >>> row_products(torch.tensor([[3e-30, 4e-30]]), pairs=False)
-        tensor([2.5000e-59], dtype=torch.float64)
     """
     if not rows.shape[-1]:
         return as_double(rows @ rows.mT if pairs else rows.sum(dim=-1))
@@ -186,67 +182,49 @@ def _flat_products(gradients: Sequence[Tensor], pairs: bool) -> Tensor:
 class LayerKind(NamedTuple):
     """How the gradient by a layer's weight is made of its input and of the gradients over its output."""
 
-    inputs: Callable[[Any, Tensor], Tensor]
-    """Brings the input to ``(n, groups, inputs, positions)``."""
-    outputs: Callable[[Any, Tensor], Tensor]
-    """Brings what has the shape of the output to ``(n, groups, outputs, positions)``."""
-
-
-def _tokens(_: nn.Linear, values: Tensor) -> Tensor:
-    return values.reshape(len(values), 1, -1, values.shape[-1]).transpose(2, 3)
+    multiplied: Callable[[Any, Tensor], Tensor]  # brings the input to what the weight is multiplied with
+    folded: Callable[[Any, Tensor], Tensor]  # brings that, or an output, to (n, groups, inputs or outputs, positions)
 
 
 def _patches(module: Any, x: Tensor) -> Tensor:
-    """Return what each position of a convolution sees."""
+    """Return what each position of a convolution sees, ``(n, inputs, *positions)``."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = pad(x, module._reversed_padding_repeated_twice, mode=mode)
     dims = len(module.kernel_size)
     for dim, (size, step, gap) in enumerate(zip(module.kernel_size, module.stride, module.dilation, strict=True)):
         x = x.unfold(2 + dim, gap * (size - 1) + 1, step)[..., ::gap]
-    x = x.permute(0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
-    kept = prod(x.shape[2 + dims :])
-    return x.reshape(len(x), module.groups, -1, kept)
+    return x.permute(0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims)).flatten(1, 1 + dims)
 
 
-def _maps(module: Any, values: Tensor) -> Tensor:
+def _by_token(_: nn.Linear, values: Tensor) -> Tensor:
+    return values.reshape(len(values), 1, -1, values.shape[-1]).transpose(2, 3)
+
+
+def _by_group(module: Any, values: Tensor) -> Tensor:
     return values.reshape(len(values), module.groups, values.shape[1] // module.groups, -1)
 
 
-def _channels(_: Any, values: Tensor) -> Tensor:
+def _by_channel(_: Any, values: Tensor) -> Tensor:
     return values.reshape(len(values), values.shape[1], 1, -1)
 
 
-def _per_slope(module: nn.PReLU, values: Tensor) -> Tensor:
-    return _channels(module, values) if module.num_parameters > 1 else values.reshape(len(values), 1, 1, -1)
+def _by_slope(module: nn.PReLU, values: Tensor) -> Tensor:
+    return values.reshape(len(values), values.shape[1] if module.num_parameters > 1 else 1, 1, -1)
 
 
-def _negative(module: nn.PReLU, x: Tensor) -> Tensor:
-    return _per_slope(module, x.clamp_max(0))
-
-
-def _batch_normalised(module: Any, x: Tensor) -> Tensor:
-    return _channels(module, batch_norm(x, module.running_mean, module.running_var, eps=module.eps))
-
-
-def _group_normalised(module: nn.GroupNorm, x: Tensor) -> Tensor:
-    return _channels(module, group_norm(x, module.num_groups, eps=module.eps))
-
-
-def _layer_normalised(module: nn.LayerNorm, x: Tensor) -> Tensor:
-    return _entries(module, layer_norm(x, module.normalized_shape, eps=module.eps))
-
-
-def _entries(module: nn.LayerNorm, values: Tensor) -> Tensor:
+def _by_entry(module: nn.LayerNorm, values: Tensor) -> Tensor:
     return values.reshape(len(values), -1, 1, prod(module.normalized_shape)).transpose(1, 3)
 
 
+_BATCH_NORM = LayerKind(lambda m, x: batch_norm(x, m.running_mean, m.running_var, eps=m.eps), _by_channel)
+
 KINDS: dict[type[nn.Module], LayerKind] = {
-    nn.Linear: LayerKind(_tokens, _tokens),
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), LayerKind(_patches, _maps)),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), LayerKind(_batch_normalised, _channels)),
-    nn.GroupNorm: LayerKind(_group_normalised, _channels),
-    nn.LayerNorm: LayerKind(_layer_normalised, _entries),
-    nn.PReLU: LayerKind(_negative, _per_slope),
+    nn.Linear: LayerKind(lambda _, x: x, _by_token),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), LayerKind(_patches, _by_group)),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _BATCH_NORM),
+    nn.GroupNorm: LayerKind(lambda m, x: group_norm(x, m.num_groups, eps=m.eps), _by_channel),
+    nn.LayerNorm: LayerKind(lambda m, x: layer_norm(x, m.normalized_shape, eps=m.eps), _by_entry),
+    nn.PReLU: LayerKind(lambda _, x: x.clamp_max(0), _by_slope),
 }
 
 
@@ -270,11 +248,12 @@ class Call(NamedTuple):
 
     def folded(self, gradient: Tensor) -> Tensor:
         """Return what has the shape of the output as ``(n, groups, outputs, positions)``."""
-        return KINDS[type(self.module)].outputs(self.module, gradient)
+        return KINDS[type(self.module)].folded(self.module, gradient)
 
     def factors(self) -> Tensor:
         """Return what the gradients over the output are multiplied with, ``(n, groups, inputs, positions)``."""
-        values = KINDS[type(self.module)].inputs(self.module, self.input.detach())
+        kind = KINDS[type(self.module)]
+        values = kind.folded(self.module, kind.multiplied(self.module, self.input.detach()))
         if "bias" not in self.own:
             return values
         ones = torch.ones_like(values[:, :, :1])  # a bias is the weight of one more input
@@ -283,29 +262,25 @@ class Call(NamedTuple):
 
 @contextmanager
 def record_calls(model: nn.Module, parameters: Parameters) -> Iterator[list[Call]]:
-    """Yield a list that fills with the calls of all modules that have some of these parameters."""
+    """Yield a list that fills with the calls of all modules that have some of these parameters.
+
+    Raise if one of them ran where no gradient is recorded: its parameters would pass for ones without any effect.
+    """
     chosen = {id(parameter) for parameter in parameters.values()}
     calls: list[Call] = []
-    with ExitStack() as hooks:
-        for module in model.modules():
-            own = {name for name, value in module.named_parameters(recurse=False) if id(value) in chosen}
-            if own:
-                hook = module.register_forward_hook(_recorder(own, calls), with_kwargs=True, prepend=True)
-                hooks.callback(hook.remove)
-        yield calls
 
-
-def _recorder(own: set[str], calls: list[Call]) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def record(own: set[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         value = next(iter((*args, *kwargs.values())), None)
         calls.append(Call(module, own, value, output, getattr(value, "_version", None)))
         return output.clone() if isinstance(output, Tensor) else None  # what follows may change it in place
 
-    return hook
-
-
-def check_graphs(model: nn.Module, calls: Sequence[Call]) -> None:
-    """Raise if a layer ran where no gradient is recorded: its parameters would pass for ones without any effect."""
+    with ExitStack() as hooks:
+        for module in model.modules():
+            own = {name for name, value in module.named_parameters(recurse=False) if id(value) in chosen}
+            if own:
+                hook = module.register_forward_hook(partial(record, own), with_kwargs=True, prepend=True)
+                hooks.callback(hook.remove)
+        yield calls
     for call in calls:
         if isinstance(call.output, Tensor) and not call.output.requires_grad:
             name = next(name for name, module in model.named_modules() if module is call.module)

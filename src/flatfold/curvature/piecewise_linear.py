@@ -10,8 +10,8 @@ GELU, attention or layer normalisation, nor for weights that are used twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,9 +20,6 @@ from torch import Tensor, nn
 from ..models.forward import Batch, forward, logits_of
 from .operators import is_about_derivatives
 from .per_sample import Parameters, count_uses
-
-# Which layers do not bend what they are given, and which others come to see what depends on the parameters.
-
 
 _DIMENSIONS = ("1d", "2d", "3d")
 _IN_DIMENSIONS = (
@@ -49,36 +46,20 @@ def is_known(module: nn.Module) -> bool:
     return usual and type(module) in PIECEWISE_LINEAR | {nn.Sequential, nn.ModuleList, nn.ModuleDict}
 
 
-@contextmanager
-def others_fixed(model: nn.Module, parameters: Parameters) -> Iterator[None]:
-    """Let a tensor require a gradient only where it depends on these parameters, while the block runs."""
-    chosen = {id(parameter) for parameter in parameters.values()}
-    others = [value for value in model.parameters() if value.requires_grad and id(value) not in chosen]
-    try:
-        for value in others:
-            value.requires_grad_(False)
-        yield
-    finally:
-        for value in others:
-            value.requires_grad_(True)
-
-
-@contextmanager
-def record_nonlinear(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Yield a list that fills with the layers of torch that are not known and whose inputs require a gradient."""
+def record_nonlinear(model: nn.Module, hooks: ExitStack) -> list[nn.Module]:
+    """Return a list that fills with the layers of torch that are not known and whose inputs require a gradient."""
     layers: list[nn.Module] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         layers.extend([module] if any(map(_may_depend, (*args, *kwargs.values()))) else [])
 
-    with ExitStack() as hooks:
-        for module in model.modules():
-            place = type(module).__module__
-            # From elsewhere in torch come wrappers, such as those of torch.compile.
-            from_torch = place.startswith("torch.nn.") or (place.startswith("torch.") and not any(module.children()))
-            if from_torch and not is_known(module):
-                hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
-        yield layers
+    for module in model.modules():
+        place = type(module).__module__
+        # From elsewhere in torch come wrappers, such as those of torch.compile.
+        from_torch = place.startswith("torch.nn.") or (place.startswith("torch.") and not any(module.children()))
+        if from_torch and not is_known(module):
+            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+    return layers
 
 
 def _may_depend(value: Any) -> bool:
@@ -102,15 +83,19 @@ def trace_is_first_order(model: nn.Module, parameters: Parameters, batch: Batch)
     owners = _owners(model, parameters)
     if owners is None:
         return False
-    layers = list(dict.fromkeys(owners.values()))
+    chosen = {id(parameter) for parameter in parameters.values()}
     step = next(iter(parameters.values())).new_zeros((), requires_grad=True)
     moved: list[tuple[nn.Module, Any]] = []
-    with others_fixed(model, parameters), ExitStack() as hooks:
-        for number, layer in enumerate(layers):
+    with ExitStack() as hooks:
+        for value in model.parameters():  # so that a tensor requires a gradient only where it depends on the parameters
+            if value.requires_grad and id(value) not in chosen:
+                hooks.callback(value.requires_grad_, True)
+                value.requires_grad_(False)
+        for number, layer in enumerate(dict.fromkeys(owners.values())):
             # Before the hooks of others, which may be nonlinear.
             hook = layer.register_forward_hook(_moved_by(step, number, moved), prepend=True)
             hooks.callback(hook.remove)
-        nonlinear = hooks.enter_context(record_nonlinear(model))
+        nonlinear = record_nonlinear(model, hooks)
         logits = logits_of(forward(model, _some_of(batch)))
         counts, steps = count_uses(logits, parameters)
         called = Counter(layer for layer, made in moved if made in steps)
@@ -134,12 +119,8 @@ def _owners(model: nn.Module, parameters: Parameters) -> dict[str, nn.Module] | 
 def _some_of(batch: Batch) -> Batch:
     """Return a few inputs, from the first to the last: the order of a data set may be that of its classes."""
     rows = torch.linspace(0, batch.rows - 1, min(batch.rows, INPUTS)).round().long().tolist()
-
-    def some(value: Any) -> Any:
-        return value[rows] if batch.one_per_input(value) else value
-
-    kwargs = {name: some(value) for name, value in batch.kwargs.items()}
-    return Batch(tuple(map(some, batch.args)), kwargs, None, len(rows))
+    some = batch.with_each(lambda value: value[rows] if batch.one_per_input(value) else value)
+    return some._replace(labels=None, rows=len(rows))
 
 
 def _moved_by(step: Tensor, number: int, moved: list[tuple[nn.Module, Any]]) -> Callable[..., Any]:

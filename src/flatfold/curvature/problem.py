@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 from ..core.validation import check_choice
 from ..io.progress import track
 from ..models.forward import Batch, evaluating, forward, logits_of, split_batch
-from .estimate import LOSSES, Loss
-from .per_sample import Parameters, check_graphs, record_calls
+from .estimate import LOSSES, MATRICES, Estimate, Level, Loss, Matrix
+from .per_sample import Parameters, record_calls
 
 ALONE = 1e-2  # relative change of logits with the rest of the batch that rounding may explain
 
@@ -52,9 +52,8 @@ def check_alone(model: nn.Module, parameters: Parameters, batch: Batch) -> None:
     half = max(1, batch.rows // 2)
     with torch.no_grad():
         together = logits_per_input(model, batch)[:half]
-    with record_calls(model, parameters) as calls:
+    with record_calls(model, parameters):
         apart = logits_per_input(model, batch.part(0, half))
-    check_graphs(model, calls)
     if not apart.requires_grad:
         raise ValueError(
             "none of the chosen parameters reaches the logits, so there is no curvature. Choose others, or take "
@@ -125,6 +124,8 @@ class Problem:
     parameters: dict[str, nn.Parameter]
     batches: Iterable[Any]
     loss: Loss
+    level: Level
+    matrix: Matrix
     device: torch.device
     rows: int = field(default=0, init=False)
     _mean: float | None = field(default=None, init=False)
@@ -148,7 +149,7 @@ class Problem:
             if not inputs.rows:
                 continue
             rows += inputs.rows
-            inputs = recordable(inputs.to(self.device))
+            inputs = inputs.to(self.device).with_each(_recordable)._replace(labels=_recordable(inputs.labels))
             if self._checked < min(inputs.rows, 2):  # the first batch, and the first that has several inputs
                 check_alone(self.model, self.parameters, inputs)
                 self._checked = min(inputs.rows, 2)
@@ -171,28 +172,28 @@ class Problem:
                 "Turn random augmentation and sampling off, or give a list of batches."
             )
 
-    def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the logits ``(n, c)`` of a batch, its losses ``(n,)``, and the target classes."""
+    def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the logits ``(n, c)`` of a batch and its losses ``(n,)``."""
         logits = logits_per_input(self.model, batch)
-        target = targets(self.loss, logits, batch.labels)
-        values = losses(logits, target)
+        values = losses(logits, targets(self.loss, logits, batch.labels))
         bad = int((~values.isfinite()).sum())
         if bad:
             raise ValueError(
                 f"the loss must be finite, but it is NaN or infinite for {bad} of {batch.rows} inputs of a batch. "
                 "Look for NaN in inputs and weights; half precision overflows."
             )
-        return logits, values, target
+        return logits, values
+
+    def estimate(
+        self, value: float | Tensor, stderr: float | Tensor | None, method: str, matvecs: int, seed: int | None
+    ) -> Estimate:
+        """Return a result of this problem."""
+        return Estimate(value, stderr, method, self.matrix, self.loss, matvecs, seed, self.rows)
 
 
-def recordable(batch: Batch) -> Batch:
-    """Return a batch without tensors from ``torch.inference_mode``, which cannot be part of a graph."""
-
-    def ready(value: Any) -> Any:
-        return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
-
-    kwargs = {name: ready(value) for name, value in batch.kwargs.items()}
-    return batch._replace(args=tuple(map(ready, batch.args)), kwargs=kwargs, labels=ready(batch.labels))
+def _recordable(value: Any) -> Any:
+    """Return a tensor from ``torch.inference_mode``, which cannot be part of a graph, as a copy outside of it."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def single_inputs(batch: Batch) -> Iterator[Batch]:
@@ -207,29 +208,27 @@ def open_problem(
     loss: Loss = "energy",
     params: Sequence[str] | None = None,
     device: torch.device | str | None = None,
+    level: Level = "dataset",
+    matrix: Matrix = "hessian",
 ) -> Iterator[Problem]:
-    """Yield a problem; restore the model's modes, device and ``requires_grad`` at the end."""
+    """Yield a problem; restore the model's modes, device and ``requires_grad`` at the end.
+
+    Gradients are recorded in full precision, whatever surrounds the call: under ``torch.inference_mode`` every
+    curvature would be 0; under ``torch.autocast`` it would have two digits.
+    """
+    check_choice("level", level, ("dataset", "sample"))
+    check_choice("matrix", matrix, MATRICES)
     check_choice("loss", loss, LOSSES)
     check_batch_norm(model)
     chosen = _choose(model, params)
-    with recording(model, device) as place, ExitStack() as undo:
+    with torch.inference_mode(False), evaluating(model, device) as place, torch.enable_grad(), ExitStack() as undo:
+        if is_autocast_available(place.type):
+            undo.enter_context(torch.autocast(place.type, enabled=False))
         undo.enter_context(sdpa_kernel(SDPBackend.MATH))  # the fast kernels have no second derivative
         for parameter in chosen.values():
             undo.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(True)
-        yield Problem(model, chosen, _repeatable(batches), loss, place)
-
-
-@contextmanager
-def recording(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
-    """Record gradients of a model in evaluation mode and full precision, whatever surrounds the call; yield its device.
-
-    Under ``torch.inference_mode`` every curvature would be 0; under ``torch.autocast`` it would have two digits.
-    """
-    with torch.inference_mode(False), evaluating(model, device) as place, torch.enable_grad(), ExitStack() as stack:
-        if is_autocast_available(place.type):
-            stack.enter_context(torch.autocast(place.type, enabled=False))
-        yield place
+        yield Problem(model, chosen, _repeatable(batches), loss, level, matrix, place)
 
 
 def _choose(model: nn.Module, params: Sequence[str] | None) -> dict[str, nn.Parameter]:

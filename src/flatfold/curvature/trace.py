@@ -11,7 +11,7 @@ itself. Only what comes after the parameters matters: over the last linear layer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from math import sqrt
 from typing import Any, Literal, NamedTuple
 
@@ -74,18 +74,11 @@ def param_trace(
     Returns:
         The trace; ``stderr`` is None where it is exact.
     """
-    check_choice("level", level, ("dataset", "sample"))
-    check_choice("matrix", matrix, ("hessian", "ggn"))
     check_choice("method", method, ("auto", "exact", "xtrace"))
     if probes is not None and probes < 2:
         raise ValueError(f"probes must be at least 2, because an error bar needs two draws, got {probes}.")
-    generator = torch.Generator().manual_seed(seed)
-    with open_problem(model, batches, loss, params, device) as problem:
-        if method == "xtrace":
-            parts = _estimate_all(problem, level, matrix, probes or MATVECS, generator)
-        else:
-            parts = _best(problem, level, matrix, method == "exact", probes, generator)
-        return _join(parts, problem, level, matrix, seed)
+    with open_problem(model, batches, loss, params, device, level, matrix) as problem:
+        return _join(_parts(problem, method, probes, torch.Generator().manual_seed(seed)), problem, seed)
 
 
 class _Part(NamedTuple):
@@ -104,34 +97,35 @@ class _Part(NamedTuple):
         return float(self.values.sum()) * factor, variance * factor**2
 
 
-def _best(
-    problem: Problem, level: Level, matrix: Matrix, exactly: bool, probes: int | None, generator: torch.Generator
-) -> list[_Part]:
-    """Return the traces of each batch, exact where they can be."""
+def _parts(problem: Problem, method: Method, probes: int | None, generator: torch.Generator) -> list[_Part]:
+    """Return the traces of each batch, exact where they can be and shall be."""
     parts: list[_Part] = []
-    first_order = True
+    first_order = method != "xtrace"
     for number, batch in enumerate(problem.each("trace"), start=1):
         tested = number <= FIRST_BATCHES or number.bit_count() == 1  # all tests together must not cost more and more
-        if matrix == "hessian" and first_order and tested:
+        if problem.matrix == "hessian" and first_order and tested:
             first_order = trace_is_first_order(problem.model, problem.parameters, batch)
-            if exactly and not first_order:
+            if method == "exact" and not first_order:
                 raise ValueError(
                     "the trace of this network's Hessian has no exact form: it is not piecewise linear after the "
                     "chosen parameters, or uses one of them twice. Use method='auto' to estimate it, or matrix='ggn'."
                 )
             if parts and not first_order:  # so the parts before may be wrong, too
-                return _estimate_all(problem, level, matrix, probes or MATVECS, generator)
+                return _parts(problem, "xtrace", probes, generator)
         if first_order:
-            parts.append(_from_classes(problem, batch, exactly, probes or PROBES, generator))
-        else:
-            parts.extend(_estimate(problem, batch, level, matrix, probes or MATVECS, generator))
+            parts.append(_from_classes(problem, batch, method == "exact", probes or PROBES, generator))
+            continue
+        for inputs in single_inputs(batch) if problem.level == "sample" else [batch]:
+            operator = batch_operator(problem, inputs)
+            value, stderr = torch.tensor(xtrace(operator, probes or MATVECS, generator), dtype=torch.float64)
+            parts.append(_Part(value, stderr, "xtrace", operator.products, inputs.rows))
     return parts
 
 
 def _from_classes(problem: Problem, batch: Batch, exactly: bool, draws: int, generator: torch.Generator) -> _Part:
     """Return the traces of single inputs by passes back from their classes."""
     with torch.no_grad():
-        logits, _, _ = problem.losses(batch)
+        logits, _ = problem.losses(batch)
     some = not exactly and logits.shape[1] > EXACT_CLASSES
     values, stderr, passes = ggn_traces(
         problem.model, problem.parameters, batch, TOP_CLASSES if some else None, draws, generator
@@ -140,29 +134,12 @@ def _from_classes(problem: Problem, batch: Batch, exactly: bool, draws: int, gen
     return _Part(values, None if stderr is None else widening(draws) * stderr, method, passes, batch.rows)
 
 
-def _estimate_all(
-    problem: Problem, level: Level, matrix: Matrix, probes: int, generator: torch.Generator
-) -> list[_Part]:
-    batches = problem.each("trace")
-    return [part for batch in batches for part in _estimate(problem, batch, level, matrix, probes, generator)]
-
-
-def _estimate(
-    problem: Problem, batch: Batch, level: Level, matrix: Matrix, probes: int, generator: torch.Generator
-) -> Iterator[_Part]:
-    """Yield the estimate for a batch, or one for each of its inputs, with independent vectors."""
-    for inputs in single_inputs(batch) if level == "sample" else [batch]:
-        operator = batch_operator(problem, inputs, matrix)
-        value, stderr = torch.tensor(xtrace(operator, probes, generator), dtype=torch.float64)
-        yield _Part(value, stderr, "xtrace", operator.products, inputs.rows)
-
-
-def _join(parts: list[_Part], problem: Problem, level: Level, matrix: Matrix, seed: int) -> Estimate:
+def _join(parts: list[_Part], problem: Problem, seed: int) -> Estimate:
     """Return one estimate from those of all batches, whose errors are independent."""
     exact = all(part.stderr is None for part in parts)
     value: float | Tensor
     stderr: float | Tensor | None
-    if level == "sample":
+    if problem.level == "sample":
         value = torch.cat([part.values.reshape(-1) for part in parts]).cpu()
         errors = [torch.zeros_like(part.values) if part.stderr is None else part.stderr for part in parts]
         stderr = torch.cat([error.reshape(-1) for error in errors]).cpu()
@@ -174,13 +151,5 @@ def _join(parts: list[_Part], problem: Problem, level: Level, matrix: Matrix, se
             "the trace must be finite, but derivatives of the network, or their squares, are NaN or infinite. "
             "Look for roots and logarithms of 0 and for huge weights, or use float64."
         )
-    return Estimate(
-        value,
-        None if exact else stderr,
-        method=parts[0].method,
-        matrix=matrix,
-        loss=problem.loss,
-        matvecs=max(part.matvecs for part in parts),
-        seed=None if exact else seed,
-        rows=problem.rows,
-    )
+    matvecs = max(part.matvecs for part in parts)
+    return problem.estimate(value, None if exact else stderr, parts[0].method, matvecs, None if exact else seed)

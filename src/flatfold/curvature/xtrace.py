@@ -40,7 +40,8 @@ def xtrace(operator: Operator, matvecs: int, generator: torch.Generator) -> tupl
     scale = float(images.abs().max())
     if scale == 0:
         return 0.0, 0.0
-    basis, triangle = _orthonormal(images / scale)
+    basis, triangle = qr(_wide(images / scale))
+    basis, triangle = basis.to(images.dtype), triangle.double()
     spread = svdvals(triangle)
     if spread[-1] <= len(spread) * torch.finfo(torch.float64).eps * spread[0]:
         return float(_dots(basis, operator(basis)).sum()), 0.0
@@ -50,12 +51,7 @@ def xtrace(operator: Operator, matvecs: int, generator: torch.Generator) -> tupl
 
 
 def widening(draws: int) -> float:
-    """Return the factor by which the standard error of a mean of few draws is widened.
-
-    Example:
-        >>> round(widening(4), 2), round(widening(1000), 2)
-        (3.31, 1.01)
-    """
+    """Return the factor by which the standard error of a mean of few draws is widened."""
     return student_quantile(TWO_SIGMA, draws - 1) / 2 * (1 + SKEW / draws)
 
 
@@ -87,9 +83,3 @@ def _dots(left: Tensor, right: Tensor) -> Tensor:
 def _wide(tall: Tensor) -> Tensor:
     """Return a tall matrix in float64 where memory allows."""
     return tall.double() if tall.numel() <= ENTRIES else tall
-
-
-def _orthonormal(tall: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the QR decomposition, the basis in the type of ``tall``, the triangle in float64."""
-    basis, triangle = qr(_wide(tall))
-    return basis.to(tall.dtype), triangle.double()

@@ -6,12 +6,12 @@ on the pooled feature vector, as OpenOOD evaluates it.
 
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.shaping import ash_b, check_percentile
+from ..core.shaping import ash_b
 from ..core.validation import check_not_negative
+from .base import Detector
 from .ebo import Ebo
 from .registry import register
-from .shaped import Shaping, shaped_factory
+from .shaped import Shaped, Shaping
 
 
 class Ash(Shaping):
@@ -27,10 +27,6 @@ class Ash(Shaping):
         super().__init__()
         self.percentile = percentile
 
-    def learn(self, bank: FeatureBank) -> None:
-        """Check the percentile; there is nothing to learn."""
-        check_percentile(self.percentile)
-
     def forward(self, h: Tensor) -> Tensor:
         """Return the shaped features; with negative ones S may be anything, so they are refused."""
         check_not_negative(h, "ASH")
@@ -39,4 +35,8 @@ class Ash(Shaping):
 
 PERCENTILES = (65, 70, 75, 80, 85, 90, 95)
 
-register("ash", grid={"percentile": PERCENTILES})(shaped_factory(Ash, Ebo, "Energy of pruned and flattened features."))
+
+@register("ash", grid={"percentile": PERCENTILES})
+def make_ash(percentile: float = 90, temperature: float = 1.0) -> Detector:
+    """Energy of pruned and flattened features."""
+    return Shaped(Ash(percentile), Ebo(temperature))

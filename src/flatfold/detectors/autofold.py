@@ -8,22 +8,24 @@ The best exponent is the one whose scores separate pseudo-OOD from ID samples be
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from functools import partial
+from inspect import Signature, signature
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..core.autofold import (
-    Groups,
     Moments,
     Weights,
     calibration_classes,
     flatness,
     group_rows,
     middle_of_maximum,
-    one_vs_rest,
-    paired,
-    shrunk,
+    one_vs_rest_auroc,
+    paired_auroc,
+    with_and_without,
+    without_each,
 )
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import class_distances
@@ -32,16 +34,15 @@ from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_n
 from ..core.validation import MethodRefused, check_choice, check_features, require_labels
 from . import ash, react
 from .base import Detector
-from .fold import SCORE_NORMS, Fold, ScoreNorm
-from .joint import joint_factory
+from .fold import Fold, ScoreNorm
 from .registry import register
+from .shaped import Shaped, Shaping
 
 Criterion = Literal["paired", "one_vs_rest", "shrunk"]
-
-PER_CLASS = {"paired": paired, "one_vs_rest": one_vs_rest}
 GRID = tuple(i / 100 for i in range(1, 101))
 
 
+@register("autofold", fits_on="val", tuned_on="id")
 class AutoFold(Detector):
     r"""FOLD with the exponent that best separates in-distribution samples from their masked copies.
 
@@ -85,8 +86,17 @@ class AutoFold(Detector):
         self.fold = Fold(score_norm=score_norm)
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Choose the exponent and remember the whole curve."""
-        self._check(bank, head)
+        check_choice("score_norm", self.fold.score_norm, get_args(ScoreNorm))
+        if head.n_classes < 3:
+            raise MethodRefused(
+                "AutoFold masks one class, so two classes are too few. Use FOLD and choose alpha yourself."
+            )
+        check_choice("criterion", self.criterion, get_args(Criterion))
+        if not isinstance(self.grid, Iterable) or not len(self.grid):
+            raise MethodRefused(f"grid must be a sequence of exponents, got {self.grid!r}.")
+        for alpha in self.grid:
+            check_alpha(alpha)
+        require_labels(bank, "AutoFold")
         curve, stderr = self._curve(bank, head)
         best = middle_of_maximum(curve)
         if why := flatness(curve, stderr):
@@ -96,40 +106,24 @@ class AutoFold(Detector):
                 stacklevel=4,
             )
         self.fold.fit(bank, head)
-        alpha, grid = curve.new_tensor(self.grid[best]), curve.new_tensor(self.grid)
-        learnt = {"alpha_": alpha, "grid_": grid, "curve_": curve, "curve_stderr_": stderr}
+        grid = curve.new_tensor(self.grid)
+        learnt = {"alpha_": grid[best].clone(), "grid_": grid, "curve_": curve, "curve_stderr_": stderr}
         self.register_buffers(**{name: values.to(head.weight) for name, values in learnt.items()})
 
     def score(self, h: Tensor) -> Tensor:
-        """Return FOLD's score at the chosen exponent."""
         return self.fold.score_at(h, self.alpha_)
 
     def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
-        """Return FOLD's score at the chosen exponent, from the logits as far as they have the digits."""
         return self.fold.score_at(h, self.alpha_, logits)
 
     def pairs(self, h: Tensor, k: int) -> Pairs:
-        """Return FOLD's pairs of classes at the chosen exponent."""
         check_features(h, self.fitted_weight)
-        return self.fold.pairs_at(h, k, self.alpha_)
+        return self.fold.pairs(h, k, self.alpha_)
 
     @property
     def inner(self) -> Detector:
         """FOLD, whose range of scores is the same for every exponent."""
         return self.fold
-
-    def _check(self, bank: FeatureBank, head: Head) -> None:
-        check_choice("score_norm", self.fold.score_norm, SCORE_NORMS)
-        if head.n_classes < 3:
-            raise MethodRefused(
-                "AutoFold masks one class, so two classes are too few. Use FOLD and choose alpha yourself."
-            )
-        check_choice("criterion", self.criterion, (*PER_CLASS, "shrunk"))
-        if not isinstance(self.grid, Iterable) or not len(self.grid):
-            raise MethodRefused(f"grid must be a sequence of exponents, got {self.grid!r}.")
-        for alpha in self.grid:
-            check_alpha(alpha)
-        require_labels(bank, "AutoFold")
 
     def _curve(self, bank: FeatureBank, head: Head) -> tuple[Tensor, Tensor]:
         """Return the criterion and its standard error at each exponent, in float64."""
@@ -137,61 +131,127 @@ class AutoFold(Detector):
             bank, head = bank.to("cpu"), head.to("cpu")
         assert bank.labels is not None
         h, weight, labels = bank.features.double(), head.weight.double(), bank.labels
-        groups = self._groups(labels)
+        if self.criterion == "one_vs_rest" and len(torch.unique(labels)) < 2:
+            raise MethodRefused('"one_vs_rest" compares classes, but this bank has one class. Use criterion="paired".')
+        classes = calibration_classes(labels, self.max_classes, self.seed, "AutoFold")
+        groups = group_rows(labels, classes)
+        if self.criterion == "shrunk":  # all together, because in use there is one threshold for all classes
+            groups = group_rows(torch.isin(labels, classes).long(), torch.ones_like(labels[:1]))
         square_norms = weight.square().sum(dim=-1) if self.fold.score_norm == "weight" else None
         weights = Weights(class_distances(weight), square_norms)
-        projected, norms = h @ weight.mT, row_norms(h)  # all that any exponent needs
+
+        def at(alpha: float, projected: Tensor, norms: Tensor) -> tuple[Tensor, Callable[[Moments], Tensor]]:
+            """Return the logits at an exponent, and the function from their moments to scores."""
+            divisor = norms.squeeze(-1) ** (2 - 2 * alpha)
+            return rescaled_logits(projected, norms**alpha, head.bias), partial(_score, self.fold.score_norm, divisor)
+
+        whole = h @ weight.mT, row_norms(h)  # all that any exponent needs
+        half = whole[0] / 2, whole[1] / 2
         points = []
         for alpha in self.grid:
-            logits, score = self._logits_and_score(projected, norms, alpha, head)
-            if self.criterion == "shrunk":
-                short_logits, short_score = self._logits_and_score(projected / 2, norms / 2, alpha, head)
-                point = shrunk(logits, short_logits, labels, groups, weights, (score, short_score))
+            logits, score = at(alpha, *whole)
+            if self.criterion == "one_vs_rest":
+                point = one_vs_rest_auroc(score(without_each(logits, classes, weights)), groups)
             else:
-                point = PER_CLASS[self.criterion](logits, labels, groups, weights, score)
+                known, masked = map(score, with_and_without(logits, labels, weights))
+                if self.criterion == "shrunk":  # OOD inputs often have short features
+                    short_logits, short_score = at(alpha, *half)
+                    masked = short_score(with_and_without(short_logits, labels, weights)[1])
+                point = paired_auroc(known, masked, groups)
             points.append(torch.stack(point))
         curve, stderr = torch.stack(points, dim=-1)
         return curve, stderr
 
-    def _logits_and_score(
-        self, projected: Tensor, norms: Tensor, alpha: float, head: Head
-    ) -> tuple[Tensor, Callable[[Moments], Tensor]]:
-        """Return the logits at an exponent, and the function from their moments to scores."""
-        logits = rescaled_logits(projected, norms**alpha, head.bias)
-        return logits, _score(self.fold.score_norm, norms.squeeze(-1) ** (2 - 2 * alpha))
 
-    def _groups(self, labels: Tensor) -> Groups:
-        """Return the rows of the classes to average over."""
-        if self.criterion == "one_vs_rest" and len(torch.unique(labels)) < 2:
-            raise MethodRefused('"one_vs_rest" compares classes, but this bank has one class. Use criterion="paired".')
-        classes = calibration_classes(labels, self.max_classes, self.seed, "AutoFold")
-        return group_rows(labels, classes)
+def _score(score_norm: ScoreNorm, square_lengths: Tensor, moments: Moments) -> Tensor:
+    """Return FOLD's scores of features with these moments and squared lengths."""
+    if score_norm is None:
+        return moments.trace
+    divisor = square_lengths if moments.second is None else moments.second - moments.trace
+    return moments.trace / divisor.clamp_min(SMALLEST_DIVISOR)
 
 
-def _score(score_norm: ScoreNorm, feature_norms: Tensor) -> Callable[[Moments], Tensor]:
-    """Return how FOLD turns moments into scores under ``score_norm``."""
+class Joint(Detector):
+    """The best of several AutoFolds on shaped features, one per percentile of the shaping.
 
-    def score(moments: Moments) -> Tensor:
-        if score_norm is None:
-            return moments.trace
-        if score_norm == "weight":
-            assert moments.second is not None
-            divisor = moments.second - moments.trace
-        else:
-            divisor = feature_norms
-        return moments.trace / divisor.clamp_min(SMALLEST_DIVISOR)
+    AutoFold's criterion is an AUROC, so its maxima under different percentiles can be compared: their maximum is that
+    over percentile and exponent together. ``fit`` leaves ``percentile_``, ``percentiles_`` and ``maxima_``, the maximum
+    of the curve at each usable percentile; ``chosen`` is the best detector. Among exact ties the middle one is taken.
+    """
 
-    return score
+    percentile_: Tensor
+    percentiles_: Tensor
+    maxima_: Tensor
+
+    def __init__(self, make: Callable[[float], Shaped], percentiles: Sequence[float]) -> None:
+        super().__init__()
+        self.make = make
+        self.percentiles = percentiles
+        self.chosen = make(percentiles[0])
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        candidates, notes, usable, refusals = [], [], [], []
+        for percentile in self.percentiles:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    candidates.append(self.make(percentile).fit(bank, head))
+                except ValueError as error:  # too few features for so high a percentile, say
+                    refusals.append(error)
+                    continue
+            notes.append(caught)
+            usable.append(percentile)
+        if not candidates:
+            raise refusals[0]
+        maxima = torch.stack([candidate.detector.get_buffer("curve_").amax() for candidate in candidates])
+        best = middle_of_maximum(maxima)
+        for note in notes[best]:
+            warnings.warn(note.message, stacklevel=4)
+        self.chosen = candidates[best]
+        self.register_buffers(
+            percentile_=torch.tensor(float(usable[best]), dtype=torch.float64),  # float32 might shape differently
+            percentiles_=maxima.new_tensor(usable),
+            maxima_=maxima,
+        )
+
+    def score(self, h: Tensor) -> Tensor:
+        return self.chosen.score(h)
+
+    @property
+    def inner(self) -> Detector:
+        return self.chosen
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if f"{prefix}percentile_" in state_dict:  # the shaping of that percentile takes up the rest of the state
+            self.chosen = self.make(state_dict[f"{prefix}percentile_"].item())
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-register("autofold", fits_on="val", tuned_on="id")(AutoFold)
+def on_shaped_features(
+    shaping: Callable[[float], Shaping], percentiles: Sequence[float], summary: str
+) -> Callable[..., Detector]:
+    """Return a factory of AutoFold on shaped features; ``percentile`` is a number to use, or several to choose from."""
+
+    def factory(percentile: float | Sequence[float] = percentiles, **hyper: Any) -> Detector:
+        def make(percentile: float) -> Shaped:
+            return Shaped(shaping(percentile), AutoFold(**hyper))
+
+        if not isinstance(percentile, Sequence):
+            return make(percentile)
+        if not percentile or isinstance(percentile, str):
+            raise MethodRefused(f"percentile must be a number, or several to choose from, got {percentile!r}.")
+        return Joint(make, percentile)
+
+    first, own = signature(factory).parameters["percentile"], signature(AutoFold).parameters.values()
+    factory.__signature__ = Signature([first, *own])  # type: ignore[attr-defined]
+    factory.__doc__ = summary
+    return factory
+
 
 register("autofold-r", fits_on="val", tuned_on="id")(
-    joint_factory(
-        react.ReAct, AutoFold, react.PERCENTILES, "AutoFold on features clipped by ReAct, percentile chosen too."
-    )
+    on_shaped_features(react.ReAct, react.PERCENTILES, "AutoFold on features clipped by ReAct, percentile chosen too.")
 )
 
 register("autofold-a", fits_on="val", tuned_on="id")(
-    joint_factory(ash.Ash, AutoFold, ash.PERCENTILES, "AutoFold on features shaped by ASH, percentile chosen too.")
+    on_shaped_features(ash.Ash, ash.PERCENTILES, "AutoFold on features shaped by ASH, percentile chosen too.")
 )

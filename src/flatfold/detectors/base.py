@@ -4,13 +4,12 @@ Hyper-parameters go into the constructor, which only stores them. ``fit(bank, he
 features and returns ``self``; what it learns becomes buffers, so ``.to()``, ``state_dict()`` and export work. A call
 scores features ``(n, d)`` with one number each. **A higher score means more out-of-distribution**, for every method.
 
-To add a method, write :meth:`Detector.score`, and :meth:`Detector.learn` if there is something to learn.
+To add a method, write :meth:`Detector.score`, and :meth:`Detector.learn` if there is something to learn or to check.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
 from typing import Any, Literal, Self
 
 import torch
@@ -87,9 +86,9 @@ class Detector(Fittable, ABC):
         """
         check_fit(bank, head)
         with all_or_nothing(self):
+            if self.inner is None:
+                self.register_head(head)
             self.learn(bank, head)
-            if not self.is_fitted:
-                raise TypeError(f"{type(self).__name__}.learn must call self.register_head(head).")
         return self.to(head.weight.device)
 
     def fit_without(self, bank: FeatureBank, head: Head, label: int) -> Self:
@@ -100,6 +99,10 @@ class Detector(Fittable, ABC):
     def inner(self) -> "Detector | None":
         """The detector that this one was built around, if any."""
         return None
+
+    def inner_features(self, h: Tensor) -> Tensor:
+        """Return the features that the inner detector scores."""
+        return h
 
     @property
     def innermost(self) -> "Detector":
@@ -121,18 +124,15 @@ class Detector(Fittable, ABC):
             logits: The logits of the features, ``(n, c)``, if they are known: some methods then save a product.
         """
         check_features(h, self.fitted_weight)
+        score: Callable[..., Tensor] = self.score if logits is None else self.score_given
+        inputs = (h,) if logits is None else (h, logits)
         if torch.compiler.is_compiling() or len(h) <= ROWS_AT_ONCE:
-            return self._score_of(h, logits)
-        known = repeat(None) if logits is None else torch.split(logits, ROWS_AT_ONCE)
-        parts = zip(torch.split(h, ROWS_AT_ONCE), known, strict=False)
-        return torch.cat([self._score_of(*part) for part in parts])
-
-    def _score_of(self, h: Tensor, logits: Tensor | None) -> Tensor:
-        return self.score(h) if logits is None else self.score_given(h, logits)
+            return score(*inputs)
+        parts = zip(*(torch.split(rows, ROWS_AT_ONCE) for rows in inputs), strict=True)
+        return torch.cat([score(*part) for part in parts])
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn from ``bank`` and ``head`` and register buffers; by default register the head."""
-        self.register_head(head)
+        """Learn from ``bank`` and ``head`` and register buffers; the head itself is registered before."""
 
     @abstractmethod
     def score(self, h: Tensor) -> Tensor:
@@ -145,8 +145,13 @@ class Detector(Fittable, ABC):
             h: Features, ``(n, d)``.
             k: Number of pairs; where there are fewer, all of them are returned.
         """
-        name = self.made_by[0] if self.made_by else type(self).__name__
-        raise ValueError(f"the score of {name} is not a sum over pairs of classes. Use fold, autofold, or a variant.")
+        if self.inner is None:
+            name = self.made_by[0] if self.made_by else type(self).__name__
+            raise ValueError(
+                f"the score of {name} is not a sum over pairs of classes. Use fold, autofold, or a variant."
+            )
+        check_features(h, self.fitted_weight)
+        return self.inner.pairs(self.inner_features(h), k)
 
     def score_range(self) -> tuple[float, float]:
         """Return the smallest and the largest possible score for any features, rounding included."""
@@ -196,13 +201,13 @@ class InputDetector(Fittable, ABC):
             The detector itself, ready to be called.
         """
         before = self.network
-        with all_or_nothing(self):
-            self._buffers.clear()  # of an earlier fit
-            try:
+        try:
+            with all_or_nothing(self):
+                self._buffers.clear()  # of an earlier fit
                 self.attach(network).learn(batches)
-            except BaseException:
-                object.__setattr__(self, "network", before)
-                raise
+        except BaseException:
+            object.__setattr__(self, "network", before)
+            raise
         return self
 
     def attach(self, network: Network) -> Self:

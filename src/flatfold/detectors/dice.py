@@ -3,13 +3,12 @@
 Sun and Li, "DICE: Leveraging Sparsification for Out-of-Distribution Detection", ECCV 2022.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import mean_row
-from ..core.shaping import check_percentile
+from ..core.shaping import percentile_threshold
 from .base import Detector
 from .registry import register
 
@@ -34,13 +33,9 @@ class Dice(Detector):
         self.percentile = percentile
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn which weights to keep."""
-        check_percentile(self.percentile)
         contribution = head.weight * mean_row(bank.features)
-        threshold = float(np.percentile(contribution.cpu().numpy(), self.percentile))
-        self.register_head(head)
+        threshold = percentile_threshold(contribution, self.percentile)
         self.register_buffer("sparse", head.weight * (contribution > threshold))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the energy of the sparse head."""
         return -torch.nn.functional.linear(h, self.sparse, self._buffers.get("bias")).logsumexp(dim=-1)

@@ -26,10 +26,7 @@ class Ebo(Detector):
         self.temperature = temperature
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Check the temperature and remember the head."""
         check_above_zero("temperature", self.temperature, "1")
-        self.register_head(head)
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the energy."""
         return -self.temperature * (self.logits(h) / self.temperature).logsumexp(dim=-1)

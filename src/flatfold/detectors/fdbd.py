@@ -38,17 +38,14 @@ class Fdbd(Detector):
         self.relative_to = relative_to
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the mean of the features and the distances between class weights."""
         check_choice("relative_to", self.relative_to, RELATIVE)
         gaps = class_distances(head.weight).sqrt()
-        self.register_head(head)
         self.register_buffers(
             centre=mean_row(bank.features),
             gaps=gaps.where(gaps > 0, torch.ones_like(gaps)),  # no boundary between a class and itself
         )
 
     def score(self, h: Tensor) -> Tensor:
-        """Return minus the relative distance from the boundaries."""
         logits = self.logits(h)
         best, predicted = logits.max(dim=-1, keepdim=True)
         boundaries = ((best - logits) / self.gaps[predicted.squeeze(-1)]).sum(dim=-1)

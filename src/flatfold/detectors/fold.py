@@ -4,7 +4,7 @@ Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detect
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,14 +20,13 @@ from ..core.hessian import (
 )
 from ..core.pairs import Pairs, largest_pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, partially_normalised, partially_normalised_probs, row_norms
-from ..core.validation import check_choice, check_features, check_flag
+from ..core.validation import check_choice, check_features
 from . import ash, react
 from .base import Detector
 from .registry import register
 from .shaped import Shaped
 
-ScoreNorm = Literal["weight", "feature"] | None
-SCORE_NORMS = (None, "weight", "feature")
+ScoreNorm = Literal[None, "weight", "feature"]
 
 
 class Fold(Detector):
@@ -55,19 +54,15 @@ class Fold(Detector):
         self.kept = kept
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Register the head and, unless it has very many classes, the distances between them."""
         check_alpha(self.alpha)
-        check_choice("score_norm", self.score_norm, SCORE_NORMS)
-        self.register_head(head)
+        check_choice("score_norm", self.score_norm, get_args(ScoreNorm))
         pairwise = prefers_distances(head.n_classes, head.width)
         self.register_buffer("distances", class_distances(head.weight) if pairwise else None)
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the trace of the feature Hessian."""
         return self.score_at(h, self.alpha)
 
     def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
-        """Return the trace, from the logits if they are precise enough."""
         return self.score_at(h, self.alpha, logits)
 
     def score_at(self, h: Tensor, alpha: float | Tensor, logits: Tensor | None = None) -> Tensor:
@@ -82,13 +77,10 @@ class Fold(Detector):
             divisor = row_norms(h).squeeze(-1) ** (2 - 2 * alpha)
         return trace / divisor.clamp_min(SMALLEST_DIVISOR)
 
-    def pairs(self, h: Tensor, k: int) -> Pairs:
+    def pairs(self, h: Tensor, k: int, alpha: float | Tensor | None = None) -> Pairs:
         """Return the k pairs of classes that contribute most to the trace; ``score_norm`` does not change them."""
-        return self.pairs_at(h, k, self.alpha)
-
-    def pairs_at(self, h: Tensor, k: int, alpha: float | Tensor) -> Pairs:
-        """Return the pairs for another exponent than the constructor's."""
         check_features(h, self.fitted_weight)
+        alpha = self.alpha if alpha is None else alpha
         probs = partially_normalised_probs(h, self.weight, self._buffers.get("bias"), alpha)
         kept = None if self.kept is None else self.kept(partially_normalised(h, alpha))
         return largest_pairs(probs, self.weight, k, kept)
@@ -134,7 +126,7 @@ def make_fold_r(
     alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None, masked: bool = False
 ) -> Detector:
     """FOLD on features clipped by ReAct."""
-    check_flag("masked", masked)
+    check_choice("masked", masked, (True, False))
     clipping = react.ReAct(percentile)
     return Shaped(clipping, Fold(alpha, score_norm, kept=clipping.kept if masked else None))
 

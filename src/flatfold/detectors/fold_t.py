@@ -11,9 +11,8 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import best_temperature
 from ..core.hessian import as_double
-from ..core.pairs import Pairs
 from ..core.shaping import check_alpha, partially_normalised
-from ..core.validation import check_above_zero, check_features, require_labels
+from ..core.validation import check_above_zero, require_labels
 from .base import Detector
 from .fold import ALPHAS, Fold
 from .registry import register
@@ -43,39 +42,29 @@ class FoldT(Detector):
         self.fold = Fold(alpha=0.0)
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Fit the temperature."""
         check_alpha(self.alpha)
         check_above_zero("times", self.times, "2")
         labels = require_labels(bank, "fold-t")
         projected = partially_normalised(as_double(bank.features), self.alpha) @ as_double(head.weight).mT
-        likeliest = self._likeliest(projected, labels, head.bias)
+        if bool((projected.argmax(dim=-1) == labels).all()):
+            warnings.warn(
+                "every sample of this bank is classified correctly, so no temperature is the likeliest, and 1 is used. "
+                "Give more samples, or harder ones.",
+                stacklevel=4,
+            )
+            likeliest = 1.0
+        else:
+            likeliest = best_temperature(projected, labels, head.bias)
         self.fold.fit(bank, head)
         self.register_buffer("temperature_", torch.tensor(self.times * likeliest).to(head.weight))
 
-    def _likeliest(self, projected: Tensor, labels: Tensor, bias: Tensor | None) -> float:
-        """Return the likeliest temperature; 1 where every label is predicted, so that none is likeliest."""
-        if not bool((projected.argmax(dim=-1) == labels).all()):
-            return best_temperature(projected, labels, bias)
-        warnings.warn(
-            "every sample of this bank is classified correctly, so no temperature is the likeliest, and 1 is used. "
-            "Give more samples, or harder ones.",
-            stacklevel=5,
-        )
-        return 1.0
-
     def score(self, h: Tensor) -> Tensor:
-        """Return the trace of the feature Hessian."""
-        return self.fold.score(self._tempered(h))
-
-    def pairs(self, h: Tensor, k: int) -> Pairs:
-        """Return the k pairs of classes that contribute most to the trace."""
-        check_features(h, self.fitted_weight)
-        return self.fold.pairs(self._tempered(h), k)
+        return self.fold.score(self.inner_features(h))
 
     @property
     def inner(self) -> Detector:
         """FOLD, whose range of scores is the same for all features."""
         return self.fold
 
-    def _tempered(self, h: Tensor) -> Tensor:
+    def inner_features(self, h: Tensor) -> Tensor:
         return partially_normalised(h, self.alpha) / self.temperature_

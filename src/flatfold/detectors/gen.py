@@ -35,13 +35,10 @@ class Gen(Detector):
         self.top = top
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Check the hyper-parameters and remember the head."""
         check_above_zero("gamma", self.gamma, "0.1")
         check_count("top", self.top)
-        self.register_head(head)
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the generalised entropy."""
         weight, wide = widen(self.weight, h)
         bias = self._buffers.get("bias")
         logits = wide @ weight.mT if bias is None else wide @ weight.mT + bias

@@ -19,6 +19,5 @@ class GradNorm(Detector):
     """
 
     def score(self, h: Tensor) -> Tensor:
-        """Return minus the norm of the gradient."""
         probs = self.logits(h).softmax(dim=-1)
         return -h.abs().sum(dim=-1) * (probs.shape[-1] * probs - 1).abs().sum(dim=-1)

@@ -24,18 +24,15 @@ class Klm(Detector):
     log_means: Tensor
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the mean probabilities of each predicted class."""
         probs = as_double(head(bank.features)).softmax(dim=-1)
         predicted = probs.argmax(dim=-1)
         counts = predicted.bincount(minlength=head.n_classes)
         sums = torch.zeros_like(probs[:1]).expand(head.n_classes, -1).index_add(0, predicted, probs)
         means = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], torch.eye(len(sums)).to(sums))
-        self.register_head(head)
         # Probabilities below what a float can hold still have a logarithm: 0 * log 0 would be no number.
         self.register_buffer("log_means", means.clamp_min(torch.finfo(torch.float32).tiny).log())
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the smallest divergence."""
         log_probs = self.logits(h).to(self.log_means.dtype).log_softmax(dim=-1)
         probs = log_probs.exp()
         divergences = (probs * log_probs).sum(dim=-1, keepdim=True) - probs @ self.log_means.mT

@@ -39,13 +39,10 @@ class Knn(Detector):
         self.storage = storage
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Keep the features and what brings them to unit length."""
         check_count("k", self.k, len(bank), "samples in the bank")
         check_choice("storage", self.storage, (None, "float16"))
         stored = to_half_precision(bank.features) if self.storage else bank.features.contiguous()
-        self.register_head(head)
         self.register_buffers(bank=stored, scale=unit_scale(stored, head.weight.dtype))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the distance to the k-th neighbour."""
         return kth_distance(partially_normalised(h, 1.0), self.bank, self.scale, self.k)

@@ -29,12 +29,9 @@ class Mds(Detector):
     means: Tensor
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the means and the covariance they share."""
         gaussian = fit_gaussian(bank.features, require_labels(bank, "MDS"))
-        self.register_head(head)
         self.register_buffers(**gaussian._asdict())
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the distance to the nearest class."""
         distances = squared_distances(h, Gaussian(self.centre, self.whitening, self.means))
         return distances.amin(dim=-1).to(h.dtype)

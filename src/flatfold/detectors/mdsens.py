@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
-from ..core.validation import MethodRefused, check_not_below_zero
+from ..core.validation import MethodRefused, check_above_zero
 from .base import InputDetector, perturb
 from .registry import register
 
@@ -52,8 +52,7 @@ class MdsEns(InputDetector):
 
     @torch.no_grad()
     def learn(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Learn a Gaussian per class in every layer."""
-        check_not_below_zero("epsilon", self.epsilon, "0.0014")
+        check_above_zero("epsilon", self.epsilon, "0.0014", or_zero=True)
         seen = [(self._pooled(x), labels) for x, labels in batches]
         if not seen or any(labels is None for _, labels in seen):
             raise MethodRefused("MDSEns needs labelled inputs. Call .fit(network, batches) with pairs (x, labels).")
@@ -72,7 +71,6 @@ class MdsEns(InputDetector):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the Gaussians are there."""
         return "weights_" in self._buffers
 
     def _layer_weights(self, spreads: Tensor) -> Tensor:
@@ -83,7 +81,6 @@ class MdsEns(InputDetector):
         return torch.ones_like(spreads) if len(spreads) == 1 else 1 / spreads
 
     def score(self, x: Tensor) -> Tensor:
-        """Return the weighted sum of distances, each layer after its own step."""
         total = x.new_zeros(len(x), dtype=self.weights_.dtype)
         for index in range(len(self.weights_)):
             gaussian = self._gaussian(index)

@@ -17,5 +17,4 @@ class Mls(Detector):
     """
 
     def score(self, h: Tensor) -> Tensor:
-        """Return minus the largest logit."""
         return -self.logits(h).amax(dim=-1)

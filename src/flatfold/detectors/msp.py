@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.validation import check_flag
+from ..core.validation import check_choice
 from .base import Detector
 from .registry import register
 
@@ -30,12 +30,9 @@ class Msp(Detector):
         self.logarithm = logarithm
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Remember the head."""
-        check_flag("logarithm", self.logarithm)
-        self.register_head(head)
+        check_choice("logarithm", self.logarithm, (True, False))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return minus the largest class probability."""
         logits = self.logits(h)
         if not self.logarithm:
             return -logits.softmax(dim=-1).amax(dim=-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import mean_row
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
-from ..core.validation import check_not_below_zero
+from ..core.validation import check_above_zero
 from .base import Detector
 from .registry import register
 
@@ -32,13 +32,10 @@ class Nci(Detector):
         self.strength = strength
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the mean of the features."""
-        check_not_below_zero("strength", self.strength, "1e-4")
-        self.register_head(head)
+        check_above_zero("strength", self.strength, "1e-4", or_zero=True)
         self.register_buffer("centre", mean_row(bank.features))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return minus the proximity."""
         weight = self.weight[self.logits(h).argmax(dim=-1)]
         moved = h - self.centre
         reach = row_norms(moved).squeeze(-1).clamp_min(SMALLEST_DIVISOR)

@@ -39,7 +39,6 @@ class NNGuide(Detector):
         self.seed = seed
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Keep some features, each as long as its energy."""
         check_count("k", self.k, len(bank), "samples in the bank")
         if not isinstance(self.share, Real) or not 0 < self.share <= 1:
             raise MethodRefused(f"share must be above 0 and at most 1, got {self.share!r}. 0.01 is customary.")
@@ -50,10 +49,8 @@ class NNGuide(Detector):
         if self.seed is not None:
             rows = torch.randperm(len(bank), generator=torch.Generator().manual_seed(self.seed))
         h = bank.features[rows[:count].to(bank.features.device)]
-        self.register_head(head)
         self.register_buffer("bank", partially_normalised(h, 1.0) * head(h).logsumexp(dim=-1, keepdim=True))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return minus the guided energy."""
         guidance = largest_products(partially_normalised(h, 1.0), self.bank, self.k)[0].mean(dim=-1)
         return -guidance * self.logits(h).logsumexp(dim=-1)

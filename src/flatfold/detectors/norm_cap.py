@@ -8,12 +8,11 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank
 from ..core.shaping import SMALLEST_DIVISOR, cap_norms, percentile_threshold, row_norms
-from ..core.validation import NotFittedError
 from .base import Detector
 from .ebo import Ebo
 from .fold import ALPHAS, Fold, ScoreNorm
 from .registry import register
-from .shaped import Shaped, Shaping, shaped_factory
+from .shaped import Shaped, Shaping
 
 
 class NormCap(Shaping):
@@ -32,23 +31,21 @@ class NormCap(Shaping):
         self.percentile = percentile
 
     def learn(self, bank: FeatureBank) -> None:
-        """Learn the longest norm that counts."""
         longest = percentile_threshold(row_norms(bank.features), self.percentile)
         # Features that are all zeros would otherwise be divided by their own norm.
         self.register_buffer("longest_", bank.features.new_tensor(max(longest, SMALLEST_DIVISOR)))
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the shortened features."""
-        if "longest_" not in self._buffers:
-            raise NotFittedError("this NormCap has no norm yet. Fit the detector it belongs to on ID features first.")
-        return cap_norms(h, self.longest_)
+        return cap_norms(h, self.learnt("longest_"))
 
 
 PERCENTILES = (25, 50, 75, 90)
 
-register("ebo-c", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES})(
-    shaped_factory(NormCap, Ebo, "Energy of features whose norms are capped.", percentile=50)
-)
+
+@register("ebo-c", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES})
+def make_ebo_c(percentile: float = 50, temperature: float = 1.0) -> Detector:
+    """Energy of features whose norms are capped."""
+    return Shaped(NormCap(percentile), Ebo(temperature))
 
 
 @register("fold-c", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES, "alpha": ALPHAS})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..core.validation import check_above_zero, check_not_below_zero
+from ..core.validation import check_above_zero
 from .base import InputDetector, perturb
 from .registry import register
 
@@ -40,14 +40,12 @@ class Odin(InputDetector):
         self.std = std
 
     def learn(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Check the hyper-parameters; there is nothing to learn."""
         check_above_zero("temperature", self.temperature, "1000")
-        check_not_below_zero("epsilon", self.epsilon, "0.0014")
+        check_above_zero("epsilon", self.epsilon, "0.0014", or_zero=True)
         for deviation in self.std if isinstance(self.std, Sequence) else [self.std]:
             check_above_zero("std", deviation, "What the images were divided by")
 
     def score(self, x: Tensor) -> Tensor:
-        """Return minus the largest probability after the step."""
         moved = perturb(x, self._loss, self.epsilon, self.std)
         with torch.no_grad():
             logits: Tensor = self.run(moved)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Weibull, class_templates, fit_tails
 from ..core.hessian import as_double
-from ..core.validation import check_count, check_flag, require_labels
+from ..core.validation import check_choice, check_count, require_labels
 from .base import Detector
 from .registry import register
 
@@ -47,23 +47,20 @@ class OpenMax(Detector):
         self.logarithm = logarithm
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the mean logits of each class and the tail of the distances from them."""
         check_count("tail", self.tail)
         check_count("top", self.top)
-        check_flag("logarithm", self.logarithm)
+        check_choice("logarithm", self.logarithm, (True, False))
         labels = require_labels(bank, "OpenMax")
         logits = as_double(head(bank.features))
         labels = labels.to(logits.device)
         templates = class_templates(logits, labels, logits.argmax(dim=-1), head.n_classes, "OpenMax")
         distances = (logits - templates.means[labels]).norm(dim=-1)
         tails, valid = _largest(distances, labels, templates.used, head.n_classes, self.tail)
-        self.register_head(head)
         self.register_buffers(means=templates.means, **fit_tails(tails, valid)._asdict())
         if templates.note:
             warnings.warn(templates.note, stacklevel=4)
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the probability of an unknown class."""
         logits = self.logits(h).to(self.means.dtype)
         values, classes = logits.topk(min(self.top, logits.shape[-1]), dim=-1)
         distances = (logits[:, None] - self.means[classes]).norm(dim=-1)

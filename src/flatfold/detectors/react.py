@@ -6,11 +6,11 @@ Sun, Guo and Li, "ReAct: Out-of-distribution Detection With Rectified Activation
 from torch import Tensor
 
 from ..core.bank import FeatureBank
-from ..core.shaping import percentile_threshold, react
-from ..core.validation import NotFittedError
+from ..core.shaping import percentile_threshold
+from .base import Detector
 from .ebo import Ebo
 from .registry import register
-from .shaped import Shaping, shaped_factory
+from .shaped import Shaped, Shaping
 
 
 class ReAct(Shaping):
@@ -32,28 +32,21 @@ class ReAct(Shaping):
         self.percentile = percentile
 
     def learn(self, bank: FeatureBank) -> None:
-        """Learn the threshold from all entries of the features."""
         threshold = percentile_threshold(bank.features, self.percentile)
         self.register_buffer("threshold_", bank.features.new_tensor(threshold))
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the clipped features."""
-        return react(h, self.fitted_threshold)
+        return h.clamp(max=self.learnt("threshold_"))
 
     def kept(self, h: Tensor) -> Tensor:
         """Return True where an entry lies below the threshold."""
-        return h < self.fitted_threshold
-
-    @property
-    def fitted_threshold(self) -> Tensor:
-        """The threshold, once it is known."""
-        if "threshold_" not in self._buffers:
-            raise NotFittedError("this ReAct has no threshold yet. Fit the detector it belongs to first.")
-        return self.threshold_
+        return h < self.learnt("threshold_")
 
 
 PERCENTILES = (85, 90, 95, 99)
 
-register("react", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES})(
-    shaped_factory(ReAct, Ebo, "Energy of clipped features.")
-)
+
+@register("react", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES})
+def make_react(percentile: float = 90, temperature: float = 1.0) -> Detector:
+    """Energy of clipped features."""
+    return Shaped(ReAct(percentile), Ebo(temperature))

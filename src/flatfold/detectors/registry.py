@@ -138,22 +138,18 @@ def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector | 
         **hyper: Hyper-parameters of that method. ``alpha`` for a method without that hyper-parameter puts partial
             normalisation before its score.
     """
-    bound, alpha = _bind(name, preset, hyper)
-    detector: Detector | InputDetector = get_method(name).factory(**bound)
-    if alpha is not None and isinstance(detector, Detector):
-        detector = with_partial_normalisation(detector, alpha)
-    detector.made_by = (name, hyperparameters(name, preset=preset, **hyper))
+    full = hyperparameters(name, preset=preset, **hyper)
+    factory = get_method(name).factory
+    own = {key: value for key, value in full.items() if key in signature(factory).parameters}
+    detector: Detector | InputDetector = factory(**own)
+    if own.keys() != full.keys() and isinstance(detector, Detector):
+        detector = with_partial_normalisation(detector, full["alpha"])
+    detector.made_by = (name, full)
     return detector
 
 
 def hyperparameters(name: str, *, preset: str | None = None, **hyper: Any) -> dict[str, Any]:
     """Return every hyper-parameter that :func:`create` would use with these arguments, defaults included."""
-    bound, alpha = _bind(name, preset, hyper)
-    return bound if alpha is None else {**bound, "alpha": alpha}
-
-
-def _bind(name: str, preset: str | None, hyper: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
-    """Return the factory's arguments, and alpha when it is for a partial normalisation before the score."""
     named = signature(get_method(name).factory).parameters.values()
     parameters = {p.name: p for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if preset is not None and preset not in PRESETS:
@@ -165,12 +161,11 @@ def _bind(name: str, preset: str | None, hyper: dict[str, Any]) -> tuple[dict[st
         raise TypeError(f"{name} chooses alpha itself. Use fold, or grid=[{asked['alpha']}].")
     if "alpha" in asked and get_method(name).sees != "features":
         raise TypeError(f"{name} has no alpha: it sees inputs, and alpha normalises features. Leave it out.")
-    alpha = asked.pop("alpha", None) if "alpha" not in parameters else None
-    unknown = sorted(set(asked) - set(parameters))
+    unknown = sorted(set(asked) - {*parameters, "alpha"})
     if unknown:
         takes = ", ".join(parameters) or "alpha only"
         raise TypeError(f"{name} has no hyper-parameter {', '.join(unknown)}. It takes: {takes}.")
     missing = [key for key, value in parameters.items() if value.default is value.empty and key not in asked]
     if missing:
         raise TypeError(f"{name} needs a value for {', '.join(missing)}, which has no default.")
-    return {key: asked.get(key, parameter.default) for key, parameter in parameters.items()}, alpha
+    return {key: parameter.default for key, parameter in parameters.items()} | asked

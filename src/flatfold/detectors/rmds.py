@@ -29,14 +29,11 @@ class Rmds(Detector):
     background_mean: Tensor
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the Gaussians of the classes and of everything."""
         classes = fit_gaussian(bank.features, require_labels(bank, "RMDS"))
         everything = fit_gaussian(bank.features)
-        self.register_head(head)
         self.register_buffers(**classes._asdict(), background=everything.whitening, background_mean=everything.means)
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the difference of the two distances."""
         nearest = squared_distances(h, Gaussian(self.centre, self.whitening, self.means)).amin(dim=-1)
         everything = squared_distances(h, Gaussian(self.centre, self.background, self.background_mean)).squeeze(-1)
         return (nearest - everything).to(h.dtype)

@@ -5,13 +5,13 @@ Xu et al., "Scaling for Training Time and Post-hoc Out-of-distribution Detection
 
 from torch import Tensor
 
-from ..core.bank import FeatureBank
-from ..core.shaping import check_percentile, scale
+from ..core.shaping import scale
 from ..core.validation import check_not_negative
 from .ash import PERCENTILES
+from .base import Detector
 from .ebo import Ebo
 from .registry import register
-from .shaped import Shaping, shaped_factory
+from .shaped import Shaped, Shaping
 
 
 class Scale(Shaping):
@@ -28,16 +28,13 @@ class Scale(Shaping):
         super().__init__()
         self.percentile = percentile
 
-    def learn(self, bank: FeatureBank) -> None:
-        """Check the percentile; there is nothing to learn."""
-        check_percentile(self.percentile)
-
     def forward(self, h: Tensor) -> Tensor:
         """Return the scaled features; the ratio means nothing for negative ones, so they are refused."""
         check_not_negative(h, "SCALE")
         return scale(h, self.percentile)
 
 
-register("scale", grid={"percentile": PERCENTILES})(
-    shaped_factory(Scale, Ebo, "Energy of scaled features.", percentile=85)
-)
+@register("scale", grid={"percentile": PERCENTILES})
+def make_scale(percentile: float = 85, temperature: float = 1.0) -> Detector:
+    """Energy of scaled features."""
+    return Shaped(Scale(percentile), Ebo(temperature))

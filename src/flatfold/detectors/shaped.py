@@ -1,16 +1,13 @@
 """Detectors on shaped features: ``Shaped(ReAct(90), Fold(0.5))`` is FOLD-R."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from inspect import Parameter, signature
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.pairs import Pairs
 from ..core.shaping import check_alpha, partially_normalised
-from ..core.validation import check_features
+from ..core.validation import NotFittedError
 from .base import Detector, Fittable
 
 
@@ -23,6 +20,13 @@ class Shaping(Fittable, ABC):
     @abstractmethod
     def forward(self, h: Tensor) -> Tensor:
         """Return shaped features ``(n, d)``; the input is not changed."""
+
+    def learnt(self, name: str) -> Tensor:
+        """Return a buffer, once it is there."""
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            raise NotFittedError(f"this {type(self).__name__} has no {name} yet. Fit the detector it belongs to first.")
+        return buffer
 
 
 class Shaped(Detector):
@@ -39,7 +43,6 @@ class Shaped(Detector):
         self.detector = detector
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Fit the shaping on the features and the detector on the shaped features."""
         self.shaping.learn(bank)
         self.detector.fit(FeatureBank(self.shaping(bank.features), bank.labels), head)
 
@@ -50,43 +53,15 @@ class Shaped(Detector):
         return self
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the detector's scores of the shaped features."""
         return self.detector.score(self.shaping(h))
 
-    def pairs(self, h: Tensor, k: int) -> Pairs:
-        """Return the detector's pairs of classes for the shaped features."""
-        check_features(h, self.fitted_weight)
-        return self.detector.pairs(self.shaping(h), k)
+    def inner_features(self, h: Tensor) -> Tensor:
+        shaped: Tensor = self.shaping(h)
+        return shaped
 
     @property
     def inner(self) -> Detector:
-        """The detector that scores the shaped features."""
         return self.detector
-
-
-def shaped_factory(
-    shaping: Callable[[float], Shaping], detector: Callable[..., Detector], summary: str, percentile: float = 90
-) -> Callable[..., Detector]:
-    """Return a factory of a detector on features that are shaped with a percentile, to be registered under a name."""
-    return with_percentile(
-        lambda value, hyper: Shaped(shaping(value), detector(**hyper)), percentile, detector, summary
-    )
-
-
-def with_percentile(
-    build: Callable[[Any, dict[str, Any]], Detector], default: Any, detector: Callable[..., Detector], summary: str
-) -> Callable[..., Detector]:
-    """Return a factory that takes a ``percentile`` and the hyper-parameters of ``detector``, with that signature."""
-
-    def factory(percentile: Any = default, **hyper: Any) -> Detector:
-        return build(percentile, hyper)
-
-    first = Parameter("percentile", Parameter.POSITIONAL_OR_KEYWORD, default=default)
-    factory.__signature__ = signature(detector).replace(  # type: ignore[attr-defined]
-        parameters=[first, *signature(detector).parameters.values()]
-    )
-    factory.__doc__ = summary
-    return factory
 
 
 class PartialNorm(Shaping):
@@ -103,11 +78,9 @@ class PartialNorm(Shaping):
         self.alpha = alpha
 
     def learn(self, bank: FeatureBank) -> None:
-        """Check the exponent; there is nothing to learn."""
         check_alpha(self.alpha)
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the partially normalised features."""
         return partially_normalised(h, self.alpha)
 
 

@@ -5,7 +5,7 @@ Energy", ICLR 2023.
 """
 
 import warnings
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from .base import Detector
 from .registry import register
 
 Metric = Literal["inner_product", "euclidean", "cosine"]
-METRICS = ("inner_product", "euclidean", "cosine")
 
 
 @register("she", fits_on="train")
@@ -41,17 +40,14 @@ class She(Detector):
         self.metric = metric
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the pattern of each class."""
-        check_choice("metric", self.metric, METRICS)
+        check_choice("metric", self.metric, get_args(Metric))
         predicted = head(bank.features).argmax(dim=-1)
         patterns = class_templates(bank.features, require_labels(bank, "SHE"), predicted, head.n_classes, "SHE")
-        self.register_head(head)
         self.register_buffer("templates", patterns.means.to(head.weight))
         if patterns.note:
             warnings.warn(patterns.note, stacklevel=4)
 
     def score(self, h: Tensor) -> Tensor:
-        """Return how little the features agree with the pattern of their predicted class."""
         pattern = self.templates[self.logits(h).argmax(dim=-1)]
         if self.metric == "euclidean":
             return row_norms(h - pattern).squeeze(-1)

@@ -42,7 +42,6 @@ class TempScale(Detector):
         self.solver = solver
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Fit the temperature."""
         check_choice("solver", self.solver, SOLVERS)
         logits, labels = head(bank.features), require_labels(bank, "TempScale")
         temperature = SOLVERS[self.solver](logits, labels)
@@ -52,9 +51,7 @@ class TempScale(Detector):
                 stacklevel=4,
             )
             temperature = best_temperature(logits, labels)
-        self.register_head(head)
         self.register_buffer("temperature_", torch.tensor(temperature).to(head.weight))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return minus the largest class probability."""
         return -(self.logits(h) / self.temperature_).softmax(dim=-1).amax(dim=-1)

@@ -44,7 +44,6 @@ class Vim(Detector):
         self.dim = dim
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn the residual space and the scale of the virtual logit."""
         dim = _dimension(self.dim, head.width)
         weight = as_double(head.weight)
         bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.to(weight)
@@ -61,12 +60,10 @@ class Vim(Detector):
             norms += float(row_norms((h - origin) @ residual).sum())
         if norms <= len(bank) * 1e-12 * float(scatter.diagonal().sum().sqrt()):
             raise MethodRefused(f"ViM has no residual: the features span only {dim} dimensions. Use a smaller dim.")
-        self.register_head(head)
         alpha = origin.new_tensor(largest / norms)
         self.register_buffers(origin=origin, residual=residual, alpha_virtual_=alpha, dim_=torch.tensor(dim))
 
     def score(self, h: Tensor) -> Tensor:
-        """Return the virtual logit minus the energy of the others."""
         residual = row_norms((h.to(self.origin.dtype) - self.origin) @ self.residual).squeeze(-1)
         return (self.alpha_virtual_ * residual - self.logits(h).logsumexp(dim=-1)).to(h.dtype)
 

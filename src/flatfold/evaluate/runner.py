@@ -19,9 +19,8 @@ from .. import __version__
 from ..core.metrics import auroc
 from ..core.shaping import row_norms
 from ..core.validation import MethodRefused, UnreadableImage
-from ..detectors.autofold import AutoFold
+from ..detectors.autofold import AutoFold, Joint
 from ..detectors.base import Detector, InputDetector
-from ..detectors.joint import Joint
 from ..detectors.shaped import Shaped
 from ..io.progress import track
 from ..io.store import read_manifest

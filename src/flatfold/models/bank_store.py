@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
-from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -31,6 +29,7 @@ _ROUNDING = 1e-5  # of a score itself: where all are nearly equal, their differe
 _ELSEWHERE = "Choose another directory, or delete this one to start again."
 _AGAIN = "Call extract(..., out=...) or save_bank again, or copy the bank again from where it came."
 
+_ALL_ROWS = 2**52  # in memory there is a single shard
 _Count = Annotated[int, msgspec.Meta(gt=0, lt=2**53)]
 
 
@@ -45,20 +44,24 @@ class Shard(NamedTuple):
     labels: Tensor | None
     unreadable: dict[int, str]
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the features, and the labels if there are any, by name."""
+        return {"features": self.features} | ({} if self.labels is None else {"labels": self.labels})
 
-class _Form(msgspec.Struct):
-    """The entries of a bank's key that describe the tensors of a shard."""
 
-    width: _Count
+class _Layout(msgspec.Struct):
+    """What the key and the info of a bank say about its shards; ``rows`` is known at the end of the data."""
+
+    width: Annotated[str, msgspec.Meta(pattern="^[1-9][0-9]{0,15}$")]
     dtype: Literal["float32", "float64"]
     labels: Literal["yes", "no"]
-
-
-class _Info(msgspec.Struct):
-    """The info of a bank: part i covers the rows from ``i * shard_rows`` on; ``rows`` is known at the end."""
-
     shard_rows: _Count
     rows: _Count | None = None
+
+    def covered(self, index: int) -> range:
+        """Return the rows that belong to a shard, as far as is known."""
+        stop = (index + 1) * self.shard_rows
+        return range(index * self.shard_rows, stop if self.rows is None else min(stop, self.rows))
 
 
 def save_bank(bank: FeatureBank, path: Path | str) -> None:
@@ -67,10 +70,11 @@ def save_bank(bank: FeatureBank, path: Path | str) -> None:
     A bank that is already there is replaced. Stopped at any moment, the directory holds the old bank, the new one, or
     one that ``load_bank`` refuses; never a mixture.
     """
-    tensors = {"features": bank.features} | ({} if bank.labels is None else {"labels": bank.labels})
     form = _form(bank.width, bank.features.dtype, bank.labels is not None)
     manifest = Manifest(form, {"shard_rows": len(bank), "rows": len(bank)})
-    replace_parts(Path(path), manifest, shard_name(0), tensors, {"unreadable": {}})
+    replace_parts(
+        Path(path), manifest, shard_name(0), Shard(bank.features, bank.labels, {}).tensors(), {"unreadable": {}}
+    )
 
 
 def load_bank(path: Path | str, verify: bool = True) -> FeatureBank:
@@ -88,10 +92,7 @@ def load_bank(path: Path | str, verify: bool = True) -> FeatureBank:
         DamagedBank: Something is missing, unfinished, or not as it was written.
     """
     shards = list(read_shards(path, verify))
-    features, labels, _ = shards[0]
-    if len(shards) > 1:
-        features = torch.cat([shard.features for shard in shards])
-        labels = None if labels is None else torch.cat([shard.labels for shard in shards if shard.labels is not None])
+    features, labels, _ = shards[0] if len(shards) == 1 else _join(shards)
     try:
         return FeatureBank(features, labels)
     except (TypeError, ValueError) as error:
@@ -105,96 +106,27 @@ def read_shards(path: Path | str, verify: bool) -> Iterator[Shard]:
         raise FileNotFoundError(f"there is no bank at {folder}: no such directory. Check the path.")
     with _bank_errors(folder):
         manifest = read_manifest(folder)
-        info = _convert(manifest.info, _Info)
-    if info.rows is None:
+        layout = _convert(manifest.key | manifest.info, _Layout)
+    if layout.rows is None:
         raise DamagedBank(
             f"the bank in {folder} is not finished. Call extract(..., out=...) again: it continues there."
         )
-    for start in range(0, info.rows, info.shard_rows):
-        size = min(info.shard_rows, info.rows - start)
-        yield _read_shard(folder, shard_name(start // info.shard_rows), manifest.key, size, verify)
+    for index in range(-(-layout.rows // layout.shard_rows)):
+        yield _read_shard(folder, index, manifest.key, layout, verify)
 
 
-@dataclass
-class _Pending:
-    """A shard that is not complete yet."""
-
-    features: list[Tensor] = field(default_factory=list)
-    labels: list[Tensor] = field(default_factory=list)
-    unreadable: dict[int, str] = field(default_factory=dict)
-    covered: int = 0
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all features, and all labels if there are any."""
-        features = {"features": torch.cat(self.features)}
-        return features | ({"labels": torch.cat(self.labels)} if self.labels else {})
-
-
-class RowSink(ABC):
-    """Takes the rows of a run; ``rows`` is None until the end of the data was met."""
-
-    shard_rows = sys.maxsize
-    confirmed = True
-
-    def __init__(self) -> None:
-        self.rows: int | None = None
-        self._pending: dict[int, _Pending] = {}
-        self._finished: dict[int, dict[int, str]] = {}  # the unreadable rows of each finished shard
-
-    @property
-    def unreadable(self) -> dict[int, str]:
-        """Rows that could not be read, those of earlier runs included, and the reasons."""
-        reasons = self._finished | {index: pending.unreadable for index, pending in self._pending.items()}
-        return {row: reason for index in sorted(reasons) for row, reason in reasons[index].items()}
-
-    def missing(self, start: int, stop: int) -> list[range]:
-        """Return the rows between ``start`` and ``stop`` that are in no finished shard."""
-        size = self.shard_rows
-        indices = range(start // size, -(-stop // size)) if start < stop else ()
-        return [range(max(start, i * size), min(stop, i * size + size)) for i in indices if i not in self._finished]
-
-    def add(self, rows: range, features: Tensor, labels: Tensor | None, unreadable: Mapping[int, str]) -> None:
-        """Take the features of those rows that could be read; rows of finished shards are passed over."""
-        read = [row for row in rows if row not in unreadable]
-        for part in self.missing(rows.start, rows.stop):
-            mine = slice(bisect_left(read, part.start), bisect_left(read, part.stop))
-            pending = self._pending.setdefault(part.start // self.shard_rows, _Pending())
-            pending.features.append(features[mine])
-            pending.labels += [] if labels is None else [labels[mine]]
-            pending.unreadable |= {row: reason for row, reason in unreadable.items() if row in part}
-            pending.covered += len(part)
-
-    def end(self, rows: int) -> None:
-        """Note that the data has ``rows`` rows."""
-        self.rows = rows
-
-    @abstractmethod
-    def finish(self) -> FeatureBank:
-        """Return the bank of all rows."""
-
-    def close(self) -> None:  # noqa: B027 - only some have files
-        """Let other processes write to the directory, if there is one."""
-
-
-class MemoryBank(RowSink):
-    """Rows kept in memory."""
-
-    def finish(self) -> FeatureBank:
-        """Return the bank of all rows."""
-        return FeatureBank(**self._pending[0].tensors())
-
-
-class BankWriter(RowSink):
-    """Rows written to a directory in shards of fixed size, in any number of runs.
+class BankWriter:
+    """Rows of a run, kept in memory or, with a ``path``, written there in shards of fixed size, in any number of runs.
 
     Intact shards of an earlier run with the same key are kept, and so is its ``shard_rows``; then nothing is written
     before the network, which computes in ``computed_in``, has given for rows of one of them what is stored there;
-    ``scores`` are compared by how far they vary. ``first_stored`` is the first row that an earlier run has left.
+    ``scores`` are compared by how far they vary. ``first_stored`` is the first row that an earlier run has left,
+    ``unreadable`` has the rows that could not be read, those of earlier runs included, and the reasons.
     """
 
     def __init__(
         self,
-        path: Path | str,
+        path: Path | str | None,
         key: Mapping[str, str],
         *,
         width: int,
@@ -206,80 +138,110 @@ class BankWriter(RowSink):
     ) -> None:
         if isinstance(shard_rows, bool) or not isinstance(shard_rows, int) or shard_rows < 1:
             raise ValueError(f"shard_rows must be a positive whole number, got {shard_rows!r}. 4096 is the default.")
-        super().__init__()
-        self.folder = Path(path)
-        with _bank_errors(self.folder):
-            if (self.folder / MANIFEST).exists() and "data" not in read_manifest(self.folder).key:
-                raise ValueError(f"{path} holds a bank that extract did not write and cannot continue. {_ELSEWHERE}")
-            full_key = {**key, **_form(width, dtype, labels)}
-            self._store = PartStore(self.folder, full_key, {"shard_rows": shard_rows, "rows": None})
-            info = _convert(self._store.info, _Info)
-        self.rows, self.shard_rows = info.rows, info.shard_rows
+        self._path, form = path, _form(width, dtype, labels)
+        self._layout: _Layout = _convert({**form, "shard_rows": _ALL_ROWS}, _Layout)
+        self._store: PartStore | None = None
+        self._pending: dict[int, list[Shard]] = {}
+        self._covered: Counter[int] = Counter()  # how many rows of each shard are pending
+        self._finished: set[int] = set()  # shards that are on disk
+        self.unreadable: dict[int, str] = {}
         self._tolerance = _HALF_TOLERANCE.get(computed_in, TOLERANCE)
         self._scores = scores
-        for index in [int(name) for name in self._store if name.isdecimal()]:
-            if self._size(index) > 0:
-                with suppress(DamagedBank):  # of a run with other shards, whose manifest was lost
-                    self._finished[index] = self._read(index).unreadable
+        if path is not None:
+            self._open_store(Path(path), {**key, **form}, shard_rows)
         self.first_stored = next((row for index in sorted(self._finished) for row in self._stored_rows(index)), None)
         self.confirmed = self.first_stored is None
+
+    def _open_store(self, folder: Path, key: dict[str, str], shard_rows: int) -> None:
+        with _bank_errors(folder):
+            if (folder / MANIFEST).exists() and "data" not in read_manifest(folder).key:
+                raise ValueError(f"{folder} holds a bank that extract did not write and cannot continue. {_ELSEWHERE}")
+            self._store = PartStore(folder, key, {"shard_rows": shard_rows, "rows": None})
+            self._layout = _convert(key | self._store.info, _Layout)
+        for index in [int(name) for name in self._store if name.isdecimal()]:
+            if self._layout.covered(index):
+                with suppress(DamagedBank):  # of a run with other shards, whose manifest was lost
+                    self.unreadable |= _read_shard(folder, index, key, self._layout, verify=False).unreadable
+                    self._finished.add(index)
         if self._finished and (self.rows is None or self.missing(0, self.rows)):
-            log.info("continuing the bank in %s: %d shards are there", self.folder, len(self._finished))
+            log.info("continuing the bank in %s: %d shards are there", folder, len(self._finished))
+
+    @property
+    def rows(self) -> int | None:
+        """Number of rows of the data, None until its end was met."""
+        return self._layout.rows
+
+    def missing(self, start: int, stop: int) -> list[range]:
+        """Return the rows between ``start`` and ``stop`` that are in no finished shard."""
+        size = self._layout.shard_rows
+        indices = range(start // size, -(-stop // size)) if start < stop else ()
+        return [range(max(start, i * size), min(stop, i * size + size)) for i in indices if i not in self._finished]
 
     def confirm(self, rows: Sequence[int], features: Tensor) -> None:
         """Compare rows, those that could be read, with what an earlier run stored for them, if it did."""
-        for index in sorted({row // self.shard_rows for row in rows} & self._finished.keys()):
+        for index in sorted({row // self._layout.shard_rows for row in rows} & self._finished):
             place_of = {row: place for place, row in enumerate(self._stored_rows(index))}
             places = [place for place, row in enumerate(rows) if row in place_of]
             if places:
-                stored = self._read(index).features
+                assert self._store is not None
+                stored = _read_shard(self._store.folder, index, self._store.key, self._layout, verify=False).features
                 self._check_same_network(stored, stored[[place_of[rows[i]] for i in places]], features.cpu()[places])
                 self.confirmed = True
                 return
 
     def add(self, rows: range, features: Tensor, labels: Tensor | None, unreadable: Mapping[int, str]) -> None:
-        """Take the features of those rows that could be read, and write the shards that are complete."""
+        """Take the features of those rows that could be read, and write the shards that are complete.
+
+        Rows of finished shards are passed over.
+        """
         self._check_rows(self.rows is None or rows.stop <= self.rows, f"at least {rows.stop}")
+        read = [row for row in rows if row not in unreadable]
         if not self.confirmed:
-            self.confirm([row for row in rows if row not in unreadable], features)
-        super().add(rows, features, labels, unreadable)
+            self.confirm(read, features)
+        for part in self.missing(rows.start, rows.stop):
+            mine = slice(bisect_left(read, part.start), bisect_left(read, part.stop))
+            reasons = {row: reason for row, reason in unreadable.items() if row in part}
+            shard = Shard(features[mine], None if labels is None else labels[mine], reasons)
+            index = part.start // self._layout.shard_rows
+            self._pending.setdefault(index, []).append(shard)
+            self._covered[index] += len(part)
+            self.unreadable = dict(sorted((self.unreadable | reasons).items())) if reasons else self.unreadable
         self._write_pending()
 
     def end(self, rows: int) -> None:
         """Note that the data has ``rows`` rows, and write the last shard, which may be shorter."""
         if self.rows is None:
-            self._check_rows(all((index + 1) * self.shard_rows <= rows for index in self._finished), str(rows))
-            self.rows = rows
-            self._store.update(rows=rows)
+            self._check_rows(all(self._layout.covered(index).stop <= rows for index in self._finished), str(rows))
+            self._layout.rows = rows
+            if self._store is not None:
+                self._store.update(rows=rows)
         self._check_rows(self.rows == rows, str(rows))
         self.confirmed = True  # or no stored row can be read any more
         self._write_pending()
 
     def finish(self) -> FeatureBank:
         """Return the bank of all rows."""
-        return load_bank(self.folder, verify=False)
+        if self._store is not None:
+            return load_bank(self._store.folder, verify=False)
+        features, labels, _ = _join(self._pending[0])
+        return FeatureBank(features, labels)
 
     def close(self) -> None:
         """Let other processes write to the directory."""
-        self._store.close()
-
-    def _size(self, index: int) -> int:
-        """Return the number of rows that a shard covers, as far as is known."""
-        return self.shard_rows if self.rows is None else min(self.shard_rows, self.rows - index * self.shard_rows)
+        if self._store is not None:
+            self._store.close()
 
     def _stored_rows(self, index: int) -> list[int]:
-        start = index * self.shard_rows
-        return [row for row in range(start, start + self._size(index)) if row not in self._finished[index]]
-
-    def _read(self, index: int) -> Shard:
-        return _read_shard(self.folder, shard_name(index), self._store.key, self._size(index), verify=False)
+        return [row for row in self._layout.covered(index) if row not in self.unreadable]
 
     def _write_pending(self) -> None:
-        for index, pending in list(self._pending.items()):
-            if self.confirmed and pending.covered == self._size(index):
-                self._store.write(shard_name(index), pending.tensors(), {"unreadable": pending.unreadable})
-                self._finished[index] = pending.unreadable
-                del self._pending[index]
+        if self._store is None or not self.confirmed:
+            return
+        for index in list(self._pending):
+            if self._covered[index] == len(self._layout.covered(index)):
+                whole = _join(self._pending.pop(index))
+                self._store.write(shard_name(index), whole.tensors(), {"unreadable": whole.unreadable})
+                self._finished.add(index)
 
     def _check_same_network(self, stored: Tensor, there: Tensor, now: Tensor) -> None:
         """Raise if a network gives other values than are stored: an activation or a scale may have changed."""
@@ -289,17 +251,17 @@ class BankWriter(RowSink):
         wrong = ~(differences <= (spread if self._scores else self._tolerance * sizes))  # NaN is wrong too
         if wrong.any():
             raise ValueError(
-                f"{self.folder} holds {'scores' if self._scores else 'features'} of another network with the same "
+                f"{self._path} holds {'scores' if self._scores else 'features'} of another network with the same "
                 f"weights: for one input they differ by {float(differences[wrong][0]):.3g}, at a size of "
                 f"{float(sizes[wrong][0]):.3g}. Was a layer without weights exchanged, are these other inputs under "
                 f"the same key, or does the network draw random numbers? {_ELSEWHERE}"
             )
 
     def _check_rows(self, fits: bool, now: str) -> None:
-        before = self.rows or f"at least {(max(self._finished, default=-1) + 1) * self.shard_rows}"
+        before = self.rows or f"at least {(max(self._finished, default=-1) + 1) * self._layout.shard_rows}"
         if not fits:
             raise ValueError(
-                f"the bank in {self.folder} was begun with data of {before} rows, now there are {now}. "
+                f"the bank in {self._path} was begun with data of {before} rows, now there are {now}. "
                 f"The same key must mean the same data in the same order. {_ELSEWHERE}"
             )
 
@@ -313,24 +275,31 @@ def _form(width: int, dtype: torch.dtype, labels: bool) -> dict[str, str]:
     return {"width": str(width), "dtype": str(dtype).removeprefix("torch."), "labels": "yes" if labels else "no"}
 
 
-def _read_shard(folder: Path, name: str, key: Mapping[str, str], size: int, verify: bool) -> Shard:
-    """Return a shard that covers ``size`` rows, mapped into memory."""
+def _read_shard(folder: Path, index: int, key: Mapping[str, str], layout: _Layout, verify: bool) -> Shard:
+    """Return a shard, mapped into memory."""
+    name = shard_name(index)
     with _bank_errors(folder, name):
         info, tensors = read_part(folder, name, key, verify)
         unreadable: dict[int, str] = _convert(info.get("unreadable"), dict[int, str])
-        form = _convert(key, _Form)
-        rows = size - len(unreadable)
-        wanted: dict[str, Any] = {"features": ((rows, form.width), DTYPES[form.dtype])}
-        if form.labels == "yes":
+        rows = len(layout.covered(index)) - len(unreadable)
+        wanted: dict[str, Any] = {"features": ((rows, int(layout.width)), DTYPES[layout.dtype])}
+        if layout.labels == "yes":
             wanted["labels"] = ((rows,), torch.int64)
         if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != wanted:
             raise DamagedFile("it does not hold the tensors that the manifest promises")
         return Shard(tensors["features"], tensors.get("labels"), unreadable)
 
 
+def _join(shards: Sequence[Shard]) -> Shard:
+    labels = [shard.labels for shard in shards if shard.labels is not None]
+    features = torch.cat([shard.features for shard in shards])
+    unreadable = {row: reason for shard in shards for row, reason in shard.unreadable.items()}
+    return Shard(features, torch.cat(labels) if labels else None, unreadable)
+
+
 def _convert(value: Any, kind: Any) -> Any:
     try:
-        return msgspec.convert(value, kind, strict=kind is not _Form, str_keys=True)
+        return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise DamagedFile(f"it is not that of a bank: {error}") from error
 

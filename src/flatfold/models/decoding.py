@@ -6,7 +6,6 @@ import errno
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,7 +37,17 @@ def read_image(file: Path | str | BinaryIO, name: str | None = None, most_pixels
     """
     called = str(name or file)
     try:
-        return _decoded(file, called, most_pixels)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=FORMATS) as image:
+                width, height = image.size
+                if most_pixels is not None and width * height > most_pixels:
+                    raise TooManyPixels(
+                        f"{called} could not be read as an image: it declares {width} x {height} pixels, and at most "
+                        f"{most_pixels} are read. Scale it down."
+                    )
+                image.load()
+                return image
     except TooManyPixels:
         raise
     except MemoryError as error:
@@ -54,40 +63,6 @@ def read_image(file: Path | str | BinaryIO, name: str | None = None, most_pixels
         raise kind(
             f"{called} could not be read as an image: {reason}. Open it in a viewer; replace or remove the file."
         ) from error
-
-
-def _decoded(file: Path | str | BinaryIO, called: str, most_pixels: int | None) -> Image.Image:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file, formats=FORMATS) as image:
-                _check_size(image.size, called, most_pixels)
-                image.load()
-                return image
-    except _TOO_LARGE:
-        _check_size(_declared_size(file), called, most_pixels)  # whose sentence has width and height
-        raise
-
-
-def _check_size(size: tuple[int, int], called: str, most_pixels: int | None) -> None:
-    width, height = size
-    if most_pixels is not None and width * height > most_pixels:
-        raise TooManyPixels(
-            f"{called} could not be read as an image: it declares {width} x {height} pixels, and at most {most_pixels} "
-            "are read. Scale it down."
-        )
-
-
-def _declared_size(file: Path | str | BinaryIO) -> tuple[int, int]:
-    """Return width and height of an image that Pillow finds too large to open, (0, 0) if they are unknown."""
-    if isinstance(file, Path | str):
-        with open(file, "rb") as opened:
-            return _declared_size(opened)
-    for kind in FORMATS:
-        with suppress(Exception):  # the decoder is for another format
-            file.seek(0)
-            return Image.OPEN[kind][0](file, "").size
-    return 0, 0
 
 
 def find_images(root: Path) -> tuple[str, ...]:

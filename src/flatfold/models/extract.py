@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..core.bank import FeatureBank, Head
 from ..core.validation import UnreadableImage, check_finite
 from ..io.progress import track
-from .bank_store import BankWriter, MemoryBank, RowSink
+from .bank_store import BankWriter
 from .fingerprint import data_key, weights_hash
 from .forward import Batch, evaluating, split_batch
 from .heads import FoundHead, probe, run, warn_of_other_logits
@@ -125,20 +125,18 @@ def extract_features(
             raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
         found, (features, logits) = probe(model, first.to(place), head)
         warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
-        sink: RowSink = MemoryBank()
-        if out is not None:
-            sink = BankWriter(
-                out,
-                {"weights": weights_hash(model), "data": str(data), "head": found.name},
-                width=found.head.width,
-                dtype=found.head.weight.dtype,
-                labels=first.labels is not None,
-                shard_rows=shard_rows,
-                computed_in=logits.dtype,
-            )
+        sink = BankWriter(
+            out,
+            {} if data is None else {"weights": weights_hash(model), "data": data, "head": found.name},
+            width=found.head.width,
+            dtype=found.head.weight.dtype,
+            labels=first.labels is not None,
+            shard_rows=shard_rows,
+            computed_in=logits.dtype,
+        )
         with closing(sink):
             if isinstance(loader, Source):
-                if isinstance(sink, BankWriter) and sink.first_stored is not None:
+                if sink.first_stored is not None:
                     sink.confirm(first_rows, features)
                     if not sink.confirmed:  # an earlier shard is damaged
                         stored, stored_rows = first_inputs(loader, sink.first_stored)
@@ -202,13 +200,10 @@ def read_batches(
 ) -> Iterator[BatchResult]:
     """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar."""
     ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
-    attempts = _Attempts(source, ranges)
-    loaded: Iterable[Any] = (
-        DataLoader(attempts, batch_size=None, num_workers=min(workers, len(ranges)), collate_fn=_unchanged)
-        if workers and len(ranges) > 1
-        else map(attempts.__getitem__, range(len(ranges)))
-    )
-    pairs = zip(ranges, loaded, strict=True)
+    processes = min(workers, len(ranges)) if len(ranges) > 1 else 0
+    # A generator of its own: the loader would draw from torch's.
+    loader = DataLoader(_Attempts(source, ranges), None, num_workers=processes, generator=torch.Generator())
+    pairs = zip(ranges, loader, strict=True)
     for rows, result in pairs if title is None else track(pairs, title, len(ranges)):
         if isinstance(result, Exception):
             raise result
@@ -216,7 +211,7 @@ def read_batches(
         yield BatchResult(rows, None if raw is None else split_batch(raw), unreadable)
 
 
-def missing_batches(source: Source, sink: RowSink, title: str, workers: int = 0) -> Iterator[BatchResult]:
+def missing_batches(source: Source, sink: BankWriter, title: str, workers: int = 0) -> Iterator[BatchResult]:
     """Yield the batches of a source that hold a row ``sink`` misses, and tell it where the data ends."""
     yield from read_batches(source, source.batch_ranges(sink.missing(0, source.rows)), title, workers)
     sink.end(source.rows)
@@ -238,11 +233,7 @@ class _Attempts(Dataset[Any]):
         return len(self.ranges)
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
-def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: RowSink) -> Iterator[BatchResult]:
+def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: BankWriter) -> Iterator[BatchResult]:
     """Yield the batches of a loader that hold a row ``sink`` misses or has yet to confirm, up to the last of them."""
     start = 0
     for batch in chain([first], others):

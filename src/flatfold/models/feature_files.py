@@ -27,7 +27,7 @@ from ..core.validation import check_finite
 from ..io.store import read_checksum
 from .bank_store import DTYPES, load_bank, read_shards, shard_name
 from .model_loading import listed
-from .sources import Source, check_rows
+from .sources import Source
 
 ROWS_AT_ONCE = 4096
 _FLOATS = {"float16": torch.float32, "bfloat16": torch.float32, **DTYPES}  # the type each is read as: no digit is lost
@@ -162,20 +162,16 @@ class FeatureRows(Source):
         if labels and self.bank.labels is None:
             raise ValueError(f"labels are wanted, but the bank in {path} has none. Pass labels=False to do without.")
         self.labels = self.bank.labels if labels else None
+        self.rows = len(self.bank)
         self._chosen: Tensor | None = None
         shards = sum(1 for _ in read_shards(path, verify=False))
         self._checksums = [read_checksum(Path(path), shard_name(index)) for index in range(shards)]
 
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.bank) if self._chosen is None else len(self._chosen)
-
     def subset(self, rows: NDArray[np.integer]) -> FeatureRows:
         """Return some rows, in the order asked for, as a source of their own; the features are not copied."""
-        check_rows(rows, self.rows)
         chosen = torch.from_numpy(rows.astype(np.int64))
         part = copy(self)
+        part.rows = len(rows)
         part.labels = None if self.labels is None else self.labels[chosen]
         part._chosen = chosen if self._chosen is None else self._chosen[chosen]
         return part

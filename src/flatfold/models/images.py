@@ -43,7 +43,7 @@ SHOWN = 80  # characters of a line in a message
 
 _LABEL = re.compile(r"\s*-?[0-9]{1,18}\s*")  # whatever int64 can hold, and a little less
 _SUSPECT = re.compile(r"^[/\\]|\.\.|:")  # only these few are worth taking a path apart
-_INTEGERS = ("int8", "int16", "int32", "int64")  # and their unsigned kinds
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _NULL = -(2**63)  # what an empty label is read as
 
 
@@ -102,11 +102,6 @@ class _Files(ImageSource):
     root: Path
     paths: tuple[str, ...]
 
-    @property
-    def rows(self) -> int:
-        """Number of images."""
-        return len(self.paths)
-
     def name(self, row: int) -> str:
         """Return the path of one file, from ``root`` on."""
         return str(self.root / self.paths[row])
@@ -116,8 +111,7 @@ class _Files(ImageSource):
         name = self.name(row)
         return name, read_image(name)
 
-    def identify(self, digest: hashlib._Hash) -> None:
-        """Feed relative paths, sizes and times of change, and some bytes."""
+    def _identify(self, digest: hashlib._Hash) -> None:
         hash_files(digest, self.root, self.paths)
 
 
@@ -142,6 +136,7 @@ class FolderImages(_Files):
         super().__init__(transform, batch_size)
         self.root = Path(root)
         self.paths = find_images(self.root)
+        self.rows = len(self.paths)
         self.classes, self.labels = class_labels(self.root, self.paths) if labels else ((), None)
 
 
@@ -183,6 +178,7 @@ class ListImages(_Files):
             problem = "is a file" if self.root.exists() else "does not exist"
             raise NotADirectoryError(f"the paths of a list start in a folder, but {root} {problem}. Check the path.")
         self.paths, classes = _parse_list(Path(path), labels, inside=root is not None)
+        self.rows = len(self.paths)
         self.labels = torch.tensor(classes) if labels else None
 
     def missing(self) -> list[str]:
@@ -249,17 +245,12 @@ class _Pixels(ImageSource):
                 f"images must be a uint8 array of shape (n, h, w) or (n, h, w, 3) with n > 0, got {x.dtype} of shape "
                 f"{x.shape}. Bring the channels last and the values to 0..255."
             )
-        self.x = x
+        self.x, self.rows = x, len(x)
         if y is not None:
             if not np.issubdtype(y.dtype, np.integer):
                 raise TypeError(f"labels must be integer class indices, got {y.dtype}. Convert them, or pass y=None.")
             self.labels = torch.from_numpy(y.astype(np.int64))
             check_labels(self.labels, len(x))
-
-    @property
-    def rows(self) -> int:
-        """Number of images."""
-        return len(self.x)
 
     def name(self, row: int) -> str:
         """Return the number of one image."""
@@ -269,8 +260,7 @@ class _Pixels(ImageSource):
         """Return the number and the pixels of one image."""
         return f"image {row}", self.x[row]
 
-    def identify(self, digest: hashlib._Hash) -> None:
-        """Feed the shape and all pixels."""
+    def _identify(self, digest: hashlib._Hash) -> None:
         digest.update(str(self.x.shape).encode())
         digest.update(np.ascontiguousarray(self.x).data)
 
@@ -356,13 +346,14 @@ class TableImages(ImageSource):
         self.files = parquet_files(self.path) if self.path.is_dir() else (self.path,)
         if not self.files:
             raise ValueError(f"{path} holds no table: no file ends in .parquet. Pass the folder in which they are.")
-        tables = [_examine(file, image, label) for file in self.files]
-        self._groups = [group for groups, _ in tables for group in groups]
+        self._groups: list[_RowGroup] = []
+        columns = [self._examine(file) for file in self.files]
         self._stops = list(accumulate(group.rows for group in self._groups))
+        self.rows = sum(group.rows for group in self._groups)
         if not self.rows:
             raise ValueError(f"{path} must hold at least one row, but its tables are empty. Check the path.")
         if label is not None:
-            values = np.concatenate([column for _, column in tables if column is not None])
+            values = np.concatenate([column for column in columns if column is not None])
             if values.min() < 0:
                 row = int((values < 0).argmax())
                 raise ValueError(
@@ -372,11 +363,6 @@ class TableImages(ImageSource):
                 )
             self.labels = torch.from_numpy(values)
         self._column: tuple[int, Any] = (-1, None)  # the number and the images of the row group that was read last
-
-    @property
-    def rows(self) -> int:
-        """Number of images."""
-        return self._stops[-1] if self._stops else 0
 
     def name(self, row: int) -> str:
         """Return the table and the number of the row, ``photos.parquet:7``."""
@@ -392,13 +378,24 @@ class TableImages(ImageSource):
             raise UnreadableImage(f"{name} does not hold the bytes of an image. Write them into the table.")
         return name, read_image(io.BytesIO(content), name)
 
-    def identify(self, digest: hashlib._Hash) -> None:
-        """Feed the names of the columns and of the files, sizes and times of change, and some bytes."""
+    def _identify(self, digest: hashlib._Hash) -> None:
         digest.update(json.dumps([self.image, self.label]).encode())
         hash_files(digest, self.files[0].parent, [file.name for file in self.files])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_column": (-1, None)}
+
+    def _examine(self, file: Path) -> NDArray[np.int64] | None:
+        """Note the row groups of a file, and return the labels in it."""
+        with _open_parquet(file) as table:
+            _check_column(file, table.schema_arrow, self.image, "encoded images", _holds_images)
+            for number in range(table.num_row_groups):
+                self._groups.append(_RowGroup(file, number, table.metadata.row_group(number).num_rows))
+            if self.label is None:
+                return None
+            _check_column(file, table.schema_arrow, self.label, "whole numbers", lambda kind: str(kind) in _INTEGERS)
+            column = _validated(table.read([self.label], use_threads=False), self.label)
+            return column.cast("int64").fill_null(_NULL).to_numpy()  # type: ignore[no-any-return]
 
     def _value(self, row: int) -> Any:
         """Return what the image column holds in one row: bytes, a dict, or None."""
@@ -442,21 +439,6 @@ def _open_parquet(file: Path) -> Iterator[Any]:
             yield table
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read as a table: {error}. Copy or write it again.") from error
-
-
-def _examine(file: Path, image: str, label: str | None) -> tuple[list[_RowGroup], NDArray[np.int64] | None]:
-    """Return the row groups of a file and the labels in it."""
-    with _open_parquet(file) as table:
-        _check_column(file, table.schema_arrow, image, "encoded images", _holds_images)
-        sizes = [table.metadata.row_group(number).num_rows for number in range(table.num_row_groups)]
-        groups = [_RowGroup(file, number, size) for number, size in enumerate(sizes)]
-        if label is None:
-            return groups, None
-        _check_column(
-            file, table.schema_arrow, label, "whole numbers", lambda kind: str(kind).removeprefix("u") in _INTEGERS
-        )
-        column = _validated(table.read([label], use_threads=False), label)
-        return groups, column.cast("int64").fill_null(_NULL).to_numpy()
 
 
 def _validated(table: Any, name: str) -> Any:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from .openood import openood_network
+from .openood import NETWORKS, openood_network
 
 logger = logging.getLogger(__name__)
 
@@ -204,6 +204,7 @@ def named_model(name: str, weights: Path | None = None, pretrained: str | None =
 
 
 def _openood(name: str, state: State | None, pretrained: str | None) -> nn.Module:
+    _check_known("openood", "network", name, NETWORKS)
     classes = (state or {}).get("fc.weight")
     if classes is None or classes.ndim != 2:
         raise ValueError(

@@ -21,19 +21,15 @@ from .transform import Transform
 
 
 class Source(ABC):
-    """Batches on a fixed grid: batch i holds the rows from ``i * batch_size`` on, and is read without the others."""
+    """``rows`` inputs in batches: batch i holds the rows from ``i * batch_size`` on, and is read without the others."""
 
+    rows: int
     labels: Tensor | None = None
 
     def __init__(self, batch_size: int) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}. 64 is customary.")
         self.batch_size = batch_size
-
-    @property
-    @abstractmethod
-    def rows(self) -> int:
-        """Number of inputs."""
 
     @property
     @abstractmethod
@@ -81,14 +77,14 @@ class ImageSource(Source):
         """Return what an error calls one image, and its pixels."""
 
     @abstractmethod
-    def identify(self, digest: hashlib._Hash) -> None:
+    def _identify(self, digest: hashlib._Hash) -> None:
         """Feed what tells these images from others into ``digest``."""
 
     @cached_property
     def fingerprint(self) -> str:
         """The sha256 of the transform, the images and their labels."""
         digest = hashlib.sha256(json.dumps(self.transform.as_dict(), sort_keys=True).encode())
-        self.identify(digest)
+        self._identify(digest)
         digest.update(b"no labels" if self.labels is None else self.labels.numpy().tobytes())
         return digest.hexdigest()
 
@@ -130,15 +126,9 @@ class ImageSubset(ImageSource):
 
     def __init__(self, source: ImageSource, rows: NDArray[np.integer]) -> None:
         super().__init__(source.transform, source.batch_size)
-        check_rows(rows, source.rows)
-        self.source = source
+        self.source, self.rows = source, len(rows)
         self.chosen = rows.astype(np.int64)
         self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.chosen)]
-
-    @property
-    def rows(self) -> int:
-        """Number of images."""
-        return len(self.chosen)
 
     def name(self, row: int) -> str:
         """Return what the source calls an image."""
@@ -148,8 +138,7 @@ class ImageSubset(ImageSource):
         """Return what an error of the source calls an image, and its pixels."""
         return self.source.picture(int(self.chosen[row]))
 
-    def identify(self, digest: hashlib._Hash) -> None:
-        """Feed the fingerprint of the source and the rows."""
+    def _identify(self, digest: hashlib._Hash) -> None:
         digest.update(self.source.fingerprint.encode())
         digest.update(self.chosen.astype("<i8").tobytes())
 
@@ -181,20 +170,6 @@ def take_subset(source: Source, count: int | None, seed: int | None = None, bala
         members = order[labels[order] == label]
         rank[members] = np.arange(len(members))
     return source.subset(np.sort(order[np.argsort(rank[order], kind="stable")[:count]]))
-
-
-def check_rows(rows: NDArray[np.integer], available: int) -> None:
-    """Raise unless these are rows of a source that has ``available`` of them."""
-    if not np.issubdtype(rows.dtype, np.integer) or rows.ndim != 1 or len(rows) == 0:
-        raise ValueError(
-            f"rows must be integers of shape (n,) with n > 0, got {rows.dtype} of shape {rows.shape}. "
-            "Turn a mask with numpy.flatnonzero."
-        )
-    if rows.min() < 0 or rows.max() >= available:
-        raise ValueError(
-            f"rows must be between 0 and {available - 1}, got {rows.min()} to {rows.max()}. "
-            "Count them in the source that they are taken from."
-        )
 
 
 def _odd_sizes(prepared: dict[int, tuple[str, Tensor]]) -> dict[int, str]:

@@ -127,7 +127,7 @@ function thresholdShapes(axis, frame) {
 function lastShapes(axis, frame) {
   if (!last) return [];
   const place = Math.min(Math.max(axis.place(last.score), -0.5), frame.bars - 1.5 + Number(!axis.beyond) / 2);
-  return [shape("path", { class: `last ${last.state}`, d: `M${frame.x(place)} ${frame.bottom - 3}l7 12h-14z` })];
+  return [shape("path", { class: `last ${last.verdict}`, d: `M${frame.x(place)} ${frame.bottom - 3}l7 12h-14z` })];
 }
 
 function hitShapes(axis, frame, shares) {
