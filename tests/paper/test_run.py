@@ -24,7 +24,8 @@ from tests.toy_study import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat", "ignore:k = ")
 QUICK = Settings(replicates=0, command="flatfold reproduce toy")
-FEW = [parse_spec(text) for text in ["msp", "ebo", "react@ood", "ash@ood", "fold@ood", "autofold", "odin:temperature=10"]]
+NAMES = ("msp", "ebo", "react@ood", "ash@ood", "fold@ood", "autofold", "odin:temperature=10")
+FEW = [parse_spec(name) for name in NAMES]
 SMALL = Plan(samples=6, batch_size=10, rounds=2, methods=FEW)
 QUICKER = Plan(samples=6, methods=[Spec("msp"), Spec("react", {"percentile": 80})], alpha=0.3)
 
