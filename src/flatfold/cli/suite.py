@@ -117,7 +117,8 @@ def doctor(
     from ..evaluate.suites.doctor import examine
     from ..evaluate.suites.library import open_suite_file
 
-    findings = examine(open_suite_file(suite, None if seed is None else [seed], data=data), accuracy, limit, read)
+    file = open_suite_file(suite, None if seed is None else [seed], data=data, any_counts=True)
+    findings = examine(file, accuracy, limit, read)
     open_console().print(_findings_table(suite, findings))
     for sentence in dict.fromkeys(finding.sentence for finding in findings if finding.sentence):
         parts = [finding.what for finding in findings if finding.sentence == sentence]

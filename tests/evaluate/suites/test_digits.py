@@ -107,6 +107,7 @@ def test_training_depends_on_the_seed_alone_and_is_done_once(images, tmp_path, m
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     with safe_open(tmp_path / "a", framework="pt") as file:
         assert file.metadata() == {"recipe": key}  # so networks of earlier versions are found
+        assert {"body.0.weight", "head.weight"} <= set(file.keys())
 
 
 def test_a_network_is_trained_again_when_something_changed(images, tmp_path, monkeypatch):

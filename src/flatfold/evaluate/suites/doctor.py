@@ -63,25 +63,25 @@ class Diagnosis:
 def examine(suite_file: SuiteFile, accuracy: bool = True, limit: int = 1000, read: bool = False) -> list[Diagnosis]:
     """Check every part of a suite; a problem with one of them does not keep the others from being checked.
 
+    The file should allow ``any_counts``, lest images of another number than expected are not looked at any further.
     Images are counted and looked for, and the first of each data set are decoded: prepared, all must have one size. As
     in a benchmark, up to 1 % of a data set may be unreadable. Networks are loaded, which downloads those that the file
     calls ``pretrained``, and run on at most ``limit`` test images, unless ``accuracy`` is False. An accuracy is as
     expected within three standard errors and one point. With ``read`` every image is decoded.
     """
-    lenient, document = suite_file.lenient(), suite_file.document
+    document, first = suite_file.document, suite_file.networks[0]
     diagnoses: list[Diagnosis] = []
-    first = lenient.networks[0]
     try:
-        data = lenient.data(first._replace(table={}))
+        data = suite_file.data(first._replace(table={}))
     except ValueError as error:
-        diagnoses.append(Diagnosis("transform", "wrong", str(lenient.path), sentence=str(error)))
-        data = SuiteData(lenient, Transform(), first.draws)
+        diagnoses.append(Diagnosis("transform", "wrong", str(suite_file.path), sentence=str(error)))
+        data = SuiteData(suite_file, Transform(), first.draws)
     sections = [(name, document[name]) for name in (*SPLITS, "ood_val") if name in document]
     sections += [("ood", table) for table in document["ood"]]
     checks = {check.diagnosis.what: check for check in (_DataCheck(data, *section) for section in sections)}
-    transforms = _size_transforms(lenient)
+    transforms = _size_transforms(suite_file)
     for check in track(checks.values(), "looking for images", len(checks)):
-        check.run(transforms, suite_file.any_counts, read)
+        check.run(transforms, read)
         diagnoses.append(check.diagnosis)
     diagnoses += _check_together(suite_file, {what: check.source for what, check in checks.items()})
     test = checks["test"]
@@ -89,7 +89,7 @@ def examine(suite_file: SuiteFile, accuracy: bool = True, limit: int = 1000, rea
         diagnosis, model = _check_network(suite_file, network)
         diagnoses.append(diagnosis)
         if model is not None and accuracy and test.source is not None and test.diagnosis.state != "missing":
-            _check_accuracy(diagnosis, model, lenient, network, limit, test)
+            _check_accuracy(diagnosis, model, suite_file, network, limit, test)
         elif model is not None and accuracy:
             diagnosis.add("note", UNCHECKED)
     for check in checks.values():
@@ -119,16 +119,16 @@ class _DataCheck:
         self.broken: dict[int, str] = {}
         self.problems: dict[str, str] = {}  # by kind, the first of each
 
-    def run(self, transforms: Sequence[Transform], any_counts: bool, read: bool) -> None:
+    def run(self, transforms: Sequence[Transform], read: bool) -> None:
         """Look for the images, count them, and read the first or all of them."""
         try:
-            gone = self._count(any_counts)
+            gone = self._count()
             if isinstance(self.source, ImageSource):
                 self._read(self.source, gone, transforms, read)
         except FAILURES as error:
             self.diagnosis.add_error(error, section_title(self.section, self.table), self.table.get("optional", False))
 
-    def _count(self, any_counts: bool) -> set[str]:
+    def _count(self) -> set[str]:
         """Look for the images, compare their number with the expected one, and return those of a list that are gone."""
         diagnosis, table = self.diagnosis, self.table
         kind, path, inside = self.data.place(table)
@@ -150,7 +150,7 @@ class _DataCheck:
         diagnosis.found = f"{rows} images" if rows == whole.rows else f"{rows} of {whole.rows} images"
         deviation = self.data.deviations.get(table.get("name", self.section))
         if deviation:
-            diagnosis.add("note" if any_counts else "wrong", f"{deviation}. Get them again.")
+            diagnosis.add("wrong", f"{deviation}. Get them again, or run a benchmark with --any-counts.")
         if gone:
             some = f"{len(gone)} of the {whole.rows} images of its list are not there: {_first(gone)}"
             diagnosis.add("missing", f"{some}. Get them again.")

@@ -108,17 +108,19 @@ def _digits(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[st
             raise ValueError(
                 f"digits makes its own networks and has no {name!r}. There are {', '.join(DIGIT_NETWORKS)}."
             )
-    runs = [(name, seed) for name in (DIGIT_NETWORKS if names is not None else [FIRST]) for seed in seeds]
-    parts = [[name] * (names is not None) + [f"seed{seed}"] * (len(seeds) > 1) for name, seed in runs]
-    folders = tuple(map("-".join, parts))
+    several = len(seeds) > 1
+    if names is None:
+        folders = {(FIRST, seed): f"seed{seed}" if several else "" for seed in seeds}
+    else:
+        folders = {(name, seed): f"{name}-seed{seed}" if several else name for name in DIGIT_NETWORKS for seed in seeds}
     return [
         replace(
             digits(out, seed=seed, batch_size=batch_size, network=name),
             network=folder,
             family=DIGITS if names is None else name,
             architecture="" if names is None else name,
-            siblings=folders,
+            siblings=tuple(folders.values()),
         )
-        for (name, seed), folder in zip(runs, folders, strict=True)
+        for (name, seed), folder in folders.items()
         if names is None or name in names
     ]

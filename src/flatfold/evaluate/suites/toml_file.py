@@ -7,7 +7,6 @@ misspelt one never passes for one that was left out. The benchmarks of OpenOOD a
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,12 +70,6 @@ class SuiteFile:
             self.document = read_document(path)
             self.networks = _list_networks(self.document, seeds)
         self._data: dict[tuple[Transform, int], SuiteData] = {}
-
-    def lenient(self) -> "SuiteFile":
-        """Return the same suite with as many images as there are, whatever was expected."""
-        other = copy(self)
-        other.any_counts, other._data = True, {}
-        return other
 
     def expand(self, text: str) -> Path:
         """Return a path of the file with the variables in it replaced."""
