@@ -38,7 +38,8 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..detectors.base import Detector
-    from ..scoring.batch import Parts, ScoredRows, ScoringJob, Summary
+    from ..io.store import Part
+    from ..scoring.batch import Parts, ScoringJob, Summary
     from ..scoring.calibrated import Calibration
     from ..scoring.tables import Columns
 
@@ -111,7 +112,7 @@ def score(
     job = ScoringJob(file, model.open, source, fpr, device)
     now, start = 0, perf_counter()  # now: images that no earlier run has scored
 
-    def counted(job: ScoringJob, parts: Parts) -> Iterator[tuple[int, ScoredRows]]:
+    def counted(job: ScoringJob, parts: Parts) -> Iterator[tuple[int, Part]]:
         nonlocal now
         now = sum(map(len, parts.values()))
         return executor(job, parts)
