@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
@@ -117,6 +117,10 @@ def extract_features(
             raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
         found, (features, logits) = probe(model, first.to(place), head)
         warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
+
+        def features_of(batch: Batch) -> Tensor:
+            return run(model, found, batch.to(place)).features
+
         sink = BankWriter(
             out,
             {} if data is None else {"weights": weights_hash(model), "data": data, "head": found.name},
@@ -128,19 +132,15 @@ def extract_features(
         )
         with closing(sink):
             if isinstance(loader, Source):
-                if sink.first_stored is not None:
-                    sink.confirm(first_rows, features)
-                    if not sink.confirmed:  # an earlier shard is damaged
-                        stored, stored_rows = first_inputs(loader, sink.first_stored)
-                        sink.confirm(stored_rows, run(model, found, stored.to(place)).features)
-                results = missing_batches(loader, sink, TITLE, workers)
+                sink.confirm(first_rows, features)
+                results = missing_batches(loader, sink, features_of, TITLE, workers)
             else:
                 results = _missing_of_loader(first, batches, sink)
             for rows_read, batch, reasons in results:
                 if batch is None:
                     features = found.head.weight.new_empty(0, found.head.width)
                 elif batch is not first:
-                    features = run(model, found, batch.to(place)).features
+                    features = features_of(batch)
                 features = features.cpu()
                 check_finite(features, "features", first=rows_read.start)
                 sink.add(rows_read, features, None if batch is None else batch.labels, reasons)
@@ -187,8 +187,16 @@ def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
     raise UnreadableImage(f"not a single image could be read. The first: {first}")
 
 
-def missing_batches(source: Source, sink: BankWriter, title: str, workers: int = 0) -> Iterator[BatchResult]:
-    """Yield the batches of a source that hold a row ``sink`` misses, and tell it where the data ends."""
+def missing_batches(
+    source: Source, sink: BankWriter, compute: Callable[[Batch], Tensor], title: str, workers: int = 0
+) -> Iterator[BatchResult]:
+    """Yield the batches of a source that hold a row ``sink`` misses, and tell it where the data ends.
+
+    Before that, ``sink`` compares what ``compute`` gives for an input that an earlier run has left.
+    """
+    if not sink.confirmed:
+        stored, rows = first_inputs(source, sink.first_stored or 0)
+        sink.confirm(rows, compute(stored))
     yield from read_batches(source, source.batch_ranges(sink.missing(0, source.rows)), title, workers)
     sink.end(source.rows)
 
