@@ -26,10 +26,9 @@ from ..curvature.trace import param_trace
 from ..detectors.autofold import AutoFold
 from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
-from ..models.extract import read_batches
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating
-from ..models.sources import ImageSource, Source
+from ..models.sources import ImageSource, Source, read_batches
 from .banks import Banks, Settings, extract_all, short_key
 from .compare import column_influence
 from .methods import logged_warnings

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from ..core.bank import FeatureBank, Head
 from ..core.validation import UnreadableImage, check_finite
@@ -20,21 +20,13 @@ from .bank_store import BankWriter
 from .fingerprint import data_key, weights_hash
 from .forward import Batch, evaluating, split_batch
 from .heads import FoundHead, probe, run, warn_of_other_logits
-from .sources import Source
+from .sources import BatchResult, Source, read_batches
 
 log = logging.getLogger(__name__)
 
 TITLE = "extracting features"
 SHOWN = 3  # unreadable images that a message names
 FEW = 2  # inputs by which the head of a model is found
-
-
-class BatchResult(NamedTuple):
-    """Some rows of the data: those that could be read as a batch, and the reasons of the others."""
-
-    rows: range
-    batch: Batch | None
-    unreadable: dict[int, str]
 
 
 class Extraction(NamedTuple):
@@ -195,22 +187,6 @@ def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
     raise UnreadableImage(f"not a single image could be read. The first: {first}")
 
 
-def read_batches(
-    source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int = 0
-) -> Iterator[BatchResult]:
-    """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar."""
-    ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
-    processes = min(workers, len(ranges)) if len(ranges) > 1 else 0
-    # A generator of its own: the loader would draw from torch's.
-    loader = DataLoader(_Attempts(source, ranges), None, num_workers=processes, generator=torch.Generator())
-    pairs = zip(ranges, loader, strict=True)
-    for rows, result in pairs if title is None else track(pairs, title, len(ranges)):
-        if isinstance(result, Exception):
-            raise result
-        raw, unreadable = result
-        yield BatchResult(rows, None if raw is None else split_batch(raw), unreadable)
-
-
 def missing_batches(
     source: Source, sink: BankWriter, compute: Callable[[Batch], Tensor], title: str, workers: int = 0
 ) -> Iterator[BatchResult]:
@@ -223,22 +199,6 @@ def missing_batches(
         sink.confirm(rows, compute(stored))
     yield from read_batches(source, source.batch_ranges(sink.missing(0, source.rows)), title, workers)
     sink.end(source.rows)
-
-
-class _Attempts(Dataset[Any]):
-    """The batches of a source by number. Errors are returned: torch would hide their message in a traceback."""
-
-    def __init__(self, source: Source, ranges: list[range]) -> None:
-        self.source, self.ranges = source, ranges
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return self.source.attempt(self.ranges[index])
-        except (ValueError, TypeError, OSError, MemoryError) as error:
-            return error
-
-    def __len__(self) -> int:
-        return len(self.ranges)
 
 
 def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: BankWriter) -> Iterator[BatchResult]:

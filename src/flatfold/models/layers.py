@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from ..core.validation import check_finite
 from .bank_store import BankWriter
-from .extract import missing_batches, read_batches
+from .extract import missing_batches
 from .forward import Batch, evaluating, input_errors, logits_of, split_batch
 from .heads import find_head
-from .sources import Source
+from .sources import Source, read_batches
 
 SHARD_ROWS = 1024
 

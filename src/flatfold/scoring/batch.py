@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from ..io.artifacts import DamagedFile, read_json, write_json
 from ..io.files import replacing, sha256_of, sweep
 from ..io.store import Part, PartStore
-from ..models.extract import BatchResult, read_batches
 from ..models.fingerprint import evenly_spaced
 from ..models.forward import usable_device
-from ..models.sources import ImageSource
+from ..models.sources import BatchResult, ImageSource, read_batches
 from .calibrated import CalibratedDetector
 from .guard import Guard
 from .guard_file import GuardFile

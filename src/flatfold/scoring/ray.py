@@ -16,8 +16,7 @@ import torch
 
 from ..io.progress import track
 from ..io.store import Part
-from ..models.extract import read_batches
-from ..models.sources import ImageSource
+from ..models.sources import ImageSource, read_batches
 from .batch import Parts, ScoringJob, score_batches
 from .guard import Guard
 

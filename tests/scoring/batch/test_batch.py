@@ -21,8 +21,8 @@ from pyarrow.parquet import ParquetFile
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.extract import read_batches
 from flatfold.models.images import FolderImages
+from flatfold.models.sources import read_batches
 from flatfold.scoring import guard_file
 from flatfold.scoring.batch import (
     NO_SCORE,
