@@ -15,7 +15,7 @@ from .selection import mean_gain
 
 TICKS = (-20, -5, -1, 0, 1, 5, 20)  # percentage points; between -1 and 1 the axis is linear
 CRITERION = Key("paired criterion on ID data, ± 2 standard errors", LineStyle(INK))
-TRUTH = Key("true AUROC, mean over unknown sets", LineStyle(ACCENT))
+TRUTH = Key("true AUROC, mean over OOD data sets", LineStyle(ACCENT))
 CHOICE = Key("chosen", LineStyle(INK, (1.0, 1.5)))
 BEST = Key("best", LineStyle(ACCENT, (1.0, 1.5)))
 

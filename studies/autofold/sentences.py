@@ -79,9 +79,9 @@ def _regrets(found: Sequence[Found], rule: str) -> str:
     single = max(each.regret(rule, number)[0] for each in found for number in range(len(each.measured.datasets) - 1))
     return (
         f"Over {len(found)} networks the median regret of `{rule}` is {np.median(regrets):.2f} percentage points of "
-        f"AUROC, and {sum(regret < SMALL for regret in regrets)} of them give away less than {SMALL:g}; the largest "
-        f"regret is {max(regrets):.2f} ({found[int(np.argmax(regrets))].name}), and {single:.2f} on a single set of "
-        "unknown images."
+        f"AUROC, and {sum(regret < SMALL for regret in regrets)} of them lose less than {SMALL:g}; the largest "
+        f"regret is {max(regrets):.2f} ({found[int(np.argmax(regrets))].name}), and {single:.2f} on a single OOD "
+        "data set."
     )
 
 

@@ -50,7 +50,7 @@ def regrets(found: Sequence[Found]) -> str:
         for number, dataset in enumerate(each.measured.datasets):
             values = [_plain(with_interval(each.regret(name, number))) for name in names]
             rows.append([f"{each.name}: {dataset}", f"{best[number]:.2f}", *values])
-    return table(["network: unknown images", "best α", *names], rows)
+    return table(["network: OOD data set", "best α", *names], rows)
 
 
 def sets(found: Sequence[Found], extra: Sequence[str]) -> str:
@@ -62,7 +62,7 @@ def sets(found: Sequence[Found], extra: Sequence[str]) -> str:
         for number, dataset in enumerate(each.measured.datasets[:-1]):
             fixed = [_plain(with_interval(each.values(name, redrawn=False, dataset=number))) for name in names]
             rows.append([f"{each.name}: {dataset}", *fixed])
-    return table(["network: unknown images", *names], rows)
+    return table(["network: OOD data set", *names], rows)
 
 
 def oracles(found: Sequence[Found]) -> str:

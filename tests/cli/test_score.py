@@ -413,7 +413,7 @@ OF_FEATURES = {
         "--head h --per-class",
         "--head h --method knn --fit a/../x --calibration x",
     ],
-    "value for '--fpr'": ["--head h --calibration c --fpr 1.5", "--guard g --fpr 0"],
+    "value for '--fpr'": ["--head h --calibration c --fpr 1.5", "--guard g --fpr -1"],
     "for --out": [f"--head h --out {out}" for out in ("x.txt", ".", "folder.csv")],
     "for --method": [f"--head h --method {name}" for name in ("fild", "fold:beta=1", "fold:.5", "knn@id", "odin")],
     "--model": ["--guard g --model nets:tiny"],

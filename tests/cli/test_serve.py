@@ -38,7 +38,7 @@ def folder(here, monkeypatch):
 def served(monkeypatch):
     """What the command would serve: (app, socket, access log), instead of serving it."""
     kept = []
-    monkeypatch.setattr("flatfold.serve.run.run", lambda *arguments: kept.append(arguments) or True)
+    monkeypatch.setattr("flatfold.serve.server.run", lambda *arguments: kept.append(arguments) or True)
     return kept
 
 
@@ -98,7 +98,7 @@ def test_mistakes(folder, served, monkeypatch):
         (["--fpr", "0.0001"], 1, "0.0001"),
         (["--model", "nets:tiny"], 1, "other weights"),
         (["--host", "192.0.2.1"], 1, "192.0.2.1"),
-        (["--max-body", "0"], 1, "--max-body"),
+        *(([f"--max-{what}", "0"], 2, f"--max-{what}") for what in ("body", "batch", "waiting", "images", "pixels")),
     ]
     assert_mistakes(SERVE, cases, folder)
     assert_mistakes(("serve", "blind.safetensors", *MODEL), [([], 1, "--resize")], folder)

@@ -333,6 +333,7 @@ def test_images_that_cannot_be_read_are_counted_named_and_logged_and_the_rest_is
     assert results.rows[0].n_ood == 28
     assert any("2 images of noise" in sentence for sentence in results.suite["deviations"])
     shown = [wrong for wrong in results.wrong if wrong.dataset == "noise"]
+    assert all(wrong.score == whole.scores[f"{wrong.method}/noise"][wrong.row] for wrong in shown)
     assert all(wrong.row not in (4, 7) and wrong.name.endswith(f"{wrong.row:02d}.png") for wrong in shown)
     assert [message for message in caplog.messages if "noise: 2 of 30" in message and "04.png" in message]
     with pytest.raises(ff.UnreadableImage, match=r"^noise: .*04\.png"):

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from flatfold.io.artifacts import DamagedFile
 from flatfold.io.store import MANIFEST, PartStore, read_manifest
 from tests.refusals import assert_refused
 
@@ -32,8 +33,7 @@ def test_parts_and_facts_come_back(tmp_path):
         assert part.info == {"unreadable": {"1": "cut"}}
         assert part.tensors["x"].tolist() == [[2, 2], [2, 2]]
         assert "00003" not in store
-        with pytest.raises(KeyError):
-            store.read("00003")
+        assert_refused(DamagedFile, "cannot be read", store.read, "00003")
         store.update(complete=True)
     assert read_manifest(tmp_path / "s").info == {"rows": 30, "complete": True}
 

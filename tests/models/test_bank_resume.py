@@ -227,7 +227,7 @@ def test_a_bank_of_something_else_is_refused_and_left_as_it_is(tmp_path):
     resume(tmp_path / "bank")
     before = files_of(tmp_path / "bank")
     for keyword, changes in {
-        "another weights": {"model": Counting(seed=1)}, "data was 'data-1', now it is 'data-2'": {"key": "data-2"},
+        "another weights": {"model": Counting(seed=1)}, "data was data-1, now it is data-2": {"key": "data-2"},
         "another head": {"head": "body"}, "another labels": {"loader": make_data()[0].split(4)},
         "other inputs under the same key": {"loader": [(x + 1, y) for x, y in batches()]},
     }.items():  # fmt: skip

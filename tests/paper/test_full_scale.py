@@ -64,7 +64,7 @@ def test_a_script_runs_existing_commands_in_the_folder_of_openood_and_stops_at_a
         assert lines == [
             f"doctor {suite} --data /a b",
             f"reproduce {suite} --data /a b --out {out} --device cuda --workers 8",
-            f"paper {out} --csv {out}/beside-paper.csv",
+            f"paper {out} --csv {out}/comparison-with-paper.csv",
         ]
         for command, *words in map(str.split, lines):
             options = {option for parameter in known[command].params for option in parameter.opts}

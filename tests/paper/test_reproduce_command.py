@@ -79,14 +79,14 @@ def test_options_reach_the_run_and_an_interrupted_one_says_that_it_goes_on(tmp_p
     others = ("--methods", "msp,knn:k=3", "--max-unreadable", 0.5, "--batch-size", 4, "--seed", 6)
     ended = flatfold("reproduce", "toy.toml", *numbers, *others, cwd=tmp_path)
     assert (ended.returncode, "same command" in ended.stderr) == (130, True)
-    (suite,), folder, settings, plan = stopped.call_args.args
+    suite, place, settings, plan = stopped.call_args.args
     assert (plan.samples, plan.rounds, plan.alpha, plan.batch_size) == (9, 3, 0.25, 256)
     assert [spec.label for spec in plan.methods] == ["msp", "knn:k=3"]
     assert (settings.device, settings.workers, settings.unreadable, settings.replicates) == ("cpu", 2, 0.5, 7)
     assert settings.command.startswith("flatfold reproduce toy.toml --samples 9")
-    assert (suite.seed, suite.test.batch_size, suite.test.rows, str(folder)) == (6, 4, 5, "out/paper/toy")
+    assert (suite.seed, suite.test.batch_size, suite.test.rows, str(place)) == (6, 4, 5, "out/paper/toy/tiny")
     flatfold("reproduce", "toy.toml", cwd=tmp_path)
-    (suite,), _, _, plan = stopped.call_args.args
+    suite, _, _, plan = stopped.call_args.args
     assert (plan.methods, plan.alpha, plan.samples, suite.test.batch_size) == (None, None, 200, 64)
 
 

@@ -19,7 +19,7 @@ from torch import nn
 import flatfold as ff
 from flatfold.models.images import ArrayImages
 from flatfold.serve.app import create_app
-from flatfold.serve.run import bind, make_server
+from flatfold.serve.server import bind, make_server
 from flatfold.serve.settings import Settings
 
 TRANSFORM = ff.Transform(mode="L", mean=(0.4,), std=(0.3,), resize=4, crop=4)

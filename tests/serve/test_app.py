@@ -232,10 +232,6 @@ TOKEN = "s3cret-" * 4
 @pytest.mark.parametrize(
     ("name", "values", "keyword"),
     [
-        *(
-            (name, [0, -1, 1.5, True, None], name)
-            for name in ("max_batch", "max_waiting", "max_body", "max_images", "max_pixels")
-        ),
         ("timeout", [0, -1, float("nan"), float("inf")], "timeout"),
         ("token", ["", "short", "x" * 15, "a space in the middle", "line\nbreak-in-a-token", "ümlaut" * 4], "token"),
         ("hosts", [{host} for host in ("http://a", "a:80", "A.org", "", "a b", "::1")], "host"),

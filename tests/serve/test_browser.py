@@ -77,7 +77,7 @@ def number(text):
     return float(re.sub(r"·10(?=-?\d)", "e", ordinary))
 
 
-@pytest.mark.parametrize(("array", "verdict"), [(KNOWN_PIXELS[0], "known"), (OOD_PIXELS, "unknown")], ids=["ID", "OOD"])
+@pytest.mark.parametrize(("array", "verdict"), [(KNOWN_PIXELS[0], "ID"), (OOD_PIXELS, "OOD")])
 def test_a_card_shows_the_verdict_of_the_guard(visit, address, guard, array, verdict):
     page = visit(address)
     give(page, file("a.png", encoded(array)))
@@ -85,7 +85,7 @@ def test_a_card_shows_the_verdict_of_the_guard(visit, address, guard, array, ver
     expect(card).to_have_count(1)
     wanted = guard(TRANSFORM(array)[None])
     name = NAMES[int(wanted.logits.argmax())]
-    assert bool(wanted.is_ood) == (verdict == "unknown")
+    assert bool(wanted.is_ood) == (verdict == "OOD")
     assert card.locator(".verdict").text_content() == verdict
     assert name in card.locator(".class").text_content()
     p_value, score = re.fullmatch(r"p = (\S+) · score (\S+)", card.locator(".numbers").text_content()).groups()
@@ -106,12 +106,12 @@ def test_counters_histogram_and_summary_follow_every_image(visit, address, guard
     assert page.locator("#chart .live").count() == page.locator("#chart .last").count() == 0
     give(page, file("a.png", KNOWN[0]))
     expect(page.locator("#seen")).to_have_text("1")
-    line, mark = page.locator("#chart .threshold"), page.locator("#chart .last.known")
+    line, mark = page.locator("#chart .threshold"), page.locator("#chart .last.ID")
     expect(mark).to_have_count(1)
     assert mark.bounding_box()["x"] < line.bounding_box()["x"]
     give(page, file("b.png", OOD))
     expect(page.locator("#seen")).to_have_text("2")
-    mark = page.locator("#chart .last.unknown")
+    mark = page.locator("#chart .last.OOD")
     expect(mark).to_have_count(1)
     assert mark.bounding_box()["x"] > line.bounding_box()["x"]
     told = page.locator("#chart .alarm").text_content()
@@ -196,11 +196,11 @@ def test_a_dead_service_is_shown_and_one_that_comes_back_is_used_again(visit, gu
         expect(page.locator("#seen")).to_have_text("0")
     give(page, file("a.png", OOD))
     expect(cards(page, ".failed").locator(".why")).to_contain_text("cannot be reached")
-    expect(page.locator("#silent")).to_contain_text("cannot be reached")
+    expect(page.locator("#unreachable")).to_contain_text("cannot be reached")
     with serving(guard, port=int(address.rsplit(":", 1)[1].strip("/"))):
         page.get_by_role("button", name="Try again").click()
-        expect(cards(page, ".unknown")).to_have_count(1)
-        expect(page.locator("#silent")).to_have_text("")
+        expect(cards(page, ".OOD")).to_have_count(1)
+        expect(page.locator("#unreachable")).to_have_text("")
         expect(page.locator("#seen")).to_have_text("1")
 
 
@@ -211,7 +211,7 @@ def test_the_token_is_asked_for_refused_and_taken_and_nowhere_kept(visit, guard,
         field, refused = page.get_by_label("Token"), page.locator("#refused")
         expect(field).to_be_focused()
         assert field.get_attribute("type") == "password"
-        assert not page.locator("#told").is_visible()
+        assert not page.locator("#counts").is_visible()
         give(page, file("a.png", KNOWN[0]), file("b.png", OOD))
         expect(page.locator("#status")).to_contain_text("waiting for the token")
         page.set_input_files("#files", tmp_path / "gone.png")
@@ -241,7 +241,7 @@ def test_names_are_text_whatever_they_look_like(visit, guard):
         expect(cards(page, ":not(.waiting)")).to_have_count(2)
         assert (page.locator("img").count(), page.locator("[src=x]").count()) == (2, 0)
         assert cards(page).locator(".file").all_text_contents() == [f"{evil}.txt", f"{evil}.png"]
-        assert cards(page, ".known").locator(".class").text_content().startswith(evil)
+        assert cards(page, ".ID").locator(".class").text_content().startswith(evil)
 
 
 def test_dropped_and_pasted_files_are_scored_as_images_even_without_a_type(visit, address):
@@ -266,7 +266,7 @@ def test_dropped_and_pasted_files_are_scored_as_images_even_without_a_type(visit
         list(KNOWN[0]),
     )
     assert page.evaluate("window.stayed") == [True] * 3
-    expect(cards(page, ".known")).to_have_count(4)
+    expect(cards(page, ".ID")).to_have_count(4)
     assert cards(page).locator(".file").all_text_contents() == [*"dcba"]
 
 
@@ -283,7 +283,7 @@ def test_few_requests_run_at_once_and_clear_ends_them(visit, address):
     expect(page.locator("#files")).to_be_focused()
     page.unroute("**/score*")
     give(page, file("b.png", KNOWN[0]))
-    expect(cards(page, ".known")).to_have_count(1)
+    expect(cards(page, ".ID")).to_have_count(1)
     expect(page.locator("#seen")).to_have_text("1")
 
 
@@ -294,7 +294,7 @@ def test_the_keyboard_alone_is_enough(visit, address):
     expect(page.locator("#files")).to_be_focused()
     assert page.locator(".area").evaluate("area => getComputedStyle(area).outlineStyle") == "solid"
     give(page, file("a.png", KNOWN[0]))
-    expect(cards(page, ".known")).to_have_count(1)
+    expect(cards(page, ".ID")).to_have_count(1)
     page.locator("#files").focus()
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")

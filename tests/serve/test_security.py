@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from flatfold.serve import deadline as connection
+from flatfold.serve import server as connection
 from tests.serve.small_service import encoded, pixels, running, until
 
 GOOD = encoded(pixels(1)[0][0])

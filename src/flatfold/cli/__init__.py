@@ -14,8 +14,7 @@ from .curvature import curvature
 from .fit import export, fit
 from .options import grouped
 from .paper import paper, reproduce
-from .score import join, score
-from .score_features import score_features
+from .score import join, score, score_features
 from .serve import serve
 from .suite import doctor, suite_app
 

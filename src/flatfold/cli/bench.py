@@ -25,7 +25,6 @@ LEGEND = (
 
 def bench(
     suite: SuiteName,
-    options: SuiteOptions,
     methods: Annotated[
         str | None,
         Option(
@@ -36,6 +35,8 @@ def bench(
     batch_size: BatchSize = 256,
     limit: Annotated[int | None, Option(min=2, help="Largest number of images per data set.")] = None,
     bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for those of AUROC only.")] = 1000,
+    *,
+    options: SuiteOptions,
     own: With = None,
 ) -> None:
     """Evaluate methods on the data sets of a suite.
@@ -216,20 +217,15 @@ def methods(own: With = None) -> None:
         learns_from = data[method.fits_on]
         if method.sees != "features":
             learns_from = "ID training images" if method.fits_on == "train" else "nothing; runs the network"
-        hyper = ", ".join(f"{key}={_shorten(value)}" for key, value in detectors.hyperparameters(name).items())
-        table.add_row(name, method.summary, learns_from, hyper)
+        hyper = detectors.hyperparameters(name).items()
+        texts = ((key, f"{x[0]}..{x[-1]}" if isinstance(x, tuple) and x else x) for key, x in hyper)  # a grid: its ends
+        table.add_row(name, method.summary, learns_from, ", ".join(f"{key}={text}" for key, text in texts))
     console = open_console()
     console.print(table)
     console.print("\nAny other method that scores features takes alpha=..., partial normalisation h / |h|^alpha.")
     console.print("From Python: flatfold.create(name, alpha=..., preset='authors').")
-    tunable = {True: [], False: []}  # type: dict[bool, list[str]]
-    for name, method in entries.items():
-        if method.grid:
-            tunable[method.sees == "features"].append(name)
-    console.print(f"A benchmark tunes name@id on ID data and name@ood on OOD data: {', '.join(tunable[True])}.")
-    console.print(f"{' and '.join(tunable[False])} can be tuned on OOD data only.")
-
-
-def _shorten(value: object) -> str:
-    """Return a default as text; of a long grid only its ends."""
-    return f"{value[0]}..{value[-1]}" if isinstance(value, tuple) and value else str(value)
+    tunable = [name for name, method in entries.items() if method.grid]
+    on_features = [name for name in tunable if entries[name].sees == "features"]
+    console.print(f"A benchmark tunes name@id on ID data and name@ood on OOD data: {', '.join(on_features)}.")
+    others = " and ".join(name for name in tunable if name not in on_features)
+    console.print(f"{others} can be tuned on OOD data only.")

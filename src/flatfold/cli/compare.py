@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +40,9 @@ HEADS = {
 def compare(
     a: Annotated[Path, Argument(help="Output folder of `flatfold bench`.")],
     b: Annotated[Path | None, Argument(help="Another such folder. Default: compare two methods of A.")] = None,
-    methods: Annotated[str | None, Option(help="Methods, separated by commas. Default: all in both runs.")] = None,
+    methods: Annotated[
+        str | None, Option(help="Methods to compare, separated by commas. Default: all in both.")
+    ] = None,
     csv: Annotated[Path | None, Option(help="File for every difference, with interval and p-value.")] = None,
 ) -> None:
     """Compare two runs, or two methods of one run.
@@ -54,6 +57,8 @@ def compare(
     from ..evaluate.compare import check_labels, compare_methods, only_one_has
     from ..evaluate.compare import compare as compare_runs
     from ..evaluate.methods import split_methods
+    from ..evaluate.results import as_csv
+    from ..io.files import write_atomically
 
     labels = [] if methods is None else split_methods(methods)
     if b is None and len(labels) != 2:
@@ -68,7 +73,9 @@ def compare(
         remarks = only_one_has(runs[a], runs[b]) + deviations({"A": runs[a], "B": runs[b]})
     print_changes(changes, remarks)
     if csv is not None:
-        _write(changes, csv)
+        lines = (asdict(change) | {"significant": change.significant} for change in changes)
+        write_atomically(csv, as_csv(lines))
+        typer.echo(f"{len(changes)} lines -> {csv}")
 
 
 def _load(folder: Path) -> Results:
@@ -132,13 +139,3 @@ def _cells(change: Change, mixed: bool) -> list[str]:
         return cells
     p = "<0.001" if change.p_value < 0.001 else f"{change.p_value:.3f}"
     return [*cells, f"{p}~" if mixed and not change.paired else p]
-
-
-def _write(changes: Sequence[Change], path: Path) -> None:
-    from dataclasses import asdict
-
-    from ..evaluate.results import as_csv
-    from ..io.files import write_atomically
-
-    write_atomically(path, as_csv(asdict(change) | {"significant": change.significant} for change in changes))
-    typer.echo(f"{len(changes)} lines -> {path}")

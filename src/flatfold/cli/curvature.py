@@ -15,7 +15,7 @@ from .options import SuiteName, SuiteOptions, count, open_console
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..evaluate.study_results import Name, Space, Statistic, Study
+    from ..evaluate.study_results import Space, Statistic, Study
 
 SHOWN: tuple[Space, ...] = ("parameter", "feature")
 
@@ -29,7 +29,6 @@ LEGEND = (
 
 def curvature(
     suite: SuiteName,
-    options: SuiteOptions,
     samples: Annotated[int, Option(min=2, help="Largest number of images per data set.")] = 500,
     matrix: Annotated[str, Option(help="Matrix over the parameters: hessian or ggn (Gauss-Newton).")] = "hessian",
     loss: Annotated[
@@ -45,6 +44,8 @@ def curvature(
         float | None, Option(min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's.")
     ] = None,
     batch_size: Annotated[int, Option(min=1, help="Images per pass; needs several times the memory of bench.")] = 64,
+    *,
+    options: SuiteOptions,
 ) -> None:
     """Measure the curvature of the loss on ID and OOD images.
 
@@ -135,7 +136,7 @@ def format_value(cell: Statistic) -> str:
 def _sentences(study: Study) -> Iterator[str]:
     """Yield how values were computed, the AUROC of traces as scores, and where the paper's claim does not hold."""
     from ..evaluate.results import ID
-    from ..evaluate.study_results import typical_error
+    from ..evaluate.study_results import above, typical_error
 
     for name in ("lambda_max", "trace"):
         yield f"parameter {name}: {study.cells[ID, 'parameter', name].method}."
@@ -148,29 +149,17 @@ def _sentences(study: Study) -> Iterator[str]:
         if each.dataset == "all" and each.space in SHOWN
     )
     error = typical_error(study, "parameter")
-    caution = (
-        ""
-        if error is None
-        else (
-            f" Over parameters the trace is an estimate, typically ± {100 * error:.2g} %, with errors shared within a "
+    yield f"The trace of a single image as a score, mean AUROC in percent: {aurocs}."
+    if error is not None:
+        yield (
+            f"Over parameters the trace is an estimate, typically ± {100 * error:.2g} %, with errors shared within a "
             "batch: its AUROC is not that of the exact trace."
         )
-    )
-    yield f"The trace of a single image as a score, mean AUROC in percent: {aurocs}.{caution}"
-    for space in SHOWN:
-        for name in (name for each, name in study.columns if each == space):
-            yield from _claim(study, space, name)
-
-
-def _claim(study: Study, space: Space, name: Name) -> Iterator[str]:
-    """Yield the data sets whose value is below that of the ID images, or not significantly different from it."""
-    from ..evaluate.results import ID
-    from ..evaluate.study_results import above
-
-    reference = study.cells[ID, space, name]
-    signs = {dataset: above(study.cells[dataset, space, name], reference) for dataset in study.datasets[1:]}
-    lower, unclear = ([dataset for dataset, sign in signs.items() if sign == which] for which in (-1, 0))
-    if lower:
-        yield f"The paper's claim does not hold here for the {space} {name} of {', '.join(lower)}: below id."
-    if unclear:
-        yield f"The {space} {name} of {', '.join(unclear)} is not significantly different from that of id."
+    for space, name in (column for column in study.columns if column[0] in SHOWN):
+        reference = cells[ID, space, name]
+        signs = {dataset: above(cells[dataset, space, name], reference) for dataset in study.datasets[1:]}
+        lower, unclear = (", ".join(dataset for dataset in signs if signs[dataset] == sign) for sign in (-1, 0))
+        if lower:
+            yield f"The paper's claim does not hold here for the {space} {name} of {lower}: below id."
+        if unclear:
+            yield f"The {space} {name} of {unclear} is not significantly different from that of id."

@@ -34,7 +34,7 @@ def fit(
     model: ModelOptions,
     out: Annotated[Path, Option(help="File to write, such as guard.safetensors.")],
     method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = "autofold",
-    fpr: Annotated[float, Option(min=1e-9, max=1, help="Share of ID inputs that may raise an alarm.")] = FPR,
+    fpr: Annotated[float, Option(min=0, max=1, help="Share of ID inputs that may raise an alarm.")] = FPR,
     per_class: PerClass = False,
     calibration: Annotated[Path | None, Option(help="Images for calibration. Default: half of IMAGES.")] = None,
     *,

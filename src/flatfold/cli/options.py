@@ -38,15 +38,13 @@ UNLIMITED = 10_000  # columns of text, more than any table has
 
 IMAGES = "folder of images or of parquet files, .parquet or .npz file, or list of paths (.txt, .lst, .list)"
 
+NETWORK = (
+    "Network: a function package.module:function, searched in the current folder first, or a library's network as "
+    "torchvision/resnet50, timm/NAME, transformers/NAME or openood/NAME."
+)
+
 METHOD = "name from `flatfold methods`, hyper-parameters after colons (knn:k=10)"
 
-Model = Annotated[
-    str,
-    Option(
-        help="Network: a function package.module:function, searched in the current folder first, or a library's "
-        "network as torchvision/resnet50, timm/NAME, transformers/NAME or openood/NAME."
-    ),
-]
 Weights = Annotated[Path | None, Option(help="File with the network's state dict (safetensors or torch.save).")]
 Pretrained = Annotated[str | None, Option(help="Name of published weights of a library's network, such as DEFAULT.")]
 Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
@@ -54,11 +52,9 @@ Workers = Annotated[int, Option(min=0, help="Number of processes that read image
 BatchSize = Annotated[int, Option(min=1, help="Images per forward pass.")]
 Rate = Annotated[
     float | None,
-    Option(
-        min=1e-9, max=1, help=f"Share of ID inputs that may raise an alarm. Default: the guard's, without one {FPR:g}."
-    ),
+    Option(min=0, max=1, help=f"Share of ID inputs that may raise an alarm. Default: the guard's, or {FPR} without."),
 ]
-PerClass = Annotated[bool, Option("--per-class", help="Guarantee the rate for every predicted class.")]
+PerClass = Annotated[bool, Option("--per-class", help="Guarantee the false-alarm rate for every predicted class.")]
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]
@@ -112,7 +108,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 class ModelOptions:
     """The network."""
 
-    model: Model
+    model: Annotated[str, Option(help=NETWORK)]
     weights: Weights = None
     pretrained: Pretrained = None
 
@@ -225,7 +221,7 @@ class SuiteOptions:
         Option(help="Random seed for data splits and training; several as 0,1,2. Default: the suite file's, or 0."),
     ] = None
     out: Annotated[
-        Path | None, Option(help="Folder for all files. Default: out/SUITE; for reproduce, out/paper/SUITE.")
+        Path | None, Option(help="Folder for all files of the run. Default: out/SUITE; for reproduce, out/paper/SUITE.")
     ] = None
     resume: Resume = True
     report: Annotated[

@@ -107,7 +107,7 @@ def reproduce(
     from ..paper.run import reproduce as run
 
     load_plugins(own)
-    chosen = None if methods is None else tuple(check_specs(split_methods(methods)))
+    chosen = None if methods is None else check_specs(split_methods(methods))
     plan = Plan(samples=samples, rounds=rounds, methods=chosen, alpha=alpha)
     settings = options.settings(bootstrap)
     folder = options.out or Path("out") / "paper" / Path(suite).stem
@@ -120,7 +120,7 @@ def reproduce(
     for place, network in suites.items():
         if not options.resume:
             forget_reproduction(network, place, plan)
-        runs += run([network], folder, settings, plan)
+        runs.append(run(network, place, settings, plan))
         if options.report:
             from ..report.page import write_curvature
 

@@ -7,57 +7,40 @@ import os
 import stat
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from .options import ModelOptions, Pretrained, Rate, TransformOptions, Weights, With, load_plugins
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from ..scoring.calibrated import CalibratedDetector
-    from ..scoring.guard import Guard
-
+from .options import NETWORK, Device, ModelOptions, Pretrained, Rate, TransformOptions, Weights, With, load_plugins
 
 TOKEN = "FLATFOLD_TOKEN"  # an environment variable: everybody on the machine can read a command line
 
 
 def serve(
     guard: Annotated[Path, Argument(help="File written by `guard.save`.")],
-    options: TransformOptions,
-    model: Annotated[
-        str | None,
-        Option(
-            help="The network, as for `flatfold export`: package.module:function or library/name. Without it, only "
-            "features are scored.",
-            show_default=False,
-        ),
-    ] = None,
+    model: Annotated[str | None, Option(help=f"{NETWORK} Default: none, so that only features are scored.")] = None,
     weights: Weights = None,
     pretrained: Pretrained = None,
-    device: Annotated[str, Option(help="Device of the network: cpu, cuda ...")] = "cpu",
+    device: Device = "cpu",
     fpr: Rate = None,
-    names: Annotated[
-        Path | None, Option(help="File with one class name per line, in the order of the outputs.")
-    ] = None,
+    names: Annotated[Path | None, Option(help="File with a class name per line, in the order of the outputs.")] = None,
+    *,
+    options: TransformOptions,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
     token_file: Annotated[
-        Path | None,
-        Option(help=f"File with a token that requests must carry. Or set the variable {TOKEN}."),
+        Path | None, Option(help=f"File with a token that requests must carry. Or set the variable {TOKEN}.")
     ] = None,
     allow_host: Annotated[
         list[str] | None, Option(help="Another host name of the service, without port; repeatable.")
     ] = None,
     allow_origin: Annotated[
-        list[str] | None,
-        Option(help="Origin of a web page that may use the service: https://example.org; repeatable."),
+        list[str] | None, Option(help="Origin of a web page that may use the service: https://example.org; repeatable.")
     ] = None,
     max_batch: Annotated[int, Option(min=1, help="Largest number of inputs in one forward pass.")] = 64,
     max_waiting: Annotated[int, Option(min=1, help="Largest number of inputs that wait for the model.")] = 1024,
-    max_body: Annotated[float, Option(help="Largest request body in megabytes.")] = 16,
+    max_body: Annotated[float, Option(min=0.001, max=100_000, help="Largest request body in megabytes.")] = 16,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = 64,
     max_pixels: Annotated[int, Option(min=1, help="Largest number of pixels of an image.")] = 50_000_000,
     timeout: Annotated[float, Option(help="Seconds for a request to arrive, and then to be answered.")] = 30,
@@ -80,10 +63,11 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(f"a service needs {package}, which is not installed. Install flatfold[serve].")
-    if not 1e-6 <= max_body < 1e9:
-        raise ValueError(f"--max-body must be a positive number of megabytes, got {max_body:g}.")
+    from ..models.forward import usable_device
+    from ..scoring.calibrated import CalibratedDetector
+    from ..scoring.guard import Guard
     from ..serve.app import create_app
-    from ..serve.run import address_of, bind, is_loopback, run
+    from ..serve.server import address_of, bind, is_loopback, run
     from ..serve.settings import Settings
 
     load_plugins(own)
@@ -102,8 +86,15 @@ def serve(
     )
     if not is_loopback(host) and token is None:
         typer.echo(f"note: everybody who can reach {host} can use this service: it has no --token-file", err=True)
-    network = None if model is None else ModelOptions(model, weights, pretrained).open()
-    app = create_app(_load(guard, network, fpr, device, options), settings)
+    place = usable_device(device)
+    served: Guard | CalibratedDetector
+    if model is None:
+        served = CalibratedDetector.load(guard).to(place)
+    else:
+        served = Guard.load(guard, ModelOptions(model, weights, pretrained).open().to(place))
+        served.transform = options.transform(guard, served.transform)
+        served.calibrated.to(place)
+    app = create_app(served if fpr is None else served.at(fpr), settings)
     scorer = app.state.service.scorer
     with bind(host, port) as bound:
         inputs = "features" if scorer.transform is None else "images and features"
@@ -116,28 +107,9 @@ def serve(
         os._exit(1)  # any other exit waits for it
 
 
-def _load(
-    path: Path, network: nn.Module | None, fpr: float | None, device: str, options: TransformOptions
-) -> Guard | CalibratedDetector:
-    """Return the guard, or without a network its calibrated detector, on a device and at a false-alarm rate."""
-    from ..models.forward import usable_device
-    from ..scoring.calibrated import CalibratedDetector
-    from ..scoring.guard import Guard
-
-    place = usable_device(device)
-    if network is None:
-        calibrated = CalibratedDetector.load(path).to(place)
-        return calibrated if fpr is None else calibrated.at(fpr)
-    guard = Guard.load(path, network)
-    guard.transform = options.transform(path, guard.transform)
-    guard.model.to(place)
-    guard.calibrated.to(place)
-    return guard if fpr is None else guard.at(fpr)
-
-
 def _hosts(host: str, more: list[str]) -> frozenset[str] | None:
     """Return the names of a service; None for any, where clients on the network choose the name."""
-    from ..serve.run import is_loopback
+    from ..serve.server import is_loopback
     from ..serve.settings import LOOPBACK
 
     if not is_loopback(host) and not more:

@@ -42,11 +42,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Banks:
-    """The features of every data set of a suite.
-
-    Attributes:
-        unreadable: Images that have no row because they could not be read, and why, by data set and number.
-    """
+    """The features of every data set of a suite."""
 
     head: Head
     train: FeatureBank | None
@@ -54,7 +50,7 @@ class Banks:
     test: FeatureBank
     ood: dict[str, FeatureBank]
     ood_val: FeatureBank | None = None
-    unreadable: dict[str, dict[int, str]] = field(default_factory=dict)
+    unreadable: dict[str, dict[int, str]] = field(default_factory=dict)  # images without a row, by number, and why
 
     @property
     def test_sets(self) -> dict[str, FeatureBank]:
@@ -63,11 +59,7 @@ class Banks:
 
 
 def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tuning: bool = False) -> Banks:
-    """Return the features of every data set, from ``folder`` where they are there already.
-
-    The name of each bank holds a hash of the weights and the data, so banks of several networks can share a folder. OOD
-    validation images are included with ``tuning`` only.
-    """
+    """Return the features of every data set, of OOD validation images with ``tuning`` only; ``folder`` keeps them."""
     settings = settings or Settings()
     wanted = {name: source for name, source in suite.sources.items() if tuning or name != "ood_val"}
     banks, unreadable = {}, {}
@@ -80,6 +72,7 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
                 suite.head,
                 settings.workers,
                 settings.unreadable,
+                # The name depends on weights and data, so that banks of several networks can share a folder.
                 out=folder / f"{name}-{short_key(weights_hash(suite.model), source.fingerprint)}",
             )
             check_fit(banks[name], found.head)

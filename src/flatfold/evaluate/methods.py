@@ -76,12 +76,7 @@ class Spec:
 
 
 def parse_spec(text: str) -> Spec:
-    """Return the method that a word of ``--methods`` names.
-
-    Example:
-        >>> parse_spec("gen:top=10@ood")
-        Spec(name='gen', hyper={'top': 10}, tune='ood')
-    """
+    """Return the method that a word of ``--methods`` names, such as ``gen:top=10@ood``."""
     method, at, tune = text.strip().partition("@")
     return Spec(*parse_method(method), tune=tune if at else None)  # type: ignore[arg-type]  # Spec checks it
 
@@ -108,11 +103,7 @@ class MethodResult:
 
 
 def evaluate_method(spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settings) -> MethodResult:
-    """Tune, fit and score one method, and measure its time and memory.
-
-    Methods that see inputs use the suite, all others the banks; ``folder`` keeps the scores of the former, so that an
-    interrupted run resumes. A method that does not apply to this data raises MethodRefused.
-    """
+    """Tune, fit and score one method, and measure its time and memory; raise MethodRefused where it does not apply."""
     method = get_method(spec.name)
     data = FeatureData(banks) if method.sees == "features" else ImageData(suite, folder, settings)
     with peak_memory(settings.device) as peak:
@@ -189,15 +180,12 @@ class ImageData:
         return search(spec.name, spec.hyper, grid_points(spec.grid, spec.name), value, "ood")
 
     def fit(self, name: str, hyper: dict[str, Any]) -> InputDetector:
-        """Return a method, fitted on the training images where it learns from them.
-
-        Where it needs to know how images were normalised, the suite says so.
-        """
+        """Return a method, fitted on the training images where it learns from them."""
         model, train, val = self.suite.model, self.suite.train, self.suite.val
         learns = get_method(name).fits_on == "train"
         if learns and train is None:
             raise MethodRefused(NO_TRAIN)
-        if "std" in hyperparameters(name):
+        if "std" in hyperparameters(name):  # how images were normalised
             assert isinstance(val, ImageSource)
             hyper = {"std": val.transform.std or 1.0, **hyper}
         detector: InputDetector = create(name, **hyper)  # type: ignore[assignment]  # by its registration

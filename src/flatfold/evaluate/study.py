@@ -26,10 +26,9 @@ from ..curvature.trace import param_trace
 from ..detectors.autofold import AutoFold
 from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
-from ..models.extract import read_batches
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating
-from ..models.sources import ImageSource, Source
+from ..models.sources import ImageSource, Source, read_batches
 from .banks import Banks, Settings, extract_all, short_key
 from .compare import column_influence
 from .methods import logged_warnings
@@ -90,14 +89,11 @@ class DataSet:
 
 
 class StudyParts:
-    """Finished parts of a study, each under the hash of everything that it depends on.
-
-    ``asked`` counts the parts that were needed, ``found`` those that an earlier run had finished.
-    """
+    """Finished parts of a study, each under the hash of everything that it depends on."""
 
     def __init__(self, store: PartStore, weights: str) -> None:
         self.store, self.key = store, {"flatfold": __version__, "weights": weights}
-        self.asked = self.found = 0
+        self.asked = self.found = 0  # parts that were needed, and those that an earlier run had finished
 
     def get(self, dataset: str, what: str, key: Mapping[str, str], compute: Callable[[], Part]) -> Part:
         """Return a part from its file, or compute and keep it."""
@@ -259,10 +255,7 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
 
 
 def studied_suite(suite: Suite, samples: int) -> Suite:
-    """Return a suite without training and OOD validation data, and at most ``samples`` images of each test set.
-
-    All validation images stay, for AutoFold. A sentence among the deviations says what was left out.
-    """
+    """Return a suite with at most ``samples`` images of each test set and, for AutoFold, all validation images."""
     deviations = list(suite.deviations)
     if not all(isinstance(source, ImageSource) for source in (suite.test, *(ood.images for ood in suite.ood))):
         deviations.append("the suite holds features only, so the parameters are those of the last layer alone")

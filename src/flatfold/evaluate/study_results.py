@@ -184,10 +184,7 @@ def above(figure: Statistic, reference: Statistic) -> int:
 
 
 def typical_error(study: Study, space: Space) -> float | None:
-    """Return the median, over all inputs, of the relative error of an input's trace.
-
-    Traces that are zero or not finite are left out; the result is None where traces are exact or none is left.
-    """
+    """Return the median relative error of the traces that are finite and not zero; None where all are exact."""
     shares = []
     for name in study.datasets:
         error = study.trace_stderr.get(f"{space}/{name}")

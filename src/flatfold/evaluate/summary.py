@@ -38,10 +38,7 @@ class _Summary:
 
 
 def load_runs(folder: Path) -> dict[Path, Results]:
-    """Return the runs of a folder by the place of their files: its own, or those of its summary.
-
-    Without either, all of its direct sub-folders that hold results are taken.
-    """
+    """Return the runs of a folder by place: its own, or those of its summary, or of all its direct sub-folders."""
     if (folder / "results.json").exists():
         return {folder: load_results(folder)}
     path = folder / "summary.json"

@@ -130,12 +130,7 @@ def tune(
 
 
 def grid_points(grid: Mapping[str, Sequence[Any]], method: str = "this method") -> list[dict[str, Any]]:
-    """Return every combination of a grid; the first hyper-parameter varies fastest, as in OpenOOD.
-
-    Example:
-        >>> grid_points({"a": [1, 2], "b": [3, 4]})
-        [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}, {'a': 1, 'b': 4}, {'a': 2, 'b': 4}]
-    """
+    """Return every combination of a grid; the first hyper-parameter varies fastest, as in OpenOOD."""
     if not grid or not all(isinstance(values, Sequence) and len(values) for values in grid.values()):
         raise ValueError(f"{method} has no values to choose from. Give grid={{'name': [value, ...]}}.")
     names = list(grid)

@@ -64,24 +64,18 @@ class _Kind(msgspec.Struct):
 
 
 def encode(document: Document, indent: int = 1) -> str:
-    """Return the JSON text of a document; with ``indent=0`` on one line.
+    """Return the JSON text of a document, with ``indent=0`` on one line; raise ValueError if a number is not finite."""
+    return _format(document, msgspec.to_builtins(document, str_keys=True), indent)
 
-    Raises:
-        ValueError: A number is not finite.
-    """
-    kind = {"format": document.FORMAT, "version": document.VERSION}
-    content = {**kind, **msgspec.to_builtins(document, str_keys=True)}
+
+def _format(document: Document, content: dict[str, Any], indent: int = 1) -> str:
     _check_finite(content)
-    text = msgspec.json.encode(content)
+    text = msgspec.json.encode({"format": document.FORMAT, "version": document.VERSION, **content})
     return (msgspec.json.format(text, indent=indent) if indent else text).decode() + "\n" * bool(indent)
 
 
 def decode(text: str | bytes, kind: type[D]) -> D:
-    """Return the document in a JSON text.
-
-    Raises:
-        DamagedFile: It is not JSON, or of another format or version, or a field is missing or has another type.
-    """
+    """Return the document in a JSON text; raise DamagedFile if it is no whole document of this format and version."""
     return _convert(_read_content(text, kind), kind)
 
 
@@ -114,12 +108,7 @@ def write_json(path: Path, document: Document) -> None:
 
 
 def read_json(path: Path, kind: type[D]) -> D:
-    """Return the document in a JSON file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DamagedFile: The file is not a whole document of this kind; the message names the file.
-    """
+    """Return the document in a JSON file; raise FileNotFoundError, or DamagedFile if it is no such document."""
     try:
         if path.stat().st_size > LARGEST_DOCUMENT:
             raise DamagedFile("it is larger than any document of flatfold")
@@ -131,24 +120,20 @@ def read_json(path: Path, kind: type[D]) -> D:
 def write_document(path: Path, document: ArrayDocument, tables: Mapping[str, str] | None = None) -> None:
     """Write a document, its arrays, and texts next to it; the JSON comes last and holds the sha256 of the arrays.
 
-    Raises:
-        ValueError: A number in the JSON is not finite; nothing is written then.
+    If a number in the JSON is not finite, raise ValueError and write nothing.
     """
     names = [field.name for field in fields(document) if field.name not in document.ARRAYS]  # type: ignore[arg-type]
     values = {name: getattr(document, name) for name in names}
     content: dict[str, Any] = msgspec.to_builtins(values, str_keys=True, enc_hook=_to_plain)
-    _check_finite(content)
     arrays: dict[str, dict[str, Any]] = {file: {} for file, _ in document.ARRAYS.values()}
     for name, (file, prefix) in document.ARRAYS.items():
         arrays[file] |= {f"{prefix}{key}": np.ascontiguousarray(a) for key, a in getattr(document, name).items()}
     saved = {file: numpy_files.save(entries) for file, entries in arrays.items()}
     content["sha256"] = {file: hashlib.sha256(data).hexdigest() for file, data in saved.items()}
-    text = msgspec.json.encode({"format": document.FORMAT, "version": document.VERSION, **content})
-    for file, data in saved.items():
+    text = _format(document, content)
+    contents: dict[str, bytes | str] = {**saved, **(tables or {}), path.name: text}
+    for file, data in contents.items():
         write_atomically(path.with_name(file), data)
-    for file, table in (tables or {}).items():
-        write_atomically(path.with_name(file), table)
-    write_atomically(path, msgspec.json.format(text, indent=1) + b"\n")
 
 
 def _to_plain(value: Any) -> str | float:
@@ -161,9 +146,7 @@ def _to_plain(value: Any) -> str | float:
 def read_document(path: Path, kind: type[A], command: str) -> A:
     """Return the document that :func:`write_document` wrote; messages advise to run the ``command`` that writes it.
 
-    Raises:
-        ValueError: There is no such JSON file.
-        DamagedFile: A file is missing, cut, altered, of another kind, or not that of the same document.
+    Raise ValueError without a JSON file, and DamagedFile if a file is missing, altered, or not of the same document.
     """
     if not path.exists():
         inside = ", ".join(str(place.parent) for place in sorted(path.parent.glob(f"*/{path.name}")))
@@ -188,21 +171,17 @@ def _read_fields(path: Path, kind: type[ArrayDocument]) -> dict[str, Any]:
         raise DamagedFile("it has no checksums, or a field that is not known")
     content |= {name: {} for name in kind.ARRAYS}
     for file in dict.fromkeys(file for file, _ in kind.ARRAYS.values()):
+        try:
+            data = path.with_name(file).read_bytes()
+        except OSError as error:
+            raise DamagedFile(f"{file} cannot be read ({error})") from error
+        if hashlib.sha256(data).hexdigest() != sums.get(file):
+            raise DamagedFile(f"{file} is not the one that was written with it")
         prefixes = {name: prefix for name, (its_file, prefix) in kind.ARRAYS.items() if its_file == file}
-        for key, array in _read_arrays(path.with_name(file), sums.get(file)).items():
+        for key, array in numpy_files.load(data).items():
             name = max((n for n in prefixes if key.startswith(prefixes[n])), key=lambda n: len(prefixes[n]))
             content[name][key.removeprefix(prefixes[name])] = array
     return content
-
-
-def _read_arrays(path: Path, sha256: object) -> dict[str, Any]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DamagedFile(f"{path.name} cannot be read ({error})") from error
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise DamagedFile(f"{path.name} is not the one that was written with it")
-    return numpy_files.load(data)
 
 
 def write_tensors(path: Path, header: str, tensors: Mapping[str, Tensor], name: str = _HEADER) -> None:
@@ -215,9 +194,7 @@ def write_tensors(path: Path, header: str, tensors: Mapping[str, Tensor], name: 
 def read_tensors(path: Path, name: str = _HEADER) -> tuple[str, dict[str, Tensor]]:
     """Return the text in the header and the tensors of a safetensors file, read into memory.
 
-    Raises:
-        FileNotFoundError: There is no such file.
-        DamagedFile: It is not a regular file, is cut, or was not written by :func:`write_tensors` under this name.
+    Raise DamagedFile if it is not a regular file, is cut, or was not written by :func:`write_tensors` under this name.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
         raise DamagedFile("it is not a regular file")

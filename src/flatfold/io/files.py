@@ -55,10 +55,8 @@ def sweep(folder: Path, name: str = "") -> None:
 def open_exclusive(path: Path) -> BinaryIO:
     """Open a file to read and write that no other process has opened in this way; it is made if it does not exist.
 
-    Where there are no locks, on Windows and on some file systems, two processes at once are not noticed.
-
-    Raises:
-        BlockingIOError: Another process has opened it.
+    Raise BlockingIOError if another process has opened it; without locks, on Windows and on some file systems, this is
+    not noticed.
     """
     while True:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")

@@ -63,12 +63,7 @@ class PartStore:
 
     Parts of another ``key`` are refused, with the names that differ; when no part is there yet, the key is replaced.
     The ``info`` of a store with parts is kept. ``restart`` removes all parts that are there, of whatever key. ``lock``
-    refuses at once when another process writes to the directory, not only when a part is written.
-
-    Raises:
-        ValueError: The directory holds parts of another key.
-        NotADirectoryError: ``folder`` is a file.
-        BlockingIOError: Another process is writing to the directory.
+    raises BlockingIOError at once when another process writes to the directory, not only when a part is written.
     """
 
     def __init__(
@@ -90,12 +85,12 @@ class PartStore:
             if restart:
                 self.clear()
             there = read_manifest(folder) if (folder / MANIFEST).exists() else None
-            if there is not None and there.key != dict(key) and any(self._files()):
+            if there is not None and there.key == dict(key):
+                self._manifest, self._written = there, True
+            elif there is not None and any(self._files()):
                 raise ValueError(_other_key(folder, there.key, key))
-            self._manifest = (
-                there if there is not None and there.key == dict(key) else Manifest(dict(key), dict(info or {}))
-            )
-            self._written = self._manifest is there
+            else:
+                self._manifest, self._written = Manifest(dict(key), dict(info or {})), False
         except BaseException:
             self.close()
             raise
@@ -125,7 +120,11 @@ class PartStore:
         """Return whether a part is there and intact; a damaged one is reported once and counts as absent."""
         if name not in self._intact:
             path = self._path(name)
-            self._intact[name] = path.is_file() and self._check(name)
+            try:
+                self._intact[name] = path.is_file() and bool(read_part(self.folder, name, self.key))
+            except (DamagedFile, OSError) as error:
+                log.warning("%s is computed again: %s", path, error)
+                self._intact[name] = False
         return self._intact[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -146,16 +145,9 @@ class PartStore:
         _write_part(self._path(name), self.key, tensors, info)
         self._intact[name] = True
 
-    def read(self, name: str, verify: bool = False) -> Part:
-        """Return a part, compared with its checksum unless that was done before; see ``read_part``.
-
-        Raises:
-            KeyError: There is no such part.
-            DamagedFile: The part is cut, altered, or that of another store.
-        """
-        if not self._path(name).is_file():
-            raise KeyError(name)
-        return read_part(self.folder, name, self.key, verify=verify or name not in self._intact)
+    def read(self, name: str) -> Part:
+        """Return a part, compared with its checksum unless that was done before; see ``read_part``."""
+        return read_part(self.folder, name, self.key, verify=name not in self._intact)
 
     def clear(self) -> None:
         """Remove all parts and the manifest, and no safetensors file that somebody else put there."""
@@ -194,14 +186,6 @@ class PartStore:
     def _files(self) -> Iterator[Path]:
         return self.folder.glob(f"*{SUFFIX}")
 
-    def _check(self, name: str) -> bool:
-        try:
-            read_part(self.folder, name, self.key, verify=True)
-        except (DamagedFile, OSError) as error:
-            log.warning("%s is computed again: %s", self._path(name), error)
-            return False
-        return True
-
     def _write_manifest(self) -> None:
         self.lock()
         write_json(self.folder / MANIFEST, self._manifest)
@@ -216,8 +200,7 @@ def read_manifest(folder: Path) -> Manifest:
 def read_part(folder: Path, name: str, key: Mapping[str, str], verify: bool = True) -> Part:
     """Return a part of the store in ``folder``, its tensors mapped into memory; writing to them changes no file.
 
-    Raises:
-        DamagedFile: It is missing, cut, altered, or belongs to another store.
+    Raise DamagedFile if it is missing, cut, altered, or belongs to another store.
     """
     header, tensors = _open_part(folder / f"{name}{SUFFIX}", tensors=True)
     if header.name != name or header.key != dict(key):
@@ -295,12 +278,8 @@ def _unlock(folder: Path, lock: BinaryIO) -> None:
 
 def _other_key(folder: Path, there: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = [name for name in sorted({*there, *now}) if there.get(name) != now.get(name)]
-    before, after = (_short(values.get(names[0])) for values in (there, now))
+    before, after = (f"{values.get(names[0])!s:.24}" for values in (there, now))  # hashes are longer
     return (
         f"{folder} belongs to a run with another {' and '.join(names)}: {names[0]} was {before}, now it is {after}. "
         "Choose another place, or delete this one to start again."
     )
-
-
-def _short(value: str | None) -> str:
-    return repr(value if value is None or len(value) <= 24 else value[:12] + "...")

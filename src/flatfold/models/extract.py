@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from ..core.bank import FeatureBank, Head
 from ..core.validation import UnreadableImage, check_finite
@@ -20,21 +20,13 @@ from .bank_store import BankWriter
 from .fingerprint import data_key, weights_hash
 from .forward import Batch, evaluating, split_batch
 from .heads import FoundHead, probe, run, warn_of_other_logits
-from .sources import Source
+from .sources import BatchResult, Source, read_batches
 
 log = logging.getLogger(__name__)
 
 TITLE = "extracting features"
 SHOWN = 3  # unreadable images that a message names
 FEW = 2  # inputs by which the head of a model is found
-
-
-class BatchResult(NamedTuple):
-    """Some rows of the data: those that could be read as a batch, and the reasons of the others."""
-
-    rows: range
-    batch: Batch | None
-    unreadable: dict[int, str]
 
 
 class Extraction(NamedTuple):
@@ -125,6 +117,10 @@ def extract_features(
             raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
         found, (features, logits) = probe(model, first.to(place), head)
         warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
+
+        def features_of(batch: Batch) -> Tensor:
+            return run(model, found, batch.to(place)).features
+
         sink = BankWriter(
             out,
             {} if data is None else {"weights": weights_hash(model), "data": data, "head": found.name},
@@ -136,19 +132,15 @@ def extract_features(
         )
         with closing(sink):
             if isinstance(loader, Source):
-                if sink.first_stored is not None:
-                    sink.confirm(first_rows, features)
-                    if not sink.confirmed:  # an earlier shard is damaged
-                        stored, stored_rows = first_inputs(loader, sink.first_stored)
-                        sink.confirm(stored_rows, run(model, found, stored.to(place)).features)
-                results = missing_batches(loader, sink, TITLE, workers)
+                sink.confirm(first_rows, features)
+                results = missing_batches(loader, sink, features_of, TITLE, workers)
             else:
                 results = _missing_of_loader(first, batches, sink)
             for rows_read, batch, reasons in results:
                 if batch is None:
                     features = found.head.weight.new_empty(0, found.head.width)
                 elif batch is not first:
-                    features = run(model, found, batch.to(place)).features
+                    features = features_of(batch)
                 features = features.cpu()
                 check_finite(features, "features", first=rows_read.start)
                 sink.add(rows_read, features, None if batch is None else batch.labels, reasons)
@@ -195,42 +187,18 @@ def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
     raise UnreadableImage(f"not a single image could be read. The first: {first}")
 
 
-def read_batches(
-    source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int = 0
+def missing_batches(
+    source: Source, sink: BankWriter, compute: Callable[[Batch], Tensor], title: str, workers: int = 0
 ) -> Iterator[BatchResult]:
-    """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar."""
-    ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
-    processes = min(workers, len(ranges)) if len(ranges) > 1 else 0
-    # A generator of its own: the loader would draw from torch's.
-    loader = DataLoader(_Attempts(source, ranges), None, num_workers=processes, generator=torch.Generator())
-    pairs = zip(ranges, loader, strict=True)
-    for rows, result in pairs if title is None else track(pairs, title, len(ranges)):
-        if isinstance(result, Exception):
-            raise result
-        raw, unreadable = result
-        yield BatchResult(rows, None if raw is None else split_batch(raw), unreadable)
+    """Yield the batches of a source that hold a row ``sink`` misses, and tell it where the data ends.
 
-
-def missing_batches(source: Source, sink: BankWriter, title: str, workers: int = 0) -> Iterator[BatchResult]:
-    """Yield the batches of a source that hold a row ``sink`` misses, and tell it where the data ends."""
+    Before that, ``sink`` compares what ``compute`` gives for an input that an earlier run has left.
+    """
+    if not sink.confirmed:
+        stored, rows = first_inputs(source, sink.first_stored or 0)
+        sink.confirm(rows, compute(stored))
     yield from read_batches(source, source.batch_ranges(sink.missing(0, source.rows)), title, workers)
     sink.end(source.rows)
-
-
-class _Attempts(Dataset[Any]):
-    """The batches of a source by number. Errors are returned: torch would hide their message in a traceback."""
-
-    def __init__(self, source: Source, ranges: list[range]) -> None:
-        self.source, self.ranges = source, ranges
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return self.source.attempt(self.ranges[index])
-        except (ValueError, TypeError, OSError, MemoryError) as error:
-            return error
-
-    def __len__(self) -> int:
-        return len(self.ranges)
 
 
 def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: BankWriter) -> Iterator[BatchResult]:

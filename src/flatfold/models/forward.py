@@ -91,7 +91,14 @@ def split_batch(batch: Any) -> Batch:
         if len(batch) not in (1, 2):
             raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN} {_PREPARED}")
         inputs, labels = batch if len(batch) == 2 else (batch[0], None)
-    args, kwargs = _arguments(inputs)
+    args: tuple[Any, ...] = (inputs,)
+    kwargs: dict[str, Any] = {}
+    if isinstance(inputs, Mapping):
+        by_position = len(inputs) == 1 and inputs.keys() <= set(INPUT_KEYS)
+        args = tuple(inputs.values()) if by_position else ()
+        kwargs = {} if by_position else {str(name): value for name, value in inputs.items()}
+    elif not isinstance(inputs, Tensor):
+        raise TypeError(f"a batch must hold a tensor, got {type(inputs).__name__}. {_KNOWN} {_PREPARED}")
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if not tensors:
         raise TypeError(f"a batch must hold a tensor for the model, got {sorted(kwargs) or 'none'}. {_KNOWN}")
@@ -99,15 +106,6 @@ def split_batch(batch: Any) -> Batch:
         raise ValueError("a batch must have a first dimension that counts its inputs, got a tensor without dimensions.")
     rows = len(tensors[0])
     return Batch(args, kwargs, None if labels is None else _class_indices(labels, rows), rows)
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        kwargs = {str(name): value for name, value in inputs.items()}
-        return (tuple(kwargs.values()), {}) if len(kwargs) == 1 and kwargs.keys() <= set(INPUT_KEYS) else ((), kwargs)
-    if not isinstance(inputs, Tensor):
-        raise TypeError(f"a batch must hold a tensor, got {type(inputs).__name__}. {_KNOWN} {_PREPARED}")
-    return (inputs,), {}
 
 
 def _class_indices(labels: Any, rows: int) -> Tensor:

@@ -197,11 +197,11 @@ def _parse_list(path: Path, labelled: bool, inside: bool) -> tuple[tuple[str, ..
         elif not name or not numbered:
             raise ValueError(
                 f"{path}:{place}: a line must be '<relative path> <whole number>', split at the first space, got "
-                f"{_shorten(line)}. Rename images that have a space in their path."
+                f"{line[:SHOWN]!r}. Rename images that have a space in their path."
             )
         if inside and _SUSPECT.search(name) and (Path(name).anchor or ".." in Path(name).parts):
             raise ValueError(
-                f"{path}:{place}: a path must lead from root downwards, without '..', got {_shorten(name)}. "
+                f"{path}:{place}: a path must lead from root downwards, without '..', got {name[:SHOWN]!r}. "
                 "Write it relative to root, or choose a root further up."
             )
         paths.append(name)
@@ -227,10 +227,6 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield place, line.rstrip("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, but is not: {error}. Save it in that encoding.") from error
-
-
-def _shorten(text: str) -> str:
-    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
 
 
 class _Pixels(ImageSource):

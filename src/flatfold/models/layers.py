@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from ..core.validation import check_finite
 from .bank_store import BankWriter
-from .extract import first_inputs, missing_batches, read_batches
+from .extract import missing_batches
 from .forward import Batch, evaluating, input_errors, logits_of, split_batch
 from .heads import find_head
-from .sources import Source
+from .sources import Source, read_batches
 
 SHARD_ROWS = 1024
 
@@ -177,10 +177,7 @@ def score_inputs(
 
         full_key = {**key, "data": source.fingerprint}
         with closing(BankWriter(out, full_key, width=1, labels=False, shard_rows=SHARD_ROWS, scores=True)) as sink:
-            if sink.first_stored is not None:
-                stored, stored_rows = first_inputs(source, sink.first_stored)
-                sink.confirm(stored_rows, score(stored))
-            for rows, batch, unreadable in missing_batches(source, sink, title, workers):
+            for rows, batch, unreadable in missing_batches(source, sink, score, title, workers):
                 scores = torch.empty(0, 1) if batch is None else score(batch)
                 check_finite(scores, "scores", first=rows.start)
                 sink.add(rows, scores, None, unreadable)

@@ -169,17 +169,9 @@ def _is_wrapped(state: dict[str, Any]) -> bool:
 def named_model(name: str, weights: Path | None = None, pretrained: str | None = None) -> nn.Module:
     """Return a network of a library in evaluation mode, with trained weights: a random one is refused.
 
-    Nothing is downloaded unless ``pretrained`` is given.
-
-    * ``openood/...``: a network of ``openood_network``. Needs ``weights``, whose ``fc.weight`` gives the classes.
-    * ``torchvision/...``: a classifier of ``torchvision.models.list_models()``.
-    * ``timm/...``: a model of ``timm.list_models()``, with or without a tag.
-    * ``transformers/...``: a model for image classification on the hub, or a folder that ``save_pretrained`` wrote,
-      which needs no weights. With ``weights``, only the configuration is taken from there.
-
-    ``weights`` is a file that ``read_weights`` reads; networks of torchvision and timm get as many classes as it has.
-    ``pretrained`` is an entry of torchvision's list, a tag of timm, or a revision on the hub; ``"DEFAULT"`` means the
-    weights that the library recommends.
+    Nothing is downloaded unless ``pretrained`` is given: an entry of torchvision's list, a tag of timm, a revision on
+    the hub, or ``"DEFAULT"`` for the weights that the library recommends. ``weights`` is a file that ``read_weights``
+    reads, which also gives the number of classes. A folder of ``save_pretrained`` (transformers) needs neither.
     """
     library, _, network = name.partition("/")
     if library not in MAKERS or not network:

@@ -8,15 +8,18 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from ..core.validation import UnreadableImage
+from ..io.progress import track
+from .forward import Batch, split_batch
 from .transform import Transform
 
 
@@ -183,3 +186,43 @@ def _odd_sizes(prepared: dict[int, tuple[str, Tensor]]) -> dict[int, str]:
         for row, size in sizes.items()
         if usual is not None and size != sizes[usual]
     }
+
+
+class BatchResult(NamedTuple):
+    """Some rows of the data: those that could be read as a batch, and the reasons of the others."""
+
+    rows: range
+    batch: Batch | None
+    unreadable: dict[int, str]
+
+
+def read_batches(
+    source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int = 0
+) -> Iterator[BatchResult]:
+    """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar."""
+    ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
+    processes = min(workers, len(ranges)) if len(ranges) > 1 else 0
+    # A generator of its own: the loader would draw from torch's.
+    loader = DataLoader(_Attempts(source, ranges), None, num_workers=processes, generator=torch.Generator())
+    pairs = zip(ranges, loader, strict=True)
+    for rows, result in pairs if title is None else track(pairs, title, len(ranges)):
+        if isinstance(result, Exception):
+            raise result
+        raw, unreadable = result
+        yield BatchResult(rows, None if raw is None else split_batch(raw), unreadable)
+
+
+class _Attempts(Dataset[Any]):
+    """The batches of a source by number. Errors are returned: torch would hide their message in a traceback."""
+
+    def __init__(self, source: Source, ranges: list[range]) -> None:
+        self.source, self.ranges = source, ranges
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.source.attempt(self.ranges[index])
+        except (ValueError, TypeError, OSError, MemoryError) as error:
+            return error
+
+    def __len__(self) -> int:
+        return len(self.ranges)

@@ -65,7 +65,19 @@ class Transform:
 
     def __call__(self, image: Image.Image | NDArray[np.uint8]) -> Tensor:
         """Return the tensor ``(c, h, w)``, float32, of a PIL image or a uint8 array ``(h, w)`` or ``(h, w, 3)``."""
-        picture = self._cropped(self._resized(in_mode(_as_image(image), self.mode)))
+        picture = in_mode(_as_image(image), self.mode)
+        if self.resize is not None:
+            short = min(picture.size)
+            width, height = (int(self.resize * side / short) if side != short else self.resize for side in picture.size)
+            picture = picture.resize((width, height), RESAMPLING[self.interpolation])
+        if self.crop is not None:
+            if min(picture.size) < self.crop:
+                raise ValueError(
+                    f"a crop of {self.crop} needs an image at least that large, got {picture.width} x "
+                    f"{picture.height}. Resize first: Transform(resize={self.crop}, ...)."
+                )
+            left, top = (round((side - self.crop) / 2) for side in picture.size)
+            picture = picture.crop((left, top, left + self.crop, top + self.crop))
         pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1)
         values = pixels.permute(2, 0, 1).contiguous().float().div_(255)
         if self.mean is not None:
@@ -73,24 +85,6 @@ class Transform:
         if self.std is not None:
             values.div_(torch.tensor(self.std)[:, None, None])
         return values
-
-    def _resized(self, image: Image.Image) -> Image.Image:
-        if self.resize is None:
-            return image
-        short = min(image.size)
-        width, height = (int(self.resize * side / short) if side != short else self.resize for side in image.size)
-        return image.resize((width, height), RESAMPLING[self.interpolation])
-
-    def _cropped(self, image: Image.Image) -> Image.Image:
-        if self.crop is None:
-            return image
-        if min(image.size) < self.crop:
-            raise ValueError(
-                f"a crop of {self.crop} needs an image at least that large, got {image.width} x {image.height}. "
-                f"Resize first: Transform(resize={self.crop}, ...)."
-            )
-        left, top = (round((side - self.crop) / 2) for side in image.size)
-        return image.crop((left, top, left + self.crop, top + self.crop))
 
 
 def _as_image(image: Image.Image | NDArray[np.uint8]) -> Image.Image:

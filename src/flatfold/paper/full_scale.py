@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 
 from ..evaluate.results import as_csv
@@ -15,17 +16,6 @@ from ..report.templates import render
 FOLDER, TEMPLATES = "full-scale", Path(__file__).parent / "templates"
 BACKBONES = Path(__file__).parent / "imagenet_backbones.toml"  # the paper's Table 5, as a suite file
 TRANSFORM_KEYS = ("resize", "crop", "mean", "std", "mode", "interpolation")
-
-SCRIPT = """\
-#!/bin/sh
-# Every number of the paper on {name}. {variable} is the folder that holds OpenOOD's data and
-# results, as in: {variable}=/path/to/openood sh {name}.sh
-set -eu
-: "${{{variable}:?is not set: name the folder that holds the data and results of OpenOOD}}"
-flatfold doctor {suite} --data "${variable}"
-flatfold reproduce {suite} --data "${variable}" --out {out} --device cuda --workers 8
-flatfold paper {out} --csv {out}/beside-paper.csv
-"""
 
 
 @dataclass(frozen=True)
@@ -48,27 +38,22 @@ def write_full_scale(folder: Path) -> Path:
     each benchmark that checks, runs and compares it with the paper, and the suite file of the backbones.
     """
     place, needs = folder / FOLDER, list_needs()
-    by_suite = {suite: [need for need in needs if need.suite == suite] for suite in _open_suites()}
+    by_suite = {suite: list(group) for suite, group in groupby(needs, key=lambda need: need.suite)}
     write_atomically(place / BACKBONES.name, BACKBONES.read_bytes())
     write_atomically(place / "needs.csv", as_csv(map(asdict, needs)))
     write_atomically(place / "needs.md", render("needs.md", TEMPLATES, variable=OPENOOD, suites=by_suite))
-    for name in by_suite:
-        stem = Path(name).stem
-        suite = f'"$(dirname "$0")/{name}"' if name.endswith(".toml") else name
-        text = SCRIPT.format(name=stem, variable=OPENOOD, suite=suite, out=f"out/paper/{stem}")
-        write_atomically(place / f"{stem}.sh", text)
+    for suite in by_suite:
+        name = Path(suite).stem
+        text = render("full_scale.sh", TEMPLATES, name=name, variable=OPENOOD, suite=suite, out=f"out/paper/{name}")
+        write_atomically(place / f"{name}.sh", text)
     return place
 
 
 def list_needs() -> list[Need]:
-    """Return everything that the paper's benchmarks need, one benchmark after the other."""
-    return [need for name, file in _open_suites().items() for need in _read_needs(name, file)]
-
-
-def _open_suites() -> dict[str, SuiteFile]:
-    """Return the suite files by their name on the command line; that of the backbones is next to the scripts."""
+    """Return everything that the paper's benchmarks need, one after the other; that of the backbones is a file."""
     files = {name: open_suite_file(name) for name in built_in_names()}
-    return files | {BACKBONES.name: open_suite_file(str(BACKBONES))}
+    files[BACKBONES.name] = open_suite_file(str(BACKBONES))
+    return [need for name, file in files.items() for need in _read_needs(name, file)]
 
 
 def _read_needs(name: str, file: SuiteFile) -> Iterator[Need]:

@@ -10,10 +10,9 @@ from time import perf_counter
 from typing import Any
 
 from .. import __version__
-from ..core.shaping import check_alpha
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings, extract_all
-from ..evaluate.methods import Spec, parse_spec
+from ..evaluate.methods import Spec
 from ..evaluate.results import Results, load_results
 from ..evaluate.runner import check_specs, forget, provenance, run
 from ..evaluate.study import forget_study, run_study
@@ -50,23 +49,13 @@ class Plan:
     samples: int = 200  # most images of each data set whose curvature is measured
     batch_size: int = 256  # inputs in the batch on which costs are measured
     rounds: int = 11  # how often each cost is timed
-    methods: tuple[str | Spec, ...] | None = None  # as for a benchmark; None takes the paper's
+    methods: Sequence[Spec] | None = None  # as for a benchmark; None takes the paper's
     alpha: float | None = None  # exponent of partial normalisation; None lets AutoFold choose it on validation data
-
-    def __post_init__(self) -> None:
-        for name, least in (("samples", 2), ("batch_size", 1), ("rounds", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
-        if self.methods is not None and not self.methods:
-            raise ValueError("a reproduction needs at least one method, got none. Leave methods out for the paper's.")
-        if self.alpha is not None:
-            check_alpha(self.alpha)
 
     def specs(self, banks: Banks) -> list[Spec]:
         """Return the given methods, or the paper's, tuned on OOD validation data as in the paper where possible."""
         if self.methods is not None:
-            return [parse_spec(method) if isinstance(method, str) else method for method in self.methods]
+            return list(self.methods)
         return [Spec(name, tune="ood") if _can_tune(name, banks) else Spec(name) for name in paper_methods()]
 
     @property
@@ -97,21 +86,13 @@ def _can_tune(name: str, banks: Banks) -> bool:
     return False
 
 
-def reproduce(
-    suites: Sequence[Suite], folder: Path, settings: Settings | None = None, plan: Plan | None = None
-) -> list[NetworkRun]:
-    """Measure everything that the paper reports of each network, write it to files and return it.
+def reproduce(suite: Suite, place: Path, settings: Settings, plan: Plan) -> NetworkRun:
+    """Measure everything that the paper reports of a network, write it to files and return it.
 
-    The files of a network are in :func:`place_of`: those of a benchmark, of a curvature study, and ``ablations.json``;
-    the features in ``banks`` serve all three. An interrupted run goes on where it stopped.
+    The files are those of a benchmark and of a curvature study, and ``ablations.json``; the features in ``banks`` serve
+    all three. An interrupted run goes on where it stopped.
     """
-    settings, plan = settings or Settings(), plan or Plan()
-    return [_Reproduction(suite, place_of(suite, folder), settings, plan).run() for suite in suites]
-
-
-def place_of(suite: Suite, folder: Path) -> Path:
-    """Return the folder of a network: its own, unless it is the only one."""
-    return folder / suite.network if len(suite.siblings) > 1 else folder
+    return _Reproduction(suite, place, settings, plan).run()
 
 
 def forget_reproduction(suite: Suite, place: Path, plan: Plan) -> None:

@@ -7,38 +7,25 @@ from markupsafe import Markup
 
 from ..curvature.estimate import LOSSES, MATRICES
 from ..evaluate.results import ID, Results
-from ..evaluate.study_results import NAMES, SPACES, Name, Space, Study, above, typical_error
+from ..evaluate.study_results import NAMES, SPACES, Detection, Name, Space, Study, above, typical_error
 from .curvature_figures import spectral_densities, top_eigenvalues, trace_densities
 from .figure import Drawing
-from .templates import factor, percent, quantity, render, suite_title
+from .templates import factor, quantity, render, suite_title
 
 SPECTRA: tuple[Space, ...] = ("parameter", "feature")
 WEIGHTS = "weights, sha256"  # in the provenance: identifies a network
 GUESSING = 0.5  # AUROC
 MEANS = {"near": "near", "far": "far", "all": "average"}
-TITLES = {
-    "lambda_max": "Largest eigenvalue of the mean curvature matrix.",
-    "trace": "Sum of its eigenvalues: the mean trace over the inputs.",
-}
 VERDICTS = {1: "", 0: "not significant", -1: "below ID"}  # by whether a figure is above that of the ID images
 
 
 def render_curvature(study: Study, figures: dict[str, Drawing] | None = None) -> Markup:
     """Return the page of a study; ``figures`` are those of :func:`curvature_figures`, where they exist already."""
-    suite, traces = study.suite, study.traces
-    ood = [len(traces[f"feature/{name}"]) for name in study.datasets[1:]]
     return render(
         "curvature.html",
-        title=suite_title(suite),
-        facts=[
-            (f"{suite['n_parameters']:,}", "parameters"),
-            (f"{suite['n_features']:,}", "features"),
-            (f"{suite['n_classes']:,}", "classes"),
-            (f"{percent(suite['accuracy'])} %", "accuracy"),
-            (f"{len(traces[f'feature/{ID}']):,}", "ID test images"),
-            (f"{sum(ood):,}", f"OOD images in {len(ood)} data set{'s' * (len(ood) > 1)}"),
-        ],
+        title=suite_title(study.suite),
         study=study,
+        sizes=[len(study.traces[f"feature/{name}"]) for name in study.datasets],
         view=curvature_view(study, figures=figures),
     )
 
@@ -99,32 +86,18 @@ def statistics_table(study: Study) -> Markup:
 
     Figures that do not exceed those of the ID images are marked.
     """
-    columns = _columns(study)
-    groups = [ood["group"] for ood in study.suite["ood"]]
-    lines: list[dict[str, Any]] = [{"at": ID, "name": "ID", "below": "", "title": None}]
-    lines += [
-        {"at": ood["name"], "name": ood["name"], "below": ood["group"], "title": ood["about"]}
-        for ood in study.suite["ood"]
-    ]
-    means = [group for group in study.groups if groups.count(group) > 1]
-    lines += [{"at": group, "name": group, "below": "mean", "title": None} for group in means]
-    cells = study.cells
-    for line in lines:
-        line["cells"] = []
-        for column in columns:
-            statistic, reference = cells[line["at"], *column], cells[ID, *column]
-            products = f", {statistic.matvecs:,} products" if statistic.matvecs else ""
-            line["cells"].append(
-                {
-                    "statistic": statistic,
-                    "title": statistic.method + products,
-                    "ratio": "" if line["at"] == ID else factor(statistic.value, reference.value),
-                    "verdict": "" if line["at"] == ID else VERDICTS[above(statistic, reference)],
-                }
-            )
-        line["n"] = max(cell["statistic"].n for cell in line["cells"])
-    heads = [(NAMES[name], f"over {SPACES[space]}", TITLES[name]) for space, name in columns]
-    return render("statistics_table.html", columns=heads, lines=lines)
+    columns, sets = _columns(study), study.suite["ood"]
+    groups = [ood["group"] for ood in sets]
+    lines = [(ID, "ID", "", None), *((ood["name"], ood["name"], ood["group"], ood["about"]) for ood in sets)]
+    lines += [(group, group, "mean", None) for group in study.groups if groups.count(group) > 1]
+    return render(
+        "statistics_table.html",
+        columns=[(name, NAMES[name], SPACES[space]) for space, name in columns],
+        lines=[
+            (head, below, title, [study.cells[at, *column] for column in columns]) for at, head, below, title in lines
+        ],
+        find_verdict=lambda statistic, reference: VERDICTS[above(statistic, reference)],
+    )
 
 
 def detection_table(study: Study) -> Markup:
@@ -137,27 +110,30 @@ def detection_table(study: Study) -> Markup:
     if not study.detections:
         return Markup()
     found = {(detection.space, detection.alpha, detection.dataset): detection for detection in study.detections}
-    traces = list(dict.fromkeys((detection.space, detection.alpha) for detection in study.detections))
-    errors = {space: typical_error(study, space) for space, _ in traces}
-    exact = [trace for trace in traces if errors[trace[0]] is None]
+    errors = {(space, alpha): typical_error(study, space) for space, alpha, _ in found}
+    exact = [trace for trace, error in errors.items() if error is None]
     groups = {ood["name"]: ood["group"] for ood in study.suite["ood"]}
-    present = {detection.dataset for detection in study.detections}
+    present = {name for _, _, name in found}
     means = ["near", "far", "all"] if {"near", "far"} <= present else ["all"]
     columns = [name for name in dict.fromkeys([*groups, *means]) if name in present]
-    lines: list[dict[str, Any]] = [
-        {"name": SPACES[space], "alpha": alpha, "error": errors[space], "cells": []} for space, alpha in traces
-    ]
-    for name in columns:
-        rivals = [found[*trace, name] for trace in exact if (*trace, name) in found]
-        best = max(rivals, key=lambda detection: detection.auroc, default=None)
-        for trace, line in zip(traces, lines, strict=True):
-            detection, mark = found.get((*trace, name)), None
-            if detection and best and trace in exact:
-                leads = len(exact) > 1 and detection.high >= best.low
-                mark = "below" if detection.high < GUESSING else "best" if leads else None
-            line["cells"].append((detection, mark))
-    heads = [(name if name in groups else MEANS[name], groups.get(name, "mean")) for name in columns]
-    return render("detection_table.html", columns=heads, lines=lines)
+
+    def find_mark(detection: Detection) -> str | None:
+        if (detection.space, detection.alpha) not in exact:
+            return None
+        rivals = [found[*trace, detection.dataset] for trace in exact if (*trace, detection.dataset) in found]
+        best = max(rivals, key=lambda rival: rival.auroc)
+        leads = len(exact) > 1 and detection.high >= best.low
+        return "below" if detection.high < GUESSING else "best" if leads else None
+
+    return render(
+        "detection_table.html",
+        columns=[(name if name in groups else MEANS[name], groups.get(name, "mean")) for name in columns],
+        lines=[
+            (SPACES[space], alpha, error, [found.get((space, alpha, name)) for name in columns])
+            for (space, alpha), error in errors.items()
+        ],
+        find_mark=find_mark,
+    )
 
 
 def _columns(study: Study) -> list[tuple[Space, Name]]:

@@ -76,12 +76,7 @@ def trace_axis(values: Numbers) -> Span:
 
 
 def bin_count(traces: Sequence[Numbers]) -> int:
-    """Return the number of bars: twice the root of the size of the smallest data set, from 10 to 50.
-
-    Example:
-        >>> bin_count([np.zeros(500), np.zeros(100)])
-        20
-    """
+    """Return the number of bars: twice the root of the size of the smallest data set, from 10 to 50."""
     least, most = BINS
     return min(max(round(2 * sqrt(min(map(len, traces)))), least), most)
 
@@ -212,12 +207,7 @@ def top_eigenvalues(study: Study) -> Drawing:
 
 
 def quartiles(values: Numbers) -> Numbers:
-    """Return the lower quartile, median and upper quartile of each column of ``(n, k)``, as ``(3, k)``.
-
-    Example:
-        >>> quartiles(np.array([[1.0], [2.0], [3.0]])).T
-        array([[1.5, 2. , 2.5]])
-    """
+    """Return the lower quartile, median and upper quartile of each column of ``(n, k)``, as ``(3, k)``."""
     finite = np.where(np.isfinite(values), values, 0.0)
     return np.asarray(np.quantile(finite, [0.25, 0.5, 0.75], axis=0))
 

@@ -97,12 +97,7 @@ def alpha_curves(results: Results) -> Drawing:
 
 
 def regret(curve: AlphaCurve) -> str:
-    """Return the best exponent, and how much AUROC the chosen one loses to it, in percentage points.
-
-    Example:
-        >>> regret(AlphaCurve("autofold", [0.1, 0.2], [0.5, 0.6], [0.0, 0.0], 0.2, {"all": [0.95, 0.93]}))
-        'best 0.1, regret 2.00'
-    """
+    """Return the best exponent, and how much AUROC the chosen one loses to it, in percentage points."""
     truth = curve.auroc["all"]
     best = int(np.argmax(truth))
     chosen = int(np.argmin(np.abs(np.asarray(curve.grid) - curve.chosen)))
@@ -147,12 +142,7 @@ def _draw_roc(pairs: list[tuple[Numbers, Numbers]], axes: Axes) -> None:
 
 
 def roc(id_scores: Numbers, ood_scores: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the rates of false and of true alarms, ascending, with every ID score as the threshold.
-
-    Example:
-        >>> roc(np.array([1.0, 2.0]), np.array([1.5, 3.0]))
-        (array([0.5, 1. ]), array([0.5, 1. ]))
-    """
+    """Return the rates of false and of true alarms, ascending, with every ID score as the threshold."""
     thresholds = np.unique(id_scores)[::-1]
     false_alarms = 1 - np.searchsorted(np.sort(id_scores), thresholds) / len(id_scores)
     detections = 1 - np.searchsorted(np.sort(ood_scores), thresholds) / len(ood_scores)

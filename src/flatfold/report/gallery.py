@@ -15,9 +15,7 @@ from ..evaluate.results import ID, Results, WorstCase
 SHOWN = 8  # images of a data set
 BUDGET = 2_000_000  # characters of all pictures, so that the page still opens on a telephone
 SMALL = 64  # pixels: up to this side, pictures are enlarged without a blur
-EMPTY = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
 DIGITS = range(3, 10)  # of a score; nine tell any two float32 apart
-CAPTIONS = ("key", "name", "file", "place", "score", "share", "classes")
 
 Chosen = dict[str, dict[str, list[WorstCase]]]
 
@@ -49,8 +47,6 @@ def gallery(results: Results) -> dict[str, Any] | None:
         "pictures": pictures,
         "hidden_pictures": {key: pictures[key] for key in sorted(used - shown) if key in pictures},
         "small": all(max(pixels.shape) <= SMALL for pixels in results.thumbnails.values()),
-        "empty": EMPTY,
-        "blank": dict.fromkeys(CAPTIONS, ""),
     }
 
 
@@ -62,12 +58,7 @@ def data_uri(pixels: NDArray[np.uint8]) -> str:
 
 
 def distinct_texts(scores: Sequence[float]) -> list[str]:
-    """Return scores with as many digits, at least three, as make different scores different texts.
-
-    Example:
-        >>> distinct_texts([-0.1011, -0.1012]), distinct_texts([295.2, 3.0])
-        (['-0.1011', '-0.1012'], ['295', '3.00'])
-    """
+    """Return scores with as many digits, at least three, as make different scores different texts."""
     for digits in DIGITS:
         texts = [f"{score:#.{digits}g}".removesuffix(".") for score in scores]
         if len(set(texts)) == len(set(scores)):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -11,7 +10,7 @@ from ..io.files import write_atomically
 from .figure import Drawing
 from .figures import all_figures
 from .gallery import gallery
-from .templates import percent, render, suite_title
+from .templates import render, suite_title
 
 STUDY = "curvature.json"  # the file of a curvature study, which the report of the same network shows
 
@@ -60,12 +59,9 @@ def write_curvature(folder: Path) -> Path:
 def render_report(
     results: Results, figures: dict[str, Drawing] | None = None, curvature: Mapping[str, object] | str = ""
 ) -> Markup:
-    """Return the page of a run.
+    """Return the page of a run; ``figures`` are its :func:`all_figures` where they exist already.
 
-    Args:
-        results: The results of the run.
-        figures: :func:`~flatfold.report.figures.all_figures` of them, where they exist already.
-        curvature: The view of a curvature study, or why there is none.
+    ``curvature`` is the view of a curvature study, or why there is none.
     """
     suite, ranked, cells = results.suite, results.ranked, results.cells
     hashes = {"images, sha256": suite["fingerprints"]} if suite.get("fingerprints") else {}
@@ -75,13 +71,6 @@ def render_report(
     return render(
         "report.html",
         title=suite_title(suite),
-        facts=[
-            (f"{percent(suite['accuracy'])} %", "accuracy"),
-            (f"{suite['n_classes']:,}", "classes"),
-            (f"{suite['n_test']:,}", "ID test images"),
-            (f"{sum(ood['n'] for ood in suite['ood']):,}", f"OOD images in {len(suite['ood'])} data sets"),
-            (len(results.methods), "methods"),
-        ],
         results=results,
         rivals=[run.method for run in ranked[1:] if (best := cells[run.method, "all"].certainty) and best.best],
         warnings=[text for text in suite.get("deviations", []) if text not in counted],
@@ -112,18 +101,10 @@ def _study_part(results: Results, folder: Path) -> Mapping[str, object] | str:
     return mismatch(results, study) or curvature_view(study, results)
 
 
-class Column(NamedTuple):
-    """The head of a column: its name, the small text below, and what a pointer over it shows."""
-
-    name: str
-    below: str
-    title: str
-
-
-def columns_of(results: Results, columns: Sequence[str]) -> list[Column]:
-    """Return the heads of data sets and averages."""
-    ood = {ood["name"]: Column(ood["name"], ood["group"], ood["about"]) for ood in results.suite["ood"]}
-    return [ood[name] if name in ood else Column(*AVERAGES[name]) for name in columns]
+def columns_of(results: Results, columns: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Return the heads of data sets and averages: name, small text below, and what a pointer over it shows."""
+    ood = {ood["name"]: (ood["name"], ood["group"], ood["about"]) for ood in results.suite["ood"]}
+    return [ood[name] if name in ood else AVERAGES[name] for name in columns]
 
 
 def groups_of(run: MethodRun) -> str:
@@ -132,12 +113,7 @@ def groups_of(run: MethodRun) -> str:
 
 
 def settings(values: Mapping[str, object]) -> str:
-    """Return settings as text, without those of None; a list of more than four values is shortened to its ends.
-
-    Example:
-        >>> settings({"std": [0.2, 0.3], "grid": [0.1, 0.2, 0.3, 0.4, 0.5], "score_norm": None, "seed": 3})
-        'std = (0.2, 0.3), grid = 0.1..0.5, seed = 3'
-    """
+    """Return settings as text, without those of None; a list of more than four values is shortened to its ends."""
     texts = []
     for key, value in values.items():
         if isinstance(value, list):

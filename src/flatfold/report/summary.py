@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from ..evaluate.results import METRICS, Results
+from ..evaluate.results import METRICS, MethodRun, Results
 from ..evaluate.summary import SummaryRow, families, family_of, load_runs, summarise
 from ..io.files import write_atomically
 from .page import columns_of, groups_of
@@ -31,17 +31,17 @@ def render_summary(runs: dict[Path, Results], folder: Path) -> Markup:
     results = list(runs.values())
     groups, rows = families(results), summarise(results)
     deviations = [f"{suite_title(run.suite)}: {text}" for run in results for text in run.suite.get("deviations", [])]
+    reports = {place: place / "report.html" for place in runs}
     return render(
         "summary.html",
         title=", ".join(dict.fromkeys(str(run.suite["name"]) for run in results)),
         about=" ".join(dict.fromkeys(str(run.suite["about"]) for run in results)),
-        facts=[
-            (len(results), "run" if len(results) == 1 else "runs: networks or seeds"),
-            (len(groups), "family" if len(groups) == 1 else "families"),
-        ],
         warnings=deviations + _left_out(groups, rows),
         families=[_family(group, [row for row in rows if row.family == family]) for family, group in groups.items()],
-        runs=[_run(place, run, folder) for place, run in runs.items()],
+        groups_of=groups_of,
+        runs=runs,
+        family_of=family_of,
+        links={place: quote(path.relative_to(folder).as_posix()) for place, path in reports.items() if path.exists()},
     )
 
 
@@ -66,25 +66,21 @@ def _reason(method: str, group: Sequence[Results]) -> str:
 def _family(group: Sequence[Results], rows: Sequence[SummaryRow]) -> dict[str, Any]:
     """Return the table of one family, best mean AUROC of the last column first."""
     columns = list(dict.fromkeys(row.column for row in rows))
-    cells = {(row.method, row.column): row for row in rows}
-    means = {row.method: row.means["auroc"] for row in rows if row.column == columns[-1]}
-    shown = {row.method for row in rows}
-    methods = sorted(
-        (run for run in group[0].methods if run.method in shown), key=lambda run: -means.get(run.method, 0.0)
-    )
+    cells: dict[str, dict[str, SummaryRow]] = {row.method: {} for row in rows}
+    for row in rows:
+        cells[row.method][row.column] = row
+
+    def mean_auroc(run: MethodRun) -> float:
+        last = cells[run.method].get(columns[-1])
+        return last.means["auroc"] if last else 0.0
+
+    methods = sorted((run for run in group[0].methods if run.method in cells), key=mean_auroc, reverse=True)
     return {
         "name": family_of(group[0]),
         "runs": len(group),
         "accuracy": fmean(run.suite["accuracy"] for run in group),
         "columns": columns_of(group[0], columns),
-        "methods": [
-            {
-                "name": run.method,
-                "groups": groups_of(run),
-                "cells": [_cell(cells.get((run.method, column))) for column in columns],
-            }
-            for run in methods
-        ],
+        "methods": [(run, [_cell(cells[run.method].get(column)) for column in columns]) for run in methods],
     }
 
 
@@ -93,19 +89,4 @@ def _cell(row: SummaryRow | None) -> tuple[dict[str, float], dict[str, str]] | N
     if row is None:
         return None
     spread = {metric: f"± {percent(row.stds[metric])}\n" if row.n > 1 else "" for metric in METRICS}
-    below = {metric: (spread[metric] + interval(row.intervals.get(metric))).strip() for metric in METRICS}
-    return row.means, below
-
-
-def _run(place: Path, run: Results, folder: Path) -> dict[str, Any]:
-    best = run.ranked[0].method
-    address = f"{quote(place.relative_to(folder).as_posix())}/report.html"
-    return {
-        "name": place.name,
-        "address": address if (place / "report.html").exists() else "",
-        "family": family_of(run),
-        "best": best,
-        "auroc": run.cells[best, "all"].auroc,
-        "accuracy": run.suite["accuracy"],
-        "seed": run.provenance.get("seed", ""),
-    }
+    return row.means, {metric: (spread[metric] + interval(row.intervals.get(metric))).strip() for metric in METRICS}

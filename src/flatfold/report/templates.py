@@ -27,14 +27,6 @@ from ..evaluate.results import METRICS
 
 HERE = Path(__file__).parent / "templates"
 
-METRIC_NAMES = {
-    "auroc": "AUROC",
-    "fpr95_ood_positive": "FPR95, OOD positive",
-    "fpr95_id_positive": "FPR95, ID positive",
-    "aupr_out": "AUPR-out",
-    "aupr_in": "AUPR-in",
-}
-LOWER_IS_BETTER = ("fpr95_ood_positive", "fpr95_id_positive")
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SMALL, LARGE = 1e-3, 1e6  # numbers outside are written with a power of ten
 
@@ -62,7 +54,6 @@ def _environment(folder: Path) -> Environment:
     }
     for function in (percent, interval, signed, quantity, factor, thousands, metric_values, intervals):
         environment.filters[function.__name__] = function
-    environment.globals |= {"METRIC_NAMES": METRIC_NAMES, "LOWER_IS_BETTER": LOWER_IS_BETTER}
     return environment
 
 
@@ -72,12 +63,7 @@ def suite_title(suite: Mapping[str, str]) -> str:
 
 
 def percent(value: float) -> str:
-    """Return a share in percent.
-
-    Example:
-        >>> percent(0.93456)
-        '93.46'
-    """
+    """Return a share in percent."""
     return f"{100 * value:.2f}"
 
 

@@ -11,22 +11,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from ..io.artifacts import DamagedFile, read_json, write_json
 from ..io.files import replacing, sha256_of, sweep
 from ..io.store import Part, PartStore
-from ..models.extract import BatchResult, read_batches
 from ..models.fingerprint import evenly_spaced
 from ..models.forward import usable_device
-from ..models.heads import Pass
-from ..models.sources import ImageSource
+from ..models.sources import BatchResult, ImageSource, read_batches
 from .calibrated import CalibratedDetector
 from .guard import Guard
 from .guard_file import GuardFile
@@ -75,55 +73,38 @@ class ScoringJob:
         }
 
 
-class ScoredRows(NamedTuple):
-    """The scores of some rows of a source, and why other rows have none."""
-
-    columns: Columns
-    """``row``, ``predicted``, ``score``, ``p_value`` and ``is_ood``, ``(n,)`` each."""
-    unreadable: dict[int, str]
-    """By row, the reason."""
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[ScoredRows]) -> ScoredRows:
-        """Return several results, at least one, as one."""
-        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
-        return cls(columns, {row: reason for part in parts for row, reason in part.unreadable.items()})
-
-
-def score_batches(guard: Guard, source: ImageSource, batches: Iterable[BatchResult]) -> ScoredRows:
-    """Return the scores of some batches of a source, at least one."""
-    return ScoredRows.concatenate([_score_batch(guard, source, batch) for batch in batches])
-
-
-def _score_batch(guard: Guard, source: ImageSource, batch: BatchResult) -> ScoredRows:
-    rows = np.array([row for row in batch.rows if row not in batch.unreadable], np.int64)
-    if batch.batch is None:  # no input is readable
-        head = guard.found.head
-        output = Pass(head.weight.new_empty(0, head.width), head.weight.new_empty(0, head.n_classes))
-    else:
-        try:
-            output = guard.run(batch.batch.first_tensor)
-        except ValueError as error:
-            raise ValueError(f"{source.name(batch.rows[0])} to {source.name(batch.rows[-1])}: {error}") from error
-    finite = output.features.isfinite().all(dim=-1)
-    verdict = guard.decide(Pass(*(values[finite] for values in output)))
-    sound, scored = finite.cpu().numpy(), verdict.score.isfinite().cpu().numpy()
-    reasons = {**batch.unreadable, **dict.fromkeys(rows[~sound].tolist(), NOT_FINITE)}
-    reasons |= dict.fromkeys(rows[sound][~scored].tolist(), NO_SCORE)
-    tensors = {**verdict._asdict(), "predicted": verdict.logits.argmax(dim=-1)}
-    columns = {"row": rows[sound][scored]}
-    columns |= {name: tensors[name].cpu().numpy()[scored] for name in ("predicted", "score", "p_value", "is_ood")}
-    return ScoredRows(columns, {row: _printable(reason) for row, reason in sorted(reasons.items())})
+def score_batches(guard: Guard, source: ImageSource, batches: Iterable[BatchResult]) -> Part:
+    """Return the scores of some batches of a source, by row, and under ``unreadable`` why other rows have none."""
+    columns: list[dict[str, Tensor]] = []
+    unreadable: dict[int, str] = {}
+    for rows_read, batch, reasons in batches:
+        if batch is not None:
+            rows = torch.tensor([row for row in rows_read if row not in reasons])
+            try:
+                output = guard.run(batch.first_tensor)
+            except ValueError as error:
+                first, last = source.name(rows_read[0]), source.name(rows_read[-1])
+                raise ValueError(f"{first} to {last}: {error}") from error
+            finite = output.features.isfinite().all(dim=-1)
+            verdict = guard.calibrated.decide(*(values[finite] for values in output)).columns()
+            reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
+            table = {"row": rows[finite.cpu()], **verdict}
+            scored = table["score"].isfinite()
+            reasons |= dict.fromkeys(table["row"][~scored].tolist(), NO_SCORE)
+            columns.append({name: values[scored] for name, values in table.items()})
+        unreadable |= {row: _printable(reason) for row, reason in sorted(reasons.items())}
+    names = columns[0] if columns else ()  # no image could be read
+    return Part({"unreadable": unreadable}, {name: torch.cat([each[name] for each in columns]) for name in names})
 
 
 Parts = Mapping[int, range]
 """By number, the rows of a part: whole batches."""
 
-Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, ScoredRows]]]
+Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, Part]]]
 """Yields each part once, in any order, with its number."""
 
 
-def run_local(job: ScoringJob, parts: Parts, workers: int = 0) -> Iterator[tuple[int, ScoredRows]]:
+def run_local(job: ScoringJob, parts: Parts, workers: int = 0) -> Iterator[tuple[int, Part]]:
     """Score parts one after the other in this process, with images read ahead by ``workers`` others."""
     guard, source = job.load(), job.source
     batches = read_batches(source, source.batch_ranges(parts.values()), "scoring", workers)
@@ -233,8 +214,7 @@ def score_images(
         try:
             missing = {number: rows for number, rows in parts.items() if _name(number) not in store}
             for number, scored in executor(job, missing) if missing else ():
-                columns = {name: torch.from_numpy(values) for name, values in scored.columns.items()}
-                store.write(_name(number), columns, {"unreadable": scored.unreadable})
+                store.write(_name(number), scored.tensors, scored.info)
             if lost := sum(_name(number) not in store for number in parts):
                 raise RuntimeError(f"{lost} of {len(parts)} parts did not come back; the others are kept.")
             summary = _write_results(out, job, shard, key, (store.read(_name(number)) for number in parts))
@@ -349,12 +329,13 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
     def table() -> Iterator[Columns]:
         yield {name: np.zeros(0, kind) for name, kind in kinds.items()}  # names the columns of an empty table
         for info, tensors in parts:
-            columns = {name: values.numpy() for name, values in tensors.items()}
-            monitor.count(columns["predicted"], columns["score"], columns["is_ood"])
             if reasons := info["unreadable"]:
                 unreadable.append({int(row): reason for row, reason in reasons.items()})
-            columns["path"] = paths(columns["row"].tolist())
-            yield {name: columns[name] for name in kinds}
+            if tensors:
+                columns = {name: values.numpy() for name, values in tensors.items()}
+                monitor.count(columns["predicted"], columns["score"], columns["is_ood"])
+                columns["path"] = paths(columns["row"].tolist())
+                yield {name: columns[name] for name in kinds}
 
     write_rows(table(), out)
     if unreadable:

@@ -40,6 +40,16 @@ class Verdict(NamedTuple):
     is_ood: Tensor
     """``(n,)`` bool, True where the p-value is at most the false-alarm rate asked for."""
 
+    @property
+    def predicted(self) -> Tensor:
+        """The likeliest class of each input, ``(n,)``."""
+        return self.logits.argmax(dim=-1)
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return the columns of a table of verdicts, ``(n,)`` each, on the CPU."""
+        columns = {"predicted": self.predicted, "score": self.score, "p_value": self.p_value, "is_ood": self.is_ood}
+        return {name: values.detach().cpu() for name, values in columns.items()}
+
 
 class Calibration(nn.Module):
     r"""Split-conformal calibration, of all inputs together or of each predicted class (Mondrian).
@@ -158,6 +168,13 @@ class CalibratedDetector(nn.Module):
                 # A graph does not refuse such features, and a method may score an infinity as the surest ID input.
                 score = score.where(features.isfinite().all(dim=-1), torch.nan)
             return score, *self.calibration(score, logits.argmax(dim=-1))
+
+    @torch.no_grad()
+    def decide(self, features: Tensor, logits: Tensor) -> Verdict:
+        """Return the verdict on rows of features and their logits; this moves to their device."""
+        if self.calibration.scores.device != features.device:
+            self.to(features.device)
+        return Verdict(logits, *self(features, logits))
 
     @classmethod
     def load(cls, path: Path | str) -> CalibratedDetector:

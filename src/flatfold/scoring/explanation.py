@@ -24,7 +24,7 @@ class Explanation:
     """The verdict on one input, and the pairs of classes that carry its curvature.
 
     FOLD's score is a sum over pairs of classes (:mod:`flatfold.core.pairs`), so every share is exact. As text it is one
-    line, for instance ``unknown (p = 0.004): 71 % of the curvature between cat and dog, 29 % elsewhere``.
+    line, for instance ``OOD (p = 0.004): 71 % of the curvature between cat and dog, 29 % elsewhere``.
 
     Attributes:
         predicted: The class that the model chooses.
@@ -49,7 +49,7 @@ class Explanation:
         return f"class {index}" if self.names is None else self.names[index]
 
     def __str__(self) -> str:
-        verdict = f"{'unknown' if self.is_ood else 'known'} (p = {self.p_value:.2g})"
+        verdict = f"{'OOD' if self.is_ood else 'ID'} (p = {self.p_value:.2g})"
         if not any(pair.share for pair in self.pairs):
             return f"{verdict}: no curvature between any two classes"
         parts = [
@@ -72,7 +72,7 @@ def explain(verdict: Verdict, pairs: Pairs, names: Sequence[str] | None = None) 
             "Give them in the order of the model's outputs, or leave them out."
         )
     complete = pairs.share.shape[1] == n_classes * (n_classes - 1) // 2
-    columns = (verdict.logits.argmax(dim=-1), verdict.score, verdict.p_value, verdict.is_ood, *pairs)
+    columns = (*verdict.columns().values(), *pairs)
     explanations = []
     for predicted, score, p_value, is_ood, *entries in zip(*(column.tolist() for column in columns), strict=True):
         named = tuple(Pair(*entry) for entry in zip(*entries, strict=True))

@@ -13,7 +13,7 @@ from importlib import import_module
 from inspect import Parameter, Signature
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,6 @@ BATCH = "batch"  # name of the dimension that may change
 SIZES = (1, 7, 64)  # of the batches to compare on
 TOLERANCE = 1e-4
 ROUNDING = 1e-6  # of a p-value in float32
-LOUD = ("torch.onnx", "torch.export", "torch.fx", "torch._dynamo", "onnxscript", "onnx_ir")
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 18
 LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file ends at 2 GiB, and the graph needs some of it
@@ -116,10 +115,11 @@ def export(guard: Guard, path: Path | str, inputs: Iterable[Any]) -> Parity:
                 name=name,
             ) from error
     batch = _collect_inputs(guard, inputs)
-    write = FORMATS[path.suffix](guard, _trace(guard, batch), batch)
+    program = _trace(guard, batch)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
-        return compare(guard, write(partial), batch)
+        FORMATS[path.suffix].write(partial, guard, program, batch)
+        return compare(guard, FORMATS[path.suffix].open(partial), batch)
 
 
 def check_target(path: Path) -> None:
@@ -165,7 +165,8 @@ def _collect_inputs(guard: Guard, inputs: Iterable[Any]) -> Batch:
     if rows < 2:
         raise ValueError(f"an export is checked on real inputs, at least 2, got {rows}. Give some hundred of them.")
 
-    def join(name: str, values: list[Any]) -> Any:
+    def join(name: str) -> Any:
+        values = [_by_name(batch)[name] for batch in batches]
         if not batches[0].one_per_input(values[0]):
             return values[0]
         shapes = sorted({tuple(value.shape[1:]) for value in values})
@@ -176,10 +177,9 @@ def _collect_inputs(guard: Guard, inputs: Iterable[Any]) -> Batch:
             )
         return torch.cat(values)
 
-    args = tuple(join("x", [batch.args[i] for batch in batches]) for i in range(len(batches[0].args)))
-    kwargs = {name: join(name, [batch.kwargs[name] for batch in batches]) for name in batches[0].kwargs}
+    args = (join("x"),) if batches[0].args else ()
     with evaluating(guard.model) as device:
-        return Batch(args, kwargs, None, rows).part(0, MOST).to(device)
+        return Batch(args, {name: join(name) for name in batches[0].kwargs}, None, rows).part(0, MOST).to(device)
 
 
 def _trace(guard: Guard, batch: Batch) -> ExportedProgram:
@@ -257,7 +257,7 @@ def _compare_verdicts(
     spread = float(scores[3 * len(scores) // 4] - scores[len(scores) // 4])
     allowed = TOLERANCE * expected.score.abs().clamp_min(spread)
     largest = expected.logits.abs().amax(dim=1)
-    predicted = expected.logits.argmax(dim=1)
+    predicted = expected.predicted
     top = expected.logits.topk(min(2, expected.logits.shape[1]), dim=1).values
     tied = (top[:, 0] - top[:, -1] <= 2 * TOLERANCE * largest) & calibration.per_class  # another threshold may apply
     threshold = calibration.threshold[predicted if calibration.per_class else 0]
@@ -287,8 +287,7 @@ def _relative(difference: Tensor, scale: Tensor) -> Tensor:
     return torch.where(difference == 0, 0.0, difference / scale).nan_to_num(nan=torch.inf)
 
 
-def _onnx_writer(guard: Guard, program: ExportedProgram, batch: Batch) -> Callable[[Path], Runtime]:
-    """Translate a graph to ONNX, and return what writes it to a file and opens that with onnxruntime."""
+def _write_onnx(path: Path, guard: Guard, program: ExportedProgram, batch: Batch) -> None:
     tensors = [*program.state_dict.values(), *program.constants.values()]
     size = sum(value.numel() * value.element_size() for value in tensors if isinstance(value, Tensor))
     if size > LARGEST:
@@ -305,34 +304,24 @@ def _onnx_writer(guard: Guard, program: ExportedProgram, batch: Batch) -> Callab
             input_names=[name for name, value in _by_name(batch).items() if isinstance(value, Tensor)],
             output_names=list(Verdict._fields),
             dynamic_shapes=_dynamic_shapes(batch, BATCH),
-            custom_translation_table={torch.ops.aten.searchsorted.Tensor: _onnx_searchsorted()},
+            custom_translation_table={torch.ops.aten.searchsorted.Tensor: _onnx_searchsorted},
         )
         assert translated is not None
-    for key, value in _describe(guard).items():
-        translated.model.metadata_props[f"flatfold.{key}"] = value if isinstance(value, str) else json.dumps(value)
-
-    def write(path: Path) -> Runtime:
-        with _quiet():
-            translated.save(path, external_data=False)
-        return open_onnx(path)
-
-    return write
+        for key, value in _describe(guard).items():
+            translated.model.metadata_props[f"flatfold.{key}"] = value if isinstance(value, str) else json.dumps(value)
+        translated.save(path, external_data=False)
 
 
-def _onnx_searchsorted() -> Callable[..., Any]:
+def _onnx_searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
     """Return ``searchsorted``, which ONNX does not have: the number of sorted values that are not at least a value."""
+    if any(options.values()):
+        raise NotImplementedError(f"searchsorted with {', '.join(key for key, on in options.items() if on)}")
     op = import_module("onnxscript").opset18
-
-    def search(sorted_sequence: Any, self: Any, **options: Any) -> Any:
-        if any(options.values()):
-            raise NotImplementedError(f"searchsorted with {', '.join(key for key, on in options.items() if on)}")
-        by_row = len(sorted_sequence.shape) > 1  # a row of sorted values for each row of values
-        values = self if by_row else op.Unsqueeze(self, [1])
-        # "Not at least" instead of "below": a NaN has all of them before it, as in torch.
-        before = op.Not(op.GreaterOrEqual(sorted_sequence, values))
-        return op.ReduceSum(op.Cast(before, to=INT64), [1], keepdims=int(by_row))
-
-    return search
+    by_row = len(sorted_sequence.shape) > 1  # a row of sorted values for each row of values
+    values = self if by_row else op.Unsqueeze(self, [1])
+    # "Not at least" instead of "below": a NaN has all of them before it, as in torch.
+    before = op.Not(op.GreaterOrEqual(sorted_sequence, values))
+    return op.ReduceSum(op.Cast(before, to=INT64), [1], keepdims=int(by_row))
 
 
 def open_onnx(path: Path) -> Runtime:
@@ -352,31 +341,26 @@ def open_onnx(path: Path) -> Runtime:
     return run
 
 
-def _program_writer(guard: Guard, program: ExportedProgram, batch: Batch) -> Callable[[Path], Runtime]:
-    """Return what writes a graph as a ``.pt2`` file and opens that with torch."""
-
-    def write(path: Path) -> Runtime:
-        with _quiet(), _explain("the graph"), path.open("wb") as file:
-            torch.export.save(program, file, extra_files={FACTS: json.dumps(_describe(guard))})
-        return open_program(path)
-
-    return write
+def _write_program(path: Path, guard: Guard, program: ExportedProgram, batch: Batch) -> None:
+    with _quiet(), _explain("the graph"), path.open("wb") as file:
+        torch.export.save(program, file, extra_files={FACTS: json.dumps(_describe(guard))})
 
 
 def open_program(path: Path) -> Runtime:
     """Return a ``.pt2`` file as a runtime."""
     with _quiet(), path.open("rb") as file:
         module = torch.export.load(file).module()
-
-    @torch.no_grad()
-    def run(batch: Batch) -> tuple[Any, ...]:
-        answer: tuple[Any, ...] = module(*batch.args, **batch.kwargs)
-        return answer
-
-    return run
+    return torch.no_grad()(lambda batch: module(*batch.args, **batch.kwargs))
 
 
-FORMATS = {".onnx": _onnx_writer, ".pt2": _program_writer}
+class Format(NamedTuple):
+    """A kind of file: how a traced guard is written to it, and how it is run."""
+
+    write: Callable[[Path, Guard, ExportedProgram, Batch], None]
+    open: Callable[[Path], Runtime]
+
+
+FORMATS = {".onnx": Format(_write_onnx, open_onnx), ".pt2": Format(_write_program, open_program)}
 
 
 @contextmanager
@@ -398,14 +382,11 @@ def _explain(what: str, advice: str = "") -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence an exporter: everything important it raises."""
-    loggers = [logging.getLogger(name) for name in LOUD]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    disabled = logging.root.manager.disable
+    logging.disable()
     try:
         with warnings.catch_warnings(), redirect_stderr(StringIO()):  # torch prints the graph of what it cannot export
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)

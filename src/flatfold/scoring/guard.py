@@ -157,20 +157,13 @@ class Guard:
             batch: As a loader gives it, and prepared as for the model: a tensor ``(n, ...)``, a pair ``(x, y)``, or a
                 dict of keyword arguments. Labels are ignored.
         """
-        return self.decide(self.run(batch))
+        return self.calibrated.decide(*self.run(batch))
 
     @torch.no_grad()
     def run(self, batch: Any) -> Pass:
-        """Run a batch through the model and return its features and logits, which :meth:`decide` takes."""
+        """Run a batch through the model and return its features and logits, which ``guard.calibrated.decide`` takes."""
         with evaluating(self.model) as device:
             return run(self.model, self.found, split_batch(batch).to(device))
-
-    @torch.no_grad()
-    def decide(self, output: Pass) -> Verdict:
-        """Return the verdict on a batch, given its features and logits."""
-        if self.calibration.scores.device != output.features.device:
-            self.calibrated.to(output.features.device)
-        return Verdict(output.logits, *self.calibrated(output.features, output.logits))
 
     @torch.no_grad()
     def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> list[Explanation]:
@@ -182,7 +175,7 @@ class Guard:
             pairs: How many pairs of classes to name.
         """
         output = self.run(batch)
-        return explain(self.decide(output), self.detector.pairs(output.features, pairs), names)
+        return explain(self.calibrated.decide(*output), self.detector.pairs(output.features, pairs), names)
 
     def monitor(self) -> Monitor:
         """Return an empty summary of a stream; feed it with ``monitor.add(guard(x))``."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -26,47 +27,9 @@ LEVEL = 0.01  # p-values up to here are called more than chance in text
 SMALLEST = 1e-300  # smaller p-values are not distinguished in text
 LARGEST = 2**53 - 1  # larger counts would be rounded by other JSON readers
 
+REFERENCE = ("_guard", "_fpr", "_calibrated", "_edges", "_known")  # what monitors of one guard have in common
+
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
-
-
-class MonitorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a monitor as a document."""
-
-    FORMAT: ClassVar[str] = "flatfold-monitor"
-    VERSION: ClassVar[int] = 1
-
-    guard: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # sha256 of the calibration
-    fpr: Annotated[float, Meta(gt=0, lt=1)]
-    calibrated: Annotated[tuple[Count, ...], Meta(min_length=1)]  # inputs of each group: all, or each predicted class
-    edges: Annotated[tuple[float | None, ...], Meta(min_length=2)]  # strictly increasing; None is infinite
-    known: tuple[Count, ...]  # calibration inputs in each bin
-    seen: tuple[Count, ...]  # inputs of the stream in each group
-    alarms: tuple[Count, ...]  # those of them that raised an alarm
-    stream: tuple[Count, ...]  # inputs of the stream in each bin
-
-    def __post_init__(self) -> None:
-        bins, groups = len(self.edges) - 1, len(self.calibrated)
-        if not all(a < b for a, b in pairwise(self.bounds.tolist())):
-            raise ValueError("edges do not increase")
-        for name, length in {"known": bins, "stream": bins, "seen": groups, "alarms": groups}.items():
-            if len(getattr(self, name)) != length:
-                raise ValueError(f"{name} must hold {length} counts")
-        if sum(self.known) != sum(self.calibrated) or min(self.allowed) < 1:
-            raise ValueError("the counts of the calibration data do not add up")
-        more = any(a > n for a, n in zip(self.alarms, self.seen, strict=True))
-        if sum(self.seen) != sum(self.stream) or sum(self.seen) > LARGEST or more:
-            raise ValueError("the counts of the stream do not add up")
-
-    @property
-    def bounds(self) -> NDArray[np.float64]:
-        """The edges, with their infinite ends."""
-        low, *inner, high = self.edges
-        return np.array([-inf if low is None else low, *inner, inf if high is None else high], np.float64)
-
-    @property
-    def allowed(self) -> list[int]:
-        """The rank k of each group's threshold: an alarm is a score above its k-th largest calibration score."""
-        return [allowed_ranks(self.fpr, samples) for samples in self.calibrated]
 
 
 def bin_edges(scores: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
@@ -104,7 +67,7 @@ class Histogram(NamedTuple):
     """``(b,)``, calibration inputs."""
 
 
-class Monitor:
+class Monitor(msgspec.Struct, eq=False, forbid_unknown_fields=True, rename=lambda name: name.removeprefix("_")):
     """Counts of the verdicts of a guard, whose size does not grow with the stream.
 
     Made by ``guard.monitor()``. Monitors of one guard that ran in several processes, or over several hours, can be
@@ -118,12 +81,30 @@ class Monitor:
     Give each thread and process its own monitor: adding to one from two threads at once may lose counts.
     """
 
-    def __init__(self, state: MonitorState) -> None:
-        none, empty = (0,) * len(state.seen), (0,) * len(state.stream)
-        self.reference = msgspec.structs.replace(state, seen=none, alarms=none, stream=empty)
-        self._seen, self._alarms, self._stream = (
-            np.array(n, np.int64) for n in (state.seen, state.alarms, state.stream)
-        )
+    FORMAT: ClassVar[str] = "flatfold-monitor"
+    VERSION: ClassVar[int] = 1
+
+    _guard: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # sha256 of the calibration
+    _fpr: Annotated[float, Meta(gt=0, lt=1)]
+    _calibrated: Annotated[tuple[Count, ...], Meta(min_length=1)]  # inputs of each group: all, or each predicted class
+    _edges: Annotated[tuple[float | None, ...], Meta(min_length=2)]  # strictly increasing; None is infinite
+    _known: tuple[Count, ...]  # calibration inputs in each bin
+    _seen: tuple[Count, ...]  # inputs of the stream in each group
+    _alarms: tuple[Count, ...]  # those of them that raised an alarm
+    _stream: tuple[Count, ...]  # inputs of the stream in each bin
+
+    def __post_init__(self) -> None:
+        bins, groups = len(self._edges) - 1, len(self._calibrated)
+        if not all(a < b for a, b in pairwise(self._bounds.tolist())):
+            raise ValueError("edges do not increase")
+        for name, length in {"known": bins, "stream": bins, "seen": groups, "alarms": groups}.items():
+            if len(getattr(self, f"_{name}")) != length:
+                raise ValueError(f"{name} must hold {length} counts")
+        if sum(self._known) != sum(self._calibrated) or min(self._allowed) < 1:
+            raise ValueError("the counts of the calibration data do not add up")
+        more = any(a > n for a, n in zip(self._alarms, self._seen, strict=True))
+        if self.seen != sum(self._stream) or self.seen > LARGEST or more:
+            raise ValueError("the counts of the stream do not add up")
 
     @classmethod
     def of(cls, calibrated: CalibratedDetector) -> Self:
@@ -139,13 +120,18 @@ class Monitor:
         finite = tuple(edge if isfinite(edge) else None for edge in edges.tolist())
         known = tuple(bin_counts(scores, edges).tolist())
         none, empty = (0,) * len(counts), (0,) * len(known)
-        return cls(MonitorState(digest.hexdigest(), fpr, tuple(counts.tolist()), finite, known, none, none, empty))
+        return cls(digest.hexdigest(), fpr, tuple(counts.tolist()), finite, known, none, none, empty)
 
     @property
-    def state(self) -> MonitorState:
-        """The content as a document."""
-        seen, alarms, stream = (tuple(counts.tolist()) for counts in (self._seen, self._alarms, self._stream))
-        return msgspec.structs.replace(self.reference, seen=seen, alarms=alarms, stream=stream)
+    def _bounds(self) -> NDArray[np.float64]:
+        """The edges, with their infinite ends."""
+        low, *inner, high = self._edges
+        return np.array([-inf if low is None else low, *inner, inf if high is None else high], np.float64)
+
+    @property
+    def _allowed(self) -> list[int]:
+        """The rank k of each group's threshold: an alarm is a score above its k-th largest calibration score."""
+        return [allowed_ranks(self._fpr, samples) for samples in self._calibrated]
 
     def add(self, verdict: Verdict) -> None:
         """Count what the guard said about a batch, which may be empty and on any device."""
@@ -159,52 +145,49 @@ class Monitor:
                 f"this monitor is of a guard with {groups} classes, the verdict has {classes}. "
                 "Add what the guard said that made the monitor."
             )
-        predicted = verdict.logits.detach().argmax(dim=-1)
-        score = verdict.score.detach().double()  # numpy knows no bfloat16
-        self.count(*(values.cpu().numpy() for values in (predicted, score, verdict.is_ood)))
+        columns = verdict.columns()
+        score = columns["score"].double()  # numpy knows no bfloat16
+        self.count(columns["predicted"].numpy(), score.numpy(), columns["is_ood"].numpy())
 
     def count(self, predicted: NDArray[np.integer], score: NDArray[np.floating], is_ood: NDArray[np.bool_]) -> None:
         """Count rows of a table: the class, score and decision of each input, ``(n,)`` each."""
         group = predicted if len(self._seen) > 1 else np.zeros(len(score), np.int64)
-        stream = bin_counts(score.astype(np.float64), self.reference.bounds)
+        stream = bin_counts(score.astype(np.float64), self._bounds)
         seen, alarms = (np.bincount(inputs, minlength=len(self._seen)) for inputs in (group, group[is_ood]))
-        if len(seen) > len(self._seen):
-            raise ValueError(
-                f"this monitor is of a guard with {len(self._seen)} classes, the table has a class {group.max()}. "
-                "Count the table of the guard that made the monitor."
-            )
-        self._stream += stream  # all or nothing: whatever can fail is above
-        self._seen += seen
-        self._alarms += alarms
+        self._increase(seen, alarms, stream)
 
     def merge(self, other: Monitor) -> None:
         """Add all that another monitor of the same guard has counted; it stays as it is."""
         if not isinstance(other, Monitor):
             raise TypeError(f"a monitor can be merged with a monitor, got {type(other).__name__}. Read it with load.")
-        if self.reference != other.reference:
+        if any(getattr(self, name) != getattr(other, name) for name in REFERENCE):
             raise ValueError(
-                f"these monitors are of different guards ({self.reference.guard[:8]} at {self.reference.fpr:g} and "
-                f"{other.reference.guard[:8]} at {other.reference.fpr:g}), whose scores and alarms cannot be compared. "
+                f"these monitors are of different guards ({self._guard[:8]} at {self._fpr:g} and {other._guard[:8]} at "
+                f"{other._fpr:g}), whose scores and alarms cannot be compared. "
                 "Merge monitors of one guard at one false-alarm rate."
             )
-        self._seen += other._seen
-        self._alarms += other._alarms
-        self._stream += other._stream
+        self._increase(other._seen, other._alarms, other._stream)
+
+    def _increase(self, *counts: Sequence[int] | NDArray[np.int64]) -> None:
+        before = (self._seen, self._alarms, self._stream)
+        self._seen, self._alarms, self._stream = (
+            tuple(np.add(old, new).tolist()) for old, new in zip(before, counts, strict=True)
+        )
 
     def __add__(self, other: Monitor) -> Monitor:
-        both = Monitor(self.state)
+        both = copy(self)
         both.merge(other)
         return both
 
     @property
     def seen(self) -> int:
         """How many inputs were counted."""
-        return int(self._seen.sum())
+        return sum(self._seen)
 
     @property
     def alarms(self) -> int:
         """How many of them raised an alarm."""
-        return int(self._alarms.sum())
+        return sum(self._alarms)
 
     @property
     def alarm_rate(self) -> float:
@@ -214,9 +197,8 @@ class Monitor:
     @property
     def groups(self) -> list[Group]:
         """Each predicted class if every one has a threshold of its own, else all inputs together."""
-        counts = zip(self._seen.tolist(), self._alarms.tolist(), strict=True)
-        samples = zip(self.reference.calibrated, self.reference.allowed, strict=True)
-        return [Group(n, a, alarm_p_value(a, n, m, k)) for (n, a), (m, k) in zip(counts, samples, strict=True)]
+        columns = zip(self._seen, self._alarms, self._calibrated, self._allowed, strict=True)
+        return [Group(n, a, alarm_p_value(a, n, m, k)) for n, a, m, k in columns]
 
     @property
     def alarm_p_value(self) -> float:
@@ -237,8 +219,7 @@ class Monitor:
         """
         if not self.seen:
             return nan
-        known = np.array(self.reference.known)
-        return float(np.abs(self._stream.cumsum() / self.seen - known.cumsum() / known.sum()).max())
+        return float(np.abs(np.cumsum(self._stream) / self.seen - np.cumsum(self._known) / sum(self._known)).max())
 
     @property
     def drift_p_value(self) -> float:
@@ -246,15 +227,15 @@ class Monitor:
 
         It is asymptotic, and rather too large than too small, as the drift is; 1 when nothing was seen.
         """
-        return ks_p_value(self.drift, self.seen, sum(self.reference.known)) if self.seen else 1.0
+        return ks_p_value(self.drift, self.seen, sum(self._known)) if self.seen else 1.0
 
     def histogram(self) -> Histogram:
         """Return the bins of the score, and how many inputs of the stream and of the calibration data lie in each."""
-        return Histogram(self.reference.bounds, self._stream.copy(), np.array(self.reference.known))
+        return Histogram(self._bounds, np.array(self._stream), np.array(self._known))
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as values that JSON knows."""
-        content: dict[str, Any] = msgspec.json.decode(encode(self.state))
+        content: dict[str, Any] = msgspec.json.decode(encode(self))
         return content
 
     @classmethod
@@ -264,7 +245,7 @@ class Monitor:
 
     def save(self, path: Path | str) -> None:
         """Write it to a JSON file, in one step."""
-        write_atomically(Path(path), encode(self.state, indent=0) + "\n")
+        write_atomically(Path(path), encode(self, indent=0) + "\n")
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
@@ -276,7 +257,7 @@ class Monitor:
     @classmethod
     def _decode(cls, text: bytes, where: str) -> Self:
         try:
-            return cls(decode(text, MonitorState))
+            return decode(text, cls)
         except DamagedFile as error:
             raise ValueError(
                 f"{where} is damaged: {error}. Take an older copy, or start a new one with guard.monitor()."
@@ -287,7 +268,7 @@ class Monitor:
             return "nothing seen yet"
         lines = [
             f"{_count(self.seen, 'input')}, {_count(self.alarms, 'alarm')}: {100 * self.alarm_rate:.3g} %, "
-            f"where {100 * self.reference.fpr:g} % were allowed ({_chance(self.alarm_p_value)}).",
+            f"where {100 * self._fpr:g} % were allowed ({_chance(self.alarm_p_value)}).",
             f"Scores differ from calibration by {self.drift:.2g} ({_chance(self.drift_p_value)}).",
         ]
         groups = self.groups

@@ -18,12 +18,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from jinja2 import Template
-from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..scoring.calibrated import CalibratedDetector
@@ -79,9 +77,6 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
-    if service.settings.token is not None:
-        backend = BearerToken(service.settings.token)
-        app.add_middleware(AuthenticationMiddleware, backend=backend, on_error=backend.reject)
     app.add_middleware(AccessMiddleware, settings=service.settings, count=service.metrics.count_answer)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _query_error)
@@ -123,16 +118,16 @@ async def _query_error(request: Request, error: Any) -> Response:
 
 
 class AccessMiddleware:
-    """Check length, host and origin of each request, add the security headers, and turn every error into JSON."""
+    """Check length, host, origin and token of each request, add headers, and turn every error into JSON."""
 
     def __init__(self, app: ASGIApp, settings: Settings, count: Callable[[str, int, float], None]) -> None:
-        self.settings, self._count = settings, count
-        self.app = self._with_cors(app)
+        self.settings, self._count, self._routes = settings, count, app
+        self.app = self._with_cors(self._check_token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await self._routes(scope, receive, send)
             return
         started = perf_counter()
         exchange = _Exchange(scope, receive, send)
@@ -165,6 +160,21 @@ class AccessMiddleware:
             return app
         headers = ["authorization", "content-type"]
         return CORSMiddleware(app, self.settings.origins, ["GET", "HEAD", "POST"], headers)
+
+    async def _check_token(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request if it needs no token or has it; not as a dependency of routes: unknown paths have none."""
+        path, expected, app = scope["path"], self.settings.token, self._routes
+        scheme, _, token = ",".join(Headers(scope=scope).getlist("authorization")).partition(" ")
+        # Digests have equal lengths, so that the time of the comparison says nothing about the token.
+        digests = [sha256(text.strip().encode()).digest() for text in (token, expected or "")]
+        matches = hmac.compare_digest(*digests) and scheme.lower() == "bearer"
+        if expected is not None and path != PUBLIC_PATH and not matches:
+            headers = {"WWW-Authenticate": "Bearer"}
+            message = "missing or wrong token. Send the header Authorization: Bearer TOKEN."
+            app = error_response(HTTPException(401, message, headers))
+            if path == "/" and scope["method"] in _GET:  # the page asks for the token
+                app = Response(PAGE, 401, headers, "text/html")
+        await app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
@@ -220,30 +230,3 @@ class _Exchange:
             async with asyncio.timeout(DRAIN_SECONDS):
                 while self._unread and left > 0:
                     left -= len((await self.receive()).get("body", b""))
-
-
-class BearerToken(AuthenticationBackend):
-    """The token of a service, required for every path and method except the health check.
-
-    A dependency of the routes (``HTTPBearer``) would not do: unknown paths and methods have no route.
-    """
-
-    def __init__(self, token: str) -> None:
-        self._digest = sha256(token.encode()).digest()
-
-    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
-        """Raise unless a request carries the token."""
-        scheme, _, token = ",".join(conn.headers.getlist("authorization")).partition(" ")
-        # Digests have equal lengths, so that the time of the comparison says nothing about the token.
-        matches = hmac.compare_digest(sha256(token.strip().encode()).digest(), self._digest)
-        if not (matches and scheme.lower() == "bearer") and conn.scope["path"] != PUBLIC_PATH:
-            raise AuthenticationError("missing or wrong token. Send the header Authorization: Bearer TOKEN.")
-        return None
-
-    @staticmethod
-    def reject(conn: HTTPConnection, error: AuthenticationError) -> Response:
-        """Return the answer to a request without the token; the page asks for it."""
-        headers = {"WWW-Authenticate": "Bearer"}
-        if conn.scope["path"] == "/" and conn.scope.get("method") in ("GET", "HEAD"):
-            return Response(PAGE, 401, headers, "text/html")
-        return error_response(HTTPException(401, str(error), headers))

@@ -97,7 +97,7 @@ function gridShapes(axis, frame) {
     made.push(shape("path", { class: "tick", d: `M${x} ${frame.bottom}v5` }));
     made.push(shape("text", { x, y: frame.bottom + 18, "text-anchor": "middle" }, text));
   }
-  const words = `score${axis.logarithmic ? ", logarithmic" : ""}: less known →`;
+  const words = `score${axis.logarithmic ? ", logarithmic" : ""}: more OOD →`;
   made.push(shape("text", { x: frame.right, y: frame.height - 4, "text-anchor": "end" }, words));
   return made;
 }

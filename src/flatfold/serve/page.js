@@ -119,11 +119,11 @@ function write(card, state, texts) {
 }
 
 function finish({ file, card }, row) {
-  const verdict = row.is_ood ? "unknown" : "known";
+  const verdict = row.is_ood ? "OOD" : "ID";
   const name = row.class ?? `class ${row.predicted}`;
   const numbers = `p = ${figures(row.p_value)} · score ${figures(row.score, 4)}`;
-  const said = (row.explanation ?? "").replace(/^(un)?known \(p = [^)]*\): /, ""); // both stand above it
-  const why = said.replaceAll(" %", "\u00a0%");
+  const pairs = (row.explanation ?? "").replace(/^[^(:]*\(p = [^)]*\): /, ""); // verdict and p-value stand above it
+  const why = pairs.replaceAll(" %", "\u00a0%");
   write(card, verdict, { "verdict b": verdict, class: row.is_ood ? `predicted: ${name}` : name, numbers, why });
   last = { score: row.score, verdict };
   part("status").textContent = `${file.name}: ${verdict}, ${name}, p = ${figures(row.p_value)}.`;
@@ -244,7 +244,7 @@ async function refresh() {
     showStream(await ask("stream"));
   } catch (error) {
     if (error.status === 401) lock();
-    else part("silent").textContent = error.message;
+    else part("unreachable").textContent = error.message;
   } finally {
     looking = false;
   }
@@ -266,9 +266,9 @@ function showGuarded({ method, classes, calibrated, fpr, thresholds }) {
 function showStream(now) {
   stream = now;
   showGuarded(now);
-  part("told").hidden = false;
-  part("unheard").hidden = true;
-  part("silent").textContent = "";
+  part("counts").hidden = false;
+  part("pending").hidden = true;
+  part("unreachable").textContent = "";
   part("seen").textContent = grouped(now.seen);
   part("alarms").textContent = grouped(now.alarms);
   part("rate").textContent = now.alarm_rate === null ? "–" : percent(now.alarm_rate);

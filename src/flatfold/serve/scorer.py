@@ -116,16 +116,13 @@ class Scorer:
         else:
             features = values.to(self.calibrated.detector.fitted_weight)
             result = Pass(features, self.calibrated.detector.innermost.logits(features))
-        if self._guard is not None:
-            verdict = self._guard.decide(result)
-        else:
-            verdict = Verdict(result.logits, *self.calibrated(result.features, result.logits))
+        verdict = self.calibrated.decide(*result)
         explanations = self._explanations(inputs, result.features, verdict)
         with self._lock:
             self._live.add(verdict)
-        columns = (verdict.logits.argmax(dim=-1), verdict.score, verdict.p_value, verdict.is_ood)
+        columns = [values.tolist() for values in verdict.columns().values()]
         rows = []
-        for i, (predicted, score, p_value, is_ood) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        for i, (predicted, score, p_value, is_ood) in enumerate(zip(*columns, strict=True)):
             name = None if self.names is None else self.names[predicted]
             row = {"predicted": predicted, "class": name, "score": _finite(score), "p_value": p_value, "is_ood": is_ood}
             rows.append(row | ({"explanation": explanations.get(i)} if inputs[i].explain else {}))

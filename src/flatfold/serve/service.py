@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -30,6 +28,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MEMORY = 2**30  # bytes of all bodies and prepared inputs; what decoders and the model need comes on top
 DECODERS = 2  # threads that decode images; each may need memory for the largest image allowed
 Score = Callable[[Sequence[Input]], Sequence[Row | Exception]]
+Waiting = tuple[Input, asyncio.Future[Row]]
 _FEATURES_HINT = f"features as {FEATURES} (little-endian float32)"
 
 
@@ -159,11 +158,6 @@ class MemoryLimit:
             self.used -= held
 
 
-class _Waiting(NamedTuple):
-    input: Input
-    row: asyncio.Future[Row]
-
-
 class Batcher:
     """A queue of inputs in front of the thread that runs the model.
 
@@ -174,7 +168,7 @@ class Batcher:
 
     def __init__(self, score: Score, max_batch: int, max_waiting: int, count_batch: Callable[[int], object]) -> None:
         self._score, self._max_batch, self._max_waiting, self._count_batch = score, max_batch, max_waiting, count_batch
-        self._queue: deque[_Waiting] = deque()
+        self._queue: list[Waiting] = []
         self._thread = ThreadPoolExecutor(1, "flatfold-model")
         self._worker: asyncio.Task[None] | None = None
 
@@ -185,19 +179,19 @@ class Batcher:
 
     async def rows(self, inputs: Sequence[Input]) -> list[Row]:
         """Return a row for each input, or raise the error of one of them."""
-        self._queue = deque(entry for entry in self._queue if not entry.row.done())  # without cancelled ones
+        self._queue = [(entry, row) for entry, row in self._queue if not row.done()]  # without cancelled ones
         if len(self._queue) + len(inputs) > self._max_waiting:
             raise unavailable(f"the queue of {self._max_waiting} inputs is full")
         loop = asyncio.get_running_loop()
-        added = [_Waiting(entry, loop.create_future()) for entry in inputs]
-        self._queue.extend(added)
+        rows: list[asyncio.Future[Row]] = [loop.create_future() for _ in inputs]
+        self._queue += zip(inputs, rows, strict=True)
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         try:
-            return await asyncio.gather(*(entry.row for entry in added))
+            return await asyncio.gather(*rows)
         finally:
-            for entry in added:
-                entry.row.cancel()
+            for row in rows:
+                row.cancel()
 
     def close(self, wait: bool = False) -> None:
         """Let the thread end after its current batch, and optionally wait for it."""
@@ -209,26 +203,26 @@ class Batcher:
             self._count_batch(len(batch))
             outcomes: Iterable[Row | Exception]
             try:
-                outcomes = await loop.run_in_executor(self._thread, self._score, [entry.input for entry in batch])
+                outcomes = await loop.run_in_executor(self._thread, self._score, [entry for entry, _ in batch])
             except Exception as error:
                 outcomes = [error] * len(batch)
-            for entry, outcome in zip(batch, outcomes, strict=True):
-                if entry.row.done():
+            for (_, row), outcome in zip(batch, outcomes, strict=True):
+                if row.done():
                     continue  # cancelled meanwhile
                 if isinstance(outcome, Exception):
-                    entry.row.set_exception(outcome)
+                    row.set_exception(outcome)
                 else:
-                    entry.row.set_result(outcome)
+                    row.set_result(outcome)
 
-    def _next_batch(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[Waiting]:
         """Take the first input from the queue, and those after it that have the same kind and shape."""
-        batch: list[_Waiting] = []
-        rest: deque[_Waiting] = deque()
-        for entry in self._queue:
-            if entry.row.done():
+        batch: list[Waiting] = []
+        rest: list[Waiting] = []
+        for entry, row in self._queue:
+            if row.done():
                 continue
-            fits = not batch or (len(batch) < self._max_batch and entry.input.group == batch[0].input.group)
-            (batch if fits else rest).append(entry)
+            fits = not batch or (len(batch) < self._max_batch and entry.group == batch[0][0].group)
+            (batch if fits else rest).append((entry, row))
         self._queue = rest
         return batch
 

@@ -32,10 +32,6 @@ class Settings:
     timeout: float = 30.0  # seconds for a request to arrive, and then to be answered
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_waiting", "max_body", "max_images", "max_pixels"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
         if not isfinite(self.timeout) or self.timeout <= 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {self.timeout!r}.")
         if self.token is not None and (len(self.token) < MIN_TOKEN or not re.fullmatch(r"[\x21-\x7e]+", self.token)):

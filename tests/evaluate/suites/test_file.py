@@ -330,6 +330,7 @@ def test_a_network_may_change_single_entries_of_the_transform_for_itself(world):
     assert large.ood[0].images.transform == Transform(mode="L", mean=(0.1,), resize=16)  # a data set has the last word
     assert large.val.chosen.tolist() == tiny.val.chosen.tolist()
     assert same.train is large.train
+    assert large.deviations == ()  # there is no protocol to depart from
     assert next(iter(large.ood[0].images)).shape == (7, 1, 16, 16)
 
 

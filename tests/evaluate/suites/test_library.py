@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flatfold import FeatureBank, Transform, save_bank
-from flatfold.evaluate.suites.library import limit_suite, load_suites, open_suite_file, suite_names
+from flatfold.evaluate.suites.library import limit_suite, load_suites, open_suite_file
 from flatfold.models.images import ArrayImages
 from flatfold.models.sources import take_subset
 from tests.toy_suite import World, pixels, row_numbers
@@ -28,10 +28,9 @@ def load(world, **arguments):
 
 
 def test_the_built_in_suites_are_digits_and_those_of_openood(tmp_path, monkeypatch):
-    assert suite_names() == ["digits", "cifar10", "cifar100", "imagenet1k", "imagenet200"]
     for name in ("cifar", "mine.yaml", "toml", ""):
         for load_by_name in (lambda name: load_suites(name, tmp_path), open_suite_file):
-            with pytest.raises(ValueError, match="imagenet200"):
+            with pytest.raises(ValueError, match="digits, cifar10, cifar100, imagenet1k, imagenet200"):
                 pytest.fail(f"{name!r} gave {load_by_name(name)}")
     monkeypatch.setenv("OPENOOD", "")
     with pytest.raises(FileNotFoundError, match="--data"):

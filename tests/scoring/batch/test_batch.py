@@ -21,8 +21,8 @@ from pyarrow.parquet import ParquetFile
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.extract import read_batches
 from flatfold.models.images import FolderImages
+from flatfold.models.sources import read_batches
 from flatfold.scoring import guard_file
 from flatfold.scoring.batch import (
     NO_SCORE,
@@ -376,14 +376,14 @@ def record_of(task, rows=None):
 
 def test_a_task_can_be_given_another_rate_or_device_and_sent_to_another_process(tmp_path):
     task = make_task(tmp_path)
-    usual, strict = record_of(task).columns, record_of(replace(task, fpr=0.02, device="cpu")).columns
-    assert np.array_equal(usual["score"], strict["score"])
-    assert np.array_equal(strict["is_ood"], usual["p_value"] <= 0.02)
-    assert not np.array_equal(strict["is_ood"], usual["is_ood"])
+    usual, strict = record_of(task).tensors, record_of(replace(task, fpr=0.02, device="cpu")).tensors
+    assert torch.equal(usual["score"], strict["score"])
+    assert torch.equal(strict["is_ood"], usual["p_value"] <= 0.02)
+    assert not torch.equal(strict["is_ood"], usual["is_ood"])
     assert (task.calibrated().calibration.fpr, replace(task, fpr=0.02).calibrated().calibration.fpr) == (0.2, 0.02)
     there = pickle.loads(pickle.dumps(task))  # noqa: S301
-    for name, values in record_of(there).columns.items():
-        assert np.array_equal(values, usual[name])
+    for name, values in record_of(there).tensors.items():
+        assert torch.equal(values, usual[name])
     write_guard(tmp_path / "guard.safetensors", detector="ebo")
     with pytest.raises(ValueError, match="another guard"):  # than the one that was read here
         pickle.loads(pickle.dumps(task))  # noqa: S301
@@ -394,12 +394,13 @@ def test_a_task_can_be_given_another_rate_or_device_and_sent_to_another_process(
 def check_without(rows, task, whole):
     """Check that the record of a task has all of the whole one but some rows, and lists these; return the reasons."""
     record, good = record_of(task), [row for row in range(12) if row not in rows]
-    assert record.columns["row"].tolist() == good
-    np.testing.assert_allclose(record.columns["score"], whole["score"][good], rtol=1e-5)
-    for name in whole:
-        assert record.columns[name].dtype == whole[name].dtype, name
-    assert list(record.unreadable) == list(rows)
-    return set(record.unreadable.values())
+    if record.tensors or good:
+        assert record.tensors["row"].tolist() == good
+        torch.testing.assert_close(record.tensors["score"], whole["score"][good], rtol=1e-5, atol=0)
+        assert all(record.tensors[name].dtype == whole[name].dtype for name in whole)
+    unreadable = record.info["unreadable"]
+    assert list(unreadable) == list(rows)
+    return set(unreadable.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -409,7 +410,7 @@ def test_broken_images_are_named_and_the_others_are_scored(tmp_path, dtype):
             return super().forward(x.to(dtype))
 
     task = make_task(tmp_path, images=12, model=lambda: Cast(*make_network(dtype=dtype)))
-    whole = record_of(task).columns
+    whole = record_of(task).tensors
     for bad in ([0], [4, 5, 6, 7], [1, 9], range(12)):
         write(tmp_path / "images", 12)
         for row in bad:
@@ -423,10 +424,10 @@ def test_what_cannot_be_prepared_counts_as_what_cannot_be_read(tmp_path):
     for row, (kind, _) in kinds.items():
         broken(kind, tmp_path / "images" / f"{row:04d}.png")
     record = record_of(task)
-    assert list(record.unreadable) == list(kinds)
-    for reason, (kind, keyword) in zip(record.unreadable.values(), kinds.values(), strict=True):
+    assert list(record.info["unreadable"]) == list(kinds)
+    for reason, (kind, keyword) in zip(record.info["unreadable"].values(), kinds.values(), strict=True):
         assert keyword in reason, kind
-    assert len(record.columns["row"]) == 8
+    assert len(record.tensors["row"]) == 8
 
 
 def test_images_of_another_size_than_most_of_their_batch_are_named(tmp_path):
@@ -436,9 +437,9 @@ def test_images_of_another_size_than_most_of_their_batch_are_named(tmp_path):
         for row in odd:
             broken("another size", tmp_path / "images" / f"{row:04d}.png")
         record = record_of(task)
-        assert list(record.unreadable) == named, odd
-        assert len(record.columns["row"]) == 12 - len(named), odd
-        assert all("one size" in reason for reason in record.unreadable.values()), odd
+        assert list(record.info["unreadable"]) == named, odd
+        assert len(record.tensors["row"]) == 12 - len(named), odd
+        assert all("one size" in reason for reason in record.info["unreadable"].values()), odd
     grey = make_task(tmp_path, transform=replace(TRANSFORM, mode="L", mean=None, std=None))
     with pytest.raises(ValueError, match=r"0004\.png to .*0007\.png: .*\(1, 6, 6\)"):
         record_of(grey, range(4, 6))
@@ -462,7 +463,7 @@ def test_images_without_a_finite_answer_are_named(tmp_path, value):
     model = partial(Touchy, value)
     write_guard(tmp_path / "guard.safetensors", model(), detector="gradnorm")
     task = make_task(tmp_path, images=12, model=model)
-    whole = record_of(task).columns
+    whole = record_of(task).tensors
     for rows in ([5], [0, 3, 5, 11], range(12)):
         for row in rows:
             Image.new("RGB", (SIDE, SIDE)).save(task.source.name(row))

@@ -16,17 +16,17 @@ from threading import Thread
 from types import SimpleNamespace
 from uuid import uuid4
 
-import numpy as np
 import pytest
 import torch
 
 from flatfold.cli.options import ModelOptions
 from flatfold.core.validation import UnreadableImage
+from flatfold.io.store import Part
 from flatfold.models.images import FolderImages
 from flatfold.scoring import batch as shard
 from flatfold.scoring import ray as on_ray
 from flatfold.scoring import ray as ray_cluster
-from flatfold.scoring.batch import ScoredRows, ScoringJob, Shard, join_tables, run_local, score_images
+from flatfold.scoring.batch import ScoringJob, Shard, join_tables, run_local, score_images
 from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.ray import Worker, run_on_ray
 from tests.ray_cluster import PATIENT, marked
@@ -174,11 +174,11 @@ def noted(engine, numbers):
 
 
 def same_rows(one, two):
-    assert one.unreadable == two.unreadable
-    assert list(one.columns) == list(two.columns)
-    for name, values in two.columns.items():
-        assert one.columns[name].dtype == values.dtype
-        assert np.array_equal(one.columns[name], values)
+    assert one.info == two.info
+    assert list(one.tensors) == list(two.tensors)
+    for name, values in two.tensors.items():
+        assert one.tensors[name].dtype == values.dtype
+        assert torch.equal(one.tensors[name], values)
 
 
 def same_files(one, two):
@@ -259,8 +259,7 @@ def test_a_killed_run_goes_on_quietly_and_leaves_no_process_whether_or_not_ray_s
     assert not workers("loads")  # their notes were made in the copy
     Path("slow").unlink()
     rest = drive(mark, "ray.csv")
-    (line,) = rest.communicate()[0].splitlines()  # Ray says that it will be quiet
-    assert line.endswith("Set ray log level from environment variable RAY_BACKEND_LOG_LEVEL to 3")
+    assert not rest.communicate()[0]
     assert rest.returncode == 0
     same_files("ray.csv", "local.csv")
     assert 0 < sum(workers("batches").values()) <= 12 - 4  # two parts of two batches were there
@@ -285,6 +284,10 @@ def test_what_a_worker_raises_comes_out_as_if_it_were_raised_here_and_at_once(ta
     assert sum(workers("batches").values()) < len(PARTS)
 
 
+def part_of(rows):
+    return Part({"unreadable": {rows[0]: "broken"}}, {"row": torch.tensor(rows[1:])})
+
+
 @pytest.fixture
 def light(tmp_path, monkeypatch):
     """Let workers be processes that compute nothing, and begin soon; what they do is a function of the rows."""
@@ -292,15 +295,15 @@ def light(tmp_path, monkeypatch):
 
     def use(load=lambda task: None, score=lambda start: None):
         class Light(Worker):
-            def load(self):
+            def load(self, reference):
                 os.chdir(self.folder)
                 Path(f"load-{os.getpid()}").touch()
-                load(ray.get(self.job))
+                load(ray.get(reference))
                 return ("guard", "source")
 
             def score_rows(self, rows):
                 score(rows.start)
-                return ScoredRows({"row": np.array(rows[1:])}, {rows[0]: "broken"})
+                return part_of(rows)
 
         monkeypatch.setattr(on_ray, "Worker", Light)
 
@@ -325,36 +328,11 @@ def test_an_error_comes_out_with_its_words_and_the_nearest_kind():
         (PermissionError(13, "denied", "there"), OSError),
         (UnreadableImage("a.png is cut"), ValueError),
     ):
-        worker = Worker(None, None, None)
-        worker.score = lambda part, rows, error=error: (_ for _ in ()).throw(error)
-        with pytest.raises(kind) as caught:
-            list(on_ray.collect_parts([worker(item_of(3, range(8)))], {3: range(8)}))
-        assert type(caught.value) is kind
-        assert str(caught.value) == str(error)
-
-
-def item_of(part, rows):
-    """What Ray gives to a worker."""
-    return {name: np.array([value]) for name, value in {"part": part, "start": rows.start, "stop": rows.stop}.items()}
-
-
-def test_parts_are_whole_again_however_their_rows_come():
-    """Ray may put several parts into a block, and cut one anywhere."""
-    parts = {0: range(3), 1: range(3, 6), 2: range(6, 8)}
-    score = np.arange(8, dtype=np.float32)
-    scored = {
-        0: ScoredRows({"row": np.arange(3), "score": score[:3]}, {}),
-        1: ScoredRows({"row": np.array([4]), "score": score[4:5]}, {3: "cut", 5: "a, b"}),
-        2: ScoredRows({"row": np.zeros(0, np.int64), "score": score[:0]}, {6: "gone", 7: "gone"}),
-    }
-    packed = [on_ray.pack_rows(number, rows) for number, rows in scored.items()]
-    whole = {name: np.concatenate([block[name] for block in packed]) for name in packed[0]}
-    for size in (1, 2, 3, 8):
-        blocks = [{name: values[first : first + size] for name, values in whole.items()} for first in range(0, 8, size)]
-        found = dict(on_ray.collect_parts(blocks, parts))
-        assert list(found) == list(parts)
-        for number, rows in found.items():
-            same_rows(rows, scored[number])
+        worker = Worker(None)
+        worker.load = lambda _, error=error: (_ for _ in ()).throw(error)
+        given = worker.score([None], range(8))
+        assert type(given) is kind
+        assert str(given) == str(error)
 
 
 DEAD = "died over part %s"
@@ -368,7 +346,7 @@ def test_a_part_that_kills_every_worker_ends_the_run(light):
         list(noted(partial(run_on_ray, actors=1), numbers)(None, PARTS))
     assert 2 not in numbers
     assert len(numbers) == len(set(numbers))
-    assert on_ray.TRIES <= loads() <= on_ray.TRIES + 1
+    assert loads() == on_ray.TRIES
 
 
 @on_cluster
@@ -376,17 +354,16 @@ def test_workers_that_die_while_they_load_end_the_run(light):
     light(load=lambda task: os._exit(1))
     with pytest.raises(RuntimeError, match=DEAD % "[0-5]"):
         list(run_on_ray(None, PARTS, actors=1))
-    assert on_ray.TRIES <= loads() <= 2 * on_ray.TRIES + 1  # two parts may be under way
+    assert loads() == on_ray.TRIES
 
 
 @on_cluster
-def test_more_parts_than_blocks_go_together_and_there_are_no_more_workers_than_cpus(light, monkeypatch):
-    monkeypatch.setattr(on_ray, "MOST_BLOCKS", 2)
+def test_all_parts_come_once_and_there_are_no_more_workers_than_cpus(light):
     light()
     scored = list(run_on_ray(None, PARTS, actors=4))
     assert sorted(number for number, _ in scored) == list(PARTS)
     for number, rows in scored:
-        same_rows(rows, ScoredRows({"row": np.array(PARTS[number][1:])}, {PARTS[number][0]: "broken"}))
+        same_rows(rows, part_of(PARTS[number]))
     assert loads() <= 2
 
 
@@ -394,18 +371,16 @@ def test_more_parts_than_blocks_go_together_and_there_are_no_more_workers_than_c
 def test_a_worker_goes_to_the_folder_computes_with_one_thread_and_scores_rows(task, tmp_path):
     torch.set_num_threads(2)
     os.chdir("/")
-    worker = Worker(ray.put(task), ray.remote(num_cpus=0)(on_ray.Ledger).remote(), str(tmp_path))
-    block = worker(item_of(1, range(8, 16)))
+    rows = Worker(str(tmp_path)).score([ray.put(task)], range(8, 16))
     assert Path.cwd() == tmp_path
     assert torch.get_num_threads() == 1
-    ((_, rows),) = on_ray.collect_parts([block], PARTS)
     same_rows(rows, dict(run_local(task, {1: PARTS[1]}))[1])
 
 
 @on_cluster
 def test_a_worker_that_does_not_see_the_folder_says_so(task):
     with pytest.raises(FileNotFoundError, match="/not/here"):
-        Worker(ray.put(task), None, "/not/here").load()
+        Worker("/not/here").load(ray.put(task))
 
 
 class FakeRay(SimpleNamespace):

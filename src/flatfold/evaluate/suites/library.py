@@ -14,11 +14,6 @@ from .toml_file import SuiteFile
 DIGITS = "digits"
 
 
-def suite_names() -> list[str]:
-    """Return the names of all built-in suites."""
-    return [DIGITS, *built_in_names()]
-
-
 def open_suite_file(
     name: str,
     seeds: Sequence[int] | None = None,
@@ -33,7 +28,7 @@ def open_suite_file(
     """
     if not name.endswith(".toml") and name not in built_in_names():
         raise ValueError(
-            f"no suite is called {name!r}. Built in: {', '.join(suite_names())}. "
+            f"no suite is called {name!r}. Built in: {', '.join([DIGITS, *built_in_names()])}. "
             "For your own network and data, give the path of a suite file, which ends in .toml."
         )
     path = Path(name) if name.endswith(".toml") else BUILT_IN / f"{name}.toml"

@@ -128,12 +128,9 @@ SECTIONS: dict[str, Any] = {
 DATA = {*SECTIONS} - {"network"}  # the sections that a protocol is about
 
 
-def check_table(table: Table, kind: Any, without: str = "") -> None:
-    """Raise unless a table has all keys that it needs, no unknown one, and every value is of its type.
-
-    ``without`` is a key of the type that is not allowed here.
-    """
-    hints = {key: hint for key, hint in get_type_hints(kind, include_extras=True).items() if key != without}
+def check_table(table: Table, kind: Any) -> None:
+    """Raise unless a table has all keys that it needs, no unknown one, and every value is of its type."""
+    hints = get_type_hints(kind, include_extras=True)
     for key in table:
         if key not in hints:
             near = get_close_matches(key, hints, n=1)
@@ -163,6 +160,10 @@ def read_document(path: Path) -> Table:
     suite does not follow its protocol.
     """
     document = own = _read_toml(path)
+    if "protocol" in own and path.parent != BUILT_IN:
+        raise ValueError(
+            "there is no key 'protocol' here: only built-in suites, and files like one, follow a protocol."
+        )
     if "like" in own:
         if own["like"] not in built_in_names():
             raise ValueError(f"like must be one of {', '.join(built_in_names())}, got {shortened(own['like'])}.")
@@ -170,7 +171,7 @@ def read_document(path: Path) -> Table:
         document = base | own
         if DATA & own.keys():
             document.pop("protocol", None)
-    check_table(document, SuiteTable, without="" if "like" in own or path.parent == BUILT_IN else "protocol")
+    check_table(document, SuiteTable)
     for section, kind in SECTIONS.items():
         value = document.get(section, [])
         for table in value if isinstance(value, list) else [value]:

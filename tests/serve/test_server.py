@@ -1,4 +1,4 @@
-"""`serve.run`: addresses, and how a service ends."""
+"""`serve.server`: addresses, and how a service ends."""
 
 import http.client
 import signal
@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from flatfold.serve.run import address_of, bind, is_loopback
+from flatfold.serve.server import address_of, bind, is_loopback
 from tests.serve.small_service import encoded, make_guard, pixels, until
 
 

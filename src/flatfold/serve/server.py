@@ -1,0 +1,196 @@
+"""Start and stop a service: bind its address, and run it with deadlines until a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from copy import deepcopy
+from ipaddress import ip_address
+from math import ceil
+from types import FrameType
+from typing import cast
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from .app import SECURITY_HEADERS
+from .service import Service
+from .settings import error_response, unavailable
+
+MAX_CONNECTIONS = 512  # that are served; each is an open file
+IDLE_SECONDS = 1.0  # without a request, after which a connection is closed when others need its place
+LINGER_SECONDS = 2.0  # for a client to read its last answer
+KEEP_ALIVE_SECONDS = 5
+SHUTDOWN_SECONDS = 2.0  # for threads that still run after all requests have ended
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host can only be reached from this machine.
+
+    Example:
+        >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
+        (True, False)
+    """
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name may resolve to any address
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that already listens; port 0 takes any free port."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host} port {port}: {error.strerror}. "
+            "Try another --port (0 takes any free one) or another --host."
+        ) from error
+
+
+def address_of(bound: socket.socket) -> str:
+    """Return the URL of a bound socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def run(app: FastAPI, bound: socket.socket, access_log: bool = False) -> bool:
+    """Answer requests until SIGTERM or SIGINT, finish the running ones, and return whether all threads have ended.
+
+    The model or a decoder may hang, and Python would wait for it at its exit.
+    """
+    with bound:
+        make_server(app, access_log).run([bound])
+    try:
+        return _service(app).ends_within(SHUTDOWN_SECONDS)
+    except KeyboardInterrupt:
+        return False
+
+
+def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
+    """Return a uvicorn server for an application of :func:`~flatfold.serve.app.create_app`."""
+    timeout = _service(app).settings.timeout
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns about every broken form
+    log_config = deepcopy(uvicorn.config.LOGGING_CONFIG)
+    log_config["loggers"]["uvicorn.error"]["level"] = "ERROR"  # with an access log: requests, and else only errors
+    config = uvicorn.Config(
+        app,
+        http=type("DeadlineProtocol", (_DeadlineProtocol,), {"seconds": timeout}),
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=log_config if access_log else None,
+        log_level=None if access_log else "error",
+        access_log=access_log,
+        server_header=False,
+        proxy_headers=False,  # no proxy is known whose headers could be trusted
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=ceil(timeout),
+    )
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    """A server that ends without an error after a signal: uvicorn would raise the signal again."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        _service(self.config.app).closing = True
+        self.force_exit = self.should_exit  # on the second signal
+        self.should_exit = True
+
+
+def _service(app: object) -> Service:
+    service: Service = app.state.service  # type: ignore[attr-defined]
+    return service
+
+
+class _DeadlineProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol with deadlines and a bound on connections, which it has no settings for.
+
+    uvicorn waits without limit for the head of a request, for the rest of a refused body, and for a client that does
+    not read its answer. Clients that open connections and stay silent would use up all of them.
+    """
+
+    seconds = 30.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._timer: asyncio.TimerHandle | None = None
+        self._set_deadline(self.seconds)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._set_deadline(self.seconds)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        self._set_deadline(self.seconds)  # of a client that does not read
+        super().pause_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is not h11.ERROR:  # what comes after invalid HTTP is ignored
+            super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer invalid HTTP, and close later: closed with unread data, the connection would discard the answer."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # the answer was sent already
+            return
+        answer = _last_answer(HTTPException(400, "invalid HTTP/1.1 request."))
+        head = h11.Response(status_code=400, headers=answer.raw_headers, reason=STATUS_PHRASES[400])
+        for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write_eof()
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # its application must not answer too
+        self._set_deadline(LINGER_SECONDS)
+
+    def _set_deadline(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._waiting_since = self.loop.time()
+        self._timer = self.loop.call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        if self.transport.is_closing() or self.flow.write_paused:
+            self.transport.abort()
+        elif not self._is_busy():
+            self.transport.close()
+            self._set_deadline(LINGER_SECONDS)
+
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete and not self.cycle.disconnected
+
+    def _make_room(self) -> None:
+        """Close the connection that is idle for longest; without an idle one, answer this one with 503."""
+        latest = self.loop.time() - IDLE_SECONDS
+        others = cast("set[_DeadlineProtocol]", self.connections)
+        idle = [other for other in others if not other._is_busy() and not other.transport.is_closing()]
+        oldest = min(idle, key=lambda other: other._waiting_since)  # this one is idle too
+        if oldest._waiting_since < latest:
+            oldest.transport.abort()
+        elif len(self.connections) > 2 * MAX_CONNECTIONS:
+            self.transport.abort()  # even an answer takes an open file
+        else:
+            self.app = _last_answer(unavailable("too many connections"))
+            self._set_deadline(LINGER_SECONDS)
+
+
+def _last_answer(error: HTTPException) -> JSONResponse:
+    """Return an answer that does not pass the middleware, and closes its connection."""
+    response = error_response(error)
+    response.raw_headers += [*SECURITY_HEADERS, (b"connection", b"close")]
+    return response
