@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
     pytest.mark.filterwarnings("ignore:the reference optimiser went to a temperature"),
     pytest.mark.filterwarnings("ignore:every sample of this bank is classified correctly"),
+    pytest.mark.filterwarnings("ignore:this data has no labels"),
 ]
 
 NAMES = sorted(name for name, method in METHODS.items() if method.sees == "features")

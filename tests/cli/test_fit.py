@@ -35,7 +35,7 @@ def in_class_order(x, y):
     return x[order], y[order]
 
 
-def assert_file(method="autofold", fpr=0.05, images=None, batch_size=64, **settings):
+def assert_file(method="fourfold", fpr=0.05, images=None, batch_size=64, **settings):
     """The file holds the guard that the library makes of the same images, to the last digit; return that guard."""
     images = in_class_order(*pixels(120)) if images is None else images
     guard = ff.Guard.fit(network(), ArrayImages(*images, TRANSFORM, batch_size), method, fpr, **settings)
@@ -49,9 +49,12 @@ def assert_file(method="autofold", fpr=0.05, images=None, batch_size=64, **setti
     return guard
 
 
-def test_the_default_is_autofold_at_5_percent(val):
+def test_the_default_is_fourfold_at_5_percent_as_in_the_library(val):
     done = succeed(*FIT)
-    guard = assert_file()
+    assert f"{float(assert_file().calibration.threshold):.4g}" in done.stdout
+    assert ff.Guard.fit(network(), ArrayImages(*pixels(120), TRANSFORM)).detector.made_by[0] == "fourfold"
+    done = succeed(*FIT, "--method", "autofold")
+    guard = assert_file("autofold")
     alpha, threshold = float(guard.detector.alpha_), float(guard.calibration.threshold)
     for part in ("120 of val; the model is right about 100.0 %", f"alpha = {alpha:g}", "60 images", f"{threshold:.4g}"):
         assert part in done.stdout
@@ -95,6 +98,7 @@ def test_every_kind_of_place_gives_the_same_guard(val):
     write_folder(val / "flat", x)
     for place in (["flat"], ["val", "--no-labels"]):
         assert "no labels" in succeed("fit", *place, *FIT[2:], "--method", "fold").stdout
+        assert "note: this data has no labels" in succeed("fit", *place, *FIT[2:]).stderr
 
 
 def test_remarks_are_notes_on_stderr(val):
@@ -156,8 +160,8 @@ def test_mistakes(val, monkeypatch):
     cases = [
         (["few", *FIT[2:]], 1, "19 calibration"),
         ([*FIT[1:], "--calibration", "few"], 1, "19 calibration"),
-        (["flat", *FIT[2:]], 1, "labels"),
-        ([*FIT[1:], "--no-labels"], 1, "labels"),
+        (["flat", *FIT[2:], "--method", "autofold"], 1, "labels"),
+        ([*FIT[1:], "--no-labels", "--method", "autofold"], 1, "labels"),
     ]
     assert_mistakes(("fit",), cases, val)
     if os.name != "nt":

@@ -59,7 +59,10 @@ def test_the_authors_preset_is_what_their_code_starts_from():
 
 
 FITS_ON = {
-    "val": {"fold-r", "autofold", "autofold-r", "autofold-a", "react", "tempscale", "klm", "ebo-c", "fold-c", "fold-t"},
+    "val": {
+        *("fold-r", "autofold", "autofold-r", "autofold-a", "react", "tempscale", "klm", "ebo-c", "fold-c", "fold-t"),
+        *("fourfold", "direction", "length", "fold-ct"),
+    },
     "train": {"openmax", "mds", "mdsens", "rmds", "vim", "knn", "she", "nnguide", "fdbd", "nci", "dice"},
 }
 
@@ -84,6 +87,8 @@ GRIDS = {
     "ebo-c": {"percentile": (25, 50, 75, 90)},
     "fold-c": {"percentile": (25, 50, 75, 90), "alpha": ALPHAS},
     "fold-t": {"times": (0.5, 1.0, 2.0, 3.0, 5.0), "alpha": ALPHAS},
+    "fold-ct": {"percentile": (25, 50, 75, 90), "times": (0.5, 1.0, 2.0, 3.0, 5.0)},
+    "fourfold": {"length": (0.0, 0.25, 1.0), "margin": (0.0, 0.5, 1.0), "curvature": (0.0, 0.5, 1.0)},
 }
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flatfold.core.pairs import Pairs
+from flatfold.core.signs import SIGNS
 from flatfold.scoring.calibrated import Verdict
 from flatfold.scoring.explanation import Pair, explain
 
@@ -52,6 +53,28 @@ def test_as_text_it_is_one_line_with_the_names_of_the_classes():
     assert "between class 0 and class 1, 12 % between class 0 and class 2" in str(explain(make_verdict(), FOUND)[0])
     names = ("the one between", "b", "c", "d")
     assert "between the one between and b, 12 % between the" in str(explain(make_verdict(), FOUND, names)[0])
+
+
+def test_signs_are_told_from_the_most_unusual_on_and_the_usual_ones_together():
+    values = ([6.14, 1.0], [0.3, -0.5], [-1.0, 0.2], [2.31, 1.99])
+    signs = dict(zip(SIGNS, map(torch.tensor, values), strict=True))
+    first, second = explain(make_verdict(), FOUND, ANIMALS, signs)
+    assert first.signs == pytest.approx({"direction": 6.14, "length": 0.3, "margin": -1.0, "curvature": 2.31})
+    assert str(first) == (
+        "OOD (p = 0.004): unusual direction for dog (z = 6.1); curvature between cat and dog (z = 2.3); "
+        "usual length and margin"
+    )
+    assert str(second) == "ID (p = 0.62): usual direction, length, margin and curvature"
+    together = explain(make_verdict(), None, None, {name: torch.tensor([1.5, 9.0]) for name in SIGNS})
+    assert "together" in str(together[0])
+    assert "usual" not in str(together[1]).replace("unusual", "")
+
+
+def test_other_methods_have_a_score_and_a_p_value():
+    assert [str(text) for text in explain(make_verdict())] == [
+        "OOD (p = 0.004): score 2.5",
+        "ID (p = 0.62): score 0.25",
+    ]
 
 
 def test_where_all_pairs_are_named_nothing_is_elsewhere():

@@ -55,9 +55,11 @@ def test_only_those_who_ask_get_an_explanation(guard):
     rows = Scorer(guard, NAMES)(inputs)
     texts = [str(text) for text in guard.explain(torch.stack([each.values for each in inputs]), NAMES)]
     assert [row.get("explanation", "absent") for row in rows] == [texts[0], "absent", texts[2], "absent", texts[4]]
-    without_pairs = Scorer(make_guard("msp"))
-    assert without_pairs(images(1, explain=True))[0]["explanation"] is None
-    assert (without_pairs.facts()["explains"], Scorer(guard).facts()["explains"]) == (False, True)
+    row = Scorer(make_guard("msp"))(images(1, explain=True))[0]  # which has neither pairs nor signs
+    assert row["explanation"].endswith(f"score {row['score']:.4g}")
+    assert row["signs"] == {}
+    row = Scorer(make_guard("fourfold"))(images(1, explain=True))[0]
+    assert list(row["signs"]) == ["direction", "length", "margin", "curvature"]
 
 
 def test_errors_are_blamed_on_the_input_only_where_it_is_its_fault(guard, monkeypatch):
@@ -103,7 +105,6 @@ def test_the_facts_are_those_of_the_guard_and_its_monitor():
         "width": WIDTH,
         "classes": CLASSES,
         "names": [*NAMES],
-        "explains": True,
     }
     assert Scorer(make_guard("ebo")).facts()["edges"][0] is None  # infinite
 

@@ -33,7 +33,7 @@ def fit(
     images: Annotated[Path, Argument(help=f"ID images that the model was not trained on: {IMAGES}.")],
     model: ModelOptions,
     out: Annotated[Path, Option(help="File to write, such as guard.safetensors.")],
-    method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = "autofold",
+    method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = "fourfold",
     fpr: Annotated[float, Option(min=0, max=1, help="Share of ID inputs that may raise an alarm.")] = FPR,
     per_class: PerClass = False,
     calibration: Annotated[Path | None, Option(help="Images for calibration. Default: half of IMAGES.")] = None,

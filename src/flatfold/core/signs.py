@@ -23,7 +23,8 @@ from .hessian import as_double, log_hessian_trace, widen
 from .shaping import SMALLEST_DIVISOR, percentile_threshold
 from .validation import MethodRefused
 
-SIGNS = ("direction", "length", "margin", "curvature")
+CURVATURE = "curvature"
+SIGNS = ("direction", "length", "margin", CURVATURE)
 
 
 class Signs(NamedTuple):

@@ -138,20 +138,23 @@ class Detector(Fittable, ABC):
     def score(self, h: Tensor) -> Tensor:
         """Return one score per row of ``h``; pure torch, and no row may depend on another."""
 
-    def pairs(self, h: Tensor, k: int) -> Pairs:
-        """Return the k pairs of classes that contribute most to each score; only FOLD's score is a sum over pairs.
+    def signs(self, h: Tensor) -> dict[str, Tensor]:
+        """Return the standardised parts ``(n,)`` of a score that is a sum of several signs, by name; else nothing.
+
+        Args:
+            h: Features, ``(n, d)``.
+        """
+        return {} if self.inner is None else self.inner.signs(self.inner_features(h))
+
+    def pairs(self, h: Tensor, k: int) -> Pairs | None:
+        """Return the k pairs of classes that contribute most to the curvature of each row; None without curvature.
 
         Args:
             h: Features, ``(n, d)``.
             k: Number of pairs; where there are fewer, all of them are returned.
         """
-        if self.inner is None:
-            name = self.made_by[0] if self.made_by else type(self).__name__
-            raise ValueError(
-                f"the score of {name} is not a sum over pairs of classes. Use fold, autofold, or a variant."
-            )
         check_features(h, self.fitted_weight)
-        return self.inner.pairs(self.inner_features(h), k)
+        return None if self.inner is None else self.inner.pairs(self.inner_features(h), k)
 
     def score_range(self) -> tuple[float, float]:
         """Return the smallest and the largest possible score for any features, rounding included."""

@@ -3,6 +3,8 @@
 One of the four signs of FourFold. Mahalanobis++ (Mueller and Hein, 2025) with regularised estimates.
 """
 
+import warnings
+
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
@@ -11,6 +13,14 @@ from ..core.hessian import as_double
 from ..core.signs import direction, fit_directions
 from .base import Detector
 from .registry import register
+
+
+def labels_or_predictions(bank: FeatureBank, head: Head) -> Tensor:
+    """Return the labels of a bank, or with a warning the classes that the head predicts."""
+    if bank.labels is not None:
+        return bank.labels
+    warnings.warn("this data has no labels, so the classes that the network predicts take their place.", stacklevel=5)
+    return head(bank.features).argmax(dim=-1)
 
 
 @register("direction", fits_on="val", needs_labels=False)
@@ -28,7 +38,7 @@ class Direction(Detector):
     means: Tensor
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        labels = head(bank.features).argmax(dim=-1) if bank.labels is None else bank.labels
+        labels = labels_or_predictions(bank, head)
         gaussian = fit_directions(as_double(bank.features), labels, as_double(head.weight))
         self.register_buffers(**gaussian._asdict())
 

@@ -16,6 +16,7 @@ from ..core.shaping import SMALLEST_DIVISOR
 from ..core.signs import SIGNS, Signs, fit_signs, measure_signs, tempered_logits
 from ..core.validation import MethodRefused, check_features
 from .base import Detector
+from .direction import labels_or_predictions
 from .registry import register
 
 FEWEST, FEW = 10, 50
@@ -68,7 +69,7 @@ class FourFold(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         self._check(len(bank))
         h, distances = bank.features, class_distances(head.weight)
-        labels = head(h).argmax(dim=-1) if bank.labels is None else bank.labels
+        labels = labels_or_predictions(bank, head)
         values = h.new_empty(len(bank), len(SIGNS), dtype=torch.float64)
         fold_of = torch.randperm(len(bank), generator=torch.Generator().manual_seed(self.seed)) % self.folds
         for fold in range(self.folds):
@@ -83,13 +84,17 @@ class FourFold(Detector):
         )
 
     def score(self, h: Tensor) -> Tensor:
-        return self._weighted(self.signs(h), h)
+        return self._weighted(self._standardise(h), h)
 
     def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
-        return self._weighted(self.signs(h, logits), h)
+        return self._weighted(self._standardise(h, logits), h)
 
-    def signs(self, h: Tensor, logits: Tensor | None = None) -> Tensor:
-        """Return the standardised signs of each row as ``(n, 4)``, in the order of the formula."""
+    def signs(self, h: Tensor) -> dict[str, Tensor]:
+        """Return the four standardised signs of each row, in the order of the formula."""
+        check_features(h, self.fitted_weight)
+        return dict(zip(SIGNS, self._standardise(h).unbind(dim=-1), strict=True))
+
+    def _standardise(self, h: Tensor, logits: Tensor | None = None) -> Tensor:
         values = measure_signs(h, self._learnt, self.weight, self._buffers.get("bias"), self.distances, logits)
         return (values - self.usual_) / self.deviation_
 

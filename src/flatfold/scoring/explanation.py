@@ -1,11 +1,18 @@
-"""Explanations of verdicts: the pairs of classes between which the energy bends."""
+"""Explanations of verdicts: the signs that raise a score, and the pairs of classes between which the energy bends."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torch import Tensor
+
 from ..core.pairs import Pairs
+from ..core.signs import CURVATURE, SIGNS
 from .calibrated import Verdict
+
+UNUSUAL = 2.0  # standard deviations above the mean of ID inputs from which a sign counts as unusual
 
 
 class Pair(NamedTuple):
@@ -21,19 +28,23 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """The verdict on one input, and the pairs of classes that carry its curvature.
+    """The verdict on one input and, as far as the method has them, the signs and the pairs of classes behind its score.
 
-    FOLD's score is a sum over pairs of classes (:mod:`flatfold.core.pairs`), so every share is exact. As text it is one
-    line, for instance ``OOD (p = 0.004): 71 % of the curvature between cat and dog, 29 % elsewhere``.
+    The score of FourFold is a weighted sum of standardised signs; FOLD's is a sum over pairs of classes
+    (:mod:`flatfold.core.pairs`), so every share is exact. Other methods have a score and a p-value only. As text it is
+    one line, such as ``OOD (p = 0.004): unusual direction for class cat (z = 6.1); curvature between cat and dog
+    (z = 2.3); usual length and margin`` or ``OOD (p = 0.004): 71 % of the curvature between cat and dog, 29 %
+    elsewhere``.
 
     Attributes:
         predicted: The class that the model chooses.
         score: Higher = more out-of-distribution.
         p_value: How unusual the score is among ID inputs: small = unusual.
         is_ood: Whether the guard raises an alarm.
-        pairs: The pairs of classes that carry most of the curvature, largest first.
+        pairs: The pairs of classes that carry most of the curvature, largest first; empty for other methods.
         rest: The share of all other pairs.
         names: Of all classes, or None.
+        signs: Standard deviations of each sign above the mean of ID inputs, by name; empty for other methods.
     """
 
     predicted: int
@@ -43,6 +54,7 @@ class Explanation:
     pairs: tuple[Pair, ...]
     rest: float
     names: tuple[str, ...] | None = field(default=None, repr=False)  # a thousand names hide everything else
+    signs: dict[str, float] = field(default_factory=dict)
 
     def name(self, index: int) -> str:
         """Return the name of a class, or its number where there are no names."""
@@ -50,6 +62,10 @@ class Explanation:
 
     def __str__(self) -> str:
         verdict = f"{'OOD' if self.is_ood else 'ID'} (p = {self.p_value:.2g})"
+        if self.signs:
+            return f"{verdict}: {self._describe_signs()}"
+        if not self.pairs:
+            return f"{verdict}: score {self.score:.4g}"
         if not any(pair.share for pair in self.pairs):
             return f"{verdict}: no curvature between any two classes"
         parts = [
@@ -61,9 +77,33 @@ class Explanation:
             parts.append(f"{_percent(self.rest)} elsewhere")
         return f"{verdict}: {', '.join(parts)}"
 
+    def _describe_signs(self) -> str:
+        """Return the unusual signs, the most unusual first, and then the names of the others."""
+        own = self.name(self.predicted)
+        texts = {
+            "direction": f"unusual direction for {own}",
+            "length": f"unusual length for {own}",
+            "margin": f"small margin around {own}",
+            CURVATURE: "curvature",
+        }
+        if self.pairs and self.pairs[0].share:
+            texts[CURVATURE] += f" between {self.name(self.pairs[0].first)} and {self.name(self.pairs[0].second)}"
+        ranked = sorted(self.signs, key=lambda sign: -self.signs[sign])
+        parts = [f"{texts[sign]} (z = {self.signs[sign]:.1f})" for sign in ranked if self.signs[sign] >= UNUSUAL]
+        usual = [sign for sign in SIGNS if self.signs[sign] < UNUSUAL]
+        if usual:
+            listed = usual[0] if len(usual) == 1 else f"{', '.join(usual[:-1])} and {usual[-1]}"
+            parts.append(f"usual {listed}" + (", unusual only together" if self.is_ood and not parts else ""))
+        return "; ".join(parts)
 
-def explain(verdict: Verdict, pairs: Pairs, names: Sequence[str] | None = None) -> list[Explanation]:
-    """Return one explanation for each of n inputs, given their pairs of classes ``(n, k)`` and names of all classes."""
+
+def explain(
+    verdict: Verdict,
+    pairs: Pairs | None = None,
+    names: Sequence[str] | None = None,
+    signs: Mapping[str, Tensor] | None = None,
+) -> list[Explanation]:
+    """Return one explanation for each of n inputs, given their pairs ``(n, k)``, names of all classes and signs."""
     n_classes = verdict.logits.shape[1]
     if names is not None and (isinstance(names, str) or len(names) != n_classes):
         raise ValueError(
@@ -71,15 +111,19 @@ def explain(verdict: Verdict, pairs: Pairs, names: Sequence[str] | None = None) 
             f"got {'one string' if isinstance(names, str) else len(names)}. "
             "Give them in the order of the model's outputs, or leave them out."
         )
-    complete = pairs.share.shape[1] == n_classes * (n_classes - 1) // 2
-    columns = (*verdict.columns().values(), *pairs)
+    rows = list(zip(*(column.tolist() for column in verdict.columns().values()), strict=True))
+    none: list[tuple[float, ...]] = [()] * len(rows)
+    pair_rows = none if pairs is None else zip(*(column.tolist() for column in pairs), strict=True)
+    sign_rows = zip(*(column.tolist() for column in signs.values()), strict=True) if signs else none
+    every = n_classes * (n_classes - 1) // 2
     explanations = []
-    for predicted, score, p_value, is_ood, *entries in zip(*(column.tolist() for column in columns), strict=True):
+    for (predicted, score, p_value, is_ood), entries, values in zip(rows, pair_rows, sign_rows, strict=True):
         named = tuple(Pair(*entry) for entry in zip(*entries, strict=True))
         share = sum(pair.share for pair in named)
-        rest = 0.0 if complete or share == 0 else max(0.0, 1 - share)
+        rest = 0.0 if len(named) == every or share == 0 else max(0.0, 1 - share)
+        own = dict(zip(signs or (), values, strict=True))
         texts = None if names is None else tuple(names)
-        explanations.append(Explanation(predicted, score, p_value, is_ood, named, rest, texts))
+        explanations.append(Explanation(predicted, score, p_value, is_ood, named, rest, texts, own))
     return explanations
 
 

@@ -77,7 +77,7 @@ class Guard:
         cls,
         model: nn.Module,
         loader: Iterable[Any],
-        detector: str | Detector = "autofold",
+        detector: str | Detector = "fourfold",
         fpr: float = 0.05,
         *,
         calibration: Iterable[Any] | None = None,
@@ -167,7 +167,7 @@ class Guard:
 
     @torch.no_grad()
     def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> list[Explanation]:
-        """Name for each input the classes between which the energy bends most; see :class:`Explanation`.
+        """Say for each input what is unusual about it; see :class:`Explanation`.
 
         Args:
             batch: As in a call.
@@ -175,7 +175,8 @@ class Guard:
             pairs: How many pairs of classes to name.
         """
         output = self.run(batch)
-        return explain(self.calibrated.decide(*output), self.detector.pairs(output.features, pairs), names)
+        verdict, h = self.calibrated.decide(*output), output.features
+        return explain(verdict, self.detector.pairs(h, pairs), names, self.detector.signs(h))
 
     def monitor(self) -> Monitor:
         """Return an empty summary of a stream; feed it with ``monitor.add(guard(x))``."""

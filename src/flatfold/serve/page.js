@@ -2,6 +2,8 @@
 const AT_ONCE = 4; // requests under way: the service scores together what comes together
 const MOST_CARDS = 60;
 const PAUSE = 2000; // milliseconds between two looks at the stream
+const UNUSUAL = 2; // standard deviations from which a sign counts as unusual
+const FULL_BAR = 10; // standard deviations of a full bar
 const LEVEL = 0.01; // p-values up to this one are called more than chance
 const SMALLEST = 1e-300; // smaller p-values are shown as one bound
 const UNREACHABLE = "The service cannot be reached. Is it still running, and the network up? Then try again.";
@@ -115,7 +117,23 @@ function newCard(file) {
 
 function write(card, state, texts) {
   card.className = `card ${state}`;
+  card.querySelector(".signs").replaceChildren();
   for (const name of ["verdict b", "class", "numbers", "why"]) card.querySelector(`.${name}`).textContent = texts[name] ?? "";
+}
+
+// Bars from the mean of ID inputs to the right; the mark is at two standard deviations, the end of a bar at ten.
+function showSigns(card, signs) {
+  const entries = Object.entries(signs ?? {}).map(([name, z]) => {
+    const entry = document.createElement("div");
+    const bar = Object.assign(document.createElement("span"), { className: z !== null && z < UNUSUAL ? "bar" : "bar unusual" });
+    bar.style.setProperty("--share", z === null ? 1 : Math.min(1, Math.max(0, z / FULL_BAR)));
+    const term = Object.assign(document.createElement("dt"), { textContent: name });
+    const value = Object.assign(document.createElement("dd"), { title: "standard deviations above the mean of ID inputs" });
+    value.append(bar, z === null ? "–" : z.toFixed(1).replace("-", "−"));
+    entry.append(term, value);
+    return entry;
+  });
+  card.querySelector(".signs").replaceChildren(...entries);
 }
 
 function finish({ file, card }, row) {
@@ -125,6 +143,7 @@ function finish({ file, card }, row) {
   const pairs = (row.explanation ?? "").replace(/^[^(:]*\(p = [^)]*\): /, ""); // verdict and p-value stand above it
   const why = pairs.replaceAll(" %", "\u00a0%");
   write(card, verdict, { "verdict b": verdict, class: row.is_ood ? `predicted: ${name}` : name, numbers, why });
+  showSigns(card, row.signs);
   last = { score: row.score, verdict };
   part("status").textContent = `${file.name}: ${verdict}, ${name}, p = ${figures(row.p_value)}.`;
 }

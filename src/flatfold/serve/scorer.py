@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
@@ -65,10 +64,6 @@ class Scorer:
         self.method = made_by[0] if made_by else type(self.calibrated.detector).__name__
         self._live, self._empty = Monitor.of(self.calibrated), Monitor.of(self.calibrated)
         self._lock = threading.Lock()  # other threads read the live monitor
-        self.explains = False
-        with suppress(ValueError):  # raised where the score is not a sum over pairs of classes
-            self.calibrated.detector.pairs(torch.ones_like(weight[:1]), 1)
-            self.explains = True
 
     def monitor(self) -> Monitor:
         """Return a copy of the live monitor of all verdicts so far."""
@@ -96,7 +91,6 @@ class Scorer:
             "width": self.width,
             "classes": self.classes,
             "names": None if self.names is None else list(self.names),
-            "explains": self.explains,
         }
 
     def __call__(self, inputs: Sequence[Input]) -> list[Row | Exception]:
@@ -125,17 +119,20 @@ class Scorer:
         for i, (predicted, score, p_value, is_ood) in enumerate(zip(*columns, strict=True)):
             name = None if self.names is None else self.names[predicted]
             row = {"predicted": predicted, "class": name, "score": _finite(score), "p_value": p_value, "is_ood": is_ood}
-            rows.append(row | ({"explanation": explanations.get(i)} if inputs[i].explain else {}))
+            rows.append(row | explanations.get(i, {}))
         return rows
 
-    def _explanations(self, inputs: Sequence[Input], features: Tensor, verdict: Verdict) -> dict[int, str]:
-        """Return the explanations of the inputs that ask for one, by their index."""
+    def _explanations(self, inputs: Sequence[Input], features: Tensor, verdict: Verdict) -> dict[int, Row]:
+        """Return the entries of an explanation for the inputs that ask for one, by their index."""
         asked = [i for i, entry in enumerate(inputs) if entry.explain]
-        if not asked or not self.explains:
+        if not asked:
             return {}
-        pairs = self.calibrated.detector.pairs(features[asked], EXPLAINED_PAIRS)
-        texts = explain(Verdict(*(column[asked] for column in verdict)), pairs, self.names)
-        return {i: str(text) for i, text in zip(asked, texts, strict=True)}
+        part, h, detector = Verdict(*(column[asked] for column in verdict)), features[asked], self.calibrated.detector
+        explanations = explain(part, detector.pairs(h, EXPLAINED_PAIRS), self.names, detector.signs(h))
+        return {
+            i: {"explanation": str(it), "signs": {name: _finite(z) for name, z in it.signs.items()}}
+            for i, it in zip(asked, explanations, strict=True)
+        }
 
 
 def _finite(value: float) -> float | None:
