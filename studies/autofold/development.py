@@ -96,7 +96,7 @@ def _suite(name: str, plan: Plan, network: str, elsewhere: dict[str, Path], data
         name=name,
         about=f"The first {plan.classes} classes of {plan.known} are known.",
         model=trained(network, train, out / f"{name}-{network}.safetensors", steps),
-        train=None,
+        train=_some(train),
         val=ImageSubset(known, val),
         test=_some(known, test),
         ood=tuple(_unknown(plan, known, images)),

@@ -1,0 +1,1 @@
+"""Which method, without OOD data? Every single method, rules that select one, and FourFold, on many networks."""

@@ -1,0 +1,342 @@
+"""The study from beginning to end: networks, methods, rules, tables and the page."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfile
+from statistics import fmean
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flatfold.core.bank import FeatureBank
+from flatfold.core.intervals import Difference, Influence, auroc_influence, mean_influence, paired_difference
+from flatfold.core.metrics import auroc
+from flatfold.core.validation import MethodRefused
+from flatfold.detectors import METHODS, create, get_method, parse_method
+from flatfold.detectors.base import Detector
+from flatfold.evaluate.banks import Banks, accuracy, extract_all
+from flatfold.evaluate.results import as_csv
+from flatfold.evaluate.suites.library import load_suites
+from flatfold.evaluate.suites.suite import Suite
+from flatfold.io.files import write_atomically
+from flatfold.io.progress import track
+from flatfold.models.extract import extract
+
+from ..autofold.cases import CIFAR, Role
+from ..autofold.development import development_suites
+from ..autofold.page import filled
+from .figure import draw
+
+log = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parents[2] / "docs" / "studies" / "choice.md"
+DIGIT_NETWORKS = ("cnn", "mlp", "residual")
+OURS = "fourfold"
+# FourFold's parts are not what a user would choose between, and odin and mdsens run the network.
+SINGLE = [
+    *(
+        name
+        for name, method in METHODS.items()
+        if method.sees == "features" and name not in (OURS, "direction", "length", "fold-ct")
+    ),
+    "mds:alpha=1",
+]
+SHOWN = ("msp", "ebo", "autofold", "mds:alpha=1", "fdbd", "knn")
+RULE = "leave one class out"
+ABLATIONS = {
+    "all weights 1": "fourfold:length=1.0:margin=1.0:curvature=1.0",
+    "without direction": "fourfold:direction=0.0",
+    "without length": "fourfold:length=0.0",
+    "without margin": "fourfold:margin=0.0",
+    "without curvature": "fourfold:curvature=0.0",
+    "direction alone": "fourfold:length=0.0:margin=0.0:curvature=0.0",
+    "length alone": "fourfold:direction=0.0:margin=0.0:curvature=0.0",
+    "margin alone": "fourfold:direction=0.0:length=0.0:curvature=0.0",
+    "curvature alone": "fourfold:direction=0.0:length=0.0:margin=0.0",
+}
+SAMPLES = (200, 100, 50, 25)
+DRAWS = 5  # of few samples, and of wrong labels
+WRONG_LABELS = (0.1, 0.3)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with its features, and those of validation images that were prepared in a wrong way."""
+
+    name: str
+    role: Role
+    banks: Banks
+    wrongly_prepared: FeatureBank
+
+    @property
+    def val(self) -> FeatureBank:
+        """Labelled ID data that the network was not trained on."""
+        return self.banks.val
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The mean AUROC over OOD sets of every method, rule and variant on a network, as fractions."""
+
+    name: str
+    role: Role
+    accuracy: float
+    samples: int
+    singles: dict[str, Influence]
+    ours: Influence
+    picked: str
+    variants: dict[str, float]
+
+    @property
+    def best(self) -> str:
+        """The single method with the highest AUROC on this network, which only somebody with OOD data could choose."""
+        return max(self.singles, key=lambda method: self.singles[method].auroc)
+
+    def regret(self, value: float) -> float:
+        """Return what an AUROC is behind that of the best single method, in percentage points."""
+        return 100 * (self.singles[self.best].auroc - value)
+
+    def ahead_of(self, method: str) -> Difference:
+        """Return how far FourFold is ahead of a single method, with a 95 % interval."""
+        return paired_difference(self.ours, self.singles[method])
+
+
+def networks(out: Path, data: Path | None) -> Iterator[Network]:
+    """Yield all networks: development networks first, held-out ones last."""
+    suites: list[tuple[Suite, Role]] = [
+        (suite, "development") for suite in load_suites("digits", out / "digits", (0,), names=DIGIT_NETWORKS)
+    ]
+    if data is not None:
+        letters = next((out / "digits").rglob("letters.npz"))
+        suites += [(suite, "development") for suite in development_suites(data, letters, out / "networks")]
+        suites += [(suite, "held out") for suite in load_suites(str(CIFAR), out)]
+    for suite, role in track(suites, "networks"):
+        banks = extract_all(suite, out / "banks")
+        wrong = extract(suite.model, ((2 * x, y) for x, y in suite.val)).bank  # as if std had been half as large
+        yield Network(f"{suite.name} {suite.network}", role, banks, wrong)
+
+
+def run(out: Path, data: Path | None) -> list[Measured]:
+    """Measure every network and write ``choice.csv``, ``choice.svg`` and the sections of the page."""
+    measured = [measure(network) for network in networks(out, data)]
+    rows = [
+        {"network": it.name, "role": it.role, "method": method, "auroc": value, "regret": it.regret(value)}
+        for it in measured
+        for method, value in averages(it).items()
+    ]
+    write_atomically(out / "choice.csv", as_csv(rows))
+    write_atomically(out / "choice.svg", draw({it.name: regrets(it) for it in measured}))
+    for name, text in sections(measured).items():
+        write_atomically(out / "sections" / f"{name}.md", text)
+    return measured
+
+
+def update(out: Path, page: Path = PAGE) -> None:
+    """Put the results of a run into the page, and its table and figure beside it."""
+    contents = {path.stem: path.read_text(encoding="utf8") for path in sorted((out / "sections").glob("*.md"))}
+    write_atomically(page, filled(page.read_text(encoding="utf8"), contents))
+    for name in ("choice.csv", "choice.svg"):
+        copyfile(out / name, page.with_name(name))
+
+
+def averages(it: Measured) -> dict[str, float]:
+    """Return the AUROC of everything that was measured on a network."""
+    singles = {method: influence.auroc for method, influence in it.singles.items()}
+    return {OURS: it.ours.auroc, RULE: it.singles[it.picked].auroc, **it.variants, **singles}
+
+
+def regrets(it: Measured) -> dict[str, float]:
+    """Return the regrets that the figure shows."""
+    return {method: it.regret(averages(it)[method]) for method in (OURS, RULE, *SHOWN)}
+
+
+@torch.no_grad()
+def measure(network: Network) -> Measured:
+    """Return the AUROCs of every single method, of FourFold, of its variants, and what the rule picks."""
+    warnings.simplefilter("ignore")  # of few samples and flat curves, which are the subject here
+    singles = {method: it for method in SINGLE if (it := single(method, network)) is not None}
+    val, banks = network.val, network.banks
+    variants = {name: fitted_on(val, network, method).auroc for name, method in ABLATIONS.items()}
+    variants["predicted labels"] = fitted_on(FeatureBank(val.features), network).auroc
+    variants["wrong transform"] = fitted_on(network.wrongly_prepared, network).auroc
+    if banks.train is not None:
+        variants["training data"] = fitted_on(banks.train, network).auroc
+    for share in WRONG_LABELS:
+        variants[f"{share:.0%} wrong labels"] = over_draws(lambda seed, share=share: wrong_labels(val, share, seed), network)
+    for n in SAMPLES:
+        variants[f"{n} samples"] = over_draws(lambda seed, n=n: val[torch.from_numpy(shuffled(len(val), seed)[:n])], network)
+    return Measured(
+        network.name,
+        network.role,
+        accuracy(banks.test, banks.head),
+        len(val),
+        singles,
+        fitted_on(val, network),
+        pick(network, list(singles)),
+        variants,
+    )
+
+
+def single(method: str, network: Network) -> Influence | None:
+    """Return the AUROC of a method on a network; None where it refuses the data."""
+    banks, name = network.banks, parse_method(method)[0]
+    bank = banks.train if get_method(name).fits_on == "train" and banks.train is not None else banks.val
+    try:
+        return fitted_on(bank, network, method)
+    except MethodRefused as reason:
+        log.info("%s is left out of %s: %s", method, network.name, reason)
+        return None
+
+
+def fitted_on(bank: FeatureBank, network: Network, method: str = OURS) -> Influence:
+    """Return the mean AUROC over OOD sets of a method that was fitted on a bank."""
+    detector = make(method).fit(bank, network.banks.head).eval()
+    known = detector(network.banks.test.features)
+    return mean_influence([auroc_influence(known, detector(bank.features)) for bank in network.banks.ood.values()])
+
+
+def over_draws(bank_of: Callable[[int], FeatureBank], network: Network) -> float:
+    """Return the AUROC of FourFold as the mean over random banks."""
+    return fmean(fitted_on(bank_of(seed), network).auroc for seed in range(DRAWS))
+
+
+def make(method: str) -> Detector:
+    """Return an unfitted detector."""
+    name, hyper = parse_method(method)
+    return create(name, **hyper)
+
+
+def shuffled(n: int, seed: int) -> NDArray[np.int64]:
+    """Return the numbers below n in random order."""
+    return np.random.default_rng(seed).permutation(n)
+
+
+def wrong_labels(bank: FeatureBank, share: float, seed: int) -> FeatureBank:
+    """Return a bank in which a share of the labels is replaced by labels of other classes."""
+    assert bank.labels is not None
+    labels, classes = bank.labels.clone(), int(bank.labels.max()) + 1
+    rows = torch.from_numpy(shuffled(len(bank), seed)[: round(share * len(bank))])
+    shift = torch.from_numpy(np.random.default_rng(seed).integers(1, classes, len(rows)))
+    labels[rows] = (labels[rows] + shift) % classes
+    return FeatureBank(bank.features, labels)
+
+
+def pick(network: Network, methods: Sequence[str]) -> str:
+    """Return the single method that detects classes best that it was not fitted on: a rule without OOD data.
+
+    Each class in turn is left out of the head and of one half of the validation data; its samples in the other half
+    are then to be told from those of the other classes.
+    """
+    order = torch.from_numpy(shuffled(len(network.val), 0))
+    fit, judge = network.val[order[: len(order) // 2]], network.val[order[len(order) // 2 :]]
+    assert fit.labels is not None
+    assert judge.labels is not None
+
+    def value(method: str) -> float:
+        found = []
+        for label in range(network.banks.head.n_classes):
+            try:
+                detector = make(method).fit_without(fit, network.banks.head, label).eval()
+            except MethodRefused:
+                return 0.0
+            scores, out = detector(judge.features), judge.labels == label
+            found.append(auroc(scores[~out], scores[out]))
+        return fmean(found)
+
+    return max(methods, key=value)
+
+
+def sections(measured: Sequence[Measured]) -> dict[str, str]:
+    """Return the sections of the page that come from a run, by name."""
+    roles = {role: [it for it in measured if it.role == role] for role in ("development", "held out")}
+    return {
+        "answer": answer(measured),
+        "networks": network_table(measured),
+        "methods": method_table({role: group for role, group in roles.items() if group}),
+        "variants": variant_table({role: group for role, group in roles.items() if group}),
+    }
+
+
+def answer(measured: Sequence[Measured]) -> str:
+    """Return the results in a few sentences."""
+    ours = [it.regret(it.ours.auroc) for it in measured]
+    worst = max(measured, key=lambda it: it.regret(it.ours.auroc))
+    fixed = {method: [it.regret(it.singles[method].auroc) for it in measured] for method in complete(measured)}
+    best = min(fixed, key=lambda method: fmean(fixed[method]))
+    rule = [it.regret(it.singles[it.picked].auroc) for it in measured]
+    behind = {name: [it.name for it in measured if it.ahead_of(name).value < 0] for name in ("msp", "ebo")}
+    lost = "; ".join(f"behind `{name}` on {', '.join(names) or 'none'}" for name, names in behind.items())
+    return (
+        f"Over {len(measured)} networks FourFold is on average {fmean(ours):.2f} percentage points of AUROC behind the "
+        f"best single method of each network, and {max(ours):.1f} at worst ({worst.name}). The best method that is the "
+        f"same for all networks, `{best}`, is {fmean(fixed[best]):.2f} behind and {max(fixed[best]):.1f} at worst; "
+        f"AutoFold {fmean(fixed['autofold']):.1f} and {max(fixed['autofold']):.1f}, energy {fmean(fixed['ebo']):.1f} "
+        f"and {max(fixed['ebo']):.1f}, MSP {fmean(fixed['msp']):.1f} and {max(fixed['msp']):.1f}; the rule that leaves "
+        f"out classes {fmean(rule):.1f} and {max(rule):.1f}. FourFold is {lost}."
+    )
+
+
+def complete(measured: Sequence[Measured]) -> list[str]:
+    """Return the single methods that no network refuses."""
+    return [method for method in SINGLE if all(method in it.singles for it in measured)]
+
+
+def with_interval(difference: Difference) -> str:
+    """Return a difference in percentage points with its interval."""
+    return f"{100 * difference.value:+.1f} ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+
+
+def network_table(measured: Sequence[Measured]) -> str:
+    """Return a table of networks: FourFold against the best single method, MSP, energy and what the rule picks."""
+    header = ["network", "accuracy", "best single method", "FourFold", "minus best", "minus `msp`", "minus `ebo`", RULE]
+    rows = [
+        [
+            it.name + (" *" if it.role == "held out" else ""),
+            f"{100 * it.accuracy:.1f}",
+            f"`{it.best}` {100 * it.singles[it.best].auroc:.1f}",
+            f"{100 * it.ours.auroc:.1f}",
+            *(with_interval(it.ahead_of(method)) for method in (it.best, "msp", "ebo")),
+            f"`{it.picked}` {100 * it.singles[it.picked].auroc:.1f}",
+        ]
+        for it in measured
+    ]
+    return markdown(header, rows)
+
+
+def method_table(roles: Mapping[str, Sequence[Measured]]) -> str:
+    """Return a table of methods with their mean and worst regret, best mean first."""
+    names = complete([it for group in roles.values() for it in group])
+    return regret_table([OURS, RULE, *names], roles)
+
+
+def variant_table(roles: Mapping[str, Sequence[Measured]]) -> str:
+    """Return a table of FourFold's variants with their mean and worst regret, in the order of the page."""
+    every = [it for group in roles.values() for it in group]
+    names = [OURS, *(name for name in every[0].variants if all(name in it.variants for it in every))]
+    return regret_table(names, roles, ranked=False)
+
+
+def regret_table(names: Sequence[str], roles: Mapping[str, Sequence[Measured]], ranked: bool = True) -> str:
+    """Return mean and worst regret of methods or variants for each role."""
+    def values(name: str, group: Sequence[Measured]) -> list[float]:
+        return [it.regret(averages(it)[name]) for it in group]
+
+    every = [it for group in roles.values() for it in group]
+    ordered = sorted(names, key=lambda name: fmean(values(name, every))) if ranked else names
+    header = ["", *(f"{role}: {what}" for role in roles for what in ("mean regret", "worst"))]
+    rows = [
+        [f"**{name}**" if name == OURS else name]
+        + [f"{figure(values(name, group)):.2f}" for group in roles.values() for figure in (fmean, max)]
+        for name in ordered
+    ]
+    return markdown(header, rows)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose first column is aligned to the left and the others to the right."""
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
