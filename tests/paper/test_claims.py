@@ -48,7 +48,7 @@ def test_averages_compare_the_best_of_the_family_with_the_best_other_or_allow_tw
     assert holds("Tables 8 to 11", results=make_results(methods=("msp",))) == []
     assert verdict("Table 2", results=make_results(better=1.0)).agreement == "agrees"
     assert verdict("Table 2", results=make_results(better=-1.0)).agreement == "disagrees"
-    assert verdict("Table 2", results=make_results(methods=("msp", "fold"), better=0.0)).agreement == "cannot be told"
+    assert verdict("Table 2", results=make_results(methods=("msp", "fold"), better=0.0)).agreement == "undecided"
     for methods in (("msp", "knn"), ("fold", "autofold")):
         two = [make_network_run(name, results=make_results(methods=methods, network=name)) for name in ("a", "b")]
         for number in ("Table 2", "Table 5"):

@@ -29,7 +29,7 @@ def stopped(interrupt):
 
 
 def verdicts(text):
-    return re.findall(r"│ ((?:Table|Figure) \d+)\S* +│ (agrees|partly|disagrees|cannot be told|not tested) +│", text)
+    return re.findall(r"│ ((?:Table|Figure) \d+)\S* +│ (agrees|partly|disagrees|undecided|not tested) +│", text)
 
 
 def test_each_network_has_a_folder_and_all_have_verdicts_and_pages(done):

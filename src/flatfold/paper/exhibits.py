@@ -14,7 +14,7 @@ from . import claims
 from .claims import Finding, NetworkRun
 from .tables import contradictions
 
-Agreement = Literal["agrees", "partly", "disagrees", "cannot be told", "not tested"]
+Agreement = Literal["agrees", "partly", "disagrees", "undecided", "not tested"]
 
 EXHIBITS: dict[str, Callable[[NetworkRun], Finding]] = {
     "Figure 1": claims.check_figure_1,
@@ -91,16 +91,18 @@ def _conclude(checks: Sequence[Check]) -> Agreement:
         return "not tested"
     if any(held):
         return "agrees" if all(held) else "partly"
-    return "disagrees" if False in held else "cannot be told"
+    return "disagrees" if False in held else "undecided"
 
 
 def _summarise_failures(held: Sequence[bool | None]) -> str:
     """Return the number of checks that contradict the claim or leave it open; nothing if all hold."""
     count, false, open_ = len(held), held.count(False), held.count(None)
     if count == 1 and false + open_:
-        return "; the check cannot be told" if open_ else "; the check contradicts the claim"
+        return "; the check is undecided" if open_ else "; the check contradicts the claim"
     parts = [f"{false} of {count} checks contradict{'s' * (false == 1)} the claim"] if false else []
-    parts += [f"{open_} of {count}{'' if false else ' checks'} cannot be told"] if open_ else []
+    parts += (
+        [f"{open_} of {count}{'' if false else ' checks'} {'is' if open_ == 1 else 'are'} undecided"] if open_ else []
+    )
     return f"; {' and '.join(parts)}" if parts else ""
 
 
