@@ -25,7 +25,9 @@ def draw(regrets: Mapping[str, Mapping[str, float]]) -> str:
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlim(-2, LARGEST + 1)
-    axes.set_xlabel(f"AUROC of the best single method minus that of this one, in percentage points (cut at {LARGEST:g})")
+    axes.set_xlabel(
+        f"AUROC of the best single method minus that of this one, in percentage points (cut at {LARGEST:g})"
+    )
     axes.grid(axis="x", color="#e4e7eb", zorder=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
