@@ -24,7 +24,7 @@ def draw(regrets: Mapping[str, Mapping[str, float]]) -> str:
     axes.axvline(0, color="#7b8794", linewidth=0.8, zorder=1)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlim(-2, LARGEST + 1)
+    axes.set_xlim(-3.5, LARGEST + 1)
     axes.set_xlabel(
         f"AUROC of the best single method minus that of this one, in percentage points (cut at {LARGEST:g})"
     )

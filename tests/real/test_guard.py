@@ -13,7 +13,7 @@ from flatfold.scoring.calibrated import Calibration
 SPLITS = 400
 
 
-@pytest.fixture(scope="module", params=["autofold", "ebo", "knn"])
+@pytest.fixture(scope="module", params=["autofold", "ebo", "fourfold", "knn"])
 def known(request, cifar):
     """Scores of 10,000 test images that neither network nor method has seen, and the classes they are taken for."""
     _, head, banks = cifar

@@ -109,8 +109,12 @@ def squared_distances(h: Tensor, gaussian: Gaussian) -> Tensor:
     Computed, and returned, in the type of the Gaussian.
     """
     white = (h.to(gaussian.centre.dtype) - gaussian.centre) @ gaussian.whitening
-    squares = white.square().sum(dim=-1, keepdim=True) + gaussian.means.square().sum(dim=-1)
-    return (squares - 2 * white @ gaussian.means.mT).clamp_min(0.0)
+    return distances_to(white, gaussian.means, gaussian.means.square().sum(dim=-1))
+
+
+def distances_to(points: Tensor, means: Tensor, squares: Tensor) -> Tensor:
+    """Return the squared distances ``(n, k)`` of points ``(n, r)`` to means, given the squared norms of the means."""
+    return (points.square().sum(dim=-1, keepdim=True) + squares - 2 * points @ means.mT).clamp_min(0.0)
 
 
 class Templates(NamedTuple):

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from .bank import Head
-from .class_statistics import Gaussian, class_means, likeliest_temperature, shrunk_class_means, squared_distances
+from .class_statistics import Gaussian, class_means, distances_to, likeliest_temperature, shrunk_class_means
 from .hessian import as_double, log_hessian_trace, widen
 from .shaping import SMALLEST_DIVISOR, percentile_threshold
 from .validation import MethodRefused
 
 CURVATURE = "curvature"
+BLOCK = 512  # columns of a whitening at once
 SIGNS = ("direction", "length", "margin", CURVATURE)
 
 
@@ -36,6 +37,8 @@ class Signs(NamedTuple):
     """``(d, d)``."""
     means: Tensor
     """``(c, d)``, the whitened mean direction of each class."""
+    squares: Tensor
+    """``(c,)``, their squared norms."""
     lengths: Tensor
     """``(c,)``, the usual log norm of features that are predicted as each class."""
     mean: Tensor
@@ -54,9 +57,11 @@ def fit_signs(features: Tensor, labels: Tensor, head: Head) -> Signs:
     predicted = (projected if bias is None else projected + bias).argmax(dim=-1)
     longest = max(percentile_threshold(norms, 50), SMALLEST_DIVISOR)
     temperature = likeliest_temperature(projected * (longest / norms).clamp_max(1.0), labels, bias)
+    directions = fit_directions(h, labels, weight)
     return Signs(
-        *fit_directions(h, labels, weight),
-        lengths=fit_lengths(h, predicted, len(weight)),
+        *directions,
+        squares=directions.means.square().sum(dim=-1),
+        lengths=fit_lengths(norms, predicted, len(weight)),
         mean=h.mean(dim=0),
         longest=h.new_tensor(longest),
         temperature=h.new_tensor(1.0 if temperature is None else temperature),
@@ -77,18 +82,20 @@ def measure_signs(
         logits = projected if bias is None else projected + bias
     else:
         projected = logits if bias is None else logits - bias
+    norms, units = split_norm(wide)
+    predicted = logits.argmax(dim=-1)
     columns = (
-        direction(h, Gaussian(signs.centre, signs.whitening, signs.means)),
-        length(wide, logits, signs.lengths),
-        margin(wide, logits, signs.mean, distances),
-        log_hessian_trace(tempered_logits(wide, projected, signs, bias), distances),
+        direction(units, signs.centre, signs.whitening, signs.means, signs.squares),
+        length(norms, predicted, signs.lengths),
+        margin(wide - signs.mean, logits, distances),
+        log_hessian_trace(tempered_logits(projected, norms, signs, bias), distances),
     )
     return torch.stack([column.to(wide.dtype) for column in columns], dim=-1)
 
 
-def tempered_logits(h: Tensor, projected: Tensor, signs: Signs, bias: Tensor | None) -> Tensor:
+def tempered_logits(projected: Tensor, norms: Tensor, signs: Signs, bias: Tensor | None) -> Tensor:
     """Return the logits at features no longer than usual and at the likeliest temperature, given ``W h``."""
-    tempered = projected * ((signs.longest / split_norm(h)[0]).clamp_max(1.0) / signs.temperature)
+    tempered = projected * ((signs.longest / norms).clamp_max(1.0) / signs.temperature)
     return tempered if bias is None else tempered + bias
 
 
@@ -100,9 +107,13 @@ def split_norm(h: Tensor) -> tuple[Tensor, Tensor]:
     return largest * norms.clamp_min(1.0), scaled / norms.clamp_min(1.0)
 
 
-def direction(h: Tensor, gaussian: Gaussian) -> Tensor:
-    """Return the squared Mahalanobis distance of the direction of each row to the nearest class, ``(n,)``."""
-    return squared_distances(split_norm(h.to(gaussian.centre.dtype))[1], gaussian).amin(dim=-1)
+def direction(units: Tensor, centre: Tensor, whitening: Tensor, means: Tensor, squares: Tensor) -> Tensor:
+    """Return the squared Mahalanobis distance of directions ``(n, d)`` to the nearest class, ``(n,)``."""
+    centred = units.to(centre.dtype) - centre
+    # The whitening is triangular: its zeros need not be read.
+    ends = range(BLOCK, len(whitening) + BLOCK, BLOCK)
+    white = torch.cat([centred[:, :end] @ whitening[:end, end - BLOCK : end] for end in ends], dim=-1)
+    return distances_to(white, means, squares).amin(dim=-1)
 
 
 def fit_directions(h: Tensor, labels: Tensor, weight: Tensor) -> Gaussian:
@@ -152,25 +163,24 @@ def whitening_of_shrunk(covariance: Tensor) -> Tensor:
     return whitening
 
 
-def length(h: Tensor, logits: Tensor, lengths: Tensor) -> Tensor:
-    """Return the squared deviation of the log norm from what is usual for the predicted class, ``(n,)``."""
-    return (split_norm(h)[0].log().squeeze(-1) - lengths[logits.argmax(dim=-1)]).square()
+def length(norms: Tensor, predicted: Tensor, lengths: Tensor) -> Tensor:
+    """Return the squared deviation of log norms ``(n, 1)`` from what is usual for the predicted class, ``(n,)``."""
+    return (norms.log().squeeze(-1) - lengths[predicted]).square()
 
 
-def fit_lengths(h: Tensor, predicted: Tensor, n_classes: int) -> Tensor:
+def fit_lengths(norms: Tensor, predicted: Tensor, n_classes: int) -> Tensor:
     """Return the usual log norm of features predicted as each class, ``(c,)``, drawn towards that of all features."""
-    log_norms = split_norm(h)[0].log()
+    log_norms = norms.log()
     anchors = log_norms.mean(dim=0).expand(n_classes, 1)
     return shrunk_class_means(log_norms, predicted, anchors)[0].squeeze(-1)
 
 
-def margin(h: Tensor, logits: Tensor, centre: Tensor | None, distances: Tensor) -> Tensor:
-    """Return minus the distances to the decision boundaries, over the distance to the mean feature (fDBD), ``(n,)``.
+def margin(offset: Tensor, logits: Tensor, distances: Tensor) -> Tensor:
+    """Return minus the distances to the decision boundaries, over the norm of ``offset`` ``(n, d)`` (fDBD), ``(n,)``.
 
-    Without a ``centre`` it is over the norm of the features.
+    The offset is that of the features from their mean.
     """
     best, predicted = logits.max(dim=-1, keepdim=True)
     gaps = distances[predicted.squeeze(-1)].sqrt()
     boundaries = ((best - logits) / gaps.where(gaps > 0, 1.0)).sum(dim=-1)  # no boundary between a class and itself
-    reach = split_norm(h if centre is None else h - centre)[0].squeeze(-1)
-    return -boundaries / reach.clamp_min(SMALLEST_DIVISOR)
+    return -boundaries / split_norm(offset)[0].squeeze(-1).clamp_min(SMALLEST_DIVISOR)

@@ -8,9 +8,8 @@ import warnings
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.class_statistics import Gaussian
 from ..core.hessian import as_double
-from ..core.signs import direction, fit_directions
+from ..core.signs import direction, fit_directions, split_norm
 from .base import Detector
 from .registry import register
 
@@ -36,11 +35,13 @@ class Direction(Detector):
     centre: Tensor
     whitening: Tensor
     means: Tensor
+    squares: Tensor
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         labels = labels_or_predictions(bank, head)
         gaussian = fit_directions(as_double(bank.features), labels, as_double(head.weight))
-        self.register_buffers(**gaussian._asdict())
+        self.register_buffers(**gaussian._asdict(), squares=gaussian.means.square().sum(dim=-1))
 
     def score(self, h: Tensor) -> Tensor:
-        return direction(h, Gaussian(self.centre, self.whitening, self.means)).to(h.dtype)
+        units = split_norm(h.to(self.centre.dtype))[1]
+        return direction(units, self.centre, self.whitening, self.means, self.squares).to(h.dtype)

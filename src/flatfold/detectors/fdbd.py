@@ -41,4 +41,5 @@ class Fdbd(Detector):
         self.register_buffers(centre=mean_row(bank.features), distances=class_distances(head.weight))
 
     def score(self, h: Tensor) -> Tensor:
-        return margin(h, self.logits(h), self.centre if self.relative_to == "centre" else None, self.distances)
+        offset = h - self.centre if self.relative_to == "centre" else h
+        return margin(offset, self.logits(h), self.distances)

@@ -13,7 +13,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import WIDE_WEIGHTS, class_distances, widen
 from ..core.pairs import Pairs, largest_pairs
 from ..core.shaping import SMALLEST_DIVISOR
-from ..core.signs import SIGNS, Signs, fit_signs, measure_signs, tempered_logits
+from ..core.signs import SIGNS, Signs, fit_signs, measure_signs, split_norm, tempered_logits
 from ..core.validation import MethodRefused, check_features
 from .base import Detector
 from .direction import labels_or_predictions
@@ -103,7 +103,7 @@ class FourFold(Detector):
         check_features(h, self.fitted_weight)
         bias = self._buffers.get("bias")
         weight, wide = widen(self.weight, h)
-        logits = tempered_logits(wide, wide @ weight.mT, self._learnt, bias)
+        logits = tempered_logits(wide @ weight.mT, split_norm(wide)[0], self._learnt, bias)
         return largest_pairs(logits.softmax(dim=-1).to(h.dtype), self.weight, k)
 
     @property

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double
-from ..core.signs import fit_lengths, length
+from ..core.signs import fit_lengths, length, split_norm
 from .base import Detector
 from .registry import register
 
@@ -22,8 +22,8 @@ class Length(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         predicted = head(bank.features).argmax(dim=-1)
-        lengths = fit_lengths(as_double(bank.features), predicted, head.n_classes)
+        lengths = fit_lengths(split_norm(as_double(bank.features))[0], predicted, head.n_classes)
         self.register_buffer("lengths", lengths.to(head.weight))
 
     def score(self, h: Tensor) -> Tensor:
-        return length(h, self.logits(h), self.lengths)
+        return length(split_norm(h)[0], self.logits(h).argmax(dim=-1), self.lengths)

@@ -141,7 +141,7 @@ function finish({ file, card }, row) {
   const name = row.class ?? `class ${row.predicted}`;
   const numbers = `p = ${figures(row.p_value)} · score ${figures(row.score, 4)}`;
   const pairs = (row.explanation ?? "").replace(/^[^(:]*\(p = [^)]*\): /, ""); // verdict and p-value stand above it
-  const why = pairs.replaceAll(" %", "\u00a0%");
+  const why = pairs.replaceAll(" %", "\u00a0%").replaceAll("z = ", "z\u00a0=\u00a0");
   write(card, verdict, { "verdict b": verdict, class: row.is_ood ? `predicted: ${name}` : name, numbers, why });
   showSigns(card, row.signs);
   last = { score: row.score, verdict };
