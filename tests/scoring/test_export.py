@@ -26,9 +26,15 @@ pytest.importorskip("onnxruntime", reason="flatfold[onnx] is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
 
 HYPER = {"knn": {"k": 5}}
-QUICK = (("fold", True, ".onnx"), ("autofold-r", False, ".onnx"), ("knn", False, ".pt2"))
+QUICK = (("fold", True, ".onnx"), ("fourfold", False, ".onnx"), ("autofold-r", False, ".onnx"), ("knn", False, ".pt2"))
 METHODS = [(name, False, ".onnx") for name in ("fold", "autofold", "ash", "msp", "knn", "mds")]
-METHODS += [("msp", True, ".onnx"), ("fold", False, ".pt2"), ("autofold-r", False, ".pt2")]
+METHODS += [
+    ("fourfold", True, ".onnx"),
+    ("fourfold", False, ".pt2"),
+    ("msp", True, ".onnx"),
+    ("fold", False, ".pt2"),
+    ("autofold-r", False, ".pt2"),
+]
 TRANSFORM = ff.Transform(resize=8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
 
 

@@ -146,6 +146,21 @@ def oracle(edges, counts, live):
     return shares / max(1, sum(counts))
 
 
+def test_the_signs_of_the_default_method_are_bars(visit):
+    with serving(make_guard("fourfold"), names=NAMES) as address:
+        page = visit(address)
+        give(page, file("ood.png", OOD))
+        card = cards(page, ".OOD")
+        card.locator(".signs dd").nth(3).wait_for()
+        assert card.locator(".signs dt").all_text_contents() == ["direction", "length", "margin", "curvature"]
+        values = [number(text) for text in card.locator(".signs dd").all_text_contents()]
+        widths = card.locator(".bar").evaluate_all("bars => bars.map((bar) => +bar.style.getPropertyValue('--share'))")
+        assert widths == pytest.approx([min(1, max(0, value / 10)) for value in values], abs=0.006)
+        unusual = card.locator(".bar").evaluate_all("bars => bars.map((bar) => bar.classList.contains('unusual'))")
+        assert any(unusual)
+        assert all(flag == (value >= 2) for flag, value in zip(unusual, values, strict=True) if abs(value - 2) > 0.05)
+
+
 @pytest.mark.parametrize("method", ["autofold", "fold", "ebo"])
 def test_the_histogram_has_the_shares_of_an_obvious_count(visit, method):
     with serving(make_guard(method)) as address:
