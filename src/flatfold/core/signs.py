@@ -52,6 +52,7 @@ class Signs(NamedTuple):
 def fit_signs(features: Tensor, labels: Tensor, head: Head) -> Signs:
     """Learn all signs from ID features ``(n, d)`` with a label each, in float64."""
     h, weight = as_double(features), as_double(head.weight)
+    labels = labels.to(h.device)
     bias = None if head.bias is None else as_double(head.bias)
     projected, norms = h @ weight.mT, split_norm(h)[0]
     predicted = (projected if bias is None else projected + bias).argmax(dim=-1)
