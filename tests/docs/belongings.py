@@ -31,7 +31,7 @@ def world():
     torch.manual_seed(0)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 5))
     rng = np.random.default_rng(0)
-    x = torch.rand(60, 3, 8, 8)
+    x = torch.rand(200, 3, 8, 8)
     y = model(x).argmax(-1)
     for i in range(6):
         path = Path("photos", f"class{i % 2}", f"{i // 2}.png")
@@ -40,7 +40,7 @@ def world():
     return {
         "torch": torch,
         "model": model,
-        "val_loader": [(x[:30], y[:30]), (x[30:], y[30:])],
+        "val_loader": [(x[:100], y[:100]), (x[100:], y[100:])],
         "new_images": torch.rand(4, 3, 8, 8),
         "new_loader": [torch.rand(9, 3, 8, 8)],
         "test_loader": [(x[:20], y[:20])],
@@ -70,7 +70,7 @@ def photos():
 def guard():
     """The photos, and a guard for their network; a row of features for it."""
     prepare = ff.Transform(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    ff.Guard.fit(photos()["network"], ff.FolderImages("val", prepare), "fold").save("guard.safetensors")
+    ff.Guard.fit(photos()["network"], ff.FolderImages("val", prepare)).save("guard.safetensors")
     Path("features.f32").write_bytes(struct.pack("<8f", *range(8)))
     return {}
 
