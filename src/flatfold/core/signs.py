@@ -12,12 +12,13 @@ Each is higher for more out-of-distribution, and each is blind to something that
 trust long features, direction knows nothing of the decision, length only finds what is too short or too long.
 """
 
+import warnings
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .bank import Head
+from .bank import FeatureBank, Head
 from .class_statistics import Gaussian, class_means, distances_to, likeliest_temperature, shrunk_class_means
 from .hessian import as_double, log_hessian_trace, widen
 from .shaping import SMALLEST_DIVISOR, percentile_threshold
@@ -47,6 +48,14 @@ class Signs(NamedTuple):
     """``()``, median norm: the curvature is taken at features no longer than this."""
     temperature: Tensor
     """``()``, the likeliest one at such features."""
+
+
+def labels_or_predictions(bank: FeatureBank, head: Head) -> Tensor:
+    """Return the labels of a bank, or with a warning the classes that the head predicts."""
+    if bank.labels is not None:
+        return bank.labels
+    warnings.warn("this data has no labels, so the classes that the network predicts take their place.", stacklevel=5)
+    return head(bank.features).argmax(dim=-1)
 
 
 def fit_signs(features: Tensor, labels: Tensor, head: Head) -> Signs:

@@ -3,23 +3,13 @@
 One of the four signs of FourFold. Mahalanobis++ (Mueller and Hein, 2025) with regularised estimates.
 """
 
-import warnings
-
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double
-from ..core.signs import direction, fit_directions, split_norm
+from ..core.signs import direction, fit_directions, labels_or_predictions, split_norm
 from .base import Detector
 from .registry import register
-
-
-def labels_or_predictions(bank: FeatureBank, head: Head) -> Tensor:
-    """Return the labels of a bank, or with a warning the classes that the head predicts."""
-    if bank.labels is not None:
-        return bank.labels
-    warnings.warn("this data has no labels, so the classes that the network predicts take their place.", stacklevel=5)
-    return head(bank.features).argmax(dim=-1)
 
 
 @register("direction", fits_on="val", needs_labels=False)

@@ -13,10 +13,17 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import WIDE_WEIGHTS, class_distances, widen
 from ..core.pairs import Pairs, largest_pairs
 from ..core.shaping import SMALLEST_DIVISOR
-from ..core.signs import SIGNS, Signs, fit_signs, measure_signs, split_norm, tempered_logits
+from ..core.signs import (
+    SIGNS,
+    Signs,
+    fit_signs,
+    labels_or_predictions,
+    measure_signs,
+    split_norm,
+    tempered_logits,
+)
 from ..core.validation import MethodRefused, check_features
 from .base import Detector
-from .direction import labels_or_predictions
 from .registry import register
 
 FEWEST, FEW = 10, 50
