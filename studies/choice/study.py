@@ -122,7 +122,9 @@ def networks(out: Path, data: Path | None) -> Iterator[Network]:
 
 def run(out: Path, data: Path | None) -> list[Measured]:
     """Measure every network and write ``choice.csv``, ``choice.svg`` and the sections of the page."""
-    measured = [measure(network) for network in networks(out, data)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few samples and flat curves, which are the subject here
+        measured = [measure(network) for network in networks(out, data)]
     rows = [
         {"network": it.name, "role": it.role, "method": method, "auroc": value, "regret": it.regret(value)}
         for it in measured
@@ -157,7 +159,6 @@ def regrets(it: Measured) -> dict[str, float]:
 @torch.no_grad()
 def measure(network: Network) -> Measured:
     """Return the AUROCs of every single method, of FourFold, of its variants, and what the rule picks."""
-    warnings.simplefilter("ignore")  # of few samples and flat curves, which are the subject here
     singles = {method: it for method in SINGLE if (it := single(method, network)) is not None}
     val, banks = network.val, network.banks
     variants = {name: fitted_on(val, network, method).auroc for name, method in ABLATIONS.items()}
@@ -284,7 +285,7 @@ def complete(measured: Sequence[Measured]) -> list[str]:
 
 def with_interval(difference: Difference) -> str:
     """Return a difference in percentage points with its interval."""
-    return f"{100 * difference.value:+.1f} ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+    return f"{100 * difference.value:+z.1f} ({100 * difference.low:+z.1f} to {100 * difference.high:+z.1f})"
 
 
 def network_table(measured: Sequence[Measured]) -> str:

@@ -50,15 +50,21 @@ def rescaled_logits(projected: Tensor, scale: Tensor, bias: Tensor | None) -> Te
     return logits if bias is None else logits + bias
 
 
+def split_norm(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the norm ``(n, 1)`` and the direction ``(n, d)`` of each row, also where squares would overflow."""
+    largest = h.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
+    scaled = h / largest
+    norms = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return largest * norms.clamp_min(1.0), scaled / norms.clamp_min(1.0)
+
+
 def cap_norms(h: Tensor, longest: float | Tensor) -> Tensor:
     r"""Return features ``(n, d)`` scaled down to a given norm; shorter rows stay as they are, to the last bit.
 
     .. math:: h' = h \cdot \min(1, c / \|h\|)
     """
-    largest = h.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
-    unit = h / largest  # the squares of huge features would overflow
-    norms = torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp_min(1.0)
-    return torch.where(largest * norms > longest, unit * (longest / norms), h)
+    norms, units = split_norm(h)
+    return torch.where(norms > longest, units * longest, h)
 
 
 def percentile_threshold(features: Tensor, percentile: float) -> float:

@@ -21,7 +21,7 @@ from torch import Tensor
 from .bank import FeatureBank, Head
 from .class_statistics import Gaussian, class_means, distances_to, likeliest_temperature, shrunk_class_means
 from .hessian import as_double, log_hessian_trace, widen
-from .shaping import SMALLEST_DIVISOR, percentile_threshold
+from .shaping import SMALLEST_DIVISOR, percentile_threshold, split_norm
 from .validation import MethodRefused
 
 CURVATURE = "curvature"
@@ -107,14 +107,6 @@ def tempered_logits(projected: Tensor, norms: Tensor, signs: Signs, bias: Tensor
     """Return the logits at features no longer than usual and at the likeliest temperature, given ``W h``."""
     tempered = projected * ((signs.longest / norms).clamp_max(1.0) / signs.temperature)
     return tempered if bias is None else tempered + bias
-
-
-def split_norm(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the norm ``(n, 1)`` and the direction ``(n, d)`` of each row, also where squares would overflow."""
-    largest = h.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
-    scaled = h / largest
-    norms = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    return largest * norms.clamp_min(1.0), scaled / norms.clamp_min(1.0)
 
 
 def direction(units: Tensor, centre: Tensor, whitening: Tensor, means: Tensor, squares: Tensor) -> Tensor:

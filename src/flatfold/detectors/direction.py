@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double
-from ..core.signs import direction, fit_directions, labels_or_predictions, split_norm
+from ..core.shaping import split_norm
+from ..core.signs import direction, fit_directions, labels_or_predictions
 from .base import Detector
 from .registry import register
 

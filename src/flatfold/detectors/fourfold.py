@@ -12,14 +12,13 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import WIDE_WEIGHTS, class_distances, widen
 from ..core.pairs import Pairs, largest_pairs
-from ..core.shaping import SMALLEST_DIVISOR
+from ..core.shaping import SMALLEST_DIVISOR, split_norm
 from ..core.signs import (
     SIGNS,
     Signs,
     fit_signs,
     labels_or_predictions,
     measure_signs,
-    split_norm,
     tempered_logits,
 )
 from ..core.validation import MethodRefused, check_features

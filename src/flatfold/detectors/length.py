@@ -4,7 +4,8 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double
-from ..core.signs import fit_lengths, length, split_norm
+from ..core.shaping import split_norm
+from ..core.signs import fit_lengths, length
 from .base import Detector
 from .registry import register
 
