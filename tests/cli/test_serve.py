@@ -58,7 +58,9 @@ def test_options_reach_the_service(folder, served):
     assert (settings.max_images, settings.max_pixels, settings.timeout) == (7, 99, 2.5)
     assert settings.hosts == {"localhost", "127.0.0.1", "[::1]", "guard.lan"}
     assert (settings.origins, settings.token, served[0][2]) == ({"https://example.org"}, SECRET, True)
-    assert re.fullmatch(r"fold .*0.2, for images and features, at http://127.0.0.1:\d+, with a token\n", done.stdout)
+    assert re.fullmatch(
+        r"fold .*0.2, for images and features, at http://127.0.0.1:\d+, with a token; runtime: .*\n", done.stdout
+    )
     assert done.stderr == ""
 
 
@@ -135,10 +137,13 @@ def ask(port, method, path, body=None, **headers):
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_running_request_is_answered_after_the_signal(folder, sign):
-    Path("hold").touch()
     answers = []
     body, kind = Path("photos/0000.png").read_bytes(), {"Content-Type": "image/png"}
-    with process("--model", "nets:slow", "--weights", "tiny.pt", "--timeout", 30) as (running, port):
+    with process("--model", "nets:slow", "--weights", "tiny.pt", "--runtime", "torch", "--timeout", 30) as (
+        running,
+        port,
+    ):
+        Path("hold").touch()
         asking = threading.Thread(target=lambda: answers.append(ask(port, "POST", "/score", body, **kind)))
         asking.start()
         deadline = time.monotonic() + 60

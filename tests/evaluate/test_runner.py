@@ -98,9 +98,11 @@ def test_each_image_goes_through_the_network_once_and_its_weights_are_hashed_onc
     everything = 120 + 60 + 80 + 30 + 20  # and none of the 30 that only @ood would need
     first = run(suite, ["msp", "mls", "autofold", "react"], tmp_path)
     assert len(hashed) == 1
-    assert suite.model.seen == everything + 5 * 2  # two of each data set find the head
+    assert (
+        suite.model.seen == everything + 5 * 2 + 8
+    )  # two of each data set find the head, four check the layout in two ways
     run(suite, ["ebo"], tmp_path)  # the features are there
-    assert suite.model.seen == everything + 5 * 4
+    assert suite.model.seen == everything + 5 * 4 + 8
     with torch.no_grad():
         suite.model.head.weight *= 2  # another network gets features of its own
     assert np.allclose(run(suite, ["mls"], tmp_path).scores["mls/noise"], 2 * first.scores["mls/noise"])

@@ -211,12 +211,12 @@ def test_a_source_needs_no_key_and_decodes_only_the_rows_that_are_missing(tmp_pa
     source = image_source()
     bank, _ = extract(Counting(), source, out=tmp_path, shard_rows=SHARD)
     assert_same(bank, whole)
-    assert source.decoded == [0, 1, *range(24, 36)]  # two to find the head
+    assert sorted(source.decoded) == [0, 1, *range(24, 36)]  # two to find the head
     (tmp_path / "00001.safetensors").unlink()
     source = image_source(size=10)  # another batch size
     bank, _ = extract(Counting(), source, out=tmp_path, shard_rows=999)
     torch.testing.assert_close(bank.features, whole.features)
-    assert source.decoded == [0, 1, *range(10, 30)]
+    assert sorted(source.decoded) == [0, 1, *range(10, 30)]
     assert len(shards_of(tmp_path)) == 5
     with pytest.raises(ValueError, match="another data"):
         extract(Counting(), image_source(), out=tmp_path, key="added to the fingerprint")

@@ -136,11 +136,11 @@ def test_what_cannot_be_read_has_no_row_and_the_others_keep_their_features_and_l
     assert_left_out(tmp_path, broken)
 
 
-def test_worker_processes_give_the_same_rows_and_gaps(tmp_path):
+def test_reading_threads_give_the_same_rows_and_gaps(tmp_path):
     assert_left_out(tmp_path, (4, 5, 6, 7, 9), workers=2)
 
 
-def test_errors_in_worker_processes_are_those_of_this_process(tmp_path):
+def test_errors_in_reading_threads_are_those_of_this_thread(tmp_path):
     root = make_folder(tmp_path, broken=(7,))
     with pytest.raises(UnreadableImage, match=r"007\.png"):
         features(root, workers=2)

@@ -274,7 +274,7 @@ def test_an_image_that_pillow_takes_for_a_decompression_bomb_is_refused(tmp_path
     make_folder(tmp_path, ["x.png"], size=(40, 30))
     for limit in (1100, 100):  # Pillow warns above the limit and raises above twice the limit
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        with refused(limit, "x.png .*decompression bomb", TooManyPixels):
+        with refused(limit, "x.png .*(at most 1100|decompression bomb)", TooManyPixels):
             read_image(tmp_path / "x.png")
     for kind in ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"):
         with refused(kind, "40 x 30|limit of 200", TooManyPixels):  # some versions read WEBP sizes too late
@@ -318,14 +318,14 @@ def test_an_error_of_the_system_says_nothing_about_the_image_and_names_the_file(
         read_image(tmp_path / "x.png")
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])  # ending workers takes seconds
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_pass_ends_at_an_error_of_the_system_and_goes_on_when_the_image_can_be_read(tmp_path, failing, workers):
     model = nn.Sequential(nn.Flatten(), nn.Linear(60, 2))
     source = FolderImages(make_folder(tmp_path / "images", [f"{i}.png" for i in range(6)]), PLAIN, batch_size=2)
     for error in (OSError(errno.EIO, "Input/output error"), MemoryError()):
         how = {"out": tmp_path / type(error).__name__, "shard_rows": 2, "unreadable": 1.0, "workers": workers}
         failing.update(name="4.png", error=error)
-        with refused(error, r"^[^\n]*4\.png[^\n]*$", type(error)):  # a worker does not add its traceback
+        with refused(error, r"^[^\n]*4\.png[^\n]*$", type(error)):  # a thread does not add its traceback
             extract(model, source, **how)
         failing["name"] = None
         assert len(extract(model, source, **how)[0]) == 6

@@ -102,6 +102,7 @@ def test_impossible_rates_and_scores_that_are_not_numbers_are_refused():
 
 
 def test_with_rounding_margin_scores_keep_their_order_and_are_higher_by_what_rounding_may_add():
-    scores = torch.tensor([-100.0, -1.0, 0.0, 1e-30, 2.0], dtype=torch.float64)
-    expected = torch.tensor([-99.999, -0.99999, 0.0, 1.00001e-30, 2.00002], dtype=torch.float64)
+    scores = torch.tensor([-100.0, -1.0, 0.0, 1e-30, 2.0], dtype=torch.float64)  # whose quartiles are 1 apart
+    expected = torch.tensor([-99.99, -0.9999, 1e-4, 1e-30 + 1e-4, 2.0002], dtype=torch.float64)
     assert_close(with_rounding_margin(scores), expected, rtol=1e-12, atol=0)
+    assert torch.equal(with_rounding_margin(torch.full((3,), torch.inf)), torch.full((3,), torch.inf))

@@ -12,9 +12,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
+from flatfold.models import graph
 from flatfold.models.fingerprint import weights_hash
 from flatfold.models.forward import split_batch
-from flatfold.scoring import export as onnx
 from flatfold.scoring.export import FORMATS, Mismatch, Parity, compare, export
 from tests import architectures as made
 from tests.architectures import built
@@ -312,7 +312,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(guard, tm
     ):
         assert_refused(kind, keyword, partial(export, each, tmp_path / name, inputs))
     with monkeypatch.context() as patch:
-        patch.setattr(onnx, "LARGEST", 100)
+        patch.setattr(graph, "LARGEST", 100)
         assert_refused(ValueError, "GB", partial(export, guard, tmp_path / "a.onnx", [some()]))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert_refused(ModuleNotFoundError, r"flatfold\[onnx\]", partial(export, guard, tmp_path / "a.onnx", [some()]))

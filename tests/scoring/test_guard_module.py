@@ -73,7 +73,7 @@ def test_it_is_in_evaluation_mode_keeps_no_gradients_and_can_be_converted():
 
 def test_weights_are_shared_except_where_training_would_change_them():
     guard, _ = guard_of("residual_cnn")
-    pairs = zip(guard.model.state_dict().values(), guard.as_module().model.state_dict().values(), strict=True)
+    pairs = zip(guard.model.state_dict().values(), guard.as_module().network.model.state_dict().values(), strict=True)
     assert all(ours.data_ptr() == theirs.data_ptr() for ours, theirs in pairs)
     guard, x = guard_of("low_rank_head")
     expected, module = guard(x), guard.as_module()
@@ -89,7 +89,7 @@ def test_a_batch_that_fails_leaves_nothing_to_the_next():
     with pytest.raises(UnsupportedHead, match="one row of features per input"):
         module(x.view(4, 12, 12))
     check_same(module(x), guard(x))
-    assert not module._calls
+    assert not module.network._calls
 
 
 def guard_of_forward(forward, **options):

@@ -14,10 +14,12 @@ from .options import (
     IMAGES,
     METHOD,
     Device,
+    Dtype,
     ImageOptions,
     MaxUnreadable,
     ModelOptions,
     PerClass,
+    RuntimeOption,
     TransformOptions,
     With,
     Workers,
@@ -26,6 +28,7 @@ from .options import (
     count,
     load_plugins,
     make_detector,
+    mixed_precision,
 )
 
 
@@ -41,7 +44,9 @@ def fit(
     transform: TransformOptions,
     head: Annotated[str | None, Option(help="Name of the last linear layer. Default: found automatically.")] = None,
     device: Device = "cpu",
-    workers: Workers = 0,
+    runtime: RuntimeOption = "auto",
+    dtype: Dtype = None,
+    workers: Workers = None,
     max_unreadable: MaxUnreadable = 0.01,
     limit: Annotated[int | None, Option(min=2, help="Largest number of images, spread over all of them.")] = None,
     seed: Annotated[int, Option(min=0, help="Random seed for the calibration half and for --limit.")] = 0,
@@ -74,9 +79,12 @@ def fit(
     check_out(out, images, calibration, model.weights)
     from ..detectors import get_method, parse_method
     from ..models.images import LISTS
+    from ..models.runtime import use_free_cores
     from ..models.sources import take_subset
+    from ..scoring.batch import graph_path
     from ..scoring.guard import Guard
 
+    use_free_cores()
     prepared = transform.transform()
     source = take_subset(options.open(images, prepared, labels and (label_column or True)), limit, seed)
     held_out = None
@@ -102,6 +110,9 @@ def fit(
             seed=seed,
             workers=workers,
             unreadable=max_unreadable,
+            runtime=runtime,
+            dtype=mixed_precision(dtype),
+            graph=graph_path(out),
         )
     guard.save(out)
     result, calibrated = guard.fit_result, guard.calibration
@@ -117,6 +128,7 @@ def fit(
     low, high = (float(edge) for edge in calibrated.threshold.aminmax())
     threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
     typer.echo(f"images       {result.samples:,} of {images}; {right}")
+    typer.echo(f"runtime      {result.runtime}")
     typer.echo(f"method       {method}{chosen}")
     typer.echo(f"calibration  {count(calibrated.samples, 'image')}, {calibration or 'a random half of them'}")
     typer.echo(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm")

@@ -14,12 +14,13 @@ from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
     from rich.table import Table
     from torch import nn
@@ -48,7 +49,23 @@ METHOD = "name from `flatfold methods`, hyper-parameters after colons (knn:k=10)
 Weights = Annotated[Path | None, Option(help="File with the network's state dict (safetensors or torch.save).")]
 Pretrained = Annotated[str | None, Option(help="Name of published weights of a library's network, such as DEFAULT.")]
 Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
-Workers = Annotated[int, Option(min=0, help="Number of processes that read images ahead.")]
+Workers = Annotated[
+    int | None,
+    Option(
+        parser=lambda text: parse_count(text, 0),
+        metavar="N|auto",
+        show_default="auto",
+        help="Threads that read images ahead; auto: one per core, up to four.",
+    ),
+]
+RuntimeOption = Annotated[
+    Literal["auto", "torch", "torch-compile", "onnx"],
+    Option(help="What runs the network; auto: the fastest that agrees with torch, timed on the first batch."),
+]
+Dtype = Annotated[
+    Literal["bfloat16"] | None,
+    Option(help="Run the network in mixed precision. Scores need a guard that was fitted with it."),
+]
 BatchSize = Annotated[int, Option(min=1, help="Images per forward pass.")]
 Rate = Annotated[
     float | None,
@@ -77,6 +94,15 @@ With = Annotated[
         help="Python file that adds methods with @flatfold.register(...); repeat for more files.",
     ),
 ]
+
+
+def parse_count(text: str, least: int) -> int | None:
+    """Return a number of threads or processes, None for ``auto``."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < least:
+        raise typer.BadParameter(f"{text!r} is neither auto nor a whole number from {least} on.")
+    return int(text)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -149,6 +175,9 @@ class TransformOptions:
     mode: Annotated[str | None, Option(help="Colour mode of the network's input: RGB or L (grey).")] = None
     interpolation: Annotated[
         str | None, Option(help="Interpolation used for resizing: bilinear (default) or bicubic.")
+    ] = None
+    draft: Annotated[
+        bool | None, Option("--draft", help="Decode much larger JPEG files at reduced size: faster, changes pixels.")
     ] = None
 
     def transform(self, guard: Path | None = None, stored: Transform | None = None) -> Transform:
@@ -229,7 +258,9 @@ class SuiteOptions:
     ] = True
     data: Data = None
     device: Device = "cpu"
-    workers: Workers = 0
+    runtime: RuntimeOption = "auto"
+    dtype: Dtype = None
+    workers: Workers = None
     max_unreadable: MaxUnreadable = 0.01
     any_counts: Annotated[
         bool, Option("--any-counts", help="Accept a data set whose number of images is not the expected one.")
@@ -263,13 +294,29 @@ class SuiteOptions:
         """Return how the suites are run, after a look at the device; from now on stderr shows what the library logs."""
         from ..evaluate.banks import Settings
         from ..models.forward import usable_device
+        from ..models.runtime import use_free_cores
 
         logging.basicConfig(format="%(message)s")
         logging.getLogger("flatfold").setLevel(logging.INFO)
         logging.getLogger("flatfold.models").setLevel(logging.ERROR)  # the runner logs the same with the data set
         usable_device(self.device)
+        use_free_cores()
         command = " ".join(["flatfold", *sys.argv[1:]])
-        return Settings(self.device, self.workers, self.max_unreadable, bootstrap, command)
+        dtype = mixed_precision(self.dtype)
+        return Settings(self.device, self.workers, self.max_unreadable, bootstrap, command, self.runtime, dtype)
+
+
+def mixed_precision(dtype: str | None) -> torch.dtype | None:
+    """Return the type that --dtype names, with a note if this processor has no instructions for it."""
+    import torch
+
+    if dtype is None:
+        return None
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        typer.echo(
+            "note: this processor does not compute in bfloat16, so --dtype makes it slower, not faster", err=True
+        )
+    return torch.bfloat16
 
 
 def load_plugins(paths: Iterable[Path] | None) -> tuple[str, ...]:

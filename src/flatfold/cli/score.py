@@ -25,6 +25,7 @@ from .options import (
     PerClass,
     Rate,
     Resume,
+    RuntimeOption,
     TransformOptions,
     With,
     Workers,
@@ -34,6 +35,7 @@ from .options import (
     invalid_usage,
     load_plugins,
     make_detector,
+    parse_count,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +52,17 @@ INCOMPLETE = 3  # exit code when some images have no score
 DEFAULT = "fold"  # method of score-features
 
 
+Processes = Annotated[
+    int | None,
+    Option(
+        parser=lambda text: parse_count(text, 1),
+        metavar="N|auto",
+        show_default="auto",
+        help="Processes that share the images; auto: one per free core, for long jobs on a CPU.",
+    ),
+]
+
+
 def score(
     images: Annotated[Path, Argument(help=f"Images to score: {IMAGES}.")],
     guard: Annotated[Path, Option(help="Guard file, from `flatfold fit` or Guard.save.")],
@@ -58,8 +71,10 @@ def score(
     fpr: Rate = None,
     shard: Annotated[str | None, Option(help="Part of the images, as i/n; `flatfold join` merges the tables.")] = None,
     resume: Resume = True,
-    workers: Workers = 0,
+    workers: Workers = None,
+    processes: Processes = None,
     device: Device = "cpu",
+    runtime: RuntimeOption = "auto",
     engine: Annotated[Literal["local", "ray"], Option(help="Run in this process or on a Ray cluster.")] = "local",
     actors: Annotated[int | None, Option(min=1, help="Number of Ray actors. Default: as many as fit.")] = None,
     gpus: Annotated[float, Option(min=0, help="GPUs per Ray actor; use with --device cuda.")] = 0.0,
@@ -95,8 +110,9 @@ def score(
     with invalid_usage("--shard"):
         part = Shard() if shard is None else Shard.parse(shard)
     if engine == "ray":
-        if workers:
-            raise typer.BadParameter("on Ray every actor reads its own images. Use --actors.", param_hint="--workers")
+        for option, number in (("--workers", workers), ("--processes", processes)):
+            if number is not None:
+                raise typer.BadParameter("on Ray every actor reads its own images. Use --actors.", param_hint=option)
         if own:
             message = "Ray actors do not run local files. Install the method there as a package that the module of "
             raise typer.BadParameter(f"{message}--model imports.", param_hint="--with")
@@ -105,11 +121,15 @@ def score(
         executor = partial(run_on_ray, actors=actors, gpus=gpus)
     elif actors is not None or gpus:
         raise typer.BadParameter("--actors and --gpus apply to --engine ray only.")
+    elif own and (processes or 1) > 1:
+        message = "several processes do not run local files. Use one process, or install the method as a package."
+        raise typer.BadParameter(message, param_hint="--with")
     else:
-        executor = partial(run_local, workers=workers)
+        executor = partial(run_local, workers=workers, processes=1 if own else processes)
     file = read_guard(guard)
     source = options.open(images, transform.transform(guard, file.transform))
-    job = ScoringJob(file, model.open, source, fpr, device)
+    on_ray = engine == "ray" and runtime == "auto"  # there, every worker would choose its own
+    job = ScoringJob(file, model.open, source, fpr, device, "torch" if on_ray else runtime)
     now, start = 0, perf_counter()  # now: images that no earlier run has scored
 
     def counted(job: ScoringJob, parts: Parts) -> Iterator[tuple[int, Part]]:
@@ -140,6 +160,8 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
         typer.echo(str(summary.monitor), err=True)
     if speed and total:
         typer.echo(speed, err=True)
+    if summary.runtime:
+        typer.echo(f"runtime: {summary.runtime}", err=True)
     if not summary.unreadable:
         return
     path = unreadable_path(out)

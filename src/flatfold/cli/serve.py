@@ -12,7 +12,18 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from .options import NETWORK, Device, ModelOptions, Pretrained, Rate, TransformOptions, Weights, With, load_plugins
+from .options import (
+    NETWORK,
+    Device,
+    ModelOptions,
+    Pretrained,
+    Rate,
+    RuntimeOption,
+    TransformOptions,
+    Weights,
+    With,
+    load_plugins,
+)
 
 TOKEN = "FLATFOLD_TOKEN"  # an environment variable: everybody on the machine can read a command line
 
@@ -23,6 +34,7 @@ def serve(
     weights: Weights = None,
     pretrained: Pretrained = None,
     device: Device = "cpu",
+    runtime: RuntimeOption = "auto",
     fpr: Rate = None,
     names: Annotated[Path | None, Option(help="File with a class name per line, in the order of the outputs.")] = None,
     *,
@@ -64,6 +76,8 @@ def serve(
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(f"a service needs {package}, which is not installed. Install flatfold[serve].")
     from ..models.forward import usable_device
+    from ..models.runtime import use_free_cores
+    from ..scoring.batch import graph_path
     from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard
     from ..serve.app import create_app
@@ -86,21 +100,26 @@ def serve(
     )
     if not is_loopback(host) and token is None:
         typer.echo(f"note: everybody who can reach {host} can use this service: it has no --token-file", err=True)
-    place = usable_device(device)
+    processor = usable_device(device)
     served: Guard | CalibratedDetector
     if model is None:
-        served = CalibratedDetector.load(guard).to(place)
+        served = CalibratedDetector.load(guard).to(processor)
     else:
-        served = Guard.load(guard, ModelOptions(model, weights, pretrained).open().to(place))
+        served = Guard.load(guard, ModelOptions(model, weights, pretrained).open().to(processor))
         served.transform = options.transform(guard, served.transform)
-        served.calibrated.to(place)
+        served.calibrated.to(processor)
+        use_free_cores()
+        served.use_runtime(runtime, graph=graph_path(guard))
+        served.warm_up()
     app = create_app(served if fpr is None else served.at(fpr), settings)
     scorer = app.state.service.scorer
     with bind(host, port) as bound:
         inputs = "features" if scorer.transform is None else "images and features"
         access = "without a token" if token is None else "with a token"
         rate = scorer.calibrated.calibration.fpr
-        typer.echo(f"{scorer.method} at a false-alarm rate of {rate:g}, for {inputs}, at {address_of(bound)}, {access}")
+        by = f"; runtime: {served.runtime}" if isinstance(served, Guard) else ""
+        place = address_of(bound)
+        typer.echo(f"{scorer.method} at a false-alarm rate of {rate:g}, for {inputs}, at {place}, {access}{by}")
         ended = run(app, bound, access_log)
     if not ended:
         typer.echo("note: the network or the decoding of an image did not end and was stopped", err=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
@@ -13,6 +14,7 @@ from ..core.validation import UnreadableImage, check_fit
 from ..io.progress import track
 from ..models.extract import extract_features
 from ..models.fingerprint import weights_hash
+from ..models.runtime import FastestRuntime, RuntimeName
 from .results import ID
 from .suites.suite import Suite
 
@@ -27,17 +29,21 @@ class Settings:
 
     Args:
         device: Any torch device string.
-        workers: Processes that read images ahead; 0 reads them where the network runs.
+        workers: Threads that read images ahead, None for one per core; 0 reads them when they are needed.
         unreadable: Share of the images of a data set that may be left out because they cannot be read.
         replicates: Bootstrap replicates for the intervals; 0 leaves out all intervals but those of AUROC.
         command: The command line, for the provenance.
+        runtime: How the network is run to extract features (:mod:`flatfold.models.runtime`).
+        dtype: ``torch.bfloat16`` for mixed precision.
     """
 
     device: str = "cpu"
-    workers: int = 0
+    workers: int | None = None
     unreadable: float = 0.01
     replicates: int = 1000
     command: str = ""
+    runtime: RuntimeName = "torch"
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class Banks:
     ood: dict[str, FeatureBank]
     ood_val: FeatureBank | None = None
     unreadable: dict[str, dict[int, str]] = field(default_factory=dict)  # images without a row, by number, and why
+    runtime: str = ""  # how the network was run
 
     @property
     def test_sets(self) -> dict[str, FeatureBank]:
@@ -62,10 +69,14 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
     """Return the features of every data set, of OOD validation images with ``tuning`` only; ``folder`` keeps them."""
     settings = settings or Settings()
     wanted = {name: source for name, source in suite.sources.items() if tuning or name != "ood_val"}
-    banks, unreadable = {}, {}
+    banks: dict[str, FeatureBank] = {}
+    unreadable: dict[str, dict[int, str]] = {}
+    runtime: RuntimeName | FastestRuntime = settings.runtime
+    weights = weights_hash(suite.model)
+    key = (weights,) if settings.dtype is None else (weights, str(settings.dtype))
     for name, source in track(wanted.items(), "data sets", len(wanted)):
         try:
-            banks[name], found, reasons = extract_features(
+            extracted = extract_features(
                 suite.model,
                 source,
                 settings.device,
@@ -73,8 +84,14 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
                 settings.workers,
                 settings.unreadable,
                 # The name depends on weights and data, so that banks of several networks can share a folder.
-                out=folder / f"{name}-{short_key(weights_hash(suite.model), source.fingerprint)}",
+                out=folder / f"{name}-{short_key(*key, source.fingerprint)}",
+                runtime=runtime,
+                dtype=settings.dtype,
+                graph=folder / f"{short_key(weights)}.graph",
             )
+            banks[name], found, reasons = extracted.bank, extracted.found, extracted.unreadable
+            runtime = extracted.runtime
+            runtime.rows = sum(source.rows for source in wanted.values())
             check_fit(banks[name], found.head)
         except UnreadableImage as error:
             raise UnreadableImage(f"{name}: {error}") from error
@@ -87,9 +104,13 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
                 "%s: %d of %d images cannot be read and are left out. %s", name, len(reasons), source.rows, some
             )
     log.info("features of %d images from the input of %r", sum(map(len, banks.values())), found.head)
+    assert isinstance(runtime, FastestRuntime)
+    used = "" if runtime.chosen is None else str(runtime)
+    if used:
+        log.info("runtime: %s", used)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}
     splits = (banks.get("train"), banks["val"], banks["test"])
-    return Banks(found.head, *splits, ood, banks.get("ood_val"), unreadable)
+    return Banks(found.head, *splits, ood, banks.get("ood_val"), unreadable, used)
 
 
 def short_key(*parts: str) -> str:

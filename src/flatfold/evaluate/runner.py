@@ -85,7 +85,7 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
         rows=rows,
         averages=means,
         alpha_curves=[curve for curve in curves if curve is not None],
-        provenance=provenance(suite, settings, perf_counter() - start),
+        provenance={**provenance(suite, settings, perf_counter() - start), "runtime": banks.runtime},
         scores=scores,
         norms={name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.test_sets.items()},
         wrong=wrong,

@@ -148,7 +148,7 @@ def measure_parameters(
     study.sizes["parameter"] = spectrum.info["size"]
 
 
-def readable_inputs(data: DataSet, workers: int = 0) -> list[Tensor]:
+def readable_inputs(data: DataSet, workers: int | None = None) -> list[Tensor]:
     """Return the inputs that have features, in batches; raise if other images can be read than at their extraction."""
     source = data.source
     unreadable: set[int] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -29,25 +28,29 @@ _NO_FOLDER = {errno.ENOTDIR, errno.EBADF, errno.ELOOP}  # of a link that leads n
 _TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
-def read_image(file: Path | str | BinaryIO, name: str | None = None, most_pixels: int | None = None) -> Image.Image:
+def read_image(
+    file: Path | str | BinaryIO, name: str | None = None, most_pixels: int | None = None, draft: int | None = None
+) -> Image.Image:
     """Return the decoded image in a file: a BMP, GIF, JPEG, PNG, PPM (PGM, PBM), TIFF or WEBP, whatever its name.
 
     Errors call it ``name``. Images of more than ``most_pixels`` pixels, or more than Pillow allows, are not decoded:
     they may be meant to fill the memory. An OSError is about the system (no permission), whatever the image is like.
+    A JPEG may be decoded at a half, a quarter or an eighth of its size, as long as its sides have twice ``draft``.
     """
     called = str(name or file)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file, formats=FORMATS) as image:
-                width, height = image.size
-                if most_pixels is not None and width * height > most_pixels:
-                    raise TooManyPixels(
-                        f"{called} could not be read as an image: it declares {width} x {height} pixels, and at most "
-                        f"{most_pixels} are read. Scale it down."
-                    )
-                image.load()
-                return image
+        with Image.open(file, formats=FORMATS) as image:
+            width, height = image.size
+            most = min(filter(None, (most_pixels, Image.MAX_IMAGE_PIXELS)), default=None)
+            if most is not None and width * height > most:
+                raise TooManyPixels(
+                    f"{called} could not be read as an image: it declares {width} x {height} pixels, and at most "
+                    f"{most} are read. Scale it down."
+                )
+            if draft is not None:
+                image.draft(None, (2 * draft, 2 * draft))
+            image.load()
+            return image
     except TooManyPixels:
         raise
     except MemoryError as error:

@@ -19,7 +19,8 @@ from ..io.progress import track
 from .bank_store import BankWriter
 from .fingerprint import data_key, weights_hash
 from .forward import Batch, evaluating, split_batch
-from .heads import FoundHead, probe, run, warn_of_other_logits
+from .heads import FoundHead, probe, warn_of_other_logits
+from .runtime import FastestRuntime, RuntimeName, TorchRuntime
 from .sources import BatchResult, Source, read_batches
 
 log = logging.getLogger(__name__)
@@ -30,11 +31,16 @@ FEW = 2  # inputs by which the head of a model is found
 
 
 class Extraction(NamedTuple):
-    """The features of a data set, the head of the model, and the images that could not be read, with reasons."""
+    """What a pass over a data set gives."""
 
     bank: FeatureBank
     found: FoundHead
     unreadable: dict[int, str]
+    """The images that could not be read, by row, and why."""
+    runtime: FastestRuntime
+    """What ran the model; it has chosen nothing if all features were there already."""
+    shape: tuple[int, ...]
+    """That of one input, ``(c, h, w)`` for images."""
 
 
 def extract(
@@ -46,8 +52,10 @@ def extract(
     out: Path | str | None = None,
     key: str | None = None,
     shard_rows: int = 4096,
-    workers: int = 0,
+    workers: int | None = None,
     unreadable: float = 0.0,
+    runtime: RuntimeName = "torch",
+    dtype: torch.dtype | None = None,
 ) -> tuple[FeatureBank, Head]:
     """Run a data set through a model once and return the inputs of its last linear layer, and that layer.
 
@@ -64,10 +72,14 @@ def extract(
         key: With ``out``, a string that identifies the data and its preparation. Sources such as ``FolderImages``
             know theirs.
         shard_rows: With ``out``, rows in a file. A bank that is continued keeps the number it was begun with.
-        workers: Processes that read images ahead, when ``loader`` is a source such as ``FolderImages``.
+        workers: Threads that read images ahead, when ``loader`` is a source such as ``FolderImages``; by default one
+            for each core, up to four.
         unreadable: Share of the images of a source that may be left out because they cannot be read, between 0 and 1.
             They have no row in the bank, and a bank on disk names them; they stay out of it until the directory is
             deleted.
+        runtime: ``"torch"``, ``"torch-compile"``, ``"onnx"``, or ``"auto"`` for the fastest of them, measured on the
+            first batch (:mod:`flatfold.models.runtime`).
+        dtype: ``torch.bfloat16`` for mixed precision.
 
     Returns:
         The bank, on the CPU in float32 (float64 for a float64 model), with labels if the loader gives them, and the
@@ -86,7 +98,19 @@ def extract(
         >>> extract(model, [torch.zeros(5, 4), torch.zeros(2, 4)])
         (FeatureBank(7 rows, 8 features, no labels, torch.float32), Head(3 classes, 8 features, bias, torch.float32))
     """
-    result = extract_features(model, loader, device, head, workers, unreadable, out=out, key=key, shard_rows=shard_rows)
+    result = extract_features(
+        model,
+        loader,
+        device,
+        head,
+        workers,
+        unreadable,
+        out=out,
+        key=key,
+        shard_rows=shard_rows,
+        runtime=runtime,
+        dtype=dtype,
+    )
     return result.bank, result.found.head
 
 
@@ -95,14 +119,21 @@ def extract_features(
     loader: Iterable[Any],
     device: torch.device | str | None = None,
     head: str | None = None,
-    workers: int = 0,
+    workers: int | None = None,
     unreadable: float = 0.0,
     *,
     out: Path | str | None = None,
     key: str | None = None,
     shard_rows: int = 4096,
+    runtime: RuntimeName | FastestRuntime = "torch",
+    dtype: torch.dtype | None = None,
+    graph: Path | None = None,
 ) -> Extraction:
-    """Extract as ``extract`` does, and return the layer and the images that could not be read as well."""
+    """Extract as ``extract`` does, and also return the layer, the images that could not be read, and the runtime.
+
+    The runtime of an extraction can be given to the next one of the same model. A graph that is exported for the
+    runtime ``onnx`` is kept in the file ``graph``.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"the model must be a torch.nn.Module, not {type(model).__name__}. Call extract(model, loader)."
@@ -116,14 +147,19 @@ def extract_features(
         if first is None:
             raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
         found, (features, logits) = probe(model, first.to(place), head)
+        if not isinstance(runtime, FastestRuntime):
+            runtime = FastestRuntime(runtime, model, found, rows=rows or None, cache=graph, dtype=dtype)
+        small = TorchRuntime(model, found, dtype=dtype)  # of a few inputs, on which no runtime is chosen
+        if dtype is not None:
+            features, logits = small(first.to(place))
         warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
 
-        def features_of(batch: Batch) -> Tensor:
-            return run(model, found, batch.to(place)).features
-
+        key_of_bank = {} if data is None else {"weights": weights_hash(model), "data": data, "head": found.name}
+        if key_of_bank and dtype is not None:
+            key_of_bank["computed_in"] = str(dtype)
         sink = BankWriter(
             out,
-            {} if data is None else {"weights": weights_hash(model), "data": data, "head": found.name},
+            key_of_bank,
             width=found.head.width,
             dtype=found.head.weight.dtype,
             labels=first.labels is not None,
@@ -133,14 +169,14 @@ def extract_features(
         with closing(sink):
             if isinstance(loader, Source):
                 sink.confirm(first_rows, features)
-                results = missing_batches(loader, sink, features_of, TITLE, workers)
+                results = missing_batches(loader, sink, lambda few: small(few.to(place)).features, TITLE, workers)
             else:
                 results = _missing_of_loader(first, batches, sink)
             for rows_read, batch, reasons in results:
                 if batch is None:
                     features = found.head.weight.new_empty(0, found.head.width)
                 elif batch is not first:
-                    features = features_of(batch)
+                    features = runtime(batch.to(place)).features
                 features = features.cpu()
                 check_finite(features, "features", first=rows_read.start)
                 sink.add(rows_read, features, None if batch is None else batch.labels, reasons)
@@ -150,11 +186,17 @@ def extract_features(
             if sink.unreadable:
                 count, why = len(sink.unreadable), _numbered(sink.unreadable.values())
                 log.warning("%d of %d images could not be read and are left out. %s", count, rows, why)
-            return Extraction(sink.finish(), found, sink.unreadable)
+            return Extraction(
+                sink.finish(),
+                found,
+                sink.unreadable,
+                runtime,
+                tuple(first.first_tensor.shape[1:]),
+            )
 
 
-def check_loader(loader: Iterable[Any], workers: int = 0) -> None:
-    """Raise unless ``loader`` gives batches, and can be read by several processes if that is wanted."""
+def check_loader(loader: Iterable[Any], workers: int | None = None) -> None:
+    """Raise unless ``loader`` gives batches, and can be read by several threads if that is wanted."""
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise TypeError(
             f"the loader must give batches, but {type(loader).__name__} is a data set of single items. "
@@ -166,8 +208,8 @@ def check_loader(loader: Iterable[Any], workers: int = 0) -> None:
             "Wrap a single batch in a list, [batch]; read a folder with FolderImages(path, transform), an .npz with "
             "NpzImages."
         )
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-        raise ValueError(f"workers must be 0 or the number of processes that read images, got {workers!r}.")
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+        raise ValueError(f"workers must be 0 or the number of threads that read images, got {workers!r}.")
     if workers and not isinstance(loader, Source):
         raise ValueError(
             f"workers={workers} needs a source such as FolderImages, not {type(loader).__name__}. "
@@ -188,7 +230,7 @@ def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
 
 
 def missing_batches(
-    source: Source, sink: BankWriter, compute: Callable[[Batch], Tensor], title: str, workers: int = 0
+    source: Source, sink: BankWriter, compute: Callable[[Batch], Tensor], title: str, workers: int | None = None
 ) -> Iterator[BatchResult]:
     """Yield the batches of a source that hold a row ``sink`` misses, and tell it where the data ends.
 

@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> Batch:
         """Return this batch with its inputs on ``device``; labels stay where they are."""
-        return self.with_each(lambda value: value.to(device) if isinstance(value, Tensor) else value)
+        return self.with_each(lambda value: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value)
 
     def one_per_input(self, value: Any) -> bool:
         """Return whether an argument is a tensor with an entry for each input."""

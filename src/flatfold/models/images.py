@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -109,7 +110,7 @@ class _Files(ImageSource):
     def picture(self, row: int) -> tuple[str, Image.Image]:
         """Return the name and the decoded image of one file."""
         name = self.name(row)
-        return name, read_image(name)
+        return name, read_image(name, draft=self.transform.draft_size)
 
     def _identify(self, digest: hashlib._Hash) -> None:
         hash_files(digest, self.root, self.paths)
@@ -306,8 +307,8 @@ def _read_npz(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:
 class TableImages(ImageSource):
     """The images in a column of a table, in the order of its rows.
 
-    Any row can be read without the others. One decoded row group is kept and no file stays open, so a source can be
-    copied to other processes and forked.
+    Any row can be read without the others. Each thread that reads keeps one decoded row group, and no file stays open,
+    so a source can be copied to other processes.
 
     The fingerprint holds the names of the files and of the columns, sizes and times of change, and bytes of some twenty
     files, not all pixels.
@@ -358,7 +359,7 @@ class TableImages(ImageSource):
                     "labels."
                 )
             self.labels = torch.from_numpy(values)
-        self._column: tuple[int, Any] = (-1, None)  # the number and the images of the row group that was read last
+        self._last = _LastGroup()
 
     def name(self, row: int) -> str:
         """Return the table and the number of the row, ``photos.parquet:7``."""
@@ -372,14 +373,17 @@ class TableImages(ImageSource):
         name = f"{self.path}, row {row}" + (f" ({place})" if place else "")
         if content is None:
             raise UnreadableImage(f"{name} does not hold the bytes of an image. Write them into the table.")
-        return name, read_image(io.BytesIO(content), name)
+        return name, read_image(io.BytesIO(content), name, draft=self.transform.draft_size)
 
     def _identify(self, digest: hashlib._Hash) -> None:
         digest.update(json.dumps([self.image, self.label]).encode())
         hash_files(digest, self.files[0].parent, [file.name for file in self.files])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_column": (-1, None)}
+        return {name: value for name, value in vars(self).items() if name != "_last"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _last=_LastGroup())
 
     def _examine(self, file: Path) -> NDArray[np.int64] | None:
         """Note the row groups of a file, and return the labels in it."""
@@ -397,14 +401,21 @@ class TableImages(ImageSource):
         """Return what the image column holds in one row: bytes, a dict, or None."""
         index = bisect_right(self._stops, row)
         group = self._groups[index]
-        if self._column[0] != index:
-            self._column = (-1, None)  # before the next is read, or there would be two of them
+        if self._last.index != index:
+            self._last.index, self._last.column = -1, None  # before the next is read, or there would be two of them
             with _open_parquet(group.file) as table:
                 column = _validated(table.read_row_group(group.number, [self.image], use_threads=False), self.image)
             if len(column) != group.rows:
                 raise ValueError(f"{group.file} was changed while it was in use. Begin again.")
-            self._column = (index, column)
-        return self._column[1][row - self._stops[index] + group.rows].as_py()
+            self._last.index, self._last.column = index, column
+        return self._last.column[row - self._stops[index] + group.rows].as_py()
+
+
+class _LastGroup(threading.local):
+    """The row group that a thread has read last, and the images in it."""
+
+    index = -1
+    column: Any = None
 
 
 class _RowGroup(NamedTuple):

@@ -161,7 +161,7 @@ def score_inputs(
     key: dict[str, str],
     device: torch.device | str | None = None,
     title: str = "scoring",
-    workers: int = 0,
+    workers: int | None = None,
 ) -> Tensor:
     """Return the score of every input that can be read, ``(n,)`` in float32, and keep them in a directory as a bank.
 
@@ -185,7 +185,7 @@ def score_inputs(
 
 
 def labelled_batches(
-    source: Source, device: torch.device | str, title: str, workers: int = 0
+    source: Source, device: torch.device | str, title: str, workers: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of a labelled source as pairs, the inputs on ``device``, without what cannot be read."""
     for _, batch, _ in read_batches(source, None, title, workers):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -15,16 +17,21 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from ..core.validation import UnreadableImage
 from ..io.progress import track
+from .cores import usable_cores
 from .forward import Batch, split_batch
 from .transform import Transform
 
+MOST_READERS = 4  # threads by default: images of more would wait for each other's turn in Python
+
 
 class Source(ABC):
-    """``rows`` inputs in batches: batch i holds the rows from ``i * batch_size`` on, and is read without the others."""
+    """``rows`` inputs in batches: batch i holds the rows from ``i * batch_size`` on, and is read without the others.
+
+    Several threads read at the same time.
+    """
 
     rows: int
     labels: Tensor | None = None
@@ -108,19 +115,23 @@ class ImageSource(Source):
         prepared, unreadable = {}, {}
         for row in rows:
             try:
-                name, pixels = self.picture(row)
+                name, picture = self.picture(row)
                 try:
-                    prepared[row] = name, self.transform(pixels)
+                    prepared[row] = name, self.transform.pixels(picture)
                 except ValueError as error:  # too small for the crop, or 16 bits: it may be this image alone
                     unreadable[row] = f"{name}: {error}"
             except UnreadableImage as error:
                 unreadable[row] = str(error)
         unreadable |= _odd_sizes(prepared)
-        kept = {row: tensor for row, (_, tensor) in prepared.items() if row not in unreadable}
+        kept = {row: pixels for row, (_, pixels) in prepared.items() if row not in unreadable}
         unreadable = dict(sorted(unreadable.items()))
         if not kept:
             return None, unreadable
-        x = torch.stack(list(kept.values()))
+        height, width, channels = next(iter(kept.values())).shape
+        values = np.empty((len(kept), channels, height, width), np.float32)
+        for out, pixels in zip(values, kept.values(), strict=True):
+            self.transform.normalise(pixels, out)
+        x = torch.from_numpy(values)
         return x if self.labels is None else (x, self.labels[list(kept)]), unreadable
 
 
@@ -175,9 +186,9 @@ def take_subset(source: Source, count: int | None, seed: int | None = None, bala
     return source.subset(np.sort(order[np.argsort(rank[order], kind="stable")[:count]]))
 
 
-def _odd_sizes(prepared: dict[int, tuple[str, Tensor]]) -> dict[int, str]:
+def _odd_sizes(prepared: dict[int, tuple[str, NDArray[np.uint8]]]) -> dict[int, str]:
     """Return the reason of each image that cannot be in a batch because most others have another size."""
-    sizes = {row: tuple(tensor.shape[1:]) for row, (_, tensor) in prepared.items()}
+    sizes = {row: pixels.shape[:2] for row, (_, pixels) in prepared.items()}
     count = Counter(sizes.values())
     usual = max(sizes, key=lambda row: count[sizes[row]], default=None)  # the first of those that are most frequent
     return {
@@ -197,32 +208,45 @@ class BatchResult(NamedTuple):
 
 
 def read_batches(
-    source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int = 0
+    source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int | None = None
 ) -> Iterator[BatchResult]:
-    """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar."""
+    """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar.
+
+    ``workers`` threads read ahead, by default one for each core, up to four; with 0 each batch is read when it is asked
+    for. Threads, because decoders and the network release Python's lock, and processes would have to copy every batch.
+    Where a GPU is in use, batches are in page-locked memory.
+    """
     ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
-    processes = min(workers, len(ranges)) if len(ranges) > 1 else 0
-    # A generator of its own: the loader would draw from torch's.
-    loader = DataLoader(_Attempts(source, ranges), None, num_workers=processes, generator=torch.Generator())
-    pairs = zip(ranges, loader, strict=True)
-    for rows, result in pairs if title is None else track(pairs, title, len(ranges)):
-        if isinstance(result, Exception):
-            raise result
-        raw, unreadable = result
-        yield BatchResult(rows, None if raw is None else split_batch(raw), unreadable)
+    threads = min(MOST_READERS, usable_cores()) if workers is None else workers
+    results = _read_ahead(source, ranges, threads) if threads and len(ranges) > 1 else map(source.attempt, ranges)
+    pairs = zip(ranges, results, strict=True)
+    for rows, (raw, unreadable) in pairs if title is None else track(pairs, title, len(ranges)):
+        batch = None if raw is None else split_batch(raw)
+        yield BatchResult(rows, batch, unreadable)
 
 
-class _Attempts(Dataset[Any]):
-    """The batches of a source by number. Errors are returned: torch would hide their message in a traceback."""
+def _read_ahead(source: Source, ranges: list[range], threads: int) -> Iterator[tuple[Any, dict[int, str]]]:
+    """Yield what can be read of each range, in order, while threads read at most ``threads + 1`` that follow."""
+    pool = ThreadPoolExecutor(threads, "flatfold-reader")
+    remaining = iter(ranges)
+    waiting = deque(pool.submit(_attempt, source, rows) for rows in islice(remaining, threads + 1))
+    try:
+        while waiting:
+            result = waiting.popleft().result()
+            waiting.extend(pool.submit(_attempt, source, rows) for rows in islice(remaining, 1))
+            yield result
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
-    def __init__(self, source: Source, ranges: list[range]) -> None:
-        self.source, self.ranges = source, ranges
 
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return self.source.attempt(self.ranges[index])
-        except (ValueError, TypeError, OSError, MemoryError) as error:
-            return error
+def _attempt(source: Source, rows: range) -> tuple[Any, dict[int, str]]:
+    raw, unreadable = source.attempt(rows)
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return _pinned(raw) if in_use else raw, unreadable
 
-    def __len__(self) -> int:
-        return len(self.ranges)
+
+def _pinned(raw: Any) -> Any:
+    """Return a batch whose tensors are in page-locked memory, from which a GPU copies while it computes."""
+    if isinstance(raw, Tensor):
+        return raw.pin_memory()
+    return type(raw)(map(_pinned, raw)) if isinstance(raw, (tuple, list)) else raw

@@ -25,6 +25,8 @@ class Transform:
         std: Then divided by; one number per channel.
         mode: ``"RGB"`` or ``"L"`` (grey); images of the other kind are converted.
         interpolation: Of the resize, ``"bilinear"`` or ``"bicubic"``.
+        draft: Decode JPEG files that are more than four times as large as ``resize`` at a half, a quarter or an eighth
+            of their size. This is faster and changes pixels a little, so a model's guard must be fitted with it too.
 
     Example:
         >>> Transform(resize=8, crop=4)(np.zeros((20, 30), np.uint8)).shape
@@ -37,12 +39,15 @@ class Transform:
     std: tuple[float, ...] | None = None
     mode: Literal["RGB", "L"] = "RGB"
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    draft: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("RGB", "L"):
             raise ValueError(f'mode must be "RGB" or "L", got {self.mode!r}.')
         if self.interpolation not in RESAMPLING:
             raise ValueError(f'interpolation must be "bilinear" or "bicubic", got {self.interpolation!r}.')
+        if self.draft and self.resize is None:
+            raise ValueError("draft decodes large images at the size of the resize, but there is none. Give resize=.")
         for name in ("resize", "crop"):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -61,10 +66,25 @@ class Transform:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        if not self.draft:
+            del values["draft"]  # so that files and fingerprints stay those of versions without it
+        return values
+
+    @property
+    def draft_size(self) -> int | None:
+        """The length of the shorter side for which files may be decoded in draft mode, None if they may not."""
+        return self.resize if self.draft else None
 
     def __call__(self, image: Image.Image | NDArray[np.uint8]) -> Tensor:
         """Return the tensor ``(c, h, w)``, float32, of a PIL image or a uint8 array ``(h, w)`` or ``(h, w, 3)``."""
+        pixels = self.pixels(image)
+        values = np.empty((pixels.shape[2], *pixels.shape[:2]), np.float32)
+        self.normalise(pixels, values)
+        return torch.from_numpy(values)
+
+    def pixels(self, image: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the resized and cropped pixels of an image, ``(h, w, c)``."""
         picture = in_mode(_as_image(image), self.mode)
         if self.resize is not None:
             short = min(picture.size)
@@ -78,13 +98,19 @@ class Transform:
                 )
             left, top = (round((side - self.crop) / 2) for side in picture.size)
             picture = picture.crop((left, top, left + self.crop, top + self.crop))
-        pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1)
-        values = pixels.permute(2, 0, 1).contiguous().float().div_(255)
+        return np.asarray(picture).reshape(picture.height, picture.width, -1)
+
+    def normalise(self, pixels: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """Write pixels ``(h, w, c)``, scaled to [0, 1] and normalised, to ``out`` ``(c, h, w)``.
+
+        With numpy, not torch: in each of several reading threads, torch would start a team of threads of its own.
+        """
+        out[...] = pixels.transpose(2, 0, 1)
+        out /= np.float32(255)
         if self.mean is not None:
-            values.sub_(torch.tensor(self.mean)[:, None, None])
+            out -= np.array(self.mean, np.float32)[:, None, None]
         if self.std is not None:
-            values.div_(torch.tensor(self.std)[:, None, None])
-        return values
+            out /= np.array(self.std, np.float32)[:, None, None]
 
 
 def _as_image(image: Image.Image | NDArray[np.uint8]) -> Image.Image:

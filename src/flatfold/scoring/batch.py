@@ -6,12 +6,19 @@ import hashlib
 import json
 import os
 import re
+import signal
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from itertools import chain, islice
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 import msgspec
 import numpy as np
@@ -21,9 +28,12 @@ from torch import Tensor, nn
 
 from ..io.artifacts import DamagedFile, read_json, write_json
 from ..io.files import replacing, sha256_of, sweep
+from ..io.progress import track
 from ..io.store import Part, PartStore
+from ..models.cores import free_cores, free_memory, own_memory
 from ..models.fingerprint import evenly_spaced
-from ..models.forward import usable_device
+from ..models.forward import split_batch, usable_device
+from ..models.runtime import FastestRuntime, RuntimeName, use_free_cores
 from ..models.sources import BatchResult, ImageSource, read_batches
 from .calibrated import CalibratedDetector
 from .guard import Guard
@@ -32,6 +42,9 @@ from .monitor import Monitor
 from .tables import Columns, check_out, write_rows, write_tables
 
 PART_ROWS = 1024  # at most so many, and at least a batch, are computed again after a kill
+PARTS = 64  # at least so many, if there are as many batches: processes share them
+TRIED_BATCHES = 8  # in which an image is looked for on which to choose a runtime
+WORTH_PROCESSES = 30.0  # seconds that a job must take before other processes are started, which takes about four
 LONGEST = 200  # bytes of the name of a table: names of files next to it are longer, and most systems end at 255
 READ_ROWS = 1024  # of a parquet file that are read at once
 SHOWN = 5  # shards that a message names
@@ -48,15 +61,17 @@ class ScoringJob:
     source: ImageSource
     fpr: float | None = None  # default: that of the file
     device: str | None = None  # default: where the model is made
+    runtime: RuntimeName = "torch"
 
     def calibrated(self) -> CalibratedDetector:
         """Return the detector with the false-alarm rate of this job; it needs no model."""
         return self.guard.calibrated if self.fpr is None else self.guard.calibrated.at(self.fpr)
 
-    def load(self) -> Guard:
-        """Load the model, and join it with its guard."""
+    def load(self, rows: int | None = None) -> Guard:
+        """Load the model, and join it with its guard, to score ``rows`` images; None means many."""
         model = self.model()
         guard = Guard.load(self.guard, model if self.device is None else model.to(usable_device(self.device)))
+        guard.use_runtime(self.runtime, rows, graph_path(self.guard.path))
         return guard if self.fpr is None else guard.at(self.fpr)
 
     def key(self) -> dict[str, str]:
@@ -104,12 +119,123 @@ Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, Part]]]
 """Yields each part once, in any order, with its number."""
 
 
-def run_local(job: ScoringJob, parts: Parts, workers: int = 0) -> Iterator[tuple[int, Part]]:
-    """Score parts one after the other in this process, with images read ahead by ``workers`` others."""
-    guard, source = job.load(), job.source
-    batches = read_batches(source, source.batch_ranges(parts.values()), "scoring", workers)
-    for number, rows in parts.items():
-        yield number, score_batches(guard, source, islice(batches, len(source.batch_ranges([rows]))))
+def run_local(
+    job: ScoringJob, parts: Parts, workers: int | None = None, processes: int | None = 1
+) -> Iterator[tuple[int, Part]]:
+    """Score parts on this machine, in one process or in several.
+
+    One process computes with as many threads as there are free cores, while ``workers`` other threads read images
+    ahead. Of several processes each reads and computes with its share of the cores: small networks do not gain from
+    several threads. ``processes=None`` decides: there are several on a CPU with free cores, for jobs that take more
+    than half a minute and networks that fit into memory several times.
+    """
+    rows, source = sum(map(len, parts.values())), job.source
+    cores = free_cores()
+    with ExitStack() as undo:
+        undo.callback(torch.set_num_threads, torch.get_num_threads())
+        threads = use_free_cores(cores)
+        guard = job.load(rows)
+        first = _first_batch(source, parts)
+        if first is not None:
+            with suppress(ValueError):  # scoring this batch raises it again, with the names of the images
+                guard.run(first)  # chooses the runtime
+        if processes is None:
+            processes = _useful_processes(guard, rows, min(cores, len(parts)))
+        threads = threads if processes == 1 else max(1, cores // processes)
+        plural = "es" if processes > 1 else ""
+        used = f"{guard.runtime}; {processes} process{plural} of {threads} thread{'s' if threads > 1 else ''}"
+        if processes > 1:
+            assert isinstance(guard.runtime, FastestRuntime)
+            job = replace(job, runtime=guard.runtime.chosen_name)
+            torch.set_num_threads(threads)
+            guard.use_runtime(job.runtime, graph=graph_path(job.guard.path))
+            results = track(_run_processes(guard, job, parts, processes, threads), "scoring", len(parts))
+        else:
+            batches = read_batches(source, source.batch_ranges(parts.values()), "scoring", workers)
+            results = (
+                (number, score_batches(guard, source, islice(batches, len(source.batch_ranges([rows])))))
+                for number, rows in parts.items()
+            )
+        for number, part in results:
+            yield number, part._replace(info={**part.info, "runtime": used})
+
+
+def _first_batch(source: ImageSource, parts: Parts) -> Tensor | None:
+    """Return the first batch of a job of which something can be read; not more than a few are tried."""
+    for rows in source.batch_ranges(parts.values())[:TRIED_BATCHES]:
+        raw, _ = source.attempt(rows)
+        if raw is not None:
+            return split_batch(raw).first_tensor
+    return None
+
+
+def _useful_processes(guard: Guard, rows: int, most: int) -> int:
+    """Return how many processes make a job faster than one would."""
+    seconds = guard.runtime.seconds if isinstance(guard.runtime, FastestRuntime) else None
+    if seconds is None or rows * seconds < WORTH_PROCESSES or next(guard.model.parameters()).device.type != "cpu":
+        return 1
+    free, own = free_memory(), own_memory()
+    return most if free is None or own is None else max(1, min(most, 1 + int(free // (1.5 * own))))
+
+
+def _run_processes(
+    guard: Guard, job: ScoringJob, parts: Parts, processes: int, threads: int
+) -> Iterator[tuple[int, Part]]:
+    """Score parts in this process and in others, which load the model meanwhile; yield them as they are done."""
+    remaining, running = deque(parts.items()), dict[Future[_PlainPart], int]()
+    context = get_context("spawn")  # not fork: copies of this process would wait for threads that they do not have
+    theirs, ours = context.Pipe(duplex=False)
+    with ours, ProcessPoolExecutor(processes - 1, context, _start_process, (job, threads, theirs)) as pool:
+        try:
+            while remaining or running:
+                while len(remaining) > 1 and len(running) < 2 * (processes - 1):
+                    number, rows = remaining.popleft()
+                    running[pool.submit(_score_in_process, rows)] = number
+                for number, rows in [remaining.popleft()] if remaining else ():
+                    yield number, _score_part(guard, job.source, rows)
+                finished, _ = wait(running, 0 if remaining else None, FIRST_COMPLETED)
+                for future in finished:
+                    info, arrays = future.result()
+                    yield running.pop(future), Part(info, {name: torch.from_numpy(a) for name, a in arrays.items()})
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a process ended before its work was done. If it is the memory, take fewer --processes or a smaller "
+                "--batch-size; otherwise the model ends its process at one of these images. All parts that are done "
+                "are kept"
+            ) from error
+        except BaseException:
+            ours.close()  # ends the others at once
+            raise
+
+
+_PlainPart = tuple[dict[str, Any], dict[str, NDArray[Any]]]
+_of_process: dict[str, Any] = {}  # the job of a process that scores parts for another, and its guard once it is loaded
+
+
+def _start_process(job: ScoringJob, threads: int, connection: Connection) -> None:
+    """Prepare a process that scores parts for another one, and ends with it, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches all processes; the first one ends the others
+
+    def end_with_parent() -> None:
+        with suppress(EOFError, OSError):
+            connection.recv()  # nothing is ever sent: this ends when the other side is closed
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    _of_process["job"] = job
+
+
+def _score_in_process(rows: range) -> _PlainPart:
+    job: ScoringJob = _of_process["job"]
+    if "guard" not in _of_process:  # not when it starts: errors would be lost
+        _of_process["guard"] = job.load()
+    part = _score_part(_of_process["guard"], job.source, rows)
+    return part.info, {name: values.numpy() for name, values in part.tensors.items()}
+
+
+def _score_part(guard: Guard, source: ImageSource, rows: range) -> Part:
+    return score_batches(guard, source, read_batches(source, source.batch_ranges([rows]), workers=0))
 
 
 @dataclass(frozen=True)
@@ -144,7 +270,7 @@ class Shard:
         """Return the rows of each part of this shard, of ``rows`` in all shards together."""
         batches = -(-rows // batch_size)
         start, stop = (min(batches * number // self.of * batch_size, rows) for number in (self.number - 1, self.number))
-        size = max(1, PART_ROWS // batch_size) * batch_size
+        size = max(1, min(PART_ROWS, rows // PARTS) // batch_size) * batch_size
         return [range(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
@@ -159,6 +285,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unreadable: Annotated[int, msgspec.Meta(ge=0)]  # number of images that could not be scored
     table: str  # sha256
     counts: dict[str, Any] = msgspec.field(name="monitor")
+    runtime: str = ""  # how the model was run
 
     def __post_init__(self) -> None:
         Monitor.from_dict(self.counts)  # raises if they are damaged
@@ -210,9 +337,11 @@ def score_images(
         return summary
     parts = dict(enumerate(shard.parts(job.source.rows, job.source.batch_size)))
     new_folders = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
-    with PartStore(parts_path(out), {**key, "shard": str(shard)}, restart=restart, lock=True) as store:
+    store_key = {**key, "shard": str(shard), "parts": str(len(parts))}
+    with PartStore(parts_path(out), store_key, restart=restart, lock=True) as store:
         try:
             missing = {number: rows for number, rows in parts.items() if _name(number) not in store}
+            job = _with_runtime_of(job, store, parts)
             for number, scored in executor(job, missing) if missing else ():
                 store.write(_name(number), scored.tensors, scored.info)
             if lost := sum(_name(number) not in store for number in parts):
@@ -257,7 +386,9 @@ def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
             _concatenate(lists, partial, header=True)
     first, *others = (summary for summary, _ in shards)
     monitor = sum((summary.monitor for summary in others), first.monitor)
-    joined = Summary(first.job, Shard(), sum(s.unreadable for s, _ in shards), sha256_of(out), monitor.to_dict())
+    runtime = " / ".join(dict.fromkeys(summary.runtime for summary, _ in shards if summary.runtime))
+    unreadable = sum(summary.unreadable for summary, _ in shards)
+    joined = Summary(first.job, Shard(), unreadable, sha256_of(out), monitor.to_dict(), runtime)
     write_json(summary_path(out), joined)
     return joined
 
@@ -287,6 +418,21 @@ def parts_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.parts")
 
 
+def graph_path(guard: Path) -> Path:
+    """Return the file next to a guard that keeps the exported graph of its model."""
+    return guard.with_name(f"{guard.name}.graph")
+
+
+def _with_runtime_of(job: ScoringJob, store: PartStore, parts: Parts) -> ScoringJob:
+    """Return a job that chooses its runtime with that of the parts which are there, so that all agree to a digit."""
+    there = next((_name(number) for number in parts if _name(number) in store), None)
+    if job.runtime != "auto" or there is None:
+        return job
+    used = str(store.read(there).info.get("runtime", ""))
+    names: tuple[RuntimeName, ...] = get_args(RuntimeName)
+    return next((replace(job, runtime=name) for name in names if used.startswith((f"{name} ", f"{name},"))), job)
+
+
 def _name(number: int) -> str:
     return f"{number:08d}"
 
@@ -314,6 +460,7 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
     calibrated = job.calibrated()
     monitor = Monitor.of(calibrated)
     unreadable: list[dict[int, str]] = []
+    used: dict[str, None] = {}
     number = calibrated.calibration.scores.cpu().numpy().dtype
     kinds: dict[str, DTypeLike] = {
         "path": np.str_,
@@ -329,6 +476,7 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
     def table() -> Iterator[Columns]:
         yield {name: np.zeros(0, kind) for name, kind in kinds.items()}  # names the columns of an empty table
         for info, tensors in parts:
+            used[info.get("runtime", "")] = None
             if reasons := info["unreadable"]:
                 unreadable.append({int(row): reason for row, reason in reasons.items()})
             if tensors:
@@ -343,7 +491,8 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
         write_rows(listed, unreadable_path(out))
     else:
         unreadable_path(out).unlink(missing_ok=True)
-    summary = Summary(key, shard, sum(map(len, unreadable)), sha256_of(out), monitor.to_dict())
+    runtime = " / ".join(filter(None, used))
+    summary = Summary(key, shard, sum(map(len, unreadable)), sha256_of(out), monitor.to_dict(), runtime)
     write_json(summary_path(out), summary)
     return summary
 

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 SHOWN = 3  # classes in a message
 GATHERED = 2**24  # calibration scores that are gathered at once, 64 MB: every input takes those of its class
-ROUNDING = 1e-5  # relative: how far scores of one input may differ, alone and in a batch, here and in another runtime
+ROUNDING = 1e-4  # how far scores of one input may differ, alone and in a batch, here and in another runtime: relative
+# to the score, or to the spread of scores if that is larger
 
 
 class Verdict(NamedTuple):
@@ -199,6 +200,8 @@ class FitResult:
     """ID inputs to fit on, including the half that is held out if no others were given to calibrate on."""
     accuracy: float | None
     """The share of these inputs that the model classifies correctly; None without labels."""
+    runtime: str = ""
+    """How the model was run, if it was."""
 
 
 def fit_detector(
@@ -276,13 +279,21 @@ def learns(detector: Detector) -> bool:
 
 
 def with_rounding_margin(scores: Tensor) -> Tensor:
-    r"""Return scores to calibrate on, each raised by what rounding may add to it: :math:`s + 10^{-5} |s|`.
+    r"""Return scores to calibrate on, each raised by what rounding may add to it.
 
-    The last digits of a score differ between an input alone and in a batch, and between runtimes. Without this margin,
-    an input that comes again and again, such as a black frame, could have a score at the threshold when it was
-    calibrated on and above it from then on, and all of them would raise an alarm.
+    .. math:: s + 10^{-4} \max(|s|, q_{75} - q_{25})
+
+    with the quartiles q of all scores. The last digits of a score differ between an input alone and in a batch, and
+    between runtimes. Without this margin, an input that comes again and again, such as a black frame, could have a
+    score at the threshold when it was calibrated on and above it from then on, and all of them would raise an alarm.
     """
-    return scores + ROUNDING * scores.abs()
+    return scores + ROUNDING * scores.abs().clamp_min(spread_of(scores))
+
+
+def spread_of(scores: Tensor) -> float:
+    """Return the distance of the quartiles of the finite scores: what errors of small scores are relative to."""
+    ranked = scores[scores.isfinite()].sort().values
+    return float(ranked[3 * len(ranked) // 4] - ranked[len(ranked) // 4]) if len(ranked) else 0.0
 
 
 def without_autocast(features: Tensor) -> AbstractContextManager[object]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +15,8 @@ from ..detectors.base import Detector
 from ..models.extract import extract_features
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating, split_batch
-from ..models.heads import FoundHead, Pass, run
+from ..models.heads import FoundHead, Pass
+from ..models.runtime import FastestRuntime, Runtime, RuntimeName, TorchRuntime
 from ..models.sources import ImageSource, Source
 from ..models.transform import Transform
 from .calibrated import (
@@ -36,6 +39,8 @@ from .monitor import Monitor
 if TYPE_CHECKING:
     from .export import Parity
 
+WARM_UP = 8  # made-up inputs on which a service chooses its runtime
+
 
 class Guard:
     """A model, a fitted detector and the scores of held-out ID inputs.
@@ -53,6 +58,9 @@ class Guard:
         calibrated: Turns features into scores, p-values and decisions; ``guard.calibrated(features)`` needs no model.
         transform: How images are prepared for the model, if that is known.
         weights: The sha256 of the model's weights, by default as they are now.
+        dtype: ``torch.bfloat16`` if the model computes in mixed precision, else None.
+        input_shape: That of one input, ``(c, h, w)`` for images, if it is known.
+        runtime: Runs the model; see :meth:`use_runtime`.
         fit_result: What :meth:`fit` reports, such as the model's accuracy; None for a guard that was loaded.
     """
 
@@ -65,12 +73,17 @@ class Guard:
         calibrated: CalibratedDetector,
         transform: Transform | None = None,
         weights: str | None = None,
+        dtype: torch.dtype | None = None,
+        input_shape: tuple[int, ...] | None = None,
     ) -> None:
         self.model = model
         self.found = found
         self.calibrated = calibrated
         self.transform = transform
         self.weights = weights_hash(model) if weights is None else weights
+        self.dtype = dtype
+        self.input_shape = input_shape
+        self.runtime: Runtime = TorchRuntime(model, found, dtype=dtype)
 
     @classmethod
     def fit(
@@ -86,8 +99,11 @@ class Guard:
         device: torch.device | str | None = None,
         seed: int = 0,
         transform: Transform | None = None,
-        workers: int = 0,
+        workers: int | None = None,
         unreadable: float = 0.0,
+        runtime: RuntimeName = "torch",
+        dtype: torch.dtype | None = None,
+        graph: Path | None = None,
     ) -> Self:
         """Fit a detector and calibrate it, on in-distribution data that the model was not trained on.
 
@@ -108,6 +124,10 @@ class Guard:
                 ``FolderImages`` know it.
             workers: As in ``extract``.
             unreadable: As in ``extract``.
+            runtime: As in ``extract``. The guard itself runs the model with torch until :meth:`use_runtime` is called.
+            dtype: ``torch.bfloat16`` to compute in mixed precision, now and in every later call: scores of another
+                precision would not fit the calibration.
+            graph: File in which a graph that is exported for the runtime ``onnx`` is kept.
         """
         check_rate(fpr)
         _check_model(model)
@@ -118,16 +138,16 @@ class Guard:
             check_enough(fpr, loader.rows - loader.rows // 2, "half of the data")
         elif isinstance(calibration, Source):
             check_enough(fpr, calibration.rows, "the calibration data")
-        bank, found, _ = extract_features(model, loader, device, head, workers, unreadable)
-        held_out = None
-        if calibration is not None:
-            held_out = extract_features(model, calibration, device, found.name, workers, unreadable).bank
+        passing = partial(extract_features, model, device=device, workers=workers, unreadable=unreadable, dtype=dtype)
+        bank, found, _, used, shape = passing(loader, head=head, runtime=runtime, graph=graph)
+        held_out = None if calibration is None else passing(calibration, head=found.name, runtime=used).bank
         result = fit_detector(detector, bank, found.head, fpr, held_out=held_out, per_class=per_class, seed=seed)
         assert result.calibration is not None
         if transform is None and isinstance(loader, ImageSource):
             transform = loader.transform
-        guard = cls(model, found, CalibratedDetector(result.detector, result.calibration), transform)
-        guard.fit_result = result
+        calibrated = CalibratedDetector(result.detector, result.calibration)
+        guard = cls(model, found, calibrated, transform, dtype=dtype, input_shape=shape)
+        guard.fit_result = replace(result, runtime=str(used))
         return guard
 
     @property
@@ -147,7 +167,23 @@ class Guard:
 
     def at(self, fpr: float) -> Guard:
         """Return this guard with another false-alarm rate; nothing is fitted again."""
-        return Guard(self.model, self.found, self.calibrated.at(fpr), self.transform, self.weights)
+        calibrated = self.calibrated.at(fpr)
+        guard = Guard(self.model, self.found, calibrated, self.transform, self.weights, self.dtype, self.input_shape)
+        guard.runtime = self.runtime
+        return guard
+
+    def use_runtime(self, runtime: RuntimeName = "auto", rows: int | None = None, graph: Path | None = None) -> None:
+        """Run the model with ``"torch"``, ``"torch-compile"``, ``"onnx"``, or with the fastest of them (``"auto"``).
+
+        It is prepared and compared with torch when the next batch comes; logits may differ by 1e-5 of the largest, and
+        calibration allows for what that changes in a score. The weights must not change afterwards.
+
+        Args:
+            runtime: Name of the runtime.
+            rows: How many inputs are to come: for a few, ``"auto"`` prepares nothing. None means many.
+            graph: File in which a graph that is exported for ``"onnx"`` is kept.
+        """
+        self.runtime = FastestRuntime(runtime, self.model, self.found, rows=rows, cache=graph, dtype=self.dtype)
 
     @torch.no_grad()
     def __call__(self, batch: Any) -> Verdict:
@@ -163,7 +199,22 @@ class Guard:
     def run(self, batch: Any) -> Pass:
         """Run a batch through the model and return its features and logits, which ``guard.calibrated.decide`` takes."""
         with evaluating(self.model) as device:
-            return run(self.model, self.found, split_batch(batch).to(device))
+            return self.runtime(split_batch(batch).to(device))
+
+    def warm_up(self) -> None:
+        """Run the model on made-up inputs, so that the first real ones do not wait for the choice of a runtime.
+
+        Without a known shape of the inputs this is left to the first batch, which is then run by torch.
+        """
+        transform, shape = self.transform, self.input_shape
+        if shape is None and transform is not None and transform.crop is not None:
+            shape = (len(transform.mode), transform.crop, transform.crop)
+        if shape is None:
+            self.use_runtime("torch")
+            return
+        generator = torch.Generator().manual_seed(0)
+        dtype = next(self.model.parameters()).dtype
+        self.run(torch.randn(WARM_UP, *shape, generator=generator).to(dtype))
 
     @torch.no_grad()
     def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> list[Explanation]:
@@ -185,6 +236,11 @@ class Guard:
     def as_module(self) -> GuardModule:
         """Return model and detector as one module, for ``torch.compile``, ``torch.export`` and other runtimes."""
         self._check_unchanged()
+        if self.dtype is not None:
+            raise ValueError(
+                f"this guard computes in {self.dtype}, which is not a part of the model's graph. Fit it without dtype= "
+                "to export it."
+            )
         return GuardModule(self.model, self.found, self.calibrated)
 
     def export(self, path: Path | str, inputs: Iterable[Any]) -> Parity:
@@ -204,14 +260,18 @@ class Guard:
     def save(self, path: Path | str) -> None:
         """Write everything but the model to a safetensors file."""
         self._check_unchanged()
-        save_guard(Path(path), self.found, self.calibrated, self.transform, self.weights)
+        save_guard(Path(path), self.found, self.calibrated, self.transform, self.weights, self.dtype, self.input_shape)
 
     @classmethod
     def load(cls, path: Path | str | GuardFile, model: nn.Module) -> Self:
         """Read a guard for ``model``; a file made for another model is refused."""
         _check_model(model)
         file = path if isinstance(path, GuardFile) else read_guard(Path(path))
-        return cls(model, file.match(model), file.calibrated, file.transform, file.settings.weights_sha256)
+        weights, dtype, shape = file.settings.weights_sha256, file.dtype, file.settings.input_shape
+        found = file.match(model)
+        return cls(
+            model, found, file.calibrated, file.transform, weights, dtype, None if shape is None else tuple(shape)
+        )
 
     def __repr__(self) -> str:
         name = self.detector.made_by[0] if self.detector.made_by else type(self.detector).__name__

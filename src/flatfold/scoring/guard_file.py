@@ -39,6 +39,7 @@ from ..models.transform import Transform
 from .calibrated import CalibratedDetector, Calibration
 
 TYPES = (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
+MIXED_PRECISION = {"": None, "bfloat16": torch.bfloat16}
 QUANTILES = (0, 5, 25, 50, 75, 95, 100)  # percent
 MOST_BRACKETS = 10_000  # in the settings; each costs some ten times the memory of its character
 MOST_PIXELS = 2**16  # of a side of an image
@@ -74,6 +75,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     per_class: bool
     thresholds: list[float]
     sha256: str = ""
+    mixed_precision: str = ""  # the type that the model computes in, if it is not that of its weights
+    input_shape: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class GuardFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _read_again, (self.path, self.settings.sha256)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The type in which the model computes, None for that of its weights."""
+        return MIXED_PRECISION[self.settings.mixed_precision]
 
     def match(self, model: nn.Module) -> FoundHead:
         """Return the head of ``model``; raise if the file was made for another model."""
@@ -121,6 +129,8 @@ def read_guard(path: Path) -> GuardFile:
         if text.count("[") + text.count("{") > MOST_BRACKETS:
             raise ValueError(f"its JSON has more than {MOST_BRACKETS} lists and objects")
         settings = decode(text, Settings)
+        if settings.mixed_precision not in MIXED_PRECISION:
+            raise ValueError(f"its model computes in {ascii(settings.mixed_precision)[:60]}, which is not known here")
         if _text(settings) != text:  # a key twice, a number that is not finite, other spaces
             raise ValueError("its settings are not written the way flatfold writes them")
         if checksum(_text(msgspec.structs.replace(settings, sha256="")), tensors) != settings.sha256:
@@ -139,7 +149,13 @@ def read_guard(path: Path) -> GuardFile:
 
 
 def save_guard(
-    path: Path, found: FoundHead, calibrated: CalibratedDetector, transform: Transform | None, weights: str
+    path: Path,
+    found: FoundHead,
+    calibrated: CalibratedDetector,
+    transform: Transform | None,
+    weights: str,
+    computed_in: torch.dtype | None = None,
+    input_shape: tuple[int, ...] | None = None,
 ) -> None:
     """Write a guard to ``path`` in one step; the same guard gives the same bytes."""
     if path.is_dir():
@@ -175,6 +191,8 @@ def save_guard(
         head=found.name,
         transform=None if transform is None else transform.as_dict(),
         weights_sha256=weights,
+        mixed_precision=next(name for name, value in MIXED_PRECISION.items() if value == computed_in),
+        input_shape=None if input_shape is None else list(input_shape),
         **_derived_settings(calibrated),
     )
     tensors = {f"{STATE}{key}": value for key, value in detector.state_dict().items()}

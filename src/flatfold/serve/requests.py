@@ -149,7 +149,7 @@ def decode_image(content: bytes, label: str, transform: Transform, max_pixels: i
     check_pixels(webp_size(content), "has")
     check_pixels(tile_size(content), "has a tile of")
     try:
-        image = read_image(_TimedBytes(content), label, max_pixels)
+        image = read_image(_TimedBytes(content), label, max_pixels, transform.draft_size)
         if transform.resize is not None:  # to a shorter side: a narrow image may become enormous
             scale = transform.resize / min(image.size)
             check_pixels((round(image.width * scale), round(image.height * scale)), "would be resized to")

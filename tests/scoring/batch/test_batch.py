@@ -20,7 +20,6 @@ from PIL import Image
 from pyarrow.parquet import ParquetFile
 from torch import nn
 
-import flatfold as ff
 from flatfold.models.images import FolderImages
 from flatfold.models.sources import read_batches
 from flatfold.scoring import guard_file
@@ -47,6 +46,7 @@ SUFFIXES = (".csv", ".jsonl", ".parquet")
 @pytest.fixture
 def small_parts(monkeypatch):
     monkeypatch.setattr("flatfold.scoring.batch.PART_ROWS", 8)
+    monkeypatch.setattr("flatfold.scoring.batch.PARTS", 1)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_every_image_has_the_row_that_the_guard_gives_it(tmp_path, small_parts, 
     write_guard(tmp_path / "guard.safetensors", detector=detector, per_class=detector == "knn")
     task, out = make_task(tmp_path), tmp_path / "made" / "if needed" / f"scores{suffix}"
     summary = score_images(task, out)
-    guard = ff.Guard.load(task.guard, task.model())
+    guard = task.load()
     verdicts = [guard(x) for x in task.source]
     got = values(out)
     assert list(got) == ["path", "predicted", "score", "p_value", "is_ood"]
@@ -321,7 +321,7 @@ import flatfold.scoring.batch as shard
 from tests.scoring.batch.small_run import make_task
 
 torch.set_num_threads(1)
-shard.PART_ROWS = 4
+shard.PART_ROWS, shard.PARTS = 4, 1
 folder, suffix = Path(sys.argv[1]), sys.argv[2]
 task, out = make_task(folder), folder / f"killed{suffix}"
 random.seed(suffix)

@@ -18,6 +18,7 @@ from tests.scoring.batch.small_run import TRANSFORM, broken, make_task
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     monkeypatch.setattr("flatfold.scoring.batch.PART_ROWS", 8)
+    monkeypatch.setattr("flatfold.scoring.batch.PARTS", 1)
 
 
 @pytest.fixture

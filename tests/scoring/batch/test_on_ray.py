@@ -92,7 +92,7 @@ if __name__ == "__main__":
         import ray
 
         ray.init(runtime_env={"working_dir": sys.argv[2]}, num_cpus=2, include_dashboard=False, logging_level="error")
-    batch.PART_ROWS = 8
+    batch.PART_ROWS, batch.PARTS = 8, 1
     source = FolderImages("images", Transform(mean=(0.5,) * 3, std=(0.25,) * 3), 4, labels=False)
     task = ScoringJob(read_guard(Path("guard.safetensors")), ModelOptions("nets:make").open, source)
     score_images(task, sys.argv[1], executor=partial(run_on_ray, actors=2))
@@ -126,6 +126,7 @@ def task(tmp_path, monkeypatch):
     """A task whose every path is relative, in a folder where the cluster was not started."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(shard, "PART_ROWS", 8)
+    monkeypatch.setattr(shard, "PARTS", 1)
     Path("nets.py").write_text(NETS)
     write_images(tmp_path / "images", IMAGES)
     broken("text", Path("images/0009.png"))

@@ -236,7 +236,7 @@ def _check_accuracy(
     try:
         whole = suite_file.data(network).take("test", suite_file.document["test"])
         test = take_subset(whole, limit, network.draws, balanced=True)
-        bank, layer, unreadable = extract_features(model, test, head=network.table.get("head"), unreadable=1.0)
+        bank, layer, unreadable, *_ = extract_features(model, test, head=network.table.get("head"), unreadable=1.0)
         share = accuracy_of(bank, layer.head)
     except FAILURES as error:
         diagnosis.add("wrong", f"It cannot be run on the test images: {error}")
