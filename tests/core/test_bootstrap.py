@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flatfold import aupr, fpr_at_tpr
 from flatfold.core import bootstrap
-from flatfold.core.bootstrap import METRICS, SortedPair, draws, percentile_interval, rate_interval, worst_case_aupr
+from flatfold.core.bootstrap import METRICS, SortedScores, draws, percentile_interval, rate_interval, worst_case_aupr
 from tests.refusals import assert_refused
 
 ROUNDING = 1e-14  # of sums of up to 60 areas in another order; rates are exact
@@ -22,6 +22,13 @@ def ranked(known, unknown):
         "aupr_out": aupr(known, unknown, positive="ood"),
         "aupr_in": aupr(known, unknown, positive="id"),
     }
+
+
+def assert_metrics_of_repeated(known, unknown, known_counts, unknown_counts):
+    got = SortedScores([known], [[unknown]]).metrics(known_counts, [unknown_counts])
+    assert_equal_to_repeated(
+        {name: values[0, 0] for name, values in got.items()}, known, unknown, known_counts, unknown_counts
+    )
 
 
 def assert_equal_to_repeated(got, known, unknown, known_counts, unknown_counts):
@@ -48,7 +55,7 @@ def test_metrics_are_those_of_images_that_are_repeated(n, m, kinds, whole, seed)
         counts = [rng.integers(0, 3, (4, size)) for size in (n, m)]
         for side in counts:
             side[:, 0] += side.sum(axis=1) == 0
-    assert_equal_to_repeated(SortedPair(known, unknown).metrics(*counts), known, unknown, *counts)
+    assert_metrics_of_repeated(known, unknown, *counts)
 
 
 def test_the_rate_of_95_percent_is_reached_at_the_same_image():
@@ -57,40 +64,63 @@ def test_the_rate_of_95_percent_is_reached_at_the_same_image():
         rng = np.random.default_rng(size)
         known, unknown = rng.normal(size=size), rng.normal(1, 1, size=size)
         counts = draws(size, 5, rng), draws(size, 5, rng)
-        assert_equal_to_repeated(SortedPair(known, unknown).metrics(*counts), known, unknown, *counts)
+        assert_metrics_of_repeated(known, unknown, *counts)
 
 
 def test_infinite_scores_have_a_rank():
     known, unknown = np.array([-np.inf, 1.0, np.inf]), np.array([np.inf, 2.0])
     counts = np.array([[2, 1, 0], [1, 1, 1]]), np.array([[1, 1], [2, 0]])
-    assert_equal_to_repeated(SortedPair(known, unknown).metrics(*counts), known, unknown, *counts)
+    assert_metrics_of_repeated(known, unknown, *counts)
+
+
+def make_methods(rng, methods, n, *sizes, decimals=1):
+    """Scores of some methods on the same ID images and data sets, rounded for ties."""
+    known = [rng.normal(size=n).round(decimals) for _ in range(methods)]
+    unknown = [[rng.normal(1, 1, size=m).round(decimals) for m in sizes] for _ in range(methods)]
+    return known, unknown
+
+
+def generators(seed, count=2):
+    return [np.random.default_rng([seed, i]) for i in range(count)]
 
 
 def test_chunks_change_nothing(monkeypatch):
-    rng = np.random.default_rng(0)
-    pair = SortedPair(rng.normal(size=30), rng.normal(1, 1, size=20))
-    whole = pair.bootstrap(11, generators(3))
-    for chunk in (1, 100, 250):
+    scores = SortedScores(*make_methods(np.random.default_rng(0), 2, 30, 20, 40))
+    whole = scores.bootstrap(11, generators(3, 3))
+    for chunk in (1, 150, 350):  # of one, two and five replicates
         monkeypatch.setattr(bootstrap, "CHUNK", chunk)
-        got = pair.bootstrap(11, generators(3))
+        got = scores.bootstrap(11, generators(3, 3))
         assert all(np.array_equal(got[name], whole[name]) for name in METRICS)
 
 
-def generators(seed):
-    return np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+def test_long_vectors_are_summed_in_parts(monkeypatch):
+    known, unknown = (np.random.default_rng(i).normal(i, 1, size=60) for i in (0, 1))
+    counts = draws(60, 4, np.random.default_rng(2)), draws(60, 4, np.random.default_rng(3))
+    for rows, block in ((1, 1), (7, 2), (61, 61)):
+        monkeypatch.setattr(bootstrap, "ROWS", rows)
+        monkeypatch.setattr(bootstrap, "BLOCK", block)
+        assert_metrics_of_repeated(known, unknown, *counts)
 
 
-def test_a_bootstrap_is_the_metrics_of_its_draws():
-    rng = np.random.default_rng(0)
-    known, unknown = rng.normal(size=40).round(1), rng.normal(1, 1, size=25).round(1)
-    known_rng, unknown_rng = generators(7)
-    counts = draws(40, 9, known_rng), draws(25, 9, unknown_rng)
-    pair = SortedPair(known, unknown)
-    got = pair.bootstrap(9, generators(7))
+def test_counts_that_do_not_fit_into_short_integers_are_counted():
+    known, unknown = np.array([0.0, 2.0, 2.0]), np.array([1.0, 2.0])
+    for most in (20_000, 40_000):
+        counts = np.array([[most, 3, 1], [1, 2, most]]), np.array([[2, most], [most, 5]])
+        assert_metrics_of_repeated(known, unknown, *counts)
+
+
+def test_a_bootstrap_is_the_metrics_of_its_draws_for_every_method_and_data_set():
+    known, unknown = make_methods(np.random.default_rng(0), 3, 40, 25, 31)
+    counts = [draws(n, 9, rng) for n, rng in zip((40, 25, 31), generators(7, 3), strict=True)]
+    scores = SortedScores(known, unknown)
+    got = scores.bootstrap(9, generators(7, 3))
     assert tuple(got) == METRICS
-    assert_equal_to_repeated(got, known, unknown, *counts)
+    for method in range(3):
+        for dataset in range(2):
+            one = {name: values[method, dataset] for name, values in got.items()}
+            assert_equal_to_repeated(one, known[method], unknown[method][dataset], counts[0], counts[1 + dataset])
     for name in METRICS:
-        alone = pair.bootstrap(9, generators(7), names=[name])
+        alone = scores.bootstrap(9, generators(7, 3), names=[name])
         assert list(alone) == [name]
         assert np.array_equal(alone[name], got[name])
 
@@ -105,9 +135,9 @@ def test_a_draw_has_as_many_images_as_there_are_and_each_is_as_likely():
 
 def test_memory_does_not_grow_with_the_replicates():
     rng = np.random.default_rng(0)
-    pair = SortedPair(rng.normal(size=50_000), rng.normal(1, 1, size=70_000))
+    scores = SortedScores(*make_methods(rng, 1, 50_000, 70_000, decimals=9))
     tracemalloc.start()
-    pair.bootstrap(40, generators(0))
+    scores.bootstrap(40, generators(0))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 64e6
@@ -139,4 +169,10 @@ def test_the_formula_of_a_spoilt_ranking_gives_the_area_of_an_actual_one():
 
 
 def test_scores_without_a_rank_are_refused():
-    assert_refused(ValueError, "NaN", SortedPair, np.array([0.0, np.nan]), np.arange(2.0))
+    assert_refused(ValueError, "NaN", SortedScores, [np.array([0.0, np.nan])], [[np.arange(2.0)]])
+
+
+def test_methods_with_other_images_are_refused():
+    known, unknown = make_methods(np.random.default_rng(0), 2, 5, 4, 3)
+    assert_refused(ValueError, "same images", SortedScores, [known[0], known[1][1:]], unknown)
+    assert_refused(ValueError, "same images", SortedScores, known, [unknown[0], unknown[1][::-1]])

@@ -155,7 +155,8 @@ def test_intervals_depend_on_the_seed_alone_and_data_sets_are_not_redrawn_in_ste
     scores = make_scores({"msp": 0.0}, sizes=(50, 50, 50))
     scores["msp/photos"] = scores["msp/pens"]
     scores["msp/id"] = np.linspace(-3, 3, 500, dtype=np.float32)
-    first, second = (resampled(scores, "msp", name, 50, 0)["fpr95_id_positive"] for name in ("pens", "photos"))
+    redrawn = resampled(scores, ["msp"], ["pens", "photos"], 50, 0)
+    first, second = (redrawn["msp", name]["fpr95_id_positive"] for name in ("pens", "photos"))
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.6
 
 

@@ -1,23 +1,35 @@
-"""Bootstrap intervals of FPR95 and AUPR, without sorting the scores of each replicate.
+r"""Bootstrap intervals of FPR95 and AUPR, without sorting the scores of each replicate.
 
 A bootstrap draws images with replacement; the order of the scores stays, and only how often each image counts changes.
-So both sides are sorted once, and every metric of a replicate comes from :math:`K(i)` and :math:`U(j)`, how many draws
-fell on the ``i`` lowest ID and the ``j`` lowest OOD scores: at a threshold with ``i`` ID and ``j`` OOD scores below it,
-:math:`K(n) - K(i)` ID and :math:`U(m) - U(j)` OOD draws raise an alarm.
+So every side is sorted once, and all metrics of a replicate come from :math:`P(i)` and :math:`N(i)`: how many draws of
+the positive and of the negative class are at or beyond the ``i``-th most positive score of the positive class. Where
+:math:`P(i)` first reaches 95 % of the positives, :math:`N(i)` gives FPR95. AUPR is the area below the precision,
+by the trapezoidal rule between the points just before and at each score that was drawn; in terms of the share of
+false alarms
+
+.. math:: \operatorname{AUPR} = 1 - \sum_i \frac{p_i}{2 P} \left( \frac{N'(i)}{P(i - 1) + N'(i)}
+    + \frac{N(i)}{P(i) + N(i)} \right), \qquad \frac00 = 0
+
+with :math:`p_i = P(i) - P(i - 1)` of all ``P`` positives, and :math:`N'(i)` negatives strictly beyond the score.
+
+All methods see the same redrawn images. Draws have one row per image and one column per replicate, so that sorting
+them for a method copies whole rows, and every step is one operation on many columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import log
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .intervals import LEVEL, Vector, least_agreement
-from .metrics import Scores, score_vectors
+from .metrics import Scores, score_vector
 
 METRICS = ("fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
-CHUNK = 1 << 18  # images times replicates that are worked on at once: some 20 MB
+CHUNK = 1 << 21  # images times replicates that are worked on at once: some 40 MB
+BLOCK = 32  # rows of which running sums are taken together
+ROWS = 512  # points of curves that are worked on together: they stay in the cache of a processor
 
 Counts = NDArray[np.integer]
 
@@ -51,86 +63,176 @@ def worst_case_aupr(share: float, positives: int, negatives: int) -> float:
     return 1 - x * log(1 + 1 / x)
 
 
+class _Ranking:
+    """Scores of one side, sorted once."""
+
+    def __init__(self, scores: Scores) -> None:
+        vector = score_vector(scores)
+        self.n = len(vector)
+        self._order = np.argsort(vector)
+        self.values, first = np.unique(vector[self._order], return_index=True)
+        self._ends = np.append(first, self.n)
+
+    def cumulative(self, counts: Counts) -> Counts:
+        """Return how many draws fell on the 0, 1, 2, ... lowest distinct scores, ``(g + 1, b)``, from ``(n, b)``."""
+        # Running sums inside of short blocks, then of the blocks: np.cumsum takes three times as long along columns.
+        blocks = np.zeros((self.n // BLOCK + 1, BLOCK, counts.shape[1]), dtype=counts.dtype)
+        sums = blocks.reshape(-1, counts.shape[1])[: self.n + 1]
+        np.take(counts, self._order, axis=0, out=sums[1:], mode="clip")  # the mode that needs no buffer
+        for row in range(1, BLOCK):
+            blocks[:, row] += blocks[:, row - 1]
+        blocks[1:] += np.cumsum(blocks[:-1, -1], axis=0, dtype=counts.dtype)[:, None]
+        return sums if len(self.values) == self.n else sums.take(self._ends, axis=0)
+
+
 class _Curve(NamedTuple):
-    """Draws above each score of the positive class, the most positive score first, each ``(b, g)``."""
+    """Where the scores of the positive class lie among those of the negative class, the most positive score first.
 
-    before: Counts  # positives strictly above it
-    found: Counts  # positives at or above it
-    above: Counts  # negatives strictly above it
-    at_least: Counts  # negatives at or above it
+    Row ``i`` of cumulative draws is for the ``i`` most positive scores.
+    """
 
-    def fpr95(self, negatives: Counts) -> Vector:
-        needed = np.ceil(0.95 * self.found[:, -1:]).astype(np.int32)  # in floats too it is never above a whole number
-        threshold = (self.found < needed).sum(axis=1, keepdims=True)
-        return np.take_along_axis(self.at_least, threshold, axis=1)[:, 0] / negatives
+    at: NDArray[np.intp]  # for each row of the positives, the row of the negatives at or beyond the same score
+    jumps: NDArray[np.intp]  # the rows after which negatives come before the next positive score
+    before: NDArray[np.intp]  # and the rows of the negatives there, strictly beyond that score
 
-    def aupr(self) -> Vector:
-        # Above the first draw there is no precision: 1 by convention at the start, and no weight at the end.
-        flagged = self.before + self.above
-        start = np.where(flagged > 0, self.before / np.maximum(flagged, 1), 1.0)
-        end = self.found / np.maximum(self.found + self.at_least, 1)
-        area: Vector = ((self.found - self.before) * (start + end)).sum(axis=1)
-        return area / (2 * self.found[:, -1])
+    @classmethod
+    def between(cls, positive: NDArray[np.floating], negative: NDArray[np.floating]) -> Self:
+        """Compare distinct scores of both classes, sorted, with the most positive one first and lowest."""
+        at = np.append(0, np.searchsorted(negative, positive, side="right"))
+        before = np.searchsorted(negative, positive, side="left")
+        jumps = np.flatnonzero(before != at[:-1])
+        return cls(at, jumps, before[jumps])
+
+    def fpr95(self, positives: Counts, negatives: Counts) -> Vector:
+        """Return the FPR at a TPR of 95 % for each column of cumulative draws."""
+        needed = np.ceil(0.95 * positives[-1]).astype(positives.dtype)  # in floats too it is never above a whole number
+        columns = np.arange(len(needed))
+        low, high = np.zeros(len(needed), dtype=np.intp), np.full(len(needed), len(positives) - 1)
+        for _ in range(len(positives).bit_length()):
+            middle = (low + high) // 2
+            reached = positives[middle, columns] >= needed
+            low, high = np.where(reached, low, np.minimum(middle + 1, high)), np.where(reached, middle, high)
+        rate: Vector = negatives[self.at[high], columns] / negatives[-1]
+        return rate
+
+    def aupr(self, positives: Counts, negatives: Counts) -> Vector:
+        """Return the area under the precision-recall curve for each column of cumulative draws."""
+        # The end of a step is the start of the next one, unless negatives come between them.
+        weights = np.empty_like(positives)
+        weights[0], weights[-1] = positives[1], positives[-1] - positives[-2]
+        np.subtract(positives[2:], positives[:-2], out=weights[1:-1])
+        before = positives[self.jumps]
+        drawn = positives[self.jumps + 1] - before
+        weights[self.jumps] -= drawn
+        area = _weighted_share(weights, positives, negatives, self.at)
+        area += _weighted_share(drawn, before, negatives, self.before)
+        result: Vector = 1 - area / (2 * positives[-1])
+        return result
 
 
-class SortedPair:
-    """Scores of ID (``known``) and OOD (``unknown``) images, sorted once for any number of resamplings."""
+def _weighted_share(weights: Counts, positives: Counts, negatives: Counts, rows: NDArray[np.intp]) -> Vector:
+    """Return the weighted sum of the shares of negatives, from some rows, in each column; 0 / 0 counts as 0."""
+    area = np.zeros(weights.shape[1])
+    shares = np.empty((ROWS, len(area)))
+    for first in range(0, len(rows), ROWS):
+        part = slice(first, first + ROWS)
+        false = negatives.take(rows[part], axis=0)
+        alarms = positives[part] + false
+        if not alarms[0].all():  # the others are no smaller
+            np.maximum(alarms, 1, out=alarms)
+        share = np.divide(false, alarms, out=shares[: len(false)])
+        area += np.einsum("pb,pb->b", weights[part], share)
+    return area
 
-    def __init__(self, known: Scores, unknown: Scores) -> None:
-        known, unknown = score_vectors(known, unknown)
-        self.n, self.m = len(known), len(unknown)
-        self._known_order, self._unknown_order = np.argsort(known), np.argsort(unknown)
-        known, unknown = known[self._known_order], unknown[self._unknown_order]
-        known_values, unknown_values = np.unique(known), np.unique(unknown)[::-1]  # each from the most positive on
-        self._at_known = (*_places(known, known_values), *_places(unknown, known_values))
-        self._at_unknown = (*_places(unknown, unknown_values)[::-1], *_places(known, unknown_values)[::-1])
+
+def _from_above(sums: Counts) -> Counts:
+    """Return how many draws fell on the 0, 1, 2, ... highest distinct scores."""
+    above: Counts = sums[-1] - sums[::-1]
+    return above
+
+
+class SortedScores:
+    """Scores of several methods on the same ID images and OOD data sets, sorted once for any number of resamplings.
+
+    Args:
+        known: Scores of the ID images by method, ``(n,)`` each.
+        unknown: By method, scores of each OOD data set, ``(m,)``.
+    """
+
+    def __init__(self, known: Sequence[Scores], unknown: Sequence[Sequence[Scores]]) -> None:
+        self._known = [_Ranking(scores) for scores in known]
+        self._unknown = [[_Ranking(scores) for scores in sets] for sets in unknown]
+        sizes = {
+            (ours.n, *(theirs.n for theirs in sets)) for ours, sets in zip(self._known, self._unknown, strict=True)
+        }
+        if len(sizes) > 1:
+            raise ValueError(
+                f"methods must have scored the same images, got {' and '.join(map(str, sorted(sizes)))} scores. "
+                "Resample them one by one."
+            )
+        (self.sizes,) = sizes
+        self._curves = [
+            [
+                (_Curve.between(-theirs.values[::-1], -ours.values[::-1]), _Curve.between(ours.values, theirs.values))
+                for theirs in sets
+            ]
+            for ours, sets in zip(self._known, self._unknown, strict=True)
+        ]
 
     def metrics(
-        self, known_counts: Counts, unknown_counts: Counts, names: Sequence[str] = METRICS
+        self, known_counts: Counts, unknown_counts: Sequence[Counts], names: Sequence[str] = METRICS
     ) -> dict[str, Vector]:
-        """Return the metrics of ``np.repeat(scores, counts)`` for each row of counts ``(b, n)`` and ``(b, m)``."""
-        known = _cumulative(known_counts.take(self._known_order, axis=1))
-        unknown = _cumulative(unknown_counts.take(self._unknown_order, axis=1))
-        metrics: dict[str, Vector] = {}
-        for positive, fpr95, aupr in (
-            ("ood", "fpr95_ood_positive", "aupr_out"),
-            ("id", "fpr95_id_positive", "aupr_in"),
-        ):
-            if fpr95 in names or aupr in names:
-                curve, negatives = self._curve(known, unknown, positive)
-                metrics |= {fpr95: curve.fpr95(negatives)} if fpr95 in names else {}
-                metrics |= {aupr: curve.aupr()} if aupr in names else {}
+        """Return metrics of ``np.repeat(scores, counts)``, ``(methods, data sets, b)`` each.
+
+        Args:
+            known_counts: How often each ID image counts, ``(b, n)``.
+            unknown_counts: The same for each OOD data set, ``(b, m)``.
+            names: The metrics wanted, of ``METRICS``.
+        """
+        b = len(known_counts)
+        most = int(known_counts.sum(axis=1).max() + max(counts.sum(axis=1).max() for counts in unknown_counts))
+        # Short integers halve the time. A single column would be summed in another order than one of many.
+        dtype: type[np.signedinteger] = np.int16 if most < 2**15 else np.int32 if most < 2**31 else np.int64
+        ours, *theirs = (
+            counts.T.astype(dtype).repeat(2 if b == 1 else 1, axis=1) for counts in (known_counts, *unknown_counts)
+        )
+        metrics = {name: np.empty((len(self._known), len(theirs), b)) for name in names}
+        for method, side in enumerate(self._known):
+            known = side.cumulative(ours)
+            known_above = _from_above(known)
+            for dataset, counts in enumerate(theirs):
+                unknown = self._unknown[method][dataset].cumulative(counts)
+                out, in_ = self._curves[method][dataset]
+                ood_positive, id_positive = (_from_above(unknown), known_above), (known, unknown)
+                for name, metric, sums in (
+                    ("fpr95_ood_positive", out.fpr95, ood_positive),
+                    ("fpr95_id_positive", in_.fpr95, id_positive),
+                    ("aupr_out", out.aupr, ood_positive),
+                    ("aupr_in", in_.aupr, id_positive),
+                ):
+                    if name in names:
+                        metrics[name][method, dataset] = metric(*sums)[:b]
         return metrics
 
     def bootstrap(
         self,
         replicates: int,
-        rngs: tuple[np.random.Generator, np.random.Generator],
+        rngs: Sequence[np.random.Generator],
         names: Sequence[str] = METRICS,
+        track: Callable[[Sequence[int]], Iterable[int]] = iter,
     ) -> dict[str, Vector]:
-        """Return metrics of bootstraps, ``(replicates,)`` each; equal generators draw the same images."""
-        rows = max(1, CHUNK // (self.n + self.m))
-        sizes = (min(rows, replicates - first) for first in range(0, replicates, rows))
-        parts = [self.metrics(draws(self.n, size, rngs[0]), draws(self.m, size, rngs[1]), names) for size in sizes]
-        return {name: np.concatenate([part[name] for part in parts]) for name in names}
+        """Return metrics of bootstraps, ``(methods, data sets, replicates)`` each.
 
-    def _curve(self, known: Counts, unknown: Counts, positive: str) -> tuple[_Curve, Counts]:
-        """Return the draws at each score of the positive class, and how many negatives were drawn."""
-        # take, not an index: rows stay contiguous, and a sum along one does not depend on how many rows there are
-        if positive == "id":
-            places = zip((known, known, unknown, unknown), self._at_known, strict=True)
-            return _Curve(*(sums.take(place, axis=1) for sums, place in places)), unknown[:, -1]
-        places = zip((unknown, unknown, known, known), self._at_unknown, strict=True)
-        return _Curve(*(sums[:, -1:] - sums.take(place, axis=1) for sums, place in places)), known[:, -1]
-
-
-def _cumulative(counts: Counts) -> NDArray[np.int32]:
-    """Return how many draws fell on the first 0, 1, 2, ... images, ``(b, n + 1)``."""
-    sums = np.zeros((len(counts), counts.shape[1] + 1), dtype=np.int32)
-    np.cumsum(counts, axis=1, out=sums[:, 1:])
-    return sums
-
-
-def _places(ranked: NDArray[np.floating], values: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return how many of the ranked scores are below each value, and how many are not above it."""
-    return np.searchsorted(ranked, values, side="left"), np.searchsorted(ranked, values, side="right")
+        Args:
+            replicates: How often the images are redrawn, at least once.
+            rngs: Generators of the ID images and of each OOD data set; equal ones draw the same images.
+            names: The metrics wanted, of ``METRICS``.
+            track: Called with the sizes of the chunks, to follow the progress.
+        """
+        most = max(1, CHUNK // (self.sizes[0] + max(self.sizes[1:])))
+        chunks = [min(most, replicates - first) for first in range(0, replicates, most)]
+        parts = []
+        for size in track(chunks):
+            known, *unknown = (draws(n, size, rng) for n, rng in zip(self.sizes, rngs, strict=True))
+            parts.append(self.metrics(known, unknown, names))
+        return {name: np.concatenate([part[name] for part in parts], axis=-1) for name in names}

@@ -113,12 +113,13 @@ def _sort_and_count_below(known: NDArray[np.floating], unknown: NDArray[np.float
 
 def score_vectors(id_scores: Scores, ood_scores: Scores) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
     """Return copies of both score vectors in one floating-point type; NaN and empty ones are refused."""
-    known, unknown = _vector(id_scores, "id_scores"), _vector(ood_scores, "ood_scores")
+    known, unknown = score_vector(id_scores, "id_scores"), score_vector(ood_scores, "ood_scores")
     dtype = np.promote_types(known.dtype, unknown.dtype)
     return known.astype(dtype), unknown.astype(dtype)
 
 
-def _vector(scores: Scores, name: str) -> NDArray[np.floating]:
+def score_vector(scores: Scores, name: str = "scores") -> NDArray[np.floating]:
+    """Return scores as a numpy vector of floating-point numbers; NaN and empty vectors are refused."""
     if isinstance(scores, Tensor):
         scores = scores.detach().cpu()
         scores = (scores if scores.element_size() >= 4 else scores.float()).numpy()

@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.bootstrap import METRICS, SortedPair, percentile_interval, rate_interval, worst_case_aupr
+from ..core.bootstrap import METRICS, SortedScores, percentile_interval, rate_interval, worst_case_aupr
 from ..core.intervals import (
     Influence,
     auroc_influence,
@@ -87,10 +87,10 @@ def tabulate(
     singles = {
         (m, d): {name: f(scores[f"{m}/{ID}"], scores[f"{m}/{d}"]) for name, f in FIGURES.items()} for m, d in pairs
     }
-    work = track(pairs if replicates else [], "resampling images")
-    redrawn = {pair: resampled(scores, *pair, replicates, seed) for pair in work}
+    redrawn = resampled(scores, list(tuned_on), list(groups), replicates, seed) if replicates else {}
+    single_influences = {(m, d): auroc_influence(scores[f"{m}/{ID}"], scores[f"{m}/{d}"]) for m, d in pairs}
     influences = {
-        column: {method: column_influence(scores, method, members) for method in tuned_on}
+        column: {method: mean_influence([single_influences[method, d] for d in members]) for method in tuned_on}
         for column, members in columns.items()
     }
     rows, averages = [], []
@@ -123,16 +123,28 @@ def column_influence(scores: Scores, method: str, members: Sequence[str]) -> Inf
 
 
 def resampled(
-    scores: Scores, method: str, dataset: str, replicates: int, seed: int, names: Sequence[str] = METRICS
-) -> dict[str, NDArray[np.float64]]:
-    """Return metrics of a method on redrawn images, ``(replicates,)`` each.
+    scores: Scores,
+    methods: Sequence[str],
+    datasets: Sequence[str],
+    replicates: int,
+    seed: int,
+    names: Sequence[str] = METRICS,
+) -> dict[tuple[str, str], dict[str, NDArray[np.float64]]]:
+    """Return metrics of methods on redrawn images, ``(replicates,)`` each, by method and data set.
 
     The draws depend on the seed, the data set's name and its size alone: the ID images are the same for every data set,
     and all images for every method.
     """
-    pair = SortedPair(scores[f"{method}/{ID}"], scores[f"{method}/{dataset}"])
-    rngs = np.random.default_rng([seed, *ID.encode()]), np.random.default_rng([seed, *dataset.encode()])
-    return pair.bootstrap(replicates, rngs, names)
+    known = [scores[f"{method}/{ID}"] for method in methods]
+    unknown = [[scores[f"{method}/{dataset}"] for dataset in datasets] for method in methods]
+    rngs = [np.random.default_rng([seed, *dataset.encode()]) for dataset in (ID, *datasets)]
+    follow = partial(track, description="resampling images")
+    metrics = SortedScores(known, unknown).bootstrap(replicates, rngs, names, follow)
+    return {
+        (method, dataset): {name: values[i, j] for name, values in metrics.items()}
+        for i, method in enumerate(methods)
+        for j, dataset in enumerate(datasets)
+    }
 
 
 def compare(
@@ -239,7 +251,8 @@ def _changes(
 
     @cache  # the averages need them again
     def redrawn(side: int, dataset: str, seed: int) -> NDArray[np.float64]:
-        return resampled(*sides[side], dataset, replicates, seed, [FPR95])[FPR95]
+        scores, method = sides[side]
+        return resampled(scores, [method], [dataset], replicates, seed, [FPR95])[method, dataset][FPR95]
 
     changes = []
     for column, members in columns.items():

@@ -279,10 +279,8 @@ def compute_lead(results: Results, metric: str, ours: str, other: str) -> Interv
         difference = paired_difference(a, b)
         return Interval(difference.value, difference.low, difference.high)
     value = _mean([results], FPR95, other) - _mean([results], FPR95, ours)
-    theirs, mine = (
-        np.mean([resampled(results.scores, method, d, RATE_REPLICATES, 0, (FPR95,))[FPR95] for d in members], axis=0)
-        for method in (other, ours)
-    )
+    redrawn = resampled(results.scores, (other, ours), members, RATE_REPLICATES, 0, (FPR95,))
+    theirs, mine = (np.mean([redrawn[method, d][FPR95] for d in members], axis=0) for method in (other, ours))
     return Interval(value, *percentile_interval(value, theirs - mine))
 
 
