@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.linalg import pinvh
 from scipy.optimize import minimize_scalar
 from scipy.stats import weibull_min
@@ -19,6 +21,7 @@ from flatfold.core.class_statistics import (
     fit_gaussian,
     fit_tails,
     mean_row,
+    reference_temperature,
     squared_distances,
     whitening_of,
 )
@@ -159,3 +162,35 @@ def test_distances_below_the_tail_have_probability_zero_and_padding_is_ignored()
     assert float(fit.cdf(torch.tensor([0.0], dtype=torch.float64))) == 0.0
     tails, valid = padded([[1.0, 2.0, 4.0], [1.0, 5.0]])
     assert_close(fit_tails(tails.masked_fill(~valid, 1e9), valid), fit_tails(tails, valid))
+
+
+def optimised_temperature(logits, labels):
+    """As OpenOOD does it."""
+    temperature = torch.full((1,), 1.5, dtype=logits.dtype, requires_grad=True)
+    optimiser = torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)
+
+    def closure():
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(logits / temperature, labels)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    return temperature.item()
+
+
+@given(
+    n=st.integers(1, 60),
+    c=st.integers(2, 9),
+    size=st.floats(0.01, 100),
+    sure=st.floats(0, 3),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 2**31),
+)
+def test_the_reference_temperature_is_that_of_torchs_optimiser(n, c, size, sure, dtype, seed):
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(c, (n,), generator=g)
+    logits = size * torch.randn(n, c, generator=g, dtype=dtype)
+    logits[torch.arange(n), labels] += size * sure
+    assert reference_temperature(logits, labels) == optimised_temperature(logits, labels)
+    assert reference_temperature(0 * logits, labels) == 1.5

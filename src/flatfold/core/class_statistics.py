@@ -153,6 +153,8 @@ def _classes(chosen: Tensor) -> str:
 
 COLDEST, HOTTEST = 1e-3, 1e3
 _HALVINGS = 60
+_STEPS, _RATE = 50, 0.01  # of the reference; what follows is where torch's L-BFGS stops
+_NO_CHANGE, _NO_SLOPE, _NO_BEND = 1e-9, 1e-7, 1e-10
 
 
 def best_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = None) -> float:
@@ -184,20 +186,54 @@ def likeliest_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = 
 
 
 def reference_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the temperature at which OpenOOD's fifty L-BFGS steps stop, often far from the best one."""
+    """Return the temperature at which OpenOOD's fifty L-BFGS steps stop, often far from the best one.
+
+    The steps are those of ``torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)`` from 1.5, to the last bit. They
+    are taken here because the first optimiser of a process imports torch's compiler, which takes longer than most
+    methods need for a whole benchmark.
+    """
     with torch.inference_mode(False), torch.enable_grad():
         logits, labels = logits.clone(), labels.clone()  # those of inference mode have no gradients
         temperature = torch.full((1,), 1.5, dtype=logits.dtype, device=logits.device, requires_grad=True)
-        optimiser = torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)
 
-        def closure() -> Tensor:
-            optimiser.zero_grad()
+        def evaluate() -> tuple[float, Tensor]:
             loss = torch.nn.functional.cross_entropy(logits / temperature, labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss
+            return loss.item(), torch.autograd.grad(loss, temperature)[0]
 
-        optimiser.step(closure)  # type: ignore[no-untyped-call]
+        loss, gradient = evaluate()
+        direction, step = -gradient, (_RATE * (1 / gradient.abs()).clamp_max(1.0)).item()
+        history: list[tuple[Tensor, Tensor, Tensor]] = []
+        scale = gradient.new_ones(())
+        for left in reversed(range(_STEPS)):
+            if gradient.dot(direction) > -_NO_CHANGE or gradient.abs() <= _NO_SLOPE:
+                break
+            with torch.no_grad():
+                temperature.add_(direction, alpha=step)
+            if not left:
+                break
+            before = loss, gradient
+            loss, gradient = evaluate()
+            moved = direction * step
+            if moved.abs() <= _NO_CHANGE or abs(loss - before[0]) < _NO_CHANGE:
+                break
+            bend = gradient - before[1]
+            if (product := bend.dot(moved)) > _NO_BEND:
+                history.append((moved, bend, 1.0 / product))
+                scale = product / bend.dot(bend)
+            direction, step = _two_loops(-gradient, history, scale), _RATE
     return temperature.item()
+
+
+def _two_loops(direction: Tensor, history: list[tuple[Tensor, Tensor, Tensor]], scale: Tensor) -> Tensor:
+    """Multiply by L-BFGS's inverse Hessian, from steps, the changes of the gradient and one over their products."""
+    shares = []
+    for moved, bend, inverse in reversed(history):
+        shares.append(moved.dot(direction) * inverse)
+        direction = direction.add(bend, alpha=-shares[-1].item())
+    direction = direction * scale
+    for (moved, bend, inverse), share in zip(history, reversed(shares), strict=True):
+        direction = direction.add(moved, alpha=(share - bend.dot(direction) * inverse).item())
+    return direction
 
 
 STEEPEST = 1e6  # shape of a tail whose distances are all equal: a step
