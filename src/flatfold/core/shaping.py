@@ -36,12 +36,21 @@ def partially_normalised_probs(
     Unless the head is very large, logits are kept in float64 until the probabilities are computed (:func:`widen`).
     ``logits``, ``W h + b``, save the matrix product where they have that type.
     """
+    projected, norms = project(h, weight, bias, logits)
+    return rescaled_logits(projected, norms**alpha, bias).softmax(dim=-1).to(h.dtype)
+
+
+def project(h: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return ``W h`` as ``(n, c)`` and ``|h|`` as ``(n, 1)``: all that the probabilities at any exponent need.
+
+    ``logits``, ``W h + b``, save the matrix product where they have the type of the result.
+    """
     wide_weight, wide_h = widen(weight, h)
     if logits is None or logits.dtype != wide_h.dtype:
         projected = wide_h @ wide_weight.mT
     else:
         projected = logits if bias is None else logits - bias
-    return rescaled_logits(projected, row_norms(wide_h) ** alpha, bias).softmax(dim=-1).to(h.dtype)
+    return projected, row_norms(wide_h)
 
 
 def rescaled_logits(projected: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,7 +3,7 @@
 Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detection", ECCV 2026.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -19,7 +19,15 @@ from ..core.hessian import (
     prefers_distances,
 )
 from ..core.pairs import Pairs, largest_pairs
-from ..core.shaping import SMALLEST_DIVISOR, check_alpha, partially_normalised, partially_normalised_probs, row_norms
+from ..core.shaping import (
+    SMALLEST_DIVISOR,
+    check_alpha,
+    partially_normalised,
+    partially_normalised_probs,
+    project,
+    rescaled_logits,
+    row_norms,
+)
 from ..core.validation import check_choice, check_features
 from . import ash, react
 from .base import Detector
@@ -67,15 +75,25 @@ class Fold(Detector):
 
     def score_at(self, h: Tensor, alpha: float | Tensor, logits: Tensor | None = None) -> Tensor:
         """Return the scores for another exponent than the constructor's."""
-        probs = partially_normalised_probs(h, self.weight, self._buffers.get("bias"), alpha, logits)
-        trace = self._trace(probs, h, alpha)
-        if self.score_norm is None:
-            return trace
-        if self.score_norm == "weight":
-            divisor = (probs @ self.weight).square().sum(dim=-1)
-        else:
-            divisor = row_norms(h).squeeze(-1) ** (2 - 2 * alpha)
-        return trace / divisor.clamp_min(SMALLEST_DIVISOR)
+        return self.score_over(h, (alpha,), logits)[0]
+
+    def score_over(self, h: Tensor, alphas: Sequence[float | Tensor], logits: Tensor | None = None) -> list[Tensor]:
+        """Return the scores for each of some exponents, which share one product with the head."""
+        bias = self._buffers.get("bias")
+        projected, norms = project(h, self.weight, bias, logits)
+        scores = []
+        for alpha in alphas:
+            probs = rescaled_logits(projected, norms**alpha, bias).softmax(dim=-1).to(h.dtype)
+            trace = self._trace(probs, h, alpha)
+            if self.score_norm is None:
+                scores.append(trace)
+                continue
+            if self.score_norm == "weight":
+                divisor = (probs @ self.weight).square().sum(dim=-1)
+            else:
+                divisor = row_norms(h).squeeze(-1) ** (2 - 2 * alpha)
+            scores.append(trace / divisor.clamp_min(SMALLEST_DIVISOR))
+        return scores
 
     def pairs(self, h: Tensor, k: int, alpha: float | Tensor | None = None) -> Pairs:
         """Return the k pairs of classes that contribute most to the trace; ``score_norm`` does not change them."""

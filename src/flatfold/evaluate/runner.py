@@ -173,11 +173,8 @@ def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> 
         detector = detector.detector
     if not isinstance(detector, AutoFold):
         return None
-    truth: dict[str, list[float]] = {dataset: [] for dataset in banks.ood}
-    for alpha in detector.grid:
-        scores = {dataset: detector.fold.score_at(h, alpha) for dataset, h in features.items()}
-        for dataset, values in truth.items():
-            values.append(auroc(scores[ID], scores[dataset]))
+    scores = {dataset: detector.fold.score_over(h, detector.grid) for dataset, h in features.items()}
+    truth = {dataset: list(map(auroc, scores[ID], scores[dataset])) for dataset in banks.ood}
     truth["all"] = np.mean(list(truth.values()), axis=0).tolist()
     return AlphaCurve(
         method=name,
