@@ -16,10 +16,12 @@ from . import (
     memory,
     neighbours,
     onepass,
+    precision,
     ranking,
     ray_overhead,
     serving,
     share,
+    throughput,
 )
 
 BENCHMARKS = {
@@ -34,6 +36,8 @@ BENCHMARKS = {
     "eigenvalues": eigenvalues.run,
     "curvature": curvature.run,
     "memory": memory.run,
+    "throughput": throughput.run,
+    "precision": precision.run,
     "ray": ray_overhead.run,
     "serving": serving.run,
 }
