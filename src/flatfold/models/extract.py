@@ -148,7 +148,9 @@ def extract_features(
             raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
         found, (features, logits) = probe(model, first.to(place), head)
         if not isinstance(runtime, FastestRuntime):
-            runtime = FastestRuntime(runtime, model, found, rows=rows or None, cache=graph, dtype=dtype)
+            runtime = FastestRuntime(
+                runtime, model, found, rows=rows or _count_rows(loader, first), cache=graph, dtype=dtype
+            )
         small = TorchRuntime(model, found, dtype=dtype)  # of a few inputs, on which no runtime is chosen
         if dtype is not None:
             features, logits = small(first.to(place))
@@ -264,11 +266,20 @@ def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: BankWriter) 
 
 def _split(loader: Iterable[Any]) -> Iterator[Batch]:
     """Yield the batches of a loader that hold an input."""
+    return (batch for batch in map(split_batch, track(loader, TITLE, _count_batches(loader))) if batch.rows)
+
+
+def _count_batches(loader: Iterable[Any]) -> int | None:
     try:
-        length = len(loader)  # type: ignore[arg-type]  # tried
+        return len(loader)  # type: ignore[arg-type]  # tried
     except TypeError:  # no length, or a DataLoader over an iterable data set, which says so only when asked
-        length = None
-    return (batch for batch in map(split_batch, track(loader, TITLE, length)) if batch.rows)
+        return None
+
+
+def _count_rows(loader: Iterable[Any], first: Batch) -> int | None:
+    """Return about how many inputs a loader gives, None if it does not say."""
+    batches = _count_batches(loader)
+    return None if batches is None else batches * first.rows
 
 
 def _is_pair(loader: object) -> bool:

@@ -142,7 +142,6 @@ class FastestRuntime(Runtime):
     Attributes:
         chosen: The runtime in use, None before the first batch.
         reason: Why it was chosen.
-        seconds: What an input took when runtimes were compared, None if they were not.
     """
 
     name = "auto"
@@ -170,7 +169,6 @@ class FastestRuntime(Runtime):
         )
         self.chosen: Runtime | None = None
         self.reason = "asked for"
-        self.seconds: float | None = None
 
     def __call__(self, batch: Batch) -> Pass:  # noqa: D102
         if self.chosen is None:
@@ -202,8 +200,7 @@ class FastestRuntime(Runtime):
     def _fastest(self, base: TorchRuntime, batch: Batch) -> Runtime:
         part = batch.part(0, _timed_rows(base, batch))
         slow = _seconds(base, part)
-        self.seconds = slow / part.rows
-        expected = inf if self.rows is None else self.rows * self.seconds
+        expected = inf if self.rows is None else self.rows * slow / part.rows
         if batch.first_tensor.device.type != "cpu":
             self.reason = "the only one for this device"
             return base
@@ -226,7 +223,6 @@ class FastestRuntime(Runtime):
                 log.info("the runtime %s cannot be used: %s", name, problem)
                 continue
             if fast < slow:
-                self.seconds = fast / part.rows
                 agreement = f"logits agree within {error:.0e}"
                 self.reason = f"{slow / fast:.1f} times as fast as torch on {part.rows} inputs; {agreement}"
                 return runtime

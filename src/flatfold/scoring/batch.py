@@ -18,6 +18,7 @@ from itertools import chain, islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any, ClassVar, Self, get_args
 
 import msgspec
@@ -44,6 +45,7 @@ from .tables import Columns, check_out, write_rows, write_tables
 PART_ROWS = 1024  # at most so many, and at least a batch, are computed again after a kill
 PARTS = 64  # at least so many, if there are as many batches: processes share them
 TRIED_BATCHES = 8  # in which an image is looked for on which to choose a runtime
+TIMED_ROWS = 8  # images by which the time of a job is estimated
 WORTH_PROCESSES = 30.0  # seconds that a job must take before other processes are started, which takes about four
 LONGEST = 200  # bytes of the name of a table: names of files next to it are longer, and most systems end at 255
 READ_ROWS = 1024  # of a parquet file that are read at once
@@ -135,12 +137,9 @@ def run_local(
         undo.callback(torch.set_num_threads, torch.get_num_threads())
         threads = use_free_cores(cores)
         guard = job.load(rows)
-        first = _first_batch(source, parts)
-        if first is not None:
-            with suppress(ValueError):  # scoring this batch raises it again, with the names of the images
-                guard.run(first)  # chooses the runtime
+        seconds = _seconds_of_a_row(guard, source, parts)
         if processes is None:
-            processes = _useful_processes(guard, rows, min(cores, len(parts)))
+            processes = _useful_processes(guard, rows * seconds, min(cores, len(parts)))
         threads = threads if processes == 1 else max(1, cores // processes)
         plural = "es" if processes > 1 else ""
         used = f"{guard.runtime}; {processes} process{plural} of {threads} thread{'s' if threads > 1 else ''}"
@@ -160,19 +159,24 @@ def run_local(
             yield number, part._replace(info={**part.info, "runtime": used})
 
 
-def _first_batch(source: ImageSource, parts: Parts) -> Tensor | None:
-    """Return the first batch of a job of which something can be read; not more than a few are tried."""
+def _seconds_of_a_row(guard: Guard, source: ImageSource, parts: Parts) -> float:
+    """Let a guard choose its runtime on the first images of a job that can be read, and return the time of one."""
     for rows in source.batch_ranges(parts.values())[:TRIED_BATCHES]:
         raw, _ = source.attempt(rows)
         if raw is not None:
-            return split_batch(raw).first_tensor
-    return None
+            first = split_batch(raw).first_tensor
+            with suppress(ValueError):  # scoring this batch raises it again, with the names of the images
+                guard.run(first)
+                start = perf_counter()
+                guard.run(first[:TIMED_ROWS])
+                return (perf_counter() - start) / len(first[:TIMED_ROWS])
+            return 0.0
+    return 0.0
 
 
-def _useful_processes(guard: Guard, rows: int, most: int) -> int:
-    """Return how many processes make a job faster than one would."""
-    seconds = guard.runtime.seconds if isinstance(guard.runtime, FastestRuntime) else None
-    if seconds is None or rows * seconds < WORTH_PROCESSES or next(guard.model.parameters()).device.type != "cpu":
+def _useful_processes(guard: Guard, seconds: float, most: int) -> int:
+    """Return how many processes make a job faster that takes one about so many seconds."""
+    if seconds < WORTH_PROCESSES or next(guard.model.parameters()).device.type != "cpu":
         return 1
     free, own = free_memory(), own_memory()
     return most if free is None or own is None else max(1, min(most, 1 + int(free // (1.5 * own))))
