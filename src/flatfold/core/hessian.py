@@ -74,11 +74,17 @@ def centred_hessian_trace(probs: Tensor, weight: Tensor) -> Tensor:
     when q is spread out, and then little cancels. No matrix over pairs of classes is built.
     """
     centred = weight - weight.mean(dim=0)  # a common shift changes no variance and keeps the moments small
+    return variance_and_mean(probs, centred, centred.square().sum(dim=-1))[0]
+
+
+def variance_and_mean(probs: Tensor, centred: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the trace ``(n,)`` and the mean class weight ``(n, d)``, given centred weights and their squared norms."""
     top, rest, q = split_off_top(probs)
     mean = q @ centred
-    spread = (q @ centred.square().sum(dim=-1) - mean.square().sum(dim=-1)).clamp_min(0.0)
-    gap = (centred[top] - mean).square().sum(dim=-1)
-    return rest * (spread + (1 - rest) * gap)
+    spread = (q @ squares - mean.square().sum(dim=-1)).clamp_min(0.0)
+    gap = centred[top] - mean
+    trace = rest * (spread + (1 - rest) * gap.square().sum(dim=-1))
+    return trace, centred[top] - rest[:, None] * gap
 
 
 def feature_hessian_diagonal(probs: Tensor, weight: Tensor) -> Tensor:
