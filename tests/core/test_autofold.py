@@ -149,7 +149,7 @@ def test_blocks_of_classes_give_what_all_classes_give_at_once(monkeypatch):
     known, masked, each = (torch.randn(*size, generator=g).double() for size in ((60,), (60,), (4, 60)))
     classes = torch.tensor([7, 0, 3, 4])
     at_once = group_rows(labels, classes)
-    monkeypatch.setattr("flatfold.core.autofold.ENTRIES", 130)  # two classes
+    monkeypatch.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 130)  # two classes
     parts = group_rows(labels, classes)
     assert (len(at_once.blocks), len(parts.blocks)) == (1, 2)
     for criterion, scores in ((paired_auroc, (known, masked)), (one_vs_rest_auroc, (each,))):

@@ -87,9 +87,8 @@ def test_a_curve_that_is_computed_in_parts_is_the_same(criterion, blurred, monke
         expected = naive_curve(type(blurred)(head, bank, blurred.unknown), criterion, score_norm)
         assert_close(at_once.curve_.double(), expected, rtol=0, atol=1e-6)
         with monkeypatch.context() as small:
-            small.setattr("flatfold.detectors.autofold.ENTRIES", 6 * 40)  # 40 rows
+            small.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 2 * len(bank))  # 50 rows, or two classes
             small.setattr("flatfold.detectors.autofold.SCORES", 4 * len(bank))  # four classes, or two exponents
-            small.setattr("flatfold.core.autofold.ENTRIES", 2 * len(bank))  # two classes
             in_parts = ff.AutoFold(criterion, GRID, score_norm=score_norm).fit(bank, head)
         assert_close(in_parts.curve_, at_once.curve_)
         assert_close(in_parts.curve_stderr_, at_once.curve_stderr_)

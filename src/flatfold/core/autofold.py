@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from .class_statistics import distances_to
-from .hessian import class_distances, prefers_distances, row_chunks, variance_and_mean
+from .hessian import affordable_distances, entry_chunks, variance_and_mean
 from .validation import MethodRefused
-
-ENTRIES = 2**21  # of samples times classes in one matrix, 16 MB: about ten of them exist at once
 
 
 class Moments(NamedTuple):
@@ -42,7 +40,7 @@ class Weights(NamedTuple):
     def of(cls, weight: Tensor, second: bool = False) -> "Weights":
         """Prepare the weights ``(c, d)`` of a head, for second moments too if these are wanted."""
         centred = weight - weight.mean(dim=0)
-        distances = class_distances(weight) if prefers_distances(*weight.shape) else None
+        distances = affordable_distances(weight)
         return cls(centred, centred.square().sum(dim=-1), distances, weight.square().sum(dim=-1) if second else None)
 
     def draw(self, probs: Tensor) -> "Drawn":
@@ -265,7 +263,7 @@ def group_rows(labels: Tensor, classes: Tensor) -> Groups:
     starts = torch.searchsorted(ranked, classes)
     counts = torch.searchsorted(ranked, classes, right=True) - starts
     blocks = []
-    for part in row_chunks(len(classes), max(1, ENTRIES // len(labels))):
+    for part in entry_chunks(len(classes), len(labels)):
         place = torch.arange(int(counts[part].max()), device=labels.device)
         rows = order[(starts[part, None] + place).clamp_max(len(labels) - 1)]
         blocks.append(Block(labels, classes[part], rows, Side.of(place < counts[part, None])))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .hessian import entry_chunks
 from .validation import MethodRefused, as_matrix, as_tensor, check_labels
 
 
@@ -59,6 +60,11 @@ class Head:
     def __call__(self, h: Tensor) -> Tensor:
         """Return the logits ``(n, c)`` of features ``(n, d)``."""
         return torch.nn.functional.linear(h, self.weight, self.bias)
+
+    def predict(self, h: Tensor) -> Tensor:
+        """Return the class with the largest logit ``(n,)`` of each row of features; not all logits exist at once."""
+        parts = entry_chunks(len(h), self.n_classes)
+        return torch.cat([self(h[part]).argmax(dim=-1) for part in parts])
 
     def to(self, target: torch.device | torch.dtype | str) -> Head:
         """Return this head on another device or in another floating-point type."""

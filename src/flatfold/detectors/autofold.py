@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..core.autofold import (
-    ENTRIES,
     ClassAurocs,
     Moments,
     Weights,
@@ -30,7 +29,7 @@ from ..core.autofold import (
     without_each,
 )
 from ..core.bank import FeatureBank, Head
-from ..core.hessian import row_chunks
+from ..core.hessian import entry_chunks, row_chunks
 from ..core.pairs import Pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_norms
 from ..core.validation import MethodRefused, check_choice, check_features, require_labels
@@ -189,7 +188,7 @@ class AutoFold(Detector):
         for some in row_chunks(len(self.grid), max(1, SCORES // (length * len(bank)))):
             alphas = self.grid[some]
             scores = weight.new_empty(len(alphas), length, len(bank))
-            for rows in row_chunks(len(bank), max(1, ENTRIES // len(weight))):
+            for rows in entry_chunks(len(bank), len(weight)):
                 h = bank.features[rows].double()
                 whole = h @ weight.mT, row_norms(h)
                 for alpha, out in zip(alphas, scores, strict=True):
