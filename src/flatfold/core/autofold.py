@@ -71,8 +71,8 @@ class Drawn(NamedTuple):
             return (self.weights.centred[classes] - self.product).square().sum(dim=-1) + self.trace
         return self.product.gather(-1, classes[:, None]).squeeze(-1)
 
-    def to_each(self, classes: Tensor) -> Tensor:
-        """Return the mean squared distance of each of k classes, ``(n, k)``, to be changed at will."""
+    def to_each(self, classes: Tensor | slice) -> Tensor:
+        """Return the mean squared distance of each of k classes, ``(n, k)``; may use up ``self``."""
         if self.weights.distances is None:
             means, squares = self.weights.centred[classes], self.weights.squares[classes]
             return distances_to(self.product, means, squares).add_(self.trace[:, None])
@@ -119,24 +119,31 @@ def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
     Call it in float64: at the second likeliest class of a row digits are still lost, all of them when it leaves less
     than 1e-16 of the remaining mass to the other classes.
     """
+    few = 2 * len(classes) < logits.shape[-1]  # else picking their columns of each matrix costs more than all columns
+    columns: Tensor | slice = classes if few else slice(None)
     top = logits.argmax(dim=-1)
     q, r, own = masked_softmax(logits, top)
     drawn = weights.draw(q)
-    u, v = drawn.trace[:, None], drawn.to_own(top)
-    whole = r * drawn.trace + own * v  # the trace without a mask, over r
-    pull = drawn.mix(top, r * whole, own, r).to_each(classes)
-    masked = classes == top[:, None]
-    q_k, r, own = q[:, classes], r[:, None], own[:, None]
+    u = drawn.trace
+    whole = r * u + own * drawn.to_own(top)  # the trace without a mask, over r
+    pull = drawn.mix(top, r * whole, own, r).to_each(columns)
+    q_k, r, own = q[:, columns], r[:, None], own[:, None]
     left = 1 - r * q_k  # the mass without class k: at least a half, because k is not the likeliest class
     # In place: these matrices of many rows and classes are made anew for every exponent.
     trace = pull.mul_(q_k).neg_().add_(whole[:, None]).mul_(r).div_(left).div_(left).clamp_min_(0.0)
-    trace = torch.where(masked, u, trace)
+    place = torch.full_like(logits[0], -1, dtype=torch.int64)
+    place[columns] = torch.arange(trace.shape[-1], device=place.device)
+    rows = (place[top] >= 0).nonzero().squeeze(-1)
+    masked_top = rows, place[top[rows]]
+    trace[masked_top] = u[rows]
+    chosen = slice(None) if few else classes
     if weights.square_norms is None:
-        return Moments(trace.mT)
-    others = (q @ weights.square_norms)[:, None]
-    second = r * others + own * weights.square_norms[top][:, None]
-    second = second.sub(q_k.mul_(r).mul_(weights.square_norms[classes])).div_(left)
-    return Moments(trace.mT, torch.where(masked, others, second).mT)
+        return Moments(trace.mT[chosen])
+    others = q @ weights.square_norms
+    second = r * others[:, None] + own * weights.square_norms[top, None]
+    second = second.sub(q_k.mul_(r).mul_(weights.square_norms[columns])).div_(left)
+    second[masked_top] = others[rows]
+    return Moments(trace.mT[chosen], second.mT[chosen])
 
 
 FEW = 16  # samples a class up to which comparing is faster than searching
