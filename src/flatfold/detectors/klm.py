@@ -30,7 +30,7 @@ class Klm(Detector):
     """
 
     log_means: Tensor
-    unseen: Tensor
+    unseen: Tensor | None
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         predicted = head.predict(bank.features)
@@ -49,14 +49,15 @@ class Klm(Detector):
         means.div_(counts[:, None].to(means))
         never = torch.ones(head.n_classes, dtype=torch.bool, device=seen.device).index_fill_(0, seen, False)
         # Probabilities below what a float can hold still have a logarithm: 0 * log 0 would be no number.
-        self.register_buffers(log_means=means.clamp_min_(SMALLEST).log_(), unseen=never.nonzero().flatten())
+        self.register_buffer("log_means", means.clamp_min_(SMALLEST).log_())
+        self.register_buffer("unseen", never.nonzero().flatten() if bool(never.any()) else None)
 
     def score(self, h: Tensor) -> Tensor:
         log_probs = self.logits(h).to(self.log_means.dtype).log_softmax(dim=-1)
         probs = log_probs.exp()
         similarity = (probs @ self.log_means.mT).amax(dim=-1)
         unseen = self._buffers.get("unseen")
-        if unseen is not None and len(unseen):
+        if unseen is not None:
             others = probs.sum(dim=-1) - probs[:, unseen].amax(dim=-1)
             similarity = torch.maximum(similarity, others * log(SMALLEST))
         return ((probs * log_probs).sum(dim=-1) - similarity).to(h.dtype)
