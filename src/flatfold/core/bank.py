@@ -63,8 +63,11 @@ class Head:
 
     def predict(self, h: Tensor) -> Tensor:
         """Return the class with the largest logit ``(n,)`` of each row of features; not all logits exist at once."""
-        parts = entry_chunks(len(h), self.n_classes)
-        return torch.cat([self(h[part]).argmax(dim=-1) for part in parts])
+        predicted = torch.empty(len(h), dtype=torch.int64, device=h.device)
+        for part in entry_chunks(len(h), self.n_classes):
+            # Not joined at the end: kept small tensors would take places in memory where the next logits fit.
+            predicted[part] = self(h[part]).argmax(dim=-1)
+        return predicted
 
     def to(self, target: torch.device | torch.dtype | str) -> Head:
         """Return this head on another device or in another floating-point type."""

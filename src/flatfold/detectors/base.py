@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.bank import FeatureBank, Head, without_class
+from ..core.hessian import row_chunks
 from ..core.pairs import Pairs
 from ..core.validation import MethodRefused, NotFittedError, check_features, check_finite, check_fit
 
@@ -131,7 +132,11 @@ class Detector(Fittable, ABC):
         if torch.compiler.is_compiling() or len(h) <= size:
             return score(*inputs)
         parts = zip(*(torch.split(rows, size) for rows in inputs), strict=True)
-        return torch.cat([score(*part) for part in parts])
+        scores = h.new_empty(len(h))
+        for rows, part in zip(row_chunks(len(h), size), parts, strict=True):
+            # Not joined at the end: kept small tensors would take places in memory where the next logits fit.
+            scores[rows] = score(*part)
+        return scores
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn from ``bank`` and ``head`` and register buffers; the head itself is registered before."""
