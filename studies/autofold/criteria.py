@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatfold.core.autofold import MIN_PER_CLASS, Weights, with_and_without, without_each
+from flatfold.core.autofold import MIN_PER_CLASS, with_and_without, without_each
 
 from .cases import Validation
 from .families import Fitted
@@ -39,7 +39,7 @@ def one_vs_rest(val: Validation, fitted: Fitted, alpha: float, counts: Counts) -
         \operatorname{AUROC}\big( s^{\setminus k}(h_i) : y_i \neq k,\; s^{\setminus k}(h_j) : y_j = k \big)
     """
     every = torch.arange(len(val.classes.bias))
-    scores = without_each(fitted.logits(val.view, alpha), every, Weights(val.classes.distances)).trace.numpy()
+    scores = without_each(fitted.logits(val.view, alpha), every, val.classes.weights).trace.numpy()
     others = _rows_of_others(val)
     return _mean_over_classes(val, lambda rows, k: _auroc(scores[k], others[k], scores[k], rows, counts))
 
@@ -95,7 +95,7 @@ def likelihood(val: Validation, fitted: Fitted, alpha: float, counts: Counts) ->
 def _with_and_without(val: Validation, fitted: Fitted, alpha: float, view: View | None = None) -> tuple[Vector, Vector]:
     """Return the scores of samples as they are and with their class masked."""
     logits = fitted.logits(val.view if view is None else view, alpha)
-    known, masked = with_and_without(logits, val.labels, Weights(val.classes.distances))
+    known, masked = with_and_without(logits, val.labels, val.classes.weights)
     return known.trace.numpy(), masked.trace.numpy()
 
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from flatfold.core.autofold import Weights
 from flatfold.core.bank import FeatureBank, Head
 from flatfold.core.class_statistics import best_temperature
-from flatfold.core.hessian import class_distances, feature_hessian_trace
 from flatfold.core.shaping import row_norms
 
 
@@ -33,8 +33,8 @@ class Classes(NamedTuple):
 
     bias: Tensor
     """``(c,)``."""
-    distances: Tensor
-    """``(c, c)``, squared distances between class weights."""
+    weights: Weights
+    """The class weights."""
     mean_norm: float
     """Of in-distribution features."""
 
@@ -49,7 +49,7 @@ def classes_of(val: FeatureBank, head: Head) -> Classes:
     """Return what is needed of a head, with the mean norm of validation features."""
     weight = head.weight.double()
     bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.double()
-    return Classes(bias, class_distances(weight), float(row_norms(val.features.double()).mean()))
+    return Classes(bias, Weights.of(weight), float(row_norms(val.features.double()).mean()))
 
 
 def logits_at(view: View, classes: Classes, alpha: float, temperature: float) -> Tensor:
@@ -60,7 +60,7 @@ def logits_at(view: View, classes: Classes, alpha: float, temperature: float) ->
 def scores_at(view: View, classes: Classes, alpha: float, temperature: float) -> Tensor:
     """Return FOLD's scores ``(n,)`` at an exponent and a temperature."""
     probs = logits_at(view, classes, alpha, temperature).softmax(dim=-1)
-    return feature_hessian_trace(probs, classes.distances)
+    return classes.weights.draw(probs).trace
 
 
 def paper_temperature(classes: Classes, alpha: float) -> float:

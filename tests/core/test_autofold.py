@@ -11,12 +11,14 @@ from flatfold import AutoFold, FeatureBank, Head, auroc
 from flatfold.core.autofold import (
     Side,
     Weights,
+    group_rows,
     grouped_auroc,
     middle_of_maximum,
+    one_vs_rest_auroc,
+    paired_auroc,
     with_and_without,
     without_each,
 )
-from flatfold.core.hessian import class_distances
 
 
 def make_case(n=7, c=5, d=4, seed=0, scale=3.0):
@@ -27,8 +29,13 @@ def make_case(n=7, c=5, d=4, seed=0, scale=3.0):
     return logits, labels, weight
 
 
+WIDTHS = [4, 2]  # of five classes: with distances between all pairs, and from the weights alone
+
+
 def weights_of(weight):
-    return Weights(class_distances(weight), weight.square().sum(-1))
+    weights = Weights.of(weight, second=True)
+    assert (weights.distances is None) == (weight.shape[1] == 2)
+    return weights
 
 
 def moments(probs, weight):
@@ -44,24 +51,26 @@ def masked_probs(logits, k):
     return logits.softmax(-1)
 
 
+@pytest.mark.parametrize("d", WIDTHS)
 @given(seed=st.integers(0, 2**31), scale=st.floats(0.01, 8))
-def test_masked_moments_equal_their_definitions(seed, scale):
-    logits, labels, weight = make_case(seed=seed, scale=scale)
+def test_masked_moments_equal_their_definitions(d, seed, scale):
+    logits, labels, weight = make_case(d=d, seed=seed, scale=scale)
     whole, masked = with_and_without(logits, labels, weights_of(weight))
     for got, probs in ((whole, logits.softmax(-1)), (masked, masked_probs(logits, labels))):
         trace, second = moments(probs, weight)
         assert_close(got.trace, trace, rtol=1e-9, atol=1e-12)
         assert_close(got.second, second, rtol=1e-9, atol=1e-12)
-    classes = torch.tensor([3, 0, 4])
-    got = without_each(logits, classes, weights_of(weight))
-    for row, k in enumerate(classes):
-        trace, second = moments(masked_probs(logits, torch.full((len(logits),), int(k))), weight)
-        assert_close(got.trace[row], trace, rtol=1e-6, atol=1e-9)
-        assert_close(got.second[row], second, rtol=1e-6, atol=1e-9)
+    for classes in (torch.tensor([3, 0, 4]), torch.tensor([3, 1])):  # most of them, and few of them
+        got = without_each(logits, classes, weights_of(weight))
+        for row, k in enumerate(classes):
+            trace, second = moments(masked_probs(logits, torch.full((len(logits),), int(k))), weight)
+            assert_close(got.trace[row], trace, rtol=1e-6, atol=1e-9)
+            assert_close(got.second[row], second, rtol=1e-6, atol=1e-9)
 
 
-def test_masking_the_top_class_of_a_very_confident_row_is_exact():
-    weight = make_case()[2]
+@pytest.mark.parametrize("d", WIDTHS)
+def test_masking_the_top_class_of_a_very_confident_row_is_exact(d):
+    weight = make_case(d=d)[2]
     for gap in (10.0, 40.0, 700.0):
         logits = torch.tensor([[gap, 1.0, 0.5, 0.0, -1.0]], dtype=torch.float64)
         trace, second = moments(masked_probs(logits, torch.tensor([0])), weight)
@@ -76,9 +85,33 @@ def test_masking_the_top_class_of_a_very_confident_row_is_exact():
     assert_close(whole.trace[0], pairs, rtol=1e-12, atol=0)
 
 
+def pair_sum(p, weight):
+    """The sum over pairs of classes, of which no term is negative."""
+    return 0.5 * (p[:, :, None] * p[:, None] * (weight[:, None] - weight).square().sum(-1)).sum((1, 2))
+
+
+@pytest.mark.parametrize(("c", "d"), [(30, 60), (60, 8)])
+def test_confident_rows_keep_their_digits(c, d):
+    logits, _, weight = make_case(n=40, c=c, d=d, scale=1.0)
+    top = logits.argmax(-1)
+    logits[torch.arange(40), top] += 20 + 10 * torch.rand(40, generator=torch.Generator().manual_seed(0))
+    weights = Weights.of(weight)
+    assert (weights.distances is None) == (c == 60)
+    assert (1 - logits.softmax(-1).amax(-1)).median() < 1e-9
+    second = logits.topk(2).indices[:, 1]
+    for classes in (top, second, second.roll(1)):
+        whole, masked = with_and_without(logits, classes, weights)
+        assert_close(whole.trace, pair_sum(logits.softmax(-1), weight), rtol=1e-11, atol=0)
+        assert_close(masked.trace, pair_sum(masked_probs(logits, classes), weight), rtol=1e-11, atol=0)
+    got = without_each(logits, torch.arange(c), weights).trace
+    for k in range(c):
+        assert_close(got[k], pair_sum(masked_probs(logits, torch.full((40,), k)), weight), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("d", WIDTHS)
 @given(seed=st.integers(0, 2**31))
-def test_rounding_makes_no_masked_trace_negative(seed):
-    logits, _, weight = make_case(seed=seed, scale=60.0)
+def test_rounding_makes_no_masked_trace_negative(d, seed):
+    logits, _, weight = make_case(d=d, seed=seed, scale=60.0)
     assert (without_each(logits, torch.arange(5), weights_of(weight)).trace >= 0).all()
 
 
@@ -108,6 +141,22 @@ def test_each_group_has_the_auroc_of_its_own_samples(seed, sizes, ties):
     assert_close(got.low_influence.sum(-1), torch.zeros(len(sizes), dtype=torch.float64))
     assert_close(got.high_influence.sum(-1), torch.zeros(len(sizes), dtype=torch.float64))
     assert (got.high_influence[~high_valid] == 0).all()
+
+
+def test_blocks_of_classes_give_what_all_classes_give_at_once(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    labels = torch.randint(9, (60,), generator=g)
+    known, masked, each = (torch.randn(*size, generator=g).double() for size in ((60,), (60,), (4, 60)))
+    classes = torch.tensor([7, 0, 3, 4])
+    at_once = group_rows(labels, classes)
+    monkeypatch.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 130)  # two classes
+    parts = group_rows(labels, classes)
+    assert (len(at_once.blocks), len(parts.blocks)) == (1, 2)
+    for criterion, scores in ((paired_auroc, (known, masked)), (one_vs_rest_auroc, (each,))):
+        expected, got = criterion(*scores, at_once), criterion(*scores, parts)
+        assert_close(got.auroc, expected.auroc)
+        assert_close(got.influence, expected.influence)
+    assert_close(float(expected.auroc[2]), auroc(each[2][labels != 3], each[2][labels == 3]))
 
 
 def test_the_influences_give_delongs_standard_error():

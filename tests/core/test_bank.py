@@ -72,6 +72,13 @@ def test_a_bank_can_be_cut_and_moved():
     assert bank.to("cpu").labels.tolist() == [0, 1, 1]
 
 
+def test_a_head_predicts_the_largest_logit_whatever_the_parts(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    head, h = Head(torch.randn(5, 3, generator=g), torch.randn(5, generator=g)), torch.randn(20, 3, generator=g)
+    monkeypatch.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 17)
+    assert torch.equal(head.predict(h), head(h).argmax(-1))
+
+
 def test_a_head_gives_logits_with_and_without_bias():
     h = torch.tensor([[1.0, 2.0]])
     assert_close(Head(GOOD)(h), h @ GOOD.T)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import pinvh
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import weibull_min
 from sklearn.covariance import EmpiricalCovariance
 from torch.testing import assert_close
@@ -20,6 +20,7 @@ from flatfold.core.class_statistics import (
     class_means,
     fit_gaussian,
     fit_tails,
+    logits_by_rows,
     mean_row,
     reference_temperature,
     squared_distances,
@@ -115,9 +116,33 @@ def test_the_best_temperature_minimises_the_cross_entropy_and_leaves_the_bias_al
 
         found = best_temperature(logits, labels, bias)
         assert found == pytest.approx(minimize_scalar(loss, bounds=(0.01, 50), method="bounded").x, rel=1e-4), sharpness
+
+        def slope(t, z=logits, y=labels, b=0.0 if bias is None else bias):
+            return float(((z / t + b).softmax(-1) * z).sum(-1).sub(z.gather(1, y[:, None])[:, 0]).mean())
+
+        assert found == pytest.approx(brentq(slope, 0.01, 50, xtol=1e-15, rtol=1e-14), rel=1e-11), sharpness
         if bias is None:
             assert found == pytest.approx(sharpness, rel=0.25), sharpness
     assert best_temperature(torch.eye(3), torch.arange(3)) == pytest.approx(COLDEST)  # logits that are always right
+
+
+def test_temperatures_do_not_depend_on_the_parts_that_logits_are_computed_in(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    logits, labels = make_logits(2.0)
+    weight, bias = torch.randn(5, 8, generator=g), torch.randn(5, generator=g)
+    h = torch.linalg.lstsq(weight.double(), (logits - bias).T).solution.T.float()
+    at_once = logits_by_rows(h, weight, bias)
+    assert isinstance(at_once, torch.Tensor)
+    solvers = best_temperature, reference_temperature
+    found = [solve(at_once, labels) for solve in solvers]
+    assert found[1] != pytest.approx(1.5, rel=0.01)  # where it starts
+    monkeypatch.setattr("flatfold.core.class_statistics.LOGITS_AT_ONCE", 10)
+    monkeypatch.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 5 * 70)
+    lazy = logits_by_rows(h, weight, bias)
+    assert not isinstance(lazy, torch.Tensor)
+    assert [solve(lazy, labels) for solve in (best_temperature, reference_temperature)] == pytest.approx(
+        found, rel=1e-4
+    )
 
 
 # --- Weibull tails

@@ -77,6 +77,23 @@ def test_the_curve_is_the_naive_one(criterion, blurred):
         assert detector.curve_.std() > 1e-3, score_norm  # a flat curve would prove nothing
 
 
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_a_curve_that_is_computed_in_parts_is_the_same(criterion, blurred, monkeypatch):
+    narrow = blurred.bank.features[:, :2]  # six classes of two features: without distances between all pairs
+    bank, head = ff.FeatureBank(narrow, blurred.bank.labels), ff.Head(blurred.head.weight[:, :2], blurred.head.bias)
+    for score_norm in (None, "weight", "feature"):
+        at_once = ff.AutoFold(criterion, GRID, score_norm=score_norm).fit(bank, head)
+        expected = naive_curve(type(blurred)(head, bank, blurred.unknown), criterion, score_norm)
+        assert_close(at_once.curve_.double(), expected, rtol=0, atol=1e-6)
+        with monkeypatch.context() as small:
+            small.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 2 * len(bank))  # 50 rows, or two classes
+            small.setattr("flatfold.detectors.autofold.SCORES", 4 * len(bank))  # four classes, or two exponents
+            in_parts = ff.AutoFold(criterion, GRID, score_norm=score_norm).fit(bank, head)
+        assert_close(in_parts.curve_, at_once.curve_)
+        assert_close(in_parts.curve_stderr_, at_once.curve_stderr_)
+
+
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_it_scores_like_fold_at_the_chosen_exponent(criterion, blurred):
     detector = ff.AutoFold(criterion, GRID).fit(blurred.bank, blurred.head)

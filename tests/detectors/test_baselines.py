@@ -1,5 +1,7 @@
 """Every baseline against its formula, written down slowly in float64, one sample at a time."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -268,6 +270,22 @@ def test_nnguide_keeps_the_first_samples_or_draws_them(make_world):
     assert len(detectors.NNGuide(k=10, share=0.5).fit(world.bank, world.head).bank) == 180
 
 
+def test_fdbd_of_many_classes_has_no_boundary_between_equal_ones_either():
+    g = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(200, 64, generator=g) + 1, torch.randn(200, generator=g)
+    weight[100:] = weight[:100]
+    h = torch.randn(50, 64, generator=g)
+    detector = detectors.Fdbd().fit(ff.FeatureBank(h), ff.Head(weight, bias))
+    assert detector.distances is None
+    logits = weight @ h.double().T.to(weight) + bias[:, None]
+    for row, z in enumerate(logits.T.double()):
+        k = int(z.argmax())
+        gaps = (weight[k] - weight).double().norm(dim=-1)
+        boundaries = ((z[k] - z) / gaps.where(gaps > 0, 1.0)).sum()
+        expected = -boundaries / (h[row] - h.mean(0)).double().norm()
+        assert float(detector(h)[row]) == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_fdbd_can_be_relative_to_the_norm(make_world):
     world = make_world()
     centre, norm = (detectors.Fdbd(r).fit(world.bank, world.head)(world.unknown) for r in ("centre", "norm"))
@@ -297,11 +315,32 @@ def test_she_has_other_metrics(make_world):
 
 
 def test_klm_takes_certainty_for_a_class_that_is_never_predicted(make_world):
+    world = make_world(torch.float64)
+    logits = world.head(world.bank.features)
+    known = world.bank[(logits.argmax(-1) != 2) & (logits.argmax(-1) != 4)]
+    p = world.head(known.features).softmax(-1)
+    means = torch.stack(
+        [p[p.argmax(-1) == c].mean(0) if c not in (2, 4) else torch.eye(6).double()[c] for c in range(6)]
+    )
+    h = torch.cat([world.unknown, world.bank.features])
+    log_p = world.head(h).log_softmax(-1)
+    log_means = means.clamp_min(torch.finfo(torch.float32).tiny).log()
+    divergences = (log_p.exp()[:, None] * (log_p[:, None] - log_means)).sum(-1)
+    assert set(divergences.argmin(-1).tolist()) >= {2, 4, 5}
+    assert_close(detectors.Klm().fit(known, world.head)(h), divergences.amin(-1))
+
+
+def test_klm_is_refused_where_its_means_would_not_fit(make_world, monkeypatch):
     world = make_world()
-    known = world.bank[world.head(world.bank.features).argmax(-1) != 2]
-    detector = detectors.Klm().fit(known, world.head)
-    assert_close(detector.log_means[2].exp(), torch.eye(6)[2].double(), rtol=0, atol=1e-30)
-    assert detector(world.unknown).isfinite().all()
+    monkeypatch.setattr("flatfold.detectors.klm.WIDE_ENTRIES", 35)
+    narrow = detectors.Klm().fit(world.bank, world.head)
+    assert narrow.log_means.dtype == torch.float32
+    monkeypatch.undo()
+    assert_close(
+        narrow(world.unknown), detectors.Klm().fit(world.bank, world.head)(world.unknown), rtol=1e-4, atol=1e-5
+    )
+    monkeypatch.setattr("flatfold.detectors.klm.MOST_ENTRIES", 35)
+    assert_refused(ValueError, "fewer samples", detectors.Klm().fit, world.bank, world.head)
 
 
 @pytest.mark.parametrize("name", ["she", "openmax"])
@@ -385,6 +424,21 @@ def test_openmax_is_its_formula_for_other_numbers_of_classes_and_wrong_samples(m
     for h, got in zip(world.unknown[:8], detector(world.unknown[:8]), strict=True):
         assert float(got) == pytest.approx(slow.openmax(h.numpy(), top=2), rel=1e-3)
     assert_close(torch.sigmoid(odds(world.unknown)), detector(world.unknown))
+
+
+def test_openmax_measures_distances_of_logits_from_features_where_there_are_more_classes(make_world):
+    world = make_world(torch.float64)
+    narrow = ff.FeatureBank(world.bank.features[:, :4], world.bank.labels)
+    head = ff.Head(world.head.weight[:, :4], world.head.bias)
+    padding = torch.zeros(6, 4).double()  # makes as many features as classes, and changes no logit
+    wide = ff.FeatureBank(torch.cat([narrow.features, torch.ones(len(narrow), 4)], -1), narrow.labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # classes that are never predicted
+        few = detectors.OpenMax(logarithm=True).fit(narrow, head)
+        many = detectors.OpenMax(logarithm=True).fit(wide, ff.Head(torch.cat([head.weight, padding], -1), head.bias))
+    assert (few.means.shape, many.means.shape) == ((6, 4), (6, 6))
+    h = world.unknown[:, :4]
+    assert_close(few(h), many(torch.cat([h, torch.ones(len(h), 4)], -1)), rtol=1e-7, atol=1e-9)
 
 
 def test_openmax_takes_two_classes_and_tails_longer_than_the_bank():

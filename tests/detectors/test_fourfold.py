@@ -118,6 +118,20 @@ def test_float32_scores_are_exact_to_a_hundred_thousandth(make_world):
             np.testing.assert_allclose(detector(world.unknown), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_many_classes_need_no_matrix_over_their_pairs(make_world, monkeypatch):
+    """Nor all logits at once: six classes of many features stand for 20,000 of a few."""
+    monkeypatch.setattr("flatfold.core.hessian.prefers_distances", lambda n_classes, width: False)
+    monkeypatch.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 6 * 50)
+    monkeypatch.setattr("flatfold.core.class_statistics.LOGITS_AT_ONCE", 10)
+    for dtype, tolerance in ((torch.float64, 1e-8), (torch.float32, 1e-5)):
+        world = make_world(dtype)
+        bank = noisy(world)
+        detector = ff.create("fourfold").fit(bank, world.head)
+        assert "distances" not in detector.state_dict()
+        expected = slow_scores(bank, world.head, world.unknown)
+        np.testing.assert_allclose(detector(world.unknown), expected, rtol=tolerance, atol=tolerance)
+
+
 def test_each_sign_is_a_method_of_its_own(make_world):
     world = make_world(torch.float64)
     bank = noisy(world)
@@ -180,7 +194,10 @@ def test_refuses_what_it_cannot_learn_from(make_world):
 def test_the_log_of_the_trace_agrees_with_the_trace_and_does_not_underflow(make_world):
     world = make_world(torch.float64)
     logits, distances = world.head(world.unknown), class_distances(world.head.weight)
-    assert_close(log_hessian_trace(logits, distances), feature_hessian_trace(logits.softmax(-1), distances).log())
+    expected = feature_hessian_trace(logits.softmax(-1), distances).log()
     sure = log_hessian_trace(logits * 1000, distances)
     assert sure.isfinite().all()
     assert (sure < -1000).any()
+    assert_close(log_hessian_trace(logits, distances), expected)
+    assert_close(log_hessian_trace(logits, None, world.head.weight), expected, rtol=1e-12, atol=0)
+    assert_close(log_hessian_trace(logits * 1000, None, world.head.weight), sure, rtol=1e-12, atol=0)

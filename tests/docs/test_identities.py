@@ -105,7 +105,7 @@ def test_the_score_is_the_trace_at_normalised_features_and_lies_in_its_range(cas
 def test_a_masked_logit_is_a_class_less_and_its_trace_comes_from_one_product():
     case = Case(n=200, scale=2)
     p, labels = case.p, torch.arange(200) % 5
-    plain, masked = masking.with_and_without(case.logits, labels, Weights(case.distances))
+    plain, masked = masking.with_and_without(case.logits, labels, Weights.of(case.weight))
     q, r, _ = masking.masked_softmax(case.logits, labels)
     v = (q @ case.distances).gather(1, labels[:, None])[:, 0]
     gains = masked.trace > plain.trace  # exactly where the page says

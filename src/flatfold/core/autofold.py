@@ -1,14 +1,18 @@
 """What AutoFold's criteria are made of: moments of masked logits, and AUROCs of ID against pseudo-OOD samples.
 
-A criterion needs one or two matrix products for all classes.
+A criterion needs one or two matrix products for all classes. Nothing here has an entry for each pair of classes when
+there are many of them, nor one for each class and each sample at once, unless the caller gives it.
 """
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .class_statistics import distances_to
+from .hessian import affordable_distances, entry_chunks, variance_and_mean
 from .validation import MethodRefused
 
 
@@ -23,8 +27,61 @@ class Moments(NamedTuple):
 class Weights(NamedTuple):
     """The class weights as far as moments need them."""
 
-    distances: Tensor  # (c, c), squared distances between them
-    square_norms: Tensor | None = None  # (c,), their squared norms; without them there is no second moment
+    centred: Tensor
+    """``(c, d)``, minus their mean, which changes no distance between them."""
+    squares: Tensor
+    """``(c,)``, squared norms of the centred weights."""
+    distances: Tensor | None
+    """``(c, c)``, squared distances between them, where these are cheaper (:func:`prefers_distances`)."""
+    square_norms: Tensor | None
+    """``(c,)``, squared norms of the weights as they are; without them there is no second moment."""
+
+    @classmethod
+    def of(cls, weight: Tensor, second: bool = False) -> "Weights":
+        """Prepare the weights ``(c, d)`` of a head, for second moments too if these are wanted."""
+        centred = weight - weight.mean(dim=0)
+        distances = affordable_distances(weight)
+        return cls(centred, centred.square().sum(dim=-1), distances, weight.square().sum(dim=-1) if second else None)
+
+    def draw(self, probs: Tensor) -> "Drawn":
+        """Return the squared distances of classes from one that is drawn with probabilities ``(n, c)``."""
+        if self.distances is None:
+            return Drawn(*variance_and_mean(probs, self.centred, self.squares), self)
+        product = probs @ self.distances
+        return Drawn(0.5 * (product * probs).sum(dim=-1), product, self)
+
+
+class Drawn(NamedTuple):
+    r"""Mean squared distances ``D q`` of classes from one that is drawn with probabilities q, row by row.
+
+    .. math:: (D q)_k = \sum_j q_j \|w_k - w_j\|^2 = \|w_k - m\|^2 + \tfrac12 q^\top D q, \qquad m = \sum_j q_j w_j
+
+    The second form needs the mean weight m only, and no matrix over pairs of classes.
+    """
+
+    trace: Tensor
+    """``(n,)``, total variance of the weights, ``q' D q / 2``."""
+    product: Tensor
+    """``(n, c)``, ``D q``; or ``(n, d)``, m, if the weights have no ``distances``."""
+    weights: Weights
+
+    def to_own(self, classes: Tensor) -> Tensor:
+        """Return the mean squared distance ``(n,)`` of one class per row."""
+        if self.weights.distances is None:
+            return (self.weights.centred[classes] - self.product).square().sum(dim=-1) + self.trace
+        return self.product.gather(-1, classes[:, None]).squeeze(-1)
+
+    def to_each(self, classes: Tensor | slice) -> Tensor:
+        """Return the mean squared distance of each of k classes, ``(n, k)``; may use up ``self``."""
+        if self.weights.distances is None:
+            means, squares = self.weights.centred[classes], self.weights.squares[classes]
+            return distances_to(self.product, means, squares).add_(self.trace[:, None])
+        return self.product[:, classes]
+
+    def mix(self, classes: Tensor, trace: Tensor, share: Tensor, rest: Tensor) -> "Drawn":
+        """Return the same for a mixture, with this trace, of one class per row and ``rest`` of q; uses up ``self``."""
+        points = self.weights.centred if self.weights.distances is None else self.weights.distances
+        return Drawn(trace, self.product.mul_(rest[:, None]).addcmul_(points[classes], share[:, None]), self.weights)
 
 
 def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,9 +97,8 @@ def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Ten
 def with_and_without(logits: Tensor, classes: Tensor, weights: Weights) -> tuple[Moments, Moments]:
     """Return the moments of each row of logits without a mask and with one class masked, from a single product."""
     q, r, own = masked_softmax(logits, classes)
-    pull = q @ weights.distances
-    u = 0.5 * (pull * q).sum(dim=-1)
-    v = pull.gather(-1, classes[:, None]).squeeze(-1)
+    drawn = weights.draw(q)
+    u, v = drawn.trace, drawn.to_own(classes)
     trace = r * (r * u + own * v)
     if weights.square_norms is None:
         return Moments(trace), Moments(u)
@@ -63,24 +119,31 @@ def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
     Call it in float64: at the second likeliest class of a row digits are still lost, all of them when it leaves less
     than 1e-16 of the remaining mass to the other classes.
     """
+    few = 2 * len(classes) < logits.shape[-1]  # else picking their columns of each matrix costs more than all columns
+    columns: Tensor | slice = classes if few else slice(None)
     top = logits.argmax(dim=-1)
-    column = top[:, None]
     q, r, own = masked_softmax(logits, top)
-    pull = q @ weights.distances
-    u = 0.5 * (pull * q).sum(dim=-1, keepdim=True)
-    v = pull.gather(-1, column)
-    r, own = r[:, None], own[:, None]
-    others = r * q
-    left = 1 - others  # the mass without class k: at least a half, because k is not the likeliest class
-    # In place from here on: these matrices of all rows and all classes are made anew for every exponent.
-    trace = pull.mul_(r).addcmul_(weights.distances[top], own).mul_(q).neg_().add_(r * u + own * v)
-    trace = trace.mul_(r).div_(left).div_(left).clamp_min_(0.0).scatter_(-1, column, u)
+    drawn = weights.draw(q)
+    u = drawn.trace
+    whole = r * u + own * drawn.to_own(top)  # the trace without a mask, over r
+    pull = drawn.mix(top, r * whole, own, r).to_each(columns)
+    q_k, r, own = q[:, columns], r[:, None], own[:, None]
+    left = 1 - r * q_k  # the mass without class k: at least a half, because k is not the likeliest class
+    # In place: these matrices of many rows and classes are made anew for every exponent.
+    trace = pull.mul_(q_k).neg_().add_(whole[:, None]).mul_(r).div_(left).div_(left).clamp_min_(0.0)
+    place = torch.full_like(logits[0], -1, dtype=torch.int64)
+    place[columns] = torch.arange(trace.shape[-1], device=place.device)
+    rows = (place[top] >= 0).nonzero().squeeze(-1)
+    masked_top = rows, place[top[rows]]
+    trace[masked_top] = u[rows]
+    chosen = slice(None) if few else classes
     if weights.square_norms is None:
-        return Moments(trace.mT[classes])
-    masked = (q @ weights.square_norms)[:, None]
-    whole = r * masked + own * weights.square_norms[column]
-    second = ((whole - others * weights.square_norms) / left).scatter_(-1, column, masked)
-    return Moments(trace.mT[classes], second.mT[classes])
+        return Moments(trace.mT[chosen])
+    others = q @ weights.square_norms
+    second = r * others[:, None] + own * weights.square_norms[top, None]
+    second = second.sub(q_k.mul_(r).mul_(weights.square_norms[columns])).div_(left)
+    second[masked_top] = others[rows]
+    return Moments(trace.mT[chosen], second.mT[chosen])
 
 
 FEW = 16  # samples a class up to which comparing is faster than searching
@@ -148,13 +211,26 @@ def _influence(placement: Tensor, auroc: Tensor, side: Side) -> Tensor:
     return placement.sub_(auroc).mul_(scale)
 
 
+class Block:
+    """Some classes and their rows, padded to one length."""
+
+    def __init__(self, labels: Tensor, classes: Tensor, rows: Tensor, members: Side) -> None:
+        self.labels = labels  # (n,)
+        self.classes = classes  # (k,)
+        self.rows = rows  # (k, m), indices of the rows of each class
+        self.members = members  # which entries of rows are no padding, (k, m)
+
+    @cached_property
+    def others(self) -> Side:
+        """Which rows belong to any other class, ``(k, n)``."""
+        return Side.of(self.labels != self.classes[:, None])
+
+
 class Groups(NamedTuple):
-    """The rows of each class, padded to one length."""
+    """The rows of each class, a block of classes after the other."""
 
     classes: Tensor  # (k,), the classes averaged over
-    rows: Tensor  # (k, m), indices of the rows of each class
-    members: Side  # which entries of rows are no padding, (k, m)
-    others: Side  # which rows belong to any other class, (k, n)
+    blocks: list[Block]
 
 
 MIN_PER_CLASS = 3  # a class with fewer samples has no AUROC worth averaging
@@ -190,25 +266,52 @@ def flatness(curve: Tensor, stderr: Tensor) -> str:
 
 def group_rows(labels: Tensor, classes: Tensor) -> Groups:
     """Return the rows of each of ``classes`` ``(k,)`` among ``labels`` ``(n,)``."""
-    inside = labels == classes[:, None]
-    valid, rows = inside.sort(dim=-1, descending=True, stable=True)
-    longest = int(valid.sum(dim=-1).max())
-    return Groups(classes, rows[:, :longest].contiguous(), Side.of(valid[:, :longest]), Side.of(~inside))
+    ranked, order = labels.sort(stable=True)
+    starts = torch.searchsorted(ranked, classes)
+    counts = torch.searchsorted(ranked, classes, right=True) - starts
+    blocks = []
+    for part in entry_chunks(len(classes), len(labels)):
+        place = torch.arange(int(counts[part].max()), device=labels.device)
+        rows = order[(starts[part, None] + place).clamp_max(len(labels) - 1)]
+        blocks.append(Block(labels, classes[part], rows, Side.of(place < counts[part, None])))
+    return Groups(classes, blocks)
 
 
-def paired_auroc(known: Tensor, masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """Return the AUROC of samples against their masked copies, as a mean over classes, and its standard error."""
-    result = grouped_auroc(known[groups.rows], groups.members, masked[groups.rows], groups.members)
-    influence = result.low_influence + result.high_influence  # a sample and its copy move together
-    return result.auroc.mean(), influence.norm() / len(groups.classes)
+class ClassAurocs(NamedTuple):
+    """One AUROC per class, and the influence of each sample on all of them together."""
+
+    auroc: Tensor  # (k,)
+    influence: Tensor  # (n,)
+
+    def join(self, other: "ClassAurocs") -> "ClassAurocs":
+        """Return the same for the classes of both, measured on the same samples."""
+        return ClassAurocs(torch.cat([self.auroc, other.auroc]), self.influence + other.influence)
+
+    def mean(self) -> tuple[Tensor, Tensor]:
+        """Return the mean over classes and its standard error."""
+        return self.auroc.mean(), self.influence.norm() / len(self.auroc)
 
 
-def one_vs_rest_auroc(masked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """Return the AUROC of all other samples against those of a masked class, as a mean, and its standard error."""
-    result = grouped_auroc(masked, groups.others, masked.gather(-1, groups.rows), groups.members)
-    influence = result.low_influence.sum(dim=0)  # one sample takes part in the AUROC of every class
-    influence = influence.index_add(0, groups.rows.flatten(), result.high_influence.flatten())
-    return result.auroc.mean(), influence.norm() / len(groups.classes)
+def paired_auroc(known: Tensor, masked: Tensor, groups: Groups) -> ClassAurocs:
+    """Return the AUROCs of samples ``(n,)`` against their masked copies."""
+    aurocs, influence = [], torch.zeros_like(known)
+    for block in groups.blocks:
+        result = grouped_auroc(known[block.rows], block.members, masked[block.rows], block.members)
+        together = result.low_influence + result.high_influence  # a sample and its copy move together
+        influence.index_add_(0, block.rows.flatten(), together.flatten())
+        aurocs.append(result.auroc)
+    return ClassAurocs(torch.cat(aurocs), influence)
+
+
+def one_vs_rest_auroc(masked: Tensor, groups: Groups) -> ClassAurocs:
+    """Return the AUROCs of all other samples against those of a masked class, given scores ``(k, n)``."""
+    aurocs, influence = [], torch.zeros_like(masked[0])
+    for block, scores in zip(groups.blocks, torch.split(masked, len(groups.blocks[0].classes)), strict=True):
+        result = grouped_auroc(scores, block.others, scores.gather(-1, block.rows), block.members)
+        influence += result.low_influence.sum(dim=0)  # one sample takes part in the AUROC of every class
+        influence.index_add_(0, block.rows.flatten(), result.high_influence.flatten())
+        aurocs.append(result.auroc)
+    return ClassAurocs(torch.cat(aurocs), influence)
 
 
 def middle_of_maximum(curve: Tensor, tie: float = 1e-12) -> int:

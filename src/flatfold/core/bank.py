@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .hessian import entry_chunks
 from .validation import MethodRefused, as_matrix, as_tensor, check_labels
 
 
@@ -59,6 +60,14 @@ class Head:
     def __call__(self, h: Tensor) -> Tensor:
         """Return the logits ``(n, c)`` of features ``(n, d)``."""
         return torch.nn.functional.linear(h, self.weight, self.bias)
+
+    def predict(self, h: Tensor) -> Tensor:
+        """Return the class with the largest logit ``(n,)`` of each row of features; not all logits exist at once."""
+        predicted = torch.empty(len(h), dtype=torch.int64, device=h.device)
+        for part in entry_chunks(len(h), self.n_classes):
+            # Not joined at the end: kept small tensors would take places in memory where the next logits fit.
+            predicted[part] = self(h[part]).argmax(dim=-1)
+        return predicted
 
     def to(self, target: torch.device | torch.dtype | str) -> Head:
         """Return this head on another device or in another floating-point type."""

@@ -5,13 +5,14 @@ then a plain one, and all classes come out of a single matrix product. The work 
 time, because the small eigenvalues of a covariance decide, and float32 has no digits left for them.
 """
 
-from math import sqrt
+from dataclasses import dataclass
+from math import exp, inf, log
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .hessian import as_double, row_chunks
+from .hessian import as_double, entry_chunks, row_chunks
 from .validation import MethodRefused
 
 
@@ -151,41 +152,86 @@ def _classes(chosen: Tensor) -> str:
     return f"class {shown}" if numbers else ""
 
 
+LOGITS_AT_ONCE = 2**25
+
+
+@dataclass(frozen=True)
+class LazyLogits:
+    """Logits ``(n, c)`` of which only the rows that are asked for are computed."""
+
+    h: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        return torch.nn.functional.linear(self.h[rows], self.weight, self.bias)
+
+
+Logits = Tensor | LazyLogits
+
+
+def logits_by_rows(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Logits:
+    """Return the logits of features ``(n, d)``, computed when they are needed if they would take more than 256 MB."""
+    lazy = LazyLogits(h, weight, bias)
+    return lazy[:] if len(h) * len(weight) <= LOGITS_AT_ONCE else lazy
+
+
 COLDEST, HOTTEST = 1e-3, 1e3
 _HALVINGS = 60
 _STEPS, _RATE = 50, 0.01  # of the reference; what follows is where torch's L-BFGS stops
 _NO_CHANGE, _NO_SLOPE, _NO_BEND = 1e-9, 1e-7, 1e-10
 
 
-def best_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = None) -> float:
+def best_temperature(logits: Logits, labels: Tensor, bias: Tensor | None = None) -> float:
     r"""Return the temperature T of the smallest mean cross-entropy of ``softmax(z / T + b)``.
 
-    The cross-entropy is convex in ``1 / T``, so the root of its slope is found by halving,
+    The cross-entropy is convex in :math:`\beta = 1 / T`, so its slope rises, and has at most one root,
 
-    .. math:: \frac1n \sum_i \Big( \sum_c p_{ic} z_{ic} - z_{i y_i} \Big) = 0.
+    .. math:: g(\beta) = \frac1n \sum_i \Big( \sum_c p_{ic} z_{ic} - z_{i y_i} \Big) = 0, \qquad
+        g'(\beta) = \frac1n \sum_i \operatorname{Var}_{c \sim p_i} z_{ic},
 
-    Where every label has the largest logit the best temperature is 0; the result is clipped to 0.001 to 1000.
+    which is found by Newton's method in :math:`\log \beta`, or by halving where that is no faster. Where every label
+    has the largest logit the best temperature is 0; the result is clipped to 0.001 to 1000.
     """
-    z = logits.double()
-    b = z.new_zeros(()) if bias is None else bias.double()
-    own = z.gather(-1, labels[:, None]).squeeze(-1)
-    cold, hot = COLDEST, HOTTEST
-    for _ in range(_HALVINGS):
-        middle = sqrt(cold * hot)
-        slope = ((z / middle + b).softmax(dim=-1) * z).sum(dim=-1).sub(own).mean()
-        cold, hot = (middle, hot) if slope > 0 else (cold, middle)
-    return sqrt(cold * hot)
+    low, high = log(1 / HOTTEST), log(1 / COLDEST)
+    x, step = (low + high) / 2, high - low
+    for _ in range(2 * _HALVINGS):
+        slope, curvature = _slope(logits, labels, bias, exp(x))
+        low, high = (low, x) if slope > 0 else (x, high)
+        newton = x - slope / curvature if curvature > 0 else inf
+        fast = low < newton < high and abs(newton - x) < abs(step) / 2
+        x, step = (newton, newton - x) if fast else ((low + high) / 2, (high - low) / 2)
+        # The number of correct digits doubles with each step of Newton's method.
+        if abs(step) < (1e-9 if fast else 1e-15):
+            break
+    return exp(-x)
 
 
-def likeliest_temperature(logits: Tensor, labels: Tensor, bias: Tensor | None = None) -> float | None:
+def _slope(logits: Logits, labels: Tensor, bias: Tensor | None, beta: float) -> tuple[float, float]:
+    """Return the slope of the mean cross-entropy in beta, and that of the slope in log beta."""
+    slope = curvature = 0.0
+    width = logits[:1].shape[-1]
+    for part in entry_chunks(len(labels), width):
+        z = logits[part].double()
+        scaled = z * beta
+        p = (scaled if bias is None else scaled + bias.double()).softmax(dim=-1)
+        own = z.gather(-1, labels[part, None]).squeeze(-1)
+        mean = p.mul_(z).sum(dim=-1)
+        slope += float((mean - own).sum())
+        curvature += beta * float((p.mul_(z).sum(dim=-1) - mean.square()).clamp_min_(0.0).sum())
+    return slope / len(labels), curvature / len(labels)
+
+
+def likeliest_temperature(logits: Logits, labels: Tensor, bias: Tensor | None = None) -> float | None:
     """Return the best temperature, or None if none is: where every label has the largest logit, colder is better."""
-    if bool((logits.argmax(dim=-1) == labels).all()):
+    parts = entry_chunks(len(labels), logits[:1].shape[-1])
+    if all(bool((logits[part].argmax(dim=-1) == labels[part]).all()) for part in parts):
         return None
     temperature = best_temperature(logits, labels, bias)
     return temperature if COLDEST * 1.001 < temperature < HOTTEST / 1.001 else None
 
 
-def reference_temperature(logits: Tensor, labels: Tensor) -> float:
+def reference_temperature(logits: Logits, labels: Tensor) -> float:
     """Return the temperature at which OpenOOD's fifty L-BFGS steps stop, often far from the best one.
 
     The steps are those of ``torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)`` from 1.5, to the last bit. They
@@ -193,12 +239,19 @@ def reference_temperature(logits: Tensor, labels: Tensor) -> float:
     methods need for a whole benchmark.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        logits, labels = logits.clone(), labels.clone()  # those of inference mode have no gradients
-        temperature = torch.full((1,), 1.5, dtype=logits.dtype, device=logits.device, requires_grad=True)
+        labels = labels.clone()  # those of inference mode have no gradients
+        first = logits[:1]
+        temperature = torch.full((1,), 1.5, dtype=first.dtype, device=first.device, requires_grad=True)
 
         def evaluate() -> tuple[float, Tensor]:
-            loss = torch.nn.functional.cross_entropy(logits / temperature, labels)
-            return loss.item(), torch.autograd.grad(loss, temperature)[0]
+            loss, gradient = 0.0, torch.zeros_like(temperature)
+            for part in entry_chunks(len(labels), first.shape[-1]):
+                own = labels[part]
+                mean = torch.nn.functional.cross_entropy(logits[part].clone() / temperature, own)
+                share = mean * (len(own) / len(labels))
+                loss += share.item()
+                gradient = gradient + torch.autograd.grad(share, temperature)[0]
+            return loss, gradient
 
         loss, gradient = evaluate()
         direction, step = -gradient, (_RATE * (1 / gradient.abs()).clamp_max(1.0)).item()

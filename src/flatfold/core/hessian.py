@@ -29,6 +29,11 @@ def prefers_distances(n_classes: int, width: int) -> bool:
     return n_classes <= 2 * width
 
 
+def affordable_distances(weight: Tensor) -> Tensor | None:
+    """Return the squared distances between class weights, or None where the weights alone are cheaper."""
+    return class_distances(weight) if prefers_distances(*weight.shape) else None
+
+
 def feature_hessian_trace(probs: Tensor, distances: Tensor) -> Tensor:
     r"""Return the trace of the feature Hessian at class probabilities ``(n, c)``, from ``class_distances(weight)``.
 
@@ -39,13 +44,31 @@ def feature_hessian_trace(probs: Tensor, distances: Tensor) -> Tensor:
     return 0.5 * (probs @ distances).mul(probs).sum(dim=-1)
 
 
-def log_hessian_trace(logits: Tensor, distances: Tensor) -> Tensor:
+def distances_from(classes: Tensor, weight: Tensor, distances: Tensor | None) -> Tensor:
+    """Return the squared distances ``(n, c)`` of one class weight per row from all others.
+
+    Without ``class_distances(weight)`` they come from products of the centred weights. Two classes that are closer than
+    the rounding errors of these are at distance 0.
+    """
+    if distances is not None:
+        return distances[classes]
+    centred = weight - weight.mean(dim=0)
+    squares = centred.square().sum(dim=-1)
+    sums = squares[classes, None] + squares
+    found = sums - 2 * centred[classes] @ centred.mT
+    return found.where(found > 16 * torch.finfo(weight.dtype).eps * sums, 0.0)
+
+
+def log_hessian_trace(logits: Tensor, distances: Tensor | None, weight: Tensor | None = None) -> Tensor:
     r"""Return the logarithm of the trace at logits ``(n, c)``, which does not underflow however sure the head is.
 
     With t the likeliest class, s the second and :math:`q_j = e^{z_j - z_s}` for all classes but t:
 
     .. math:: \log \operatorname{tr} H = (z_s - z_t) + \log\big(D_t\, q + \tfrac12 e^{z_s - z_t} q^\top D q\big)
         - 2 \log\big(1 + e^{z_s - z_t} \textstyle\sum_j q_j\big)
+
+    Without distances the two terms come from the ``weight``: the classes other than t have a mean and a variance
+    (:func:`centred_hessian_trace`).
 
     Example:
         >>> log_hessian_trace(torch.tensor([[500.0, 0.0]]), torch.tensor([[0.0, 4.0], [4.0, 0.0]]))
@@ -54,12 +77,20 @@ def log_hessian_trace(logits: Tensor, distances: Tensor) -> Tensor:
     best, top = logits.max(dim=-1, keepdim=True)
     below = (logits - best).scatter(-1, top, -torch.inf)
     second = below.amax(dim=-1, keepdim=True)
-    q = (below - second).exp().to(distances.dtype)
-    ratio = second.squeeze(-1).exp()
-    own = (q * distances[top.squeeze(-1)]).sum(dim=-1)
-    others = 0.5 * (q @ distances).mul(q).sum(dim=-1)
-    trace = (own + ratio * others).clamp_min(torch.finfo(distances.dtype).tiny)  # 0 between classes of equal weights
-    return second.squeeze(-1) + trace.log() - 2 * torch.log1p(ratio * q.sum(dim=-1))
+    known = weight if distances is None else distances
+    assert known is not None
+    q = (below - second).exp().to(known.dtype)
+    ratio, mass = second.squeeze(-1).exp(), q.sum(dim=-1)
+    if distances is None:
+        centred = known - known.mean(dim=0)
+        spread, mean = variance_and_mean(q / mass[:, None], centred, centred.square().sum(dim=-1))
+        own = mass * (spread + (centred[top.squeeze(-1)] - mean).square().sum(dim=-1))
+        others = mass.square() * spread
+    else:
+        own = (q * distances[top.squeeze(-1)]).sum(dim=-1)
+        others = 0.5 * (q @ distances).mul(q).sum(dim=-1)
+    trace = (own + ratio * others).clamp_min(torch.finfo(known.dtype).tiny)  # 0 between classes of equal weights
+    return second.squeeze(-1) + trace.log() - 2 * torch.log1p(ratio * mass)
 
 
 def centred_hessian_trace(probs: Tensor, weight: Tensor) -> Tensor:
@@ -74,11 +105,17 @@ def centred_hessian_trace(probs: Tensor, weight: Tensor) -> Tensor:
     when q is spread out, and then little cancels. No matrix over pairs of classes is built.
     """
     centred = weight - weight.mean(dim=0)  # a common shift changes no variance and keeps the moments small
+    return variance_and_mean(probs, centred, centred.square().sum(dim=-1))[0]
+
+
+def variance_and_mean(probs: Tensor, centred: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the trace ``(n,)`` and the mean class weight ``(n, d)``, given centred weights and their squared norms."""
     top, rest, q = split_off_top(probs)
     mean = q @ centred
-    spread = (q @ centred.square().sum(dim=-1) - mean.square().sum(dim=-1)).clamp_min(0.0)
-    gap = (centred[top] - mean).square().sum(dim=-1)
-    return rest * (spread + (1 - rest) * gap)
+    spread = (q @ squares - mean.square().sum(dim=-1)).clamp_min(0.0)
+    gap = centred[top] - mean
+    trace = rest * (spread + (1 - rest) * gap.square().sum(dim=-1))
+    return trace, centred[top] - rest[:, None] * gap
 
 
 def feature_hessian_diagonal(probs: Tensor, weight: Tensor) -> Tensor:
@@ -146,3 +183,11 @@ ROWS_AT_ONCE = 65_536
 def row_chunks(n: int, size: int = ROWS_AT_ONCE) -> Iterator[slice]:
     """Yield slices that cover n rows."""
     return (slice(start, start + size) for start in range(0, n, size))
+
+
+ENTRIES_AT_ONCE = 2**21
+
+
+def entry_chunks(n: int, width: int) -> Iterator[slice]:
+    """Yield slices that cover n rows of a matrix as wide as this, such that no part takes more than 16 MB."""
+    return row_chunks(n, max(1, ENTRIES_AT_ONCE // width))

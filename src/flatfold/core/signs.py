@@ -19,8 +19,15 @@ import torch
 from torch import Tensor
 
 from .bank import FeatureBank, Head
-from .class_statistics import Gaussian, class_means, distances_to, likeliest_temperature, shrunk_class_means
-from .hessian import as_double, log_hessian_trace, widen
+from .class_statistics import (
+    Gaussian,
+    class_means,
+    distances_to,
+    likeliest_temperature,
+    logits_by_rows,
+    shrunk_class_means,
+)
+from .hessian import as_double, distances_from, log_hessian_trace, widen
 from .shaping import SMALLEST_DIVISOR, percentile_threshold, split_norm
 from .validation import MethodRefused
 
@@ -55,7 +62,7 @@ def labels_or_predictions(bank: FeatureBank, head: Head) -> Tensor:
     if bank.labels is not None:
         return bank.labels
     warnings.warn("this data has no labels, so the classes that the network predicts take their place.", stacklevel=5)
-    return head(bank.features).argmax(dim=-1)
+    return head.predict(bank.features)
 
 
 def fit_signs(features: Tensor, labels: Tensor, head: Head) -> Signs:
@@ -63,10 +70,10 @@ def fit_signs(features: Tensor, labels: Tensor, head: Head) -> Signs:
     h, weight = as_double(features), as_double(head.weight)
     labels = labels.to(h.device)
     bias = None if head.bias is None else as_double(head.bias)
-    projected, norms = h @ weight.mT, split_norm(h)[0]
-    predicted = (projected if bias is None else projected + bias).argmax(dim=-1)
+    norms, predicted = split_norm(h)[0], Head(weight, bias).predict(h)
     longest = max(percentile_threshold(norms, 50), SMALLEST_DIVISOR)
-    temperature = likeliest_temperature(projected * (longest / norms).clamp_max(1.0), labels, bias)
+    capped = logits_by_rows(h * (longest / norms).clamp_max(1.0), weight)
+    temperature = likeliest_temperature(capped, labels, bias)
     directions = fit_directions(h, labels, weight)
     return Signs(
         *directions,
@@ -79,9 +86,9 @@ def fit_signs(features: Tensor, labels: Tensor, head: Head) -> Signs:
 
 
 def measure_signs(
-    h: Tensor, signs: Signs, weight: Tensor, bias: Tensor | None, distances: Tensor, logits: Tensor | None = None
+    h: Tensor, signs: Signs, weight: Tensor, bias: Tensor | None, distances: Tensor | None, logits: Tensor | None = None
 ) -> Tensor:
-    """Return the four signs of each row of features as ``(n, 4)``, given ``class_distances(weight)``.
+    """Return the four signs of each row of features as ``(n, 4)``, given ``class_distances(weight)`` or None.
 
     Logits are computed in float64 unless the head is large (:func:`widen`); ``logits`` save the product if they have
     that type. Directions are computed in the type of the whitening.
@@ -97,8 +104,8 @@ def measure_signs(
     columns = (
         direction(units, signs.centre, signs.whitening, signs.means, signs.squares),
         length(norms, predicted, signs.lengths),
-        margin(wide - signs.mean, logits, distances),
-        log_hessian_trace(tempered_logits(projected, norms, signs, bias), distances),
+        margin(wide - signs.mean, logits, weight, distances),
+        log_hessian_trace(tempered_logits(projected, norms, signs, bias), distances, weight),
     )
     return torch.stack([column.to(wide.dtype) for column in columns], dim=-1)
 
@@ -177,12 +184,12 @@ def fit_lengths(norms: Tensor, predicted: Tensor, n_classes: int) -> Tensor:
     return shrunk_class_means(log_norms, predicted, anchors)[0].squeeze(-1)
 
 
-def margin(offset: Tensor, logits: Tensor, distances: Tensor) -> Tensor:
+def margin(offset: Tensor, logits: Tensor, weight: Tensor, distances: Tensor | None) -> Tensor:
     """Return minus the distances to the decision boundaries, over the norm of ``offset`` ``(n, d)`` (fDBD), ``(n,)``.
 
     The offset is that of the features from their mean.
     """
     best, predicted = logits.max(dim=-1, keepdim=True)
-    gaps = distances[predicted.squeeze(-1)].sqrt()
+    gaps = distances_from(predicted.squeeze(-1), weight, distances).sqrt()
     boundaries = ((best - logits) / gaps.where(gaps > 0, 1.0)).sum(dim=-1)  # no boundary between a class and itself
     return -boundaries / split_norm(offset)[0].squeeze(-1).clamp_min(SMALLEST_DIVISOR)

@@ -7,7 +7,7 @@ The best exponent is the one whose scores separate pseudo-OOD from ID samples be
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from inspect import Signature, signature
 from typing import Any, Literal, get_args
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.autofold import (
+    ClassAurocs,
     Moments,
     Weights,
     calibration_classes,
@@ -28,7 +29,7 @@ from ..core.autofold import (
     without_each,
 )
 from ..core.bank import FeatureBank, Head
-from ..core.hessian import class_distances
+from ..core.hessian import entry_chunks, row_chunks
 from ..core.pairs import Pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_norms
 from ..core.validation import MethodRefused, check_choice, check_features, require_labels
@@ -40,6 +41,7 @@ from .shaped import Shaped, Shaping
 
 Criterion = Literal["paired", "one_vs_rest", "shrunk"]
 GRID = tuple(i / 100 for i in range(1, 101))
+SCORES = 2**25  # kept at once, 256 MB
 
 
 @register("autofold", fits_on="val", tuned_on="id")
@@ -130,37 +132,68 @@ class AutoFold(Detector):
         if bank.features.device.type == "mps":  # which has no float64
             bank, head = bank.to("cpu"), head.to("cpu")
         assert bank.labels is not None
-        h, weight, labels = bank.features.double(), head.weight.double(), bank.labels
+        labels, weight = bank.labels, head.weight.double()
         if self.criterion == "one_vs_rest" and len(torch.unique(labels)) < 2:
             raise MethodRefused('"one_vs_rest" compares classes, but this bank has one class. Use criterion="paired".')
         classes = calibration_classes(labels, self.max_classes, self.seed, "AutoFold")
-        groups = group_rows(labels, classes)
-        if self.criterion == "shrunk":  # all together, because in use there is one threshold for all classes
-            groups = group_rows(torch.isin(labels, classes).long(), torch.ones_like(labels[:1]))
-        square_norms = weight.square().sum(dim=-1) if self.fold.score_norm == "weight" else None
-        weights = Weights(class_distances(weight), square_norms)
+        weights = Weights.of(weight, second=self.fold.score_norm == "weight")
 
         def at(alpha: float, projected: Tensor, norms: Tensor) -> tuple[Tensor, Callable[[Moments], Tensor]]:
             """Return the logits at an exponent, and the function from their moments to scores."""
             divisor = norms.squeeze(-1) ** (2 - 2 * alpha)
             return rescaled_logits(projected, norms**alpha, head.bias), partial(_score, self.fold.score_norm, divisor)
 
-        whole = h @ weight.mT, row_norms(h)  # all that any exponent needs
-        half = whole[0] / 2, whole[1] / 2
-        points = []
-        for alpha in self.grid:
+        def masked_each(classes: Tensor, alpha: float, whole: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
             logits, score = at(alpha, *whole)
-            if self.criterion == "one_vs_rest":
-                point = one_vs_rest_auroc(score(without_each(logits, classes, weights)), groups)
-            else:
-                known, masked = map(score, with_and_without(logits, labels, weights))
-                if self.criterion == "shrunk":  # OOD inputs often have short features
-                    short_logits, short_score = at(alpha, *half)
-                    masked = short_score(with_and_without(short_logits, labels, weights)[1])
-                point = paired_auroc(known, masked, groups)
-            points.append(torch.stack(point))
-        curve, stderr = torch.stack(points, dim=-1)
+            return score(without_each(logits, classes, weights))
+
+        def known_and_masked(alpha: float, whole: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+            logits, score = at(alpha, *whole)
+            known, masked = map(score, with_and_without(logits, labels, weights))
+            if self.criterion == "shrunk":  # OOD inputs often have short features
+                logits, score = at(alpha, *(values / 2 for values in whole))
+                masked = score(with_and_without(logits, labels, weights)[1])
+            return torch.stack([known, masked])
+
+        if self.criterion == "one_vs_rest":
+            points: list[ClassAurocs] = []
+            for some in torch.split(classes, max(1, SCORES // len(bank))):
+                groups = group_rows(labels, some)
+                scores = self._scores(bank, weight, len(some), partial(masked_each, some))
+                found = [one_vs_rest_auroc(masked, groups) for masked in scores]
+                points = [a.join(b) for a, b in zip(points, found, strict=True)] if points else found
+        else:
+            counted = torch.isin(labels, classes)
+            groups = group_rows(labels[counted], classes)
+            if self.criterion == "shrunk":  # all together, because in use there is one threshold for all classes
+                groups = group_rows(torch.zeros_like(labels[counted]), torch.zeros_like(labels[:1]))
+            scores = self._scores(bank[counted], weight, 2, known_and_masked)
+            points = [paired_auroc(known, masked, groups) for known, masked in scores]
+        curve, stderr = torch.stack([torch.stack(point.mean()) for point in points], dim=-1)
         return curve, stderr
+
+    def _scores(
+        self,
+        bank: FeatureBank,
+        weight: Tensor,
+        length: int,
+        measure: Callable[[float, tuple[Tensor, Tensor], Tensor], Tensor],
+    ) -> Iterator[Tensor]:
+        """Yield scores ``(length, n)`` at each exponent, measured for some rows at a time.
+
+        ``measure`` gets an exponent, the bias-free logits and norms of these rows, which are all that any exponent
+        needs and are computed once for several of them, and the labels.
+        """
+        assert bank.labels is not None
+        for some in row_chunks(len(self.grid), max(1, SCORES // (length * len(bank)))):
+            alphas = self.grid[some]
+            scores = weight.new_empty(len(alphas), length, len(bank))
+            for rows in entry_chunks(len(bank), len(weight)):
+                h = bank.features[rows].double()
+                whole = h @ weight.mT, row_norms(h)
+                for alpha, out in zip(alphas, scores, strict=True):
+                    out[:, rows] = measure(alpha, whole, bank.labels[rows])
+            yield from scores
 
 
 def _score(score_norm: ScoreNorm, square_lengths: Tensor, moments: Moments) -> Tensor:

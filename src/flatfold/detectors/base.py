@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core.bank import FeatureBank, Head, without_class
+from ..core.hessian import row_chunks
 from ..core.pairs import Pairs
 from ..core.validation import MethodRefused, NotFittedError, check_features, check_finite, check_fit
 
 ROWS_AT_ONCE = 4096
+LOGITS_AT_ONCE = 2**24  # 64 MB in float32: fewer rows at once for more than 4096 classes
 
 
 class Fittable(nn.Module):
@@ -126,10 +128,15 @@ class Detector(Fittable, ABC):
         check_features(h, self.fitted_weight)
         score: Callable[..., Tensor] = self.score if logits is None else self.score_given
         inputs = (h,) if logits is None else (h, logits)
-        if torch.compiler.is_compiling() or len(h) <= ROWS_AT_ONCE:
+        size = min(ROWS_AT_ONCE, max(1, LOGITS_AT_ONCE // len(self.fitted_weight)))
+        if torch.compiler.is_compiling() or len(h) <= size:
             return score(*inputs)
-        parts = zip(*(torch.split(rows, ROWS_AT_ONCE) for rows in inputs), strict=True)
-        return torch.cat([score(*part) for part in parts])
+        parts = zip(*(torch.split(rows, size) for rows in inputs), strict=True)
+        scores = h.new_empty(len(h))
+        for rows, part in zip(row_chunks(len(h), size), parts, strict=True):
+            # Not joined at the end: kept small tensors would take places in memory where the next logits fit.
+            scores[rows] = score(*part)
+        return scores
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         """Learn from ``bank`` and ``head`` and register buffers; the head itself is registered before."""

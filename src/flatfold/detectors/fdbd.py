@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import mean_row
-from ..core.hessian import class_distances
+from ..core.hessian import affordable_distances
 from ..core.signs import margin
 from ..core.validation import check_choice
 from .base import Detector
@@ -30,7 +30,7 @@ class Fdbd(Detector):
     """
 
     centre: Tensor
-    distances: Tensor
+    distances: Tensor | None
 
     def __init__(self, relative_to: Relative = "centre") -> None:
         super().__init__()
@@ -38,8 +38,9 @@ class Fdbd(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_choice("relative_to", self.relative_to, RELATIVE)
-        self.register_buffers(centre=mean_row(bank.features), distances=class_distances(head.weight))
+        self.register_buffer("centre", mean_row(bank.features))
+        self.register_buffer("distances", affordable_distances(head.weight))
 
     def score(self, h: Tensor) -> Tensor:
         offset = h - self.centre if self.relative_to == "centre" else h
-        return margin(offset, self.logits(h), self.distances)
+        return margin(offset, self.logits(h), self.weight, self._buffers.get("distances"))

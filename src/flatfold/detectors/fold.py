@@ -11,12 +11,11 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import (
+    affordable_distances,
     as_double,
     centred_hessian_trace,
-    class_distances,
     feature_hessian_diagonal,
     feature_hessian_trace,
-    prefers_distances,
 )
 from ..core.pairs import Pairs, largest_pairs
 from ..core.shaping import (
@@ -64,8 +63,7 @@ class Fold(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_alpha(self.alpha)
         check_choice("score_norm", self.score_norm, get_args(ScoreNorm))
-        pairwise = prefers_distances(head.n_classes, head.width)
-        self.register_buffer("distances", class_distances(head.weight) if pairwise else None)
+        self.register_buffer("distances", affordable_distances(head.weight))
 
     def score(self, h: Tensor) -> Tensor:
         return self.score_at(h, self.alpha)

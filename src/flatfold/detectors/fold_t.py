@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.class_statistics import likeliest_temperature
+from ..core.class_statistics import likeliest_temperature, logits_by_rows
 from ..core.hessian import as_double
 from ..core.shaping import check_alpha, partially_normalised
 from ..core.validation import check_above_zero, require_labels
@@ -47,7 +47,7 @@ class FoldT(Detector):
         check_alpha(self.alpha)
         check_above_zero("times", self.times, "2")
         labels = require_labels(bank, "fold-t")
-        projected = partially_normalised(as_double(bank.features), self.alpha) @ as_double(head.weight).mT
+        projected = logits_by_rows(partially_normalised(as_double(bank.features), self.alpha), as_double(head.weight))
         likeliest = likeliest_temperature(projected, labels, head.bias)
         if likeliest is None:
             warnings.warn(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.hessian import WIDE_WEIGHTS, class_distances, widen
+from ..core.hessian import WIDE_WEIGHTS, affordable_distances, entry_chunks, widen
 from ..core.pairs import Pairs, largest_pairs
 from ..core.shaping import SMALLEST_DIVISOR, split_norm
 from ..core.signs import (
@@ -54,7 +54,7 @@ class FourFold(Detector):
         seed: Seed of the folds.
     """
 
-    distances: Tensor
+    distances: Tensor | None
     usual_: Tensor
     deviation_: Tensor
 
@@ -74,17 +74,19 @@ class FourFold(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         self._check(len(bank))
-        h, distances = bank.features, class_distances(head.weight)
+        h, distances = bank.features, affordable_distances(head.weight)
         labels = labels_or_predictions(bank, head)
         values = h.new_empty(len(bank), len(SIGNS), dtype=torch.float64)
         fold_of = torch.randperm(len(bank), generator=torch.Generator().manual_seed(self.seed)) % self.folds
         for fold in range(self.folds):
             inside = (fold_of == fold).to(h.device)
             signs = _in_type(fit_signs(h[~inside], labels[~inside], head), head.weight)
-            values[inside] = measure_signs(h[inside], signs, head.weight, head.bias, distances).double()
+            rows = inside.nonzero().flatten()
+            for part in entry_chunks(len(rows), head.n_classes):
+                values[rows[part]] = measure_signs(h[rows[part]], signs, head.weight, head.bias, distances).double()
+        self.register_buffer("distances", distances)
         self.register_buffers(
             **_in_type(fit_signs(h, labels, head), head.weight)._asdict(),
-            distances=distances,
             usual_=values.mean(dim=0),
             deviation_=values.std(dim=0, correction=0).clamp_min(SMALLEST_DIVISOR),
         )
@@ -101,7 +103,8 @@ class FourFold(Detector):
         return dict(zip(SIGNS, self._standardise(h).unbind(dim=-1), strict=True))
 
     def _standardise(self, h: Tensor, logits: Tensor | None = None) -> Tensor:
-        values = measure_signs(h, self._learnt, self.weight, self._buffers.get("bias"), self.distances, logits)
+        bias, distances = self._buffers.get("bias"), self._buffers.get("distances")
+        values = measure_signs(h, self._learnt, self.weight, bias, distances, logits)
         return (values - self.usual_) / self.deviation_
 
     def pairs(self, h: Tensor, k: int) -> Pairs:

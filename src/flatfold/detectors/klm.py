@@ -3,13 +3,20 @@
 Hendrycks et al., "Scaling Out-of-Distribution Detection for Real-World Settings", ICML 2022.
 """
 
+from math import log
+
 import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.hessian import as_double
+from ..core.hessian import as_double, entry_chunks
+from ..core.validation import MethodRefused
 from .base import Detector
 from .registry import register
+
+SMALLEST = torch.finfo(torch.float32).tiny
+WIDE_ENTRIES = 2**27  # of the means, up to which they are kept in float64: 1 GB
+MOST_ENTRIES = 2**29
 
 
 @register("klm", fits_on="val", needs_labels=False)
@@ -18,22 +25,39 @@ class Klm(Detector):
 
     .. math:: s(h) = \min_c \operatorname{KL}(p \,\|\, m_c), \qquad m_c = \operatorname{mean}\{ p_i : \hat y_i = c \}
 
-    Needs no labels. The mean of a class that is never predicted is certainty of it.
+    Needs no labels. The mean of a class that is never predicted is certainty of it. The means of classes that are
+    predicted take a number for each of them and each class of the head, up to 2 GB.
     """
 
     log_means: Tensor
+    unseen: Tensor | None
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        probs = as_double(head(bank.features)).softmax(dim=-1)
-        predicted = probs.argmax(dim=-1)
-        counts = predicted.bincount(minlength=head.n_classes)
-        sums = torch.zeros_like(probs[:1]).expand(head.n_classes, -1).index_add(0, predicted, probs)
-        means = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], torch.eye(len(sums)).to(sums))
+        predicted = head.predict(bank.features)
+        seen, rows, counts = torch.unique(predicted, return_inverse=True, return_counts=True)
+        entries = len(seen) * head.n_classes
+        if entries > MOST_ENTRIES:
+            raise MethodRefused(
+                f"KLM would keep {head.n_classes} mean probabilities of each of {len(seen)} predicted classes, which "
+                f"takes {4 * entries / 1e9:.1f} GB. Fit it on fewer samples, or use another method."
+            )
+        dtype = torch.float64 if entries <= WIDE_ENTRIES else torch.float32
+        means = as_double(head.weight[:1]).new_zeros(len(seen), head.n_classes, dtype=dtype)
+        for part in entry_chunks(len(bank), head.n_classes):
+            probs = as_double(head(bank.features[part])).softmax(dim=-1)
+            means.index_add_(0, rows[part].to(means.device), probs.to(dtype))
+        means.div_(counts[:, None].to(means))
+        never = torch.ones(head.n_classes, dtype=torch.bool, device=seen.device).index_fill_(0, seen, False)
         # Probabilities below what a float can hold still have a logarithm: 0 * log 0 would be no number.
-        self.register_buffer("log_means", means.clamp_min(torch.finfo(torch.float32).tiny).log())
+        self.register_buffer("log_means", means.clamp_min_(SMALLEST).log_())
+        self.register_buffer("unseen", never.nonzero().flatten() if bool(never.any()) else None)
 
     def score(self, h: Tensor) -> Tensor:
         log_probs = self.logits(h).to(self.log_means.dtype).log_softmax(dim=-1)
         probs = log_probs.exp()
-        divergences = (probs * log_probs).sum(dim=-1, keepdim=True) - probs @ self.log_means.mT
-        return divergences.amin(dim=-1).to(h.dtype)
+        similarity = (probs @ self.log_means.mT).amax(dim=-1)
+        unseen = self._buffers.get("unseen")
+        if unseen is not None:
+            others = probs.sum(dim=-1) - probs[:, unseen].amax(dim=-1)
+            similarity = torch.maximum(similarity, others * log(SMALLEST))
+        return ((probs * log_probs).sum(dim=-1) - similarity).to(h.dtype)

@@ -22,7 +22,7 @@ class Length(Detector):
     lengths: Tensor
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        predicted = head(bank.features).argmax(dim=-1)
+        predicted = head.predict(bank.features)
         lengths = fit_lengths(split_norm(as_double(bank.features))[0], predicted, head.n_classes)
         self.register_buffer("lengths", lengths.to(head.weight))
 

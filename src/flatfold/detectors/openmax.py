@@ -26,6 +26,9 @@ class OpenMax(Detector):
     .. math:: v_c = z_c (1 - \omega_c w_c), \qquad u = \sum_c z_c\, \omega_c w_c, \qquad
         s(h) = \frac{e^u}{\sum_c e^{v_c} + e^u}, \qquad \omega = 1,\, \tfrac23,\, \tfrac13,\, 0,\, \dots
 
+    Distances between logits do not need all of them where there are more classes than features: with :math:`W = Q R`
+    and orthonormal columns of Q, :math:`\|z - m_c\| = \|R (h - h_c)\|`, :math:`h_c` the mean features of the class.
+
     A class without a correctly classified sample uses all its samples, with a warning; one whose tail distances are all
     equal gets a step instead of a Weibull.
 
@@ -36,6 +39,7 @@ class OpenMax(Detector):
     """
 
     means: Tensor
+    basis: Tensor | None
     smallest: Tensor
     scale: Tensor
     shape: Tensor
@@ -51,10 +55,13 @@ class OpenMax(Detector):
         check_count("top", self.top)
         check_choice("logarithm", self.logarithm, (True, False))
         labels = require_labels(bank, "OpenMax")
-        logits = as_double(head(bank.features))
-        labels = labels.to(logits.device)
-        templates = class_templates(logits, labels, logits.argmax(dim=-1), head.n_classes, "OpenMax")
-        distances = (logits - templates.means[labels]).norm(dim=-1)
+        predicted = head.predict(bank.features)
+        basis = torch.linalg.qr(as_double(head.weight), mode="r").R if head.n_classes > head.width else None
+        self.register_buffer("basis", basis)
+        values = as_double(head(bank.features)) if basis is None else as_double(bank.features) @ basis.mT
+        labels, predicted = labels.to(values.device), predicted.to(values.device)
+        templates = class_templates(values, labels, predicted, head.n_classes, "OpenMax")
+        distances = (values - templates.means[labels]).norm(dim=-1)
         tails, valid = _largest(distances, labels, templates.used, head.n_classes, self.tail)
         self.register_buffers(means=templates.means, **fit_tails(tails, valid)._asdict())
         if templates.note:
@@ -63,7 +70,9 @@ class OpenMax(Detector):
     def score(self, h: Tensor) -> Tensor:
         logits = self.logits(h).to(self.means.dtype)
         values, classes = logits.topk(min(self.top, logits.shape[-1]), dim=-1)
-        distances = (logits[:, None] - self.means[classes]).norm(dim=-1)
+        basis = self._buffers.get("basis")
+        point = logits if basis is None else h.to(basis.dtype) @ basis.mT
+        distances = (point[:, None] - self.means[classes]).norm(dim=-1)
         tails = Weibull(self.smallest[classes], self.scale[classes], self.shape[classes])
         omega = 1 - torch.arange(values.shape[-1], device=h.device) / self.top
         moved = values * omega * tails.cdf(distances)

@@ -41,7 +41,7 @@ class She(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_choice("metric", self.metric, get_args(Metric))
-        predicted = head(bank.features).argmax(dim=-1)
+        predicted = head.predict(bank.features)
         patterns = class_templates(bank.features, require_labels(bank, "SHE"), predicted, head.n_classes, "SHE")
         self.register_buffer("templates", patterns.means.to(head.weight))
         if patterns.note:

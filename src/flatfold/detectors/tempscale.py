@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.class_statistics import best_temperature, reference_temperature
+from ..core.class_statistics import Logits, best_temperature, logits_by_rows, reference_temperature
 from ..core.validation import check_choice, require_labels
 from .base import Detector
 from .registry import register
 
 Solver = Literal["reference", "exact"]
-SOLVERS: dict[str, Callable[[Tensor, Tensor], float]] = {"reference": reference_temperature, "exact": best_temperature}
+SOLVERS: dict[str, Callable[[Logits, Tensor], float]] = {"reference": reference_temperature, "exact": best_temperature}
 
 
 @register("tempscale", fits_on="val")
@@ -43,7 +43,7 @@ class TempScale(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_choice("solver", self.solver, SOLVERS)
-        logits, labels = head(bank.features), require_labels(bank, "TempScale")
+        logits, labels = logits_by_rows(bank.features, head.weight, head.bias), require_labels(bank, "TempScale")
         temperature = SOLVERS[self.solver](logits, labels)
         if not temperature > 0:
             warnings.warn(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.hessian import as_double, row_chunks
+from ..core.hessian import as_double, entry_chunks, row_chunks
 from ..core.shaping import row_norms
 from ..core.validation import MethodRefused
 from .base import Detector
@@ -54,7 +54,7 @@ class Vim(Detector):
             scatter.addmm_(moved.mT, moved)
         residual = torch.linalg.eigh(scatter).eigenvectors[:, : head.width - dim].contiguous()
         largest = norms = 0.0
-        for part in row_chunks(len(bank)):
+        for part in entry_chunks(len(bank), head.n_classes):
             h = as_double(bank.features[part])
             largest += float((h @ weight.mT + bias).amax(dim=-1).sum())
             norms += float(row_norms((h - origin) @ residual).sum())

@@ -189,11 +189,11 @@ def _masked_auroc(
     without = ((val.labels == label, make().fit_without(fit_bank, head, label)) for label in classes)
     if criterion == "one_vs_rest":
         masked = torch.stack([detector(val.features) for _, detector in without])
-        value, stderr = one_vs_rest_auroc(masked.double(), groups)
+        value, stderr = one_vs_rest_auroc(masked.double(), groups).mean()
     else:
         scores = make().fit(fit_bank, head)(val.features)
         masked = scores.clone()
         for rows, detector in without:
             masked[rows] = detector(val.features[rows])
-        value, stderr = paired_auroc(scores.double(), masked.double(), groups)
+        value, stderr = paired_auroc(scores.double(), masked.double(), groups).mean()
     return float(value), float(stderr)

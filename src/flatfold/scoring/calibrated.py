@@ -343,7 +343,7 @@ def _check_labels(bank: FeatureBank, head: Head) -> float | None:
     """Return the accuracy of the head, and log a warning if it is no better than a guess or classes are permuted."""
     if bank.labels is None or bank.features.shape[1:] != head.weight.shape[1:]:  # which the detector refuses
         return None
-    predicted = head(bank.features).argmax(dim=-1)
+    predicted = head.predict(bank.features)
     pairs = Counter(zip(bank.labels.tolist(), predicted.tolist(), strict=True)).most_common()
     usual = dict(sorted(dict(pair for pair, _ in reversed(pairs)).items()))  # the most frequent prediction of a label
     accuracy = float((predicted == bank.labels).double().mean())
