@@ -4,7 +4,6 @@ At most ``PRODUCTS`` inner products are kept, and only one block of the bank is 
 the memory. Its rows stay unscaled; their scales are a separate vector.
 """
 
-
 import numpy as np
 import torch
 from torch import Tensor
