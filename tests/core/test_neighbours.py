@@ -21,30 +21,81 @@ def distance(queries, bank, k):
     return kth_distance(queries, bank, unit_scale(bank, bank.dtype), k)
 
 
-def test_distances_are_scikit_learns_whatever_the_chunks(monkeypatch):
+def exact_products(queries, bank, k, scale, offsets):
+    """Slow and obvious: all products in float64, sorted."""
+    whole = queries.double() @ (bank.double() * scale.double()[:, None]).T - offsets.double()
+    return whole, whole.sort(dim=1, descending=True).values[:, :k]
+
+
+def in_small_steps(patch, products=1, block=16, spare=4):
+    """Let a small case take as many steps as a large one."""
+    for name, value in (("PRODUCTS", products), ("CHUNK", products), ("BLOCK_ROWS", block), ("SPARE", spare)):
+        patch.setattr(neighbours, name, value)
+
+
+def test_distances_are_scikit_learns_whatever_the_blocks(monkeypatch):
     queries, bank = make_case(m=2600)
-    for k in (1, 5, 2400):
+    for k in (1, 5, 2400, 2600):
         nearest = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(unit(bank).numpy())
         expected = torch.from_numpy(nearest.kneighbors(queries.numpy())[0][:, -1])
-        for products, block in ((40 * 7, 100), (40 * 1024, 100), (40 * 1024, 1024), (40 * 2500, 1024), (2**24, 1024)):
-            monkeypatch.setattr(neighbours, "PRODUCTS", products)
-            monkeypatch.setattr(neighbours, "BLOCK_ROWS", block)
-            worst = (distance(queries, bank, k).sqrt() - expected).abs().max()
-            assert worst < 1e-9, (k, products, block)
+        for products, block in ((1, 7), (1, 100), (40 * 1024, 1024), (40 * 2500, 500), (2**20, 1024)):
+            in_small_steps(monkeypatch, products, block)
+            for some in (queries, queries[:5]):
+                worst = (distance(some, bank, k).sqrt() - expected[: len(some)]).abs().max()
+                assert worst < 1e-9, (k, products, block, len(some))
 
 
 @given(
-    n=st.integers(1, 5), m=st.integers(1, 30), k=st.integers(1, 30), chunk=st.integers(1, 40), seed=st.integers(0, 99)
+    n=st.integers(1, 12),
+    m=st.integers(1, 90),
+    k=st.integers(1, 90),
+    block=st.integers(1, 40),
+    spare=st.integers(0, 9),
+    seed=st.integers(0, 99),
 )
-def test_products_do_not_depend_on_the_chunks(n, m, k, chunk, seed):
+def test_the_largest_products_are_those_of_a_sorted_matrix(n, m, k, block, spare, seed):
     queries, bank = make_case(n, m, 3, seed)
-    k = min(k, m)
-    whole = queries @ bank.T
+    g = torch.Generator().manual_seed(seed)
+    scale, offsets = (torch.rand(m, generator=g, dtype=torch.float64) for _ in range(2))
+    whole, expected = exact_products(queries, bank, k, scale, offsets)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "PRODUCTS", chunk)
-        values, rows = largest_products(queries, bank, k)
-    assert_close(values, whole.topk(k).values)
+        in_small_steps(patch, 1, block, spare)
+        values, rows = largest_products(queries, bank, k, scale, offsets)
+        with_gradient, _ = largest_products(queries.clone().requires_grad_(), bank, k, scale, offsets)
+    assert_close(values, expected)
+    assert_close(with_gradient.detach(), expected)
     assert_close(whole.gather(1, rows), values)
+    assert all(len(set(row.tolist())) == min(k, m) for row in rows)
+
+
+def test_neither_the_order_of_a_bank_nor_ties_hide_a_neighbour(monkeypatch):
+    """Blocks ever nearer or ever farther, few different rows, and a query without a direction."""
+    in_small_steps(monkeypatch)
+    queries, bank = make_case(n=6, m=200, d=4)
+    queries[1] = 0
+    nearness = (bank @ queries[0]).argsort()
+    for rows in (bank[nearness], bank[nearness.flip(0)], bank[:3].repeat(60, 1), bank[:1].expand(200, 4).contiguous()):
+        for k in (1, 20, 150):
+            values, found = largest_products(queries, rows, k)
+            whole, expected = exact_products(queries, rows, k, torch.ones(len(rows)), torch.zeros(len(rows)))
+            assert_close(values, expected)
+            assert_close(whole.gather(1, found), expected)
+
+
+def test_a_bank_in_half_precision_gives_the_neighbours_of_its_rows(monkeypatch):
+    in_small_steps(monkeypatch)
+    queries, bank = make_case(dtype=torch.float32)
+    stored = to_half_precision(bank)
+    expected = torch.cdist(unit(queries).double(), unit(stored.double())).sort(dim=1).values
+    for some in (unit(queries), unit(queries)[:3]):
+        got = kth_distance(some, stored, unit_scale(stored, torch.float32), 7)
+        assert_close(got.double().sqrt(), expected[: len(some), 6], rtol=1e-5, atol=1e-6)
+
+
+def test_no_queries_have_no_neighbours():
+    _, bank = make_case()
+    values, rows = largest_products(bank[:0], bank, 3)
+    assert values.shape == rows.shape == (0, 3)
 
 
 def test_gradients_flow_through_the_distance():

@@ -1,17 +1,22 @@
-"""Exact nearest neighbours by matrix products, a chunk of the bank at a time.
+"""Exact nearest neighbours by matrix products, a block of the bank at a time.
 
 At most ``PRODUCTS`` inner products are kept, and only one block of the bank is copied, so a bank may be as large as
 the memory. Its rows stay unscaled; their scales are a separate vector.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .hessian import row_chunks
 from .shaping import partially_normalised, row_norms
 
-PRODUCTS = 2**24  # inner products kept at once, 64 MB in float32
-BLOCK_ROWS = 512  # rows of the bank in one matrix product
+PRODUCTS = 2**20  # inner products at once, 4 MB in float32: they stay in a processor's cache
+BLOCK_ROWS = 1024  # rows of the bank that are scaled at once, and the least that are multiplied
+FEW_QUERIES = 8  # up to which inner products are computed one by one
+GROUP = 8  # products of which only the maximum counts where a first floor is looked for
+SPARE = 128  # places for candidates beyond 3 k
+CHUNK = 2**24  # inner products at once in graphs and on other devices
 
 
 def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
@@ -32,11 +37,29 @@ def largest_products(
     queries: Tensor, bank: Tensor, k: int, scale: Tensor | None = None, offsets: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     r"""Return the k largest of ``scale q . b - offset`` over the rows b of a bank, and which rows they are."""
-    best: list[tuple[Tensor, Tensor]] = []
+    k = min(k, len(bank))
     scale = queries.new_ones(len(bank)) if scale is None else scale
-    multiply = _traced_products if torch.compiler.is_compiling() or queries.requires_grad else _Products(queries)
+    numpy_can = queries.device.type == "cpu" and queries.dtype in (torch.float32, torch.float64)
+    if torch.compiler.is_compiling() or queries.requires_grad or not numpy_can or len(queries) == 0:
+        return _largest_by_chunks(queries, bank, k, scale, offsets)
+    rows = BLOCK_ROWS * max(-(-k // BLOCK_ROWS), PRODUCTS // (len(queries) * BLOCK_ROWS), 1)
+    products = _Products(queries, min(rows, len(bank)))
+    if rows >= len(bank):
+        return products(bank, scale, offsets).topk(k)
+    largest = _Largest(queries, rows, k)
+    for part in row_chunks(len(bank), rows):
+        largest.add(products(bank[part], scale[part], None if offsets is None else offsets[part]), part.start)
+    return largest.sorted()
+
+
+def _largest_by_chunks(
+    queries: Tensor, bank: Tensor, k: int, scale: Tensor, offsets: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the same in graphs, with gradients and on all devices: merge the k largest of each chunk."""
+    best: list[tuple[Tensor, Tensor]] = []
     for part in row_chunks(len(bank), _chunk_rows(queries, len(bank), k)):
-        products = multiply(queries, bank[part], scale[part], None if offsets is None else offsets[part])
+        products = queries @ _scaled(bank[part], scale[part]).mT
+        products = products if offsets is None else products - offsets[part]
         values, rows = products.topk(min(k, products.shape[1]))
         best.append((values, rows + part.start))
         if len(best) > 1:
@@ -46,42 +69,136 @@ def largest_products(
     return best[0]
 
 
-def _traced_products(queries: Tensor, rows: Tensor, scale: Tensor, offsets: Tensor | None) -> Tensor:
-    products = queries @ _scaled(rows, scale).mT
-    return products if offsets is None else products - offsets
-
-
 def _scaled(rows: Tensor, scale: Tensor) -> Tensor:
     return rows.to(scale.dtype) * scale[:, None]
 
 
-class _Products:
-    """Products in blocks that fit into a processor's cache, written to one buffer for all chunks.
-
-    This halves the time that is not spent on multiplications: large new outputs have to be allocated first.
-    """
-
-    def __init__(self, queries: Tensor) -> None:
-        self.buffer = queries.new_empty(len(queries), 0)
-        self.block = queries.new_empty(BLOCK_ROWS, queries.shape[1])
-
-    def __call__(self, queries: Tensor, rows: Tensor, scale: Tensor, offsets: Tensor | None) -> Tensor:
-        """Return ``queries @ (scale * rows).T - offsets``, to be used before the next call."""
-        if self.buffer.shape[1] < len(rows):
-            self.buffer = queries.new_empty(len(queries), len(rows))
-        products = self.buffer[:, : len(rows)]
-        for part in row_chunks(len(rows), BLOCK_ROWS):
-            factors = scale[part, None]
-            block = torch.mul(rows[part], factors, out=self.block[: len(factors)])
-            torch.mm(queries, block.mT, out=products[:, part])
-        return products if offsets is None else products.sub_(offsets)
-
-
 def _chunk_rows(queries: Tensor, rows: int, k: int) -> int:
     """Return how many rows of the bank to take at once: parts of equal size, in multiples of 1024."""
-    most = max(k, PRODUCTS // (1024 if torch.compiler.is_compiling() else max(len(queries), 1)))
+    most = max(k, CHUNK // (1024 if torch.compiler.is_compiling() else max(len(queries), 1)))
     parts = -(-rows // most)
     return max(k, -(-rows // parts // 1024) * 1024)
+
+
+class _Products:
+    """Products with a part of the bank at a time, in one buffer: large new outputs would have to be allocated first."""
+
+    def __init__(self, queries: Tensor, rows: int) -> None:
+        self.queries = queries
+        self.buffer = queries.new_empty(len(queries) * rows)
+        self.block = queries.new_empty(min(rows, BLOCK_ROWS), queries.shape[1])
+
+    def __call__(self, rows: Tensor, scale: Tensor, offsets: Tensor | None) -> Tensor:
+        """Return ``queries @ (scale * rows).T - offsets``, to be used before the next call."""
+        n, width = self.queries.shape
+        products = self.buffer[: n * len(rows)].view(n, len(rows))
+        if n > width or rows.dtype != self.queries.dtype:
+            for part in row_chunks(len(rows), BLOCK_ROWS):
+                block = torch.mul(rows[part], scale[part, None], out=self.block[: len(rows[part])])
+                torch.mm(self.queries, block.mT, out=products[:, part])
+        else:  # there are fewer products to scale than entries of the rows
+            if n <= FEW_QUERIES:
+                self._multiply_rows(rows, products)
+            else:
+                torch.mm(self.queries, rows.mT, out=products)
+            products.mul_(scale)
+        return products if offsets is None else products.sub_(offsets)
+
+    def _multiply_rows(self, rows: Tensor, products: Tensor) -> None:
+        """Compute one inner product after the other, which for few queries takes half the time of a matrix product."""
+        factors, matrix, out = self.queries.numpy(), rows.numpy(), products.numpy()
+        for part in row_chunks(len(rows), BLOCK_ROWS):
+            np.matmul(matrix[part, None, :], factors[:, None, :, None], out=out[:, part, None, None])
+
+
+class _Largest:
+    """The k largest products of every query, out of blocks of products ``(n, rows)``.
+
+    A product matters only above the floor of its query, a value that k others are known to reach. Few do: of a bank
+    in random order about ``k log(rows / k)``. They are appended to a table, whose k-th largest value is the next floor.
+    """
+
+    def __init__(self, queries: Tensor, rows: int, k: int) -> None:
+        n, places = len(queries), 3 * k + SPARE
+        self.k = k
+        self.values = queries.new_full((n, places), -torch.inf).numpy()
+        self.rows = np.zeros((n, places), dtype=np.int64)
+        self.used = np.zeros(n, dtype=np.int64)
+        self.floor = np.full((n, 1), -np.inf, dtype=self.values.dtype)
+        self.above = np.empty(n * rows, dtype=np.bool_)
+        self.update_at = 0
+
+    def add(self, block: Tensor, start: int) -> None:
+        """Add the products with the rows of the bank from ``start`` on; the first block has at least k."""
+        if start == 0 or not self._append(block, start):
+            self._raise_floor(block)
+            if not self._append(block, start):
+                self._merge(block, start)
+        if start >= self.update_at:
+            self._update_floor()
+            self.update_at = 2 * start
+
+    def sorted(self) -> tuple[Tensor, Tensor]:
+        """Return the k largest products and their rows, largest first."""
+        self._compact()
+        values, order = torch.from_numpy(self.values[:, : self.k]).sort(descending=True)
+        return values, torch.from_numpy(self.rows).gather(1, order)
+
+    def _append(self, block: Tensor, start: int) -> bool:
+        """Append all products above the floor, unless a query has too many for the table."""
+        n, places = self.values.shape
+        products = block.numpy()
+        np.greater(products, self.floor, out=self.above[: block.numel()].reshape(products.shape))
+        above = np.flatnonzero(self.above[: block.numel()])
+        query = above // block.shape[1]
+        counts = np.bincount(query, minlength=n)
+        if counts.max() > places - self.k:
+            return False
+        if (self.used + counts).max() > places:
+            self._compact()
+        # Candidates are in the order of their queries: number them within each query, from its first free place on.
+        first_free = np.arange(0, n * places, places) + self.used
+        place = (first_free - counts.cumsum() + counts)[query] + np.arange(len(query))
+        self.values.reshape(-1)[place] = products.reshape(-1)[above]
+        self.rows.reshape(-1)[place] = above - query * block.shape[1] + start
+        self.used += counts
+        return True
+
+    def _raise_floor(self, block: Tensor) -> None:
+        """Raise the floor to just below a value that k products of this block reach."""
+        groups = block.shape[1] // GROUP
+        if groups >= self.k:  # the k-th largest maximum of groups
+            reached = block[:, : groups * GROUP].view(-1, GROUP, groups).amax(dim=1).numpy()
+        else:
+            reached = block.numpy()
+        nth = reached.shape[1] - self.k
+        if nth >= 0:
+            kth = np.partition(reached, nth, axis=1)[:, nth, None]
+            self.floor = np.maximum(self.floor, np.nextafter(kth, -np.inf, dtype=kth.dtype))
+
+    def _merge(self, block: Tensor, start: int) -> None:
+        """Append the k largest products of a block in which too many are equal."""
+        self._compact()
+        values, columns = block.topk(min(self.k, block.shape[1]))
+        end = self.k + values.shape[1]
+        self.values[:, self.k : end] = values.numpy()
+        self.rows[:, self.k : end] = columns.numpy() + start
+        self.used[:] = end
+        self._update_floor()
+
+    def _compact(self) -> None:
+        """Keep the k largest values of the table."""
+        most = max(self.used.max(), self.k)
+        order = np.argpartition(self.values[:, :most], most - self.k, axis=1)[:, most - self.k :]
+        values = np.take_along_axis(self.values, order, axis=1)
+        self.rows[:, : self.k] = np.take_along_axis(self.rows, order, axis=1)
+        self.values[:, : self.k], self.values[:, self.k :] = values, -np.inf
+        self.used[:] = self.k
+
+    def _update_floor(self) -> None:
+        """Raise the floor to the k-th largest value of the table."""
+        nth = max(self.used.max(), self.k) - self.k
+        self.floor = np.partition(self.values[:, : nth + self.k], nth, axis=1)[:, nth, None]
 
 
 def kth_distance(queries: Tensor, bank: Tensor, scale: Tensor, k: int) -> Tensor:
