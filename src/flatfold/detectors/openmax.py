@@ -55,11 +55,11 @@ class OpenMax(Detector):
         check_count("top", self.top)
         check_choice("logarithm", self.logarithm, (True, False))
         labels = require_labels(bank, "OpenMax")
-        predicted = head.predict(bank.features)
         basis = torch.linalg.qr(as_double(head.weight), mode="r").R if head.n_classes > head.width else None
         self.register_buffer("basis", basis)
         values = as_double(head(bank.features)) if basis is None else as_double(bank.features) @ basis.mT
-        labels, predicted = labels.to(values.device), predicted.to(values.device)
+        predicted = values.argmax(dim=-1) if basis is None else head.predict(bank.features).to(values.device)
+        labels = labels.to(values.device)
         templates = class_templates(values, labels, predicted, head.n_classes, "OpenMax")
         distances = (values - templates.means[labels]).norm(dim=-1)
         tails, valid = _largest(distances, labels, templates.used, head.n_classes, self.tail)
