@@ -11,7 +11,7 @@ import flatfold as ff
 from .ratio import report, time_ratio
 
 # Rows and width of the bank, queries, k, and the share of faiss's time that is wanted. With 1,000 queries of 512
-# features both spend 95 percent on the same matrix product, and 0.05 is the noise of a run.
+# features both spend nearly all of it on the same matrix product; 0.05 allows for the noise of a run.
 SIZES = (
     (50_000, 512, 1000, 50, 1.05),
     (50_000, 512, 1000, 1, 1.05),

@@ -30,8 +30,7 @@ def p_values(scores: Tensor, calibration: Tensor, counts: int | Tensor | None = 
         below = torch.searchsorted(calibration, scores.contiguous())
     else:
         below = torch.searchsorted(calibration, scores[:, None].contiguous()).squeeze(-1)
-    at_least = (counts - below).clamp_min(0)
-    return (1 + at_least).to(scores.dtype) / (1 + counts)
+    return (1 + counts - below).clamp_min(1).to(scores.dtype) / (1 + counts)
 
 
 def samples_needed(fpr: float) -> int:

@@ -298,12 +298,14 @@ def _begin_eager() -> Callable[[], None]:
 
 def _begin_evaluation(model: nn.Module) -> Callable[[], None]:
     """Put a model into evaluation mode, unless it is, and return what undoes it."""
-    waiting = [model]  # `modules()` would take three times as long, at every call
-    while waiting:
-        module = waiting.pop()
+    waiting: list[nn.Module | None] = [model]  # `modules()` would take five times as long, at every call
+    for module in waiting:  # which grows meanwhile
+        if module is None:
+            continue
         if module.training:
             break
-        waiting += [part for part in module._modules.values() if part is not None]
+        if module._modules:
+            waiting.extend(module._modules.values())
     else:
         return lambda: None
     modes = {module: module.training for module in model.modules()}
