@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import flatfold as ff
 
+from .networks import resnet50
 from .ratio import report, time_ratio
-from .share import resnet50
 
 
 class Clocked(nn.Module):

@@ -26,8 +26,8 @@ from flatfold.scoring.batch import Executor, Parts, ScoringJob, run_local, score
 from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.ray import run_on_ray
 
+from .networks import resnet50
 from .ratio import report
-from .share import resnet50
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TRANSFORM = ff.Transform(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))

@@ -55,7 +55,7 @@ class Network(NamedTuple):
 
 
 RESNET20 = Network("cifar_resnet:resnet20", ROOT / "examples", 32, 32)
-RESNET50 = Network("benchmarks.share:resnet50", ROOT, 224, 8)
+RESNET50 = Network("benchmarks.networks:resnet50", ROOT, 224, 8)
 
 
 def run() -> list[bool]:

@@ -126,6 +126,7 @@ def test_auto_takes_the_fastest_and_says_why(monkeypatch):
         ({"torch": 0.06, "onnx": 0.01}, 7, "torch", "too short"),
     ):
         monkeypatch.setattr(runtimes, "_seconds", lambda runtime, batch, of=seconds: of[runtime.name])
+        monkeypatch.setattr(runtimes, "_seconds_each", lambda runtime, batch, of=seconds: of[runtime.name])
         auto = FastestRuntime("auto", model, found, rows=rows)
         result_of(auto, model, batch)
         assert auto.chosen_name == name

@@ -31,6 +31,8 @@ from .options import (
     mixed_precision,
 )
 
+MANY = 50_000  # images that a guard will score: for so many, a graph of the network is prepared
+
 
 def fit(
     images: Annotated[Path, Argument(help=f"ID images that the model was not trained on: {IMAGES}.")],
@@ -129,6 +131,10 @@ def fit(
     threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
     typer.echo(f"images       {result.samples:,} of {images}; {right}")
     typer.echo(f"runtime      {result.runtime}")
+    if runtime == "auto":  # and keep the graph for them, if that is the fastest
+        guard.use_runtime(runtime, MANY, graph_path(out))
+        guard.warm_up()
+        typer.echo(f"             for many images: {guard.runtime}")
     typer.echo(f"method       {method}{chosen}")
     typer.echo(f"calibration  {count(calibrated.samples, 'image')}, {calibration or 'a random half of them'}")
     typer.echo(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm")

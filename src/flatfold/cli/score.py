@@ -58,7 +58,7 @@ Processes = Annotated[
         parser=lambda text: parse_count(text, 1),
         metavar="N|auto",
         show_default="auto",
-        help="Processes that share the images; auto: one per free core, for long jobs on a CPU.",
+        help="Processes that share the images; auto: one per core, for long jobs on a CPU.",
     ),
 ]
 

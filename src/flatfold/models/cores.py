@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from time import perf_counter, sleep
 
-GLANCE = 0.2  # seconds to look at the load of a machine
+GLANCE = 0.1  # seconds to look at the load of a machine
 QUOTAS = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 
 
@@ -24,7 +24,7 @@ def usable_cores() -> int:
 
 
 def free_cores() -> int:
-    """Return how many of these cores other processes leave free, at least 1; this takes a fifth of a second.
+    """Return how many of these cores other processes leave free, at least 1; this takes a tenth of a second.
 
     A network that computes with more threads than there are free cores is several times slower, not only by the share
     that is taken: at the end of each layer all of its threads wait for the one that has to share its core.

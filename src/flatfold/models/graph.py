@@ -178,14 +178,14 @@ def _dynamic_shapes(batch: Batch, size: Any) -> dict[str, Any]:
     return {name: {0: size} if batch.one_per_input(value) else None for name, value in by_name(batch).items()}
 
 
-def check_onnx_packages() -> None:
-    """Raise unless everything that writes and runs ONNX graphs is installed."""
-    for name in ONNX_PACKAGES:
+def check_onnx_packages(names: Sequence[str] = ONNX_PACKAGES) -> None:
+    """Raise unless what writes and runs ONNX graphs, or some of it, is installed."""
+    for name in names:
         try:
             import_module(name)
         except ImportError as error:
             raise ModuleNotFoundError(
-                f"ONNX files are written and checked with {name}, which is not installed. Install flatfold[onnx].",
+                f"ONNX graphs are written and run with {name}, which is not installed. Install flatfold[onnx].",
                 name=name,
             ) from error
 

@@ -27,7 +27,7 @@ from ..io.artifacts import DamagedFile, checksum, decode, encode, read_tensors, 
 from .cores import free_cores
 from .fingerprint import weights_hash
 from .forward import Batch, input_errors
-from .graph import HeadModule, OnnxSession, by_name, check_onnx_packages, open_onnx, trace, write_onnx
+from .graph import ONNX_PACKAGES, HeadModule, OnnxSession, by_name, check_onnx_packages, open_onnx, trace, write_onnx
 from .heads import FoundHead, Pass, run
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ RuntimeName = Literal["auto", "torch", "torch-compile", "onnx"]
 TOLERANCE = 1e-5  # largest error of a logit, relative to the largest logit of its input
 HALF_TOLERANCE = 3e-2  # the same for networks that compute in bfloat16 or float16
 FEW = 4  # inputs that a runtime is first tried on
-TIMED_SECONDS = 0.4  # about so long is one forward pass that is timed
-ROUNDS = 3  # of which the fastest counts
+TIMED_SECONDS = 0.1  # about so long is one forward pass that is timed
+ROUNDS = 2  # of which the fastest counts
 WORTH_EXPORT = 20.0  # seconds that a job must take with torch before a graph is exported for it, which takes about five
 WORTH_COMPILE = 600.0  # the same for a compilation, which may take minutes
 _FAILURES = (RuntimeError, ValueError, TypeError, UnsupportedHead, OSError, ModuleNotFoundError)
@@ -171,9 +171,13 @@ class FastestRuntime(Runtime):
         self.reason = "asked for"
 
     def __call__(self, batch: Batch) -> Pass:  # noqa: D102
+        return self.choose(batch)(batch)
+
+    def choose(self, batch: Batch) -> Runtime:
+        """Return the runtime in use; the first time, try what there is on some inputs of a batch."""
         if self.chosen is None:
             self.chosen = self._choose(batch)
-        return self.chosen(batch)
+        return self.chosen
 
     @property
     def chosen_name(self) -> RuntimeName:
@@ -198,12 +202,13 @@ class FastestRuntime(Runtime):
         return self._fastest(base, batch)
 
     def _fastest(self, base: TorchRuntime, batch: Batch) -> Runtime:
-        part = batch.part(0, _timed_rows(base, batch))
-        slow = _seconds(base, part)
-        expected = inf if self.rows is None else self.rows * slow / part.rows
         if batch.first_tensor.device.type != "cpu":
             self.reason = "the only one for this device"
             return base
+        each = _seconds_each(base, batch.part(0, FEW))
+        expected = inf if self.rows is None else self.rows * each
+        part = batch.part(0, max(FEW, ceil(TIMED_SECONDS / each)))
+        slow: float | None = None
         tried = []
         for name, worth in (("onnx", WORTH_EXPORT), ("torch-compile", WORTH_COMPILE)):
             if name == "onnx" and self.dtype is not None:
@@ -217,6 +222,7 @@ class FastestRuntime(Runtime):
             try:
                 runtime = self._make(name, base, batch, kept)
                 error = self._check(runtime, base, part)
+                slow = slow or _seconds(base, part)
                 fast = _seconds(runtime, part)
             except _FAILURES as problem:
                 tried.append(f"not {name}: {str(problem).strip().partition(chr(10))[0]}")
@@ -247,7 +253,7 @@ class FastestRuntime(Runtime):
         """Return a runtime by name; ``graph`` was exported earlier."""
         if name == "torch-compile":
             return CompiledRuntime(self.model, self.found, base.channels_last, self.dtype)
-        check_onnx_packages()
+        check_onnx_packages(ONNX_PACKAGES if graph is None else ("onnxruntime",))
         if batch.first_tensor.device.type != "cpu":
             raise ValueError("the runtime onnx computes on the CPU. Use the device cpu, or the runtime torch.")
         threads = torch.get_num_threads()
@@ -258,6 +264,7 @@ class FastestRuntime(Runtime):
                 return runtime
             except _FAILURES as error:  # of a model that does something else with the same weights
                 log.info("the graph in %s is exported again: %s", self.cache, error)
+                check_onnx_packages()
         return OnnxRuntime(open_onnx(self._export_graph(batch), threads), batch, base)
 
     def _key(self, batch: Batch) -> dict[str, str]:
@@ -352,14 +359,12 @@ def _channels_last(value: object) -> object:
     return value
 
 
-def _timed_rows(runtime: Callable[[Batch], Pass], batch: Batch) -> int:
-    """Return how many inputs of a batch take long enough to be timed, and not much longer."""
-    few = batch.part(0, FEW)
+def _seconds_each(runtime: Callable[[Batch], Pass], few: Batch) -> float:
+    """Return about how long a runtime takes for one of a few inputs."""
     runtime(few)
     start = perf_counter()
     runtime(few)
-    each = (perf_counter() - start) / few.rows
-    return min(batch.rows, max(FEW, ceil(TIMED_SECONDS / max(each, 1e-9))))
+    return max(perf_counter() - start, 1e-9) / few.rows
 
 
 def _seconds(runtime: Callable[[Batch], Pass], batch: Batch) -> float:

@@ -31,7 +31,7 @@ from ..io.artifacts import DamagedFile, read_json, write_json
 from ..io.files import replacing, sha256_of, sweep
 from ..io.progress import track
 from ..io.store import Part, PartStore
-from ..models.cores import free_cores, free_memory, own_memory
+from ..models.cores import free_cores, free_memory, own_memory, usable_cores
 from ..models.fingerprint import evenly_spaced
 from ..models.forward import split_batch, usable_device
 from ..models.runtime import FastestRuntime, RuntimeName, use_free_cores
@@ -46,7 +46,7 @@ PART_ROWS = 1024  # at most so many, and at least a batch, are computed again af
 PARTS = 64  # at least so many, if there are as many batches: processes share them
 TRIED_BATCHES = 8  # in which an image is looked for on which to choose a runtime
 TIMED_ROWS = 8  # images by which the time of a job is estimated
-WORTH_PROCESSES = 30.0  # seconds that a job must take before other processes are started, which takes about four
+WORTH_PROCESSES = 15.0  # seconds that a job must take before other processes are started, which takes about four
 LONGEST = 200  # bytes of the name of a table: names of files next to it are longer, and most systems end at 255
 READ_ROWS = 1024  # of a parquet file that are read at once
 SHOWN = 5  # shards that a message names
@@ -128,8 +128,8 @@ def run_local(
 
     One process computes with as many threads as there are free cores, while ``workers`` other threads read images
     ahead. Of several processes each reads and computes with its share of the cores: small networks do not gain from
-    several threads. ``processes=None`` decides: there are several on a CPU with free cores, for jobs that take more
-    than half a minute and networks that fit into memory several times.
+    several threads. ``processes=None`` decides: there is one for each core, busy or not, for jobs on a CPU that take
+    more than a quarter of a minute, and networks that fit into memory several times.
     """
     rows, source = sum(map(len, parts.values())), job.source
     cores = free_cores()
@@ -139,7 +139,7 @@ def run_local(
         guard = job.load(rows)
         seconds = _seconds_of_a_row(guard, source, parts)
         if processes is None:
-            processes = _useful_processes(guard, rows * seconds, min(cores, len(parts)))
+            processes = _useful_processes(guard, rows * seconds, min(usable_cores(), len(parts)))
         threads = threads if processes == 1 else max(1, cores // processes)
         plural = "es" if processes > 1 else ""
         used = f"{guard.runtime}; {processes} process{plural} of {threads} thread{'s' if threads > 1 else ''}"
@@ -166,7 +166,8 @@ def _seconds_of_a_row(guard: Guard, source: ImageSource, parts: Parts) -> float:
         if raw is not None:
             first = split_batch(raw).first_tensor
             with suppress(ValueError):  # scoring this batch raises it again, with the names of the images
-                guard.run(first)
+                guard.warm_up(first)
+                guard.run(first[:TIMED_ROWS])
                 start = perf_counter()
                 guard.run(first[:TIMED_ROWS])
                 return (perf_counter() - start) / len(first[:TIMED_ROWS])

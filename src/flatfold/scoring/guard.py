@@ -201,20 +201,23 @@ class Guard:
         with evaluating(self.model) as device:
             return self.runtime(split_batch(batch).to(device))
 
-    def warm_up(self) -> None:
-        """Run the model on made-up inputs, so that the first real ones do not wait for the choice of a runtime.
+    def warm_up(self, batch: Any = None) -> None:
+        """Choose and prepare the runtime on some inputs of a batch, so that the next batch does not wait for it.
 
-        Without a known shape of the inputs this is left to the first batch, which is then run by torch.
+        By default inputs are made up; where their shape is not known, the runtime becomes torch.
         """
-        transform, shape = self.transform, self.input_shape
-        if shape is None and transform is not None and transform.crop is not None:
-            shape = (len(transform.mode), transform.crop, transform.crop)
-        if shape is None:
-            self.use_runtime("torch")
-            return
-        generator = torch.Generator().manual_seed(0)
-        dtype = next(self.model.parameters()).dtype
-        self.run(torch.randn(WARM_UP, *shape, generator=generator).to(dtype))
+        if batch is None:
+            transform, shape = self.transform, self.input_shape
+            if shape is None and transform is not None and transform.crop is not None:
+                shape = (len(transform.mode), transform.crop, transform.crop)
+            if shape is None:
+                self.use_runtime("torch")
+                return
+            dtype, generator = next(self.model.parameters()).dtype, torch.Generator().manual_seed(0)
+            batch = torch.randn(WARM_UP, *shape, generator=generator).to(dtype)
+        if isinstance(self.runtime, FastestRuntime):
+            with evaluating(self.model) as device:
+                self.runtime.choose(split_batch(batch).to(device))
 
     @torch.no_grad()
     def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> list[Explanation]:
