@@ -27,7 +27,7 @@ from ..io.artifacts import DamagedFile, checksum, decode, encode, read_tensors, 
 from .cores import free_cores
 from .fingerprint import weights_hash
 from .forward import Batch, input_errors
-from .graph import ONNX_PACKAGES, HeadModule, OnnxSession, by_name, check_onnx_packages, open_onnx, trace, write_onnx
+from .graph import ONNX_PACKAGES, HeadModule, by_name, check_onnx_packages, open_onnx, trace, write_onnx
 from .heads import FoundHead, Pass, run
 
 log = logging.getLogger(__name__)
@@ -113,12 +113,20 @@ class CompiledRuntime(Runtime):
 
 
 class OnnxRuntime(Runtime):
-    """The network as an ONNX graph, run by onnxruntime on the CPU; inputs of another shape or type go to torch."""
+    """The network as an ONNX graph, run by onnxruntime on the CPU; inputs of another shape or type go to torch.
+
+    Several threads may run it at the same time.
+    """
 
     name = "onnx"
 
-    def __init__(self, session: OnnxSession, batch: Batch, torch_runtime: TorchRuntime) -> None:
-        self.session, self.torch_runtime, self.signature = session, torch_runtime, signature_of(batch)
+    def __init__(self, graph: bytes, batch: Batch, torch_runtime: TorchRuntime) -> None:
+        self.graph, self.torch_runtime, self.signature = graph, torch_runtime, signature_of(batch)
+        self.session = open_onnx(graph, torch.get_num_threads())
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many threads from now on."""
+        self.session = open_onnx(self.graph, threads)
 
     def __call__(self, batch: Batch) -> Pass:  # noqa: D102
         if signature_of(batch) != self.signature:
@@ -256,16 +264,15 @@ class FastestRuntime(Runtime):
         check_onnx_packages(ONNX_PACKAGES if graph is None else ("onnxruntime",))
         if batch.first_tensor.device.type != "cpu":
             raise ValueError("the runtime onnx computes on the CPU. Use the device cpu, or the runtime torch.")
-        threads = torch.get_num_threads()
         if graph is not None:
-            runtime = OnnxRuntime(open_onnx(graph, threads), batch, base)
+            runtime = OnnxRuntime(graph, batch, base)
             try:
                 self._check(runtime, base, batch.part(0, FEW))
                 return runtime
             except _FAILURES as error:  # of a model that does something else with the same weights
                 log.info("the graph in %s is exported again: %s", self.cache, error)
                 check_onnx_packages()
-        return OnnxRuntime(open_onnx(self._export_graph(batch), threads), batch, base)
+        return OnnxRuntime(self._export_graph(batch), batch, base)
 
     def _key(self, batch: Batch) -> dict[str, str]:
         versions = f"flatfold {__version__}, torch {torch.__version__}"

@@ -6,11 +6,11 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from ..io.progress import track
 from .cores import usable_cores
 from .forward import Batch, split_batch
 from .transform import Transform
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 MOST_READERS = 4  # threads by default: images of more would wait for each other's turn in Python
 
@@ -218,22 +221,23 @@ def read_batches(
     """
     ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
     threads = min(MOST_READERS, usable_cores()) if workers is None else workers
-    results = _read_ahead(source, ranges, threads) if threads and len(ranges) > 1 else map(source.attempt, ranges)
+    read = partial(_attempt, source)
+    results = map_ahead(read, ranges, threads) if threads and len(ranges) > 1 else map(read, ranges)
     pairs = zip(ranges, results, strict=True)
     for rows, (raw, unreadable) in pairs if title is None else track(pairs, title, len(ranges)):
         batch = None if raw is None else split_batch(raw)
         yield BatchResult(rows, batch, unreadable)
 
 
-def _read_ahead(source: Source, ranges: list[range], threads: int) -> Iterator[tuple[Any, dict[int, str]]]:
-    """Yield what can be read of each range, in order, while threads read at most ``threads + 1`` that follow."""
+def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Yield the result for each item, in order, while threads work on at most ``threads + 1`` that follow."""
     pool = ThreadPoolExecutor(threads, "flatfold-reader")
-    remaining = iter(ranges)
-    waiting = deque(pool.submit(_attempt, source, rows) for rows in islice(remaining, threads + 1))
+    remaining = iter(items)
+    waiting = deque(pool.submit(function, item) for item in islice(remaining, threads + 1))
     try:
         while waiting:
             result = waiting.popleft().result()
-            waiting.extend(pool.submit(_attempt, source, rows) for rows in islice(remaining, 1))
+            waiting.extend(pool.submit(function, item) for item in islice(remaining, 1))
             yield result
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

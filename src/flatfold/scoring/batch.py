@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -34,8 +35,8 @@ from ..io.store import Part, PartStore
 from ..models.cores import free_cores, free_memory, own_memory, usable_cores
 from ..models.fingerprint import evenly_spaced
 from ..models.forward import split_batch, usable_device
-from ..models.runtime import FastestRuntime, RuntimeName, use_free_cores
-from ..models.sources import BatchResult, ImageSource, read_batches
+from ..models.runtime import FastestRuntime, OnnxRuntime, RuntimeName, use_free_cores
+from ..models.sources import BatchResult, ImageSource, map_ahead, read_batches
 from .calibrated import CalibratedDetector
 from .guard import Guard
 from .guard_file import GuardFile
@@ -126,10 +127,11 @@ def run_local(
 ) -> Iterator[tuple[int, Part]]:
     """Score parts on this machine, in one process or in several.
 
-    One process computes with as many threads as there are free cores, while ``workers`` other threads read images
-    ahead. Of several processes each reads and computes with its share of the cores: small networks do not gain from
-    several threads. ``processes=None`` decides: there is one for each core, busy or not, for jobs on a CPU that take
-    more than a quarter of a minute, and networks that fit into memory several times.
+    The runtime ``onnx`` scores a part on each core, with one thread. With torch, which runs one batch at a time because
+    a model may not allow more, one process computes with as many threads as there are free cores while ``workers``
+    other threads read images ahead. Of several processes each reads and computes with its share of the cores: small
+    networks do not gain from several threads. ``processes=None`` decides: there is one for each core, busy or not, for
+    jobs of torch on a CPU that take more than a quarter of a minute, if the network fits into memory several times.
     """
     rows, source = sum(map(len, parts.values())), job.source
     cores = free_cores()
@@ -138,25 +140,39 @@ def run_local(
         threads = use_free_cores(cores)
         guard = job.load(rows)
         seconds = _seconds_of_a_row(guard, source, parts)
+        runtime = guard.runtime
+        assert isinstance(runtime, FastestRuntime)
         if processes is None:
             processes = _useful_processes(guard, rows * seconds, min(usable_cores(), len(parts)))
-        threads = threads if processes == 1 else max(1, cores // processes)
-        plural = "es" if processes > 1 else ""
-        used = f"{guard.runtime}; {processes} process{plural} of {threads} thread{'s' if threads > 1 else ''}"
+        score = partial(_score_part, guard, source)
         if processes > 1:
-            assert isinstance(guard.runtime, FastestRuntime)
-            job = replace(job, runtime=guard.runtime.chosen_name)
+            threads = max(1, cores // processes)
+            used = f"{processes} processes of {_count_threads(threads)}"
             torch.set_num_threads(threads)
-            guard.use_runtime(job.runtime, graph=graph_path(job.guard.path))
-            results = track(_run_processes(guard, job, parts, processes, threads), "scoring", len(parts))
+            if isinstance(runtime.chosen, OnnxRuntime):
+                runtime.chosen.use_threads(threads)
+            job = replace(job, runtime=runtime.chosen_name)
+            results = track(_run_processes(score, job, parts, processes, threads), "scoring", len(parts))
+        elif isinstance(runtime.chosen, OnnxRuntime) and workers != 0:
+            lanes = usable_cores()
+            used = _count_threads(lanes)
+            torch.set_num_threads(1)
+            runtime.chosen.use_threads(1)
+            scored = zip(parts, map_ahead(score, parts.values(), lanes), strict=True)
+            results = track(scored, "scoring", len(parts))
         else:
+            used = _count_threads(threads)
             batches = read_batches(source, source.batch_ranges(parts.values()), "scoring", workers)
             results = (
                 (number, score_batches(guard, source, islice(batches, len(source.batch_ranges([rows])))))
                 for number, rows in parts.items()
             )
         for number, part in results:
-            yield number, part._replace(info={**part.info, "runtime": used})
+            yield number, part._replace(info={**part.info, "runtime": f"{runtime}; {used}"})
+
+
+def _count_threads(threads: int) -> str:
+    return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
 def _seconds_of_a_row(guard: Guard, source: ImageSource, parts: Parts) -> float:
@@ -177,16 +193,18 @@ def _seconds_of_a_row(guard: Guard, source: ImageSource, parts: Parts) -> float:
 
 def _useful_processes(guard: Guard, seconds: float, most: int) -> int:
     """Return how many processes make a job faster that takes one about so many seconds."""
-    if seconds < WORTH_PROCESSES or next(guard.model.parameters()).device.type != "cpu":
+    assert isinstance(guard.runtime, FastestRuntime)
+    on_cpu = next(guard.model.parameters()).device.type == "cpu"
+    if seconds < WORTH_PROCESSES or not on_cpu or isinstance(guard.runtime.chosen, OnnxRuntime):
         return 1
     free, own = free_memory(), own_memory()
     return most if free is None or own is None else max(1, min(most, 1 + int(free // (1.5 * own))))
 
 
 def _run_processes(
-    guard: Guard, job: ScoringJob, parts: Parts, processes: int, threads: int
+    score: Callable[[range], Part], job: ScoringJob, parts: Parts, processes: int, threads: int
 ) -> Iterator[tuple[int, Part]]:
-    """Score parts in this process and in others, which load the model meanwhile; yield them as they are done."""
+    """Score parts in this process, by ``score``, and in others, which load the model meanwhile; yield what is done."""
     remaining, running = deque(parts.items()), dict[Future[_PlainPart], int]()
     context = get_context("spawn")  # not fork: copies of this process would wait for threads that they do not have
     theirs, ours = context.Pipe(duplex=False)
@@ -197,7 +215,7 @@ def _run_processes(
                     number, rows = remaining.popleft()
                     running[pool.submit(_score_in_process, rows)] = number
                 for number, rows in [remaining.popleft()] if remaining else ():
-                    yield number, _score_part(guard, job.source, rows)
+                    yield number, score(rows)
                 finished, _ = wait(running, 0 if remaining else None, FIRST_COMPLETED)
                 for future in finished:
                     info, arrays = future.result()
