@@ -79,7 +79,7 @@ def _batching(network: Network) -> list[bool]:
                 _print(f"{kind}, batches of at most {most}", network, load)
             both = [load["requests"] / load["seconds"] for load in loads.values()]
             what = f"{kind}: throughput with micro-batching against none"
-            passed.append(report(what, both[0] / both[1], "times", 1.5 if kind == "image/png" else 0.8))
+            passed.append(report(what, both[0] / both[1], "times", 1.0 if kind == "image/png" else 0.8))
             errors = sum(load["errors"] for load in loads.values())
             passed.append(report(f"{kind}: errors at saturation", errors, "requests", 0, at_least=False))
     return passed

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def test_a_process_that_dies_or_cannot_load_the_model_ends_the_run_which_resumes
 
 PROGRAM = """
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from flatfold.scoring.batch import run_local, score_images
 from tests.scoring.batch.small_run import make_task
@@ -142,3 +144,17 @@ def test_the_number_of_processes_depends_on_the_job_the_cores_and_the_memory(her
     ):
         monkeypatch.setattr(batch, "free_memory", lambda free=free: free)
         assert batch._useful_processes(guard, seconds, most) == expected, (seconds, free)
+
+
+@pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is not installed")
+def test_onnxruntime_scores_parts_on_all_cores_and_writes_the_table_of_one_thread(here, monkeypatch):
+    monkeypatch.setattr(batch, "usable_cores", lambda: 3)
+    task = make_task(here, images=300, runtime="onnx")
+    score_images(task, here / "one.csv", executor=partial(run_local, workers=0))
+    summary = score_images(task, here / "three.csv")
+    assert (here / "three.csv").read_bytes() == (here / "one.csv").read_bytes()
+    assert summary.runtime.startswith("onnx (asked for")
+    assert summary.runtime.endswith("3 threads")
+    assert (here / "guard.safetensors.graph").exists()
+    names = [line["path"] for line in read_csv(here / "three.csv")]
+    assert names == sorted(names)
