@@ -20,5 +20,7 @@ class Aside(ff.Detector):
 
     def score(self, h: Tensor) -> Tensor:
         """Return that sine for features ``(n, d)``."""
-        along = (normalize(h) @ self.get_buffer("means").mT).amax(dim=-1)
-        return (1 - along.clamp(0, 1) ** 2).sqrt()
+        units, means = normalize(h), self.get_buffer("means")
+        along, nearest = (units @ means.mT).max(dim=-1, keepdim=True)
+        # Not the root of 1 - along ** 2, which has no digits left at small angles.
+        return (units - along.clamp(min=0) * means[nearest.squeeze(-1)]).norm(dim=-1)

@@ -116,7 +116,7 @@ def test_all_sound_images_are_scored_and_all_others_are_named(whole, folder):
 
 def test_scores_are_those_of_the_guard_and_unknown_images_raise_more_alarms(whole, task):
     out, _ = whole
-    guard = ff.Guard.load(task.guard, task.model())
+    guard = task.load()
     scores = dict(zip(column(out, "path"), map(float, column(out, "score")), strict=True))
     for rows in task.source.batch_ranges([range(100), range(task.source.rows - 100, task.source.rows)]):
         batch, unreadable = task.source.attempt(rows)

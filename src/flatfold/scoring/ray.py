@@ -103,7 +103,8 @@ class Worker:
         """Return the scores of some rows, with the model that was loaded."""
         assert self.loaded is not None
         guard, source = self.loaded
-        return score_batches(guard, source, read_batches(source, source.batch_ranges([rows])))
+        part = score_batches(guard, source, read_batches(source, source.batch_ranges([rows])))
+        return part._replace(info={**part.info, "runtime": f"{guard.runtime}; 1 thread"})
 
     def load(self, reference: Any) -> tuple[Guard, ImageSource]:
         """Load the model and its guard; not in the constructor, whose errors Ray takes for those of the machine."""
