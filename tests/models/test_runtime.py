@@ -90,13 +90,6 @@ def test_channels_last_is_for_convolutions_that_allow_it():
         assert {name: value.stride() for name, value in model.state_dict().items()} == before, "the model was changed"
 
 
-class Noisy(nn.Module):
-    """Adds what torch draws: no two runs agree."""
-
-    def forward(self, x):
-        return x + torch.rand_like(x)
-
-
 @needs_onnx
 def test_a_runtime_that_does_not_agree_is_refused_and_never_chosen(tmp_path, monkeypatch):
     model, found, batch = make_case()

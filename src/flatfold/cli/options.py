@@ -49,15 +49,22 @@ METHOD = "name from `flatfold methods`, hyper-parameters after colons (knn:k=10)
 Weights = Annotated[Path | None, Option(help="File with the network's state dict (safetensors or torch.save).")]
 Pretrained = Annotated[str | None, Option(help="Name of published weights of a library's network, such as DEFAULT.")]
 Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
-Workers = Annotated[
-    int | None,
-    Option(
-        parser=lambda text: parse_count(text, 0),
-        metavar="N|auto",
-        show_default="auto",
-        help="Threads that read images ahead; auto: one per core, up to four.",
-    ),
-]
+
+
+def count_option(least: int, help: str) -> Any:
+    """Return an option that takes a number of threads or processes, or ``auto``, which becomes None."""
+
+    def parse(text: str) -> int | None:
+        if text == "auto":
+            return None
+        if not text.isdecimal() or int(text) < least:
+            raise typer.BadParameter(f"{text!r} is neither auto nor a whole number from {least} on.")
+        return int(text)
+
+    return Option(parser=parse, metavar="N|auto", show_default="auto", help=help)
+
+
+Workers = Annotated[int | None, count_option(0, "Threads that read images ahead; auto: one per core, up to four.")]
 RuntimeOption = Annotated[
     Literal["auto", "torch", "torch-compile", "onnx"],
     Option(help="What runs the network; auto: the fastest that agrees with torch, timed on the first batch."),
@@ -94,15 +101,6 @@ With = Annotated[
         help="Python file that adds methods with @flatfold.register(...); repeat for more files.",
     ),
 ]
-
-
-def parse_count(text: str, least: int) -> int | None:
-    """Return a number of threads or processes, None for ``auto``."""
-    if text == "auto":
-        return None
-    if not text.isdecimal() or int(text) < least:
-        raise typer.BadParameter(f"{text!r} is neither auto nor a whole number from {least} on.")
-    return int(text)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

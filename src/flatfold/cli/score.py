@@ -32,10 +32,10 @@ from .options import (
     captured_warnings,
     check_table,
     count,
+    count_option,
     invalid_usage,
     load_plugins,
     make_detector,
-    parse_count,
 )
 
 if TYPE_CHECKING:
@@ -54,12 +54,7 @@ DEFAULT = "fold"  # method of score-features
 
 Processes = Annotated[
     int | None,
-    Option(
-        parser=lambda text: parse_count(text, 1),
-        metavar="N|auto",
-        show_default="auto",
-        help="Processes that share the images; auto: one per core, for long jobs on a CPU.",
-    ),
+    count_option(1, "Processes that share the images; auto: one, or one per core for long jobs of torch on a CPU."),
 ]
 
 
