@@ -61,24 +61,28 @@ def _distribute(ray: Any, workers: Iterable[Any], job: Any, parts: Parts) -> Ite
     """Give each worker that has started a part, and the next when it is done."""
     remaining, done = iter(parts.items()), 0
     running: dict[Any, tuple[int | None, Any]] = {worker.__ray_ready__.remote(): (None, worker) for worker in workers}
-    while done < len(parts):
-        (reference,), _ = ray.wait(list(running))
-        number, worker = running.pop(reference)
-        try:
-            result = ray.get(reference)
-        except ray.exceptions.RayError as error:
-            raise RuntimeError(
-                f"{TRIES} workers, one after the other, died over part {number}. If it is the memory, take a smaller "
-                "--batch-size or fewer --actors; otherwise the model ends its process while it loads, or at one of "
-                "these images. All parts that are done are kept."
-            ) from error
-        if isinstance(result, Exception):
-            raise result
-        for following, rows in islice(remaining, 1):
-            running[worker.score.remote([job], rows)] = following, worker
-        if number is not None:
-            yield number, result
-            done += 1
+    try:
+        while done < len(parts):
+            (reference,), _ = ray.wait(list(running))
+            number, worker = running.pop(reference)
+            try:
+                result = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                raise RuntimeError(
+                    f"{TRIES} workers, one after the other, died over part {number}. If it is the memory, take a "
+                    "smaller --batch-size or fewer --actors; otherwise the model ends its process while it loads, or "
+                    "at one of these images. All parts that are done are kept."
+                ) from error
+            if isinstance(result, Exception):
+                raise result
+            for following, rows in islice(remaining, 1):
+                running[worker.score.remote([job], rows)] = following, worker
+            if number is not None:
+                yield number, result
+                done += 1
+    finally:
+        for reference in running:  # or Ray prints that it tries again what ends with the workers
+            ray.cancel(reference)
 
 
 class Worker:

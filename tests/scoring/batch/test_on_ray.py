@@ -73,6 +73,15 @@ def other():
     note("loads")
     return nn.Sequential(nn.Flatten(), nn.Linear(108, 3))
 """
+ONE_RAISES = """
+
+def look_around(module, args):
+    try:
+        Path("busy").touch(exist_ok=False)
+    except FileExistsError:
+        raise RuntimeError("no more") from None
+    time.sleep(60)
+"""
 DRIVER = """
 import sys
 from functools import partial
@@ -266,6 +275,16 @@ def test_a_killed_run_goes_on_quietly_and_leaves_no_process_whether_or_not_ray_s
     calls = sum(workers("batches").values()) - 2 * len(workers("batches"))  # each worker first checks the layout
     assert 0 < calls <= 12 - 4  # two parts of two batches were there
     until(lambda: not marked(mark))
+
+
+@on_cluster
+def test_workers_that_are_busy_when_a_run_ends_are_stopped_without_a_message(task):
+    Path("driver.py").write_text(DRIVER)
+    Path("nets.py").write_text(NETS + ONE_RAISES)
+    run = drive(uuid4().hex, "ray.csv")
+    printed = run.communicate()[0]
+    assert "no more" in printed
+    assert "retries" not in printed
 
 
 @on_cluster
