@@ -10,14 +10,13 @@ import flatfold as ff
 
 from .ratio import report, time_ratio
 
-# Rows and width of the bank, queries, k, and the share of faiss's time that is wanted. With 1,000 queries of 512
-# features both spend nearly all of it on the same matrix product; 0.05 allows for the noise of a run.
+# Rows and width of the bank, queries and k.
 SIZES = (
-    (50_000, 512, 1000, 50, 1.05),
-    (50_000, 512, 1000, 1, 1.05),
-    (50_000, 512, 64, 50, 1.0),
-    (50_000, 512, 1, 50, 1.0),
-    (50_000, 64, 1000, 50, 1.0),
+    (50_000, 512, 1000, 50),
+    (50_000, 512, 1000, 1),
+    (50_000, 512, 64, 50),
+    (50_000, 512, 1, 50),
+    (50_000, 64, 1000, 50),
 )
 
 
@@ -35,7 +34,7 @@ def speed() -> list[bool]:
         return []
     g = torch.Generator().manual_seed(0)
     passed = []
-    for rows, width, n, k, wanted in SIZES:
+    for rows, width, n, k in SIZES:
         bank, queries = (torch.randn(count, width, generator=g).relu() for count in (rows, n))
         knn = ff.detectors.Knn(k).fit(ff.FeatureBank(bank), ff.Head(torch.randn(10, width, generator=g)))
         index = faiss.IndexFlatL2(width)
@@ -48,7 +47,7 @@ def speed() -> list[bool]:
 
         ratio = 1 / time_ratio(lambda knn=knn, queries=queries: knn(queries), search, rounds=15)
         what = f"KNN against faiss {faiss.__version__}'s flat index, {rows:,} x {width}, {n:,} queries, k={k}"
-        passed.append(report(what, ratio, "times its time", wanted, at_least=False))
+        passed.append(report(what, ratio, "times its time", 1, at_least=False))
     return passed
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .class_statistics import distances_to
 from .hessian import affordable_distances, entry_chunks, variance_and_mean
+from .shaping import softmax
 from .validation import MethodRefused
 
 
@@ -88,7 +89,7 @@ def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Ten
     """Return the class probabilities ``q`` without one class per row, the mass ``r`` of the others, and ``1 - r``."""
     column = classes[:, None]
     without = logits.scatter(-1, column, -torch.inf)
-    q = without.softmax(dim=-1)
+    q = softmax(without)
     logsumexp = without.amax(dim=-1) - q.amax(dim=-1).log()  # without another exponential of everything
     margin = logsumexp - logits.gather(-1, column).squeeze(-1)
     return q, torch.sigmoid(margin), torch.sigmoid(-margin)

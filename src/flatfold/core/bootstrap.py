@@ -17,19 +17,21 @@ them for a method copies whole rows, and every step is one operation on many col
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import log
 from typing import NamedTuple, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .intervals import LEVEL, Vector, least_agreement
 from .metrics import Scores, score_vector
 
 METRICS = ("fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
-CHUNK = 1 << 21  # images times replicates that are worked on at once: some 40 MB
+CHUNK = 1 << 22  # images times replicates that a thread works on at once: some 80 MB
 BLOCK = 32  # rows of which running sums are taken together
-ROWS = 512  # points of curves that are worked on together: they stay in the cache of a processor
+ROWS = 1024  # points of curves that are worked on together: they stay in the cache of a processor
 
 Counts = NDArray[np.integer]
 
@@ -197,8 +199,9 @@ class SortedScores:
             counts.T.astype(dtype).repeat(2 if b == 1 else 1, axis=1) for counts in (known_counts, *unknown_counts)
         )
         metrics = {name: np.empty((len(self._known), len(theirs), b)) for name in names}
-        for method, side in enumerate(self._known):
-            known = side.cumulative(ours)
+
+        def resample(method: int) -> None:
+            known = self._known[method].cumulative(ours)
             known_above = _from_above(known)
             for dataset, counts in enumerate(theirs):
                 unknown = self._unknown[method][dataset].cumulative(counts)
@@ -212,6 +215,9 @@ class SortedScores:
                 ):
                     if name in names:
                         metrics[name][method, dataset] = metric(*sums)[:b]
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy lets other threads compute meanwhile
+            list(pool.map(resample, range(len(self._known))))
         return metrics
 
     def bootstrap(

@@ -92,11 +92,11 @@ class _Products:
         """Return ``queries @ (scale * rows).T - offsets``, to be used before the next call."""
         n, width = self.queries.shape
         products = self.buffer[: n * len(rows)].view(n, len(rows))
-        if n > width or rows.dtype != self.queries.dtype:
+        if n > 4 * width or rows.dtype != self.queries.dtype:  # the rows come from memory, the products are in a cache
             for part in row_chunks(len(rows), BLOCK_ROWS):
                 block = torch.mul(rows[part], scale[part, None], out=self.block[: len(rows[part])])
                 torch.mm(self.queries, block.mT, out=products[:, part])
-        else:  # there are fewer products to scale than entries of the rows
+        else:
             if n <= FEW_QUERIES:
                 self._multiply_rows(rows, products)
             else:
@@ -125,7 +125,7 @@ class _Largest:
         self.rows = np.zeros((n, places), dtype=np.int64)
         self.used = np.zeros(n, dtype=np.int64)
         self.floor = np.full((n, 1), -np.inf, dtype=self.values.dtype)
-        self.above = np.empty(n * rows, dtype=np.bool_)
+        self.above = torch.empty(n * rows, dtype=torch.bool)
         self.update_at = 0
 
     def add(self, block: Tensor, start: int) -> None:
@@ -148,8 +148,9 @@ class _Largest:
         """Append all products above the floor, unless a query has too many for the table."""
         n, places = self.values.shape
         products = block.numpy()
-        np.greater(products, self.floor, out=self.above[: block.numel()].reshape(products.shape))
-        above = np.flatnonzero(self.above[: block.numel()])
+        # By torch, in several threads: a thread that has nothing to do is late for the next matrix product.
+        marks = torch.gt(block, torch.from_numpy(self.floor), out=self.above[: block.numel()].view(block.shape))
+        above = np.flatnonzero(marks.numpy())
         query = above // block.shape[1]
         counts = np.bincount(query, minlength=n)
         if counts.max() > places - self.k:

@@ -26,6 +26,7 @@ from ..core.shaping import (
     project,
     rescaled_logits,
     row_norms,
+    softmax,
 )
 from ..core.validation import check_choice, check_features
 from . import ash, react
@@ -81,7 +82,7 @@ class Fold(Detector):
         projected, norms = project(h, self.weight, bias, logits)
         scores = []
         for alpha in alphas:
-            probs = rescaled_logits(projected, norms**alpha, bias).softmax(dim=-1).to(h.dtype)
+            probs = softmax(rescaled_logits(projected, norms**alpha, bias)).to(h.dtype)
             trace = self._trace(probs, h, alpha)
             if self.score_norm is None:
                 scores.append(trace)
