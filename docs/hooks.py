@@ -4,7 +4,9 @@ Everything is made while the site is built, so that it needs no network later an
 """
 
 import html
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FROM_ROOT = {"changelog.md": "CHANGELOG.md", "architecture.md": "ARCHITECTURE.md", "contributing.md": "CONTRIBUTING.md"}
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[]\s*(.*?)\s*\\[)\]]</\1>', re.DOTALL)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$\n?", re.DOTALL | re.MULTILINE)
 UNKNOWN = {
     r"\arg": r"\operatorname{arg}",
     r"\Big\|": r"\|",
@@ -30,6 +33,9 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, page, content=from_root((ROOT / source).read_text(encoding="utf8"))))
     for path in sorted((ROOT / "examples").glob("*.*")):
         files.append(File.generated(config, f"examples/{path.name}", content=path.read_text(encoding="utf8")))
+    for path in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
+        cells = notebook(path.read_text(encoding="utf8"))
+        files.append(File.generated(config, f"tutorials/{path.stem}.ipynb", content=cells))
     return files
 
 
@@ -55,6 +61,46 @@ def mathml(formula: str, display: bool) -> str:
         formula = formula.replace(unknown, same)
     made: str = convert(formula, display="block" if display else "inline")
     return f'<div class="formula">{made}</div>' if display else made
+
+
+def notebook(page: str) -> str:
+    """Return a page as a Jupyter notebook: its code in cells, with the output that the page shows."""
+    cells: list[dict[str, Any]] = []
+
+    def add(kind: str, text: str) -> None:
+        more = {"execution_count": None, "outputs": []} if kind == "code" else {}
+        source = text.strip().splitlines(keepends=True)
+        if source:
+            cells.append({"id": f"cell-{len(cells)}", "cell_type": kind, "metadata": {}, "source": source, **more})
+
+    page = re.sub(r"^<!--.*?-->\n|^\[Open as a notebook\].*\n", "", page, flags=re.MULTILINE)
+    for number, part in enumerate(BLOCK.split(page)):
+        kind = ("text", "language", "code")[number % 3]
+        if kind == "language":
+            language = part
+        elif kind == "text":
+            add("markdown", part)
+        elif language in ("text", "json"):
+            if cells[-1]["cell_type"] == "code":
+                lines = part.splitlines(keepends=True)
+                cells[-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": lines}]
+            else:
+                add("markdown", f"```{language}\n{part}```")
+        else:
+            add("code", part if language == "python" else shell_cell(part))
+    if any("service = " in line for cell in cells for line in cell["source"]):
+        add("code", "service.terminate()")
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": cells}, indent=1)
+
+
+def shell_cell(lines: str) -> str:
+    """Return lines for a shell as a cell; a service goes on in the background, and requests wait for it."""
+    if lines.startswith("flatfold serve"):
+        return f"import subprocess\n\nservice = subprocess.Popen({shlex.split(lines)})"
+    return re.sub(r"^(?=\w)", "!", lines, flags=re.MULTILINE).replace(
+        "!curl", "!curl --retry 30 --retry-connrefused -s"
+    )
 
 
 def from_root(text: str) -> str:

@@ -17,6 +17,7 @@ import flatfold
 from flatfold import curvature, detectors
 from flatfold.cli import app
 from flatfold.detectors import METHODS
+from tests.browser import CHROMIUM, expect, sync_playwright
 from tests.command import uncovered_environment
 from tests.docs.page import ROOT, read
 from tests.docs.shell import get_command, options_of
@@ -78,6 +79,19 @@ def test_every_page_and_example_is_there_and_found_by_the_search(texts, site):
         assert f">{title}<" in texts[page.replace(".md", ".html")]
     for path in (ROOT / "examples").glob("*.*"):
         assert (site / "examples" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.skipif(CHROMIUM is None or sync_playwright is None, reason="needs playwright, and chromium on the path")
+def test_pages_opened_from_a_folder_are_searched_and_have_a_font_for_formulas(site):
+    with sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto((site / "howto" / "choose.html").as_uri())
+        page.locator(".md-search__input").press_sequentially("conformal")
+        expect(page.locator(".md-search-result__item").first).to_be_visible()
+        page.goto((site / "maths.html").as_uri())
+        assert page.evaluate("document.fonts.load('1em \"Site Math\"').then(fonts => fonts.length)") == 1
+        browser.close()
 
 
 def test_formulas_are_mathml_and_no_restructured_text_is_left(texts):
