@@ -23,7 +23,9 @@ from .requests import FEATURES, FORM, File, decode_features, decode_image, limit
 from .scorer import Input, Row, Scorer
 from .settings import Settings, too_large, unavailable
 
-ROUTES = frozenset({"/", "/score", "/stream", "/healthz", "/metrics"})
+ROUTES = frozenset(
+    {"/", "/v1/score", "/score", "/v1/stream", "/stream", "/healthz", "/metrics", "/docs", "/openapi.json"}
+)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MEMORY = 2**30  # bytes of all bodies and prepared inputs; what decoders and the model need comes on top
 DECODERS = 2  # threads that decode images; each may need memory for the largest image allowed
