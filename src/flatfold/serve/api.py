@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fastapi import FastAPI
 from jinja2 import Environment
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from .requests import FEATURES, FORM
 from .scorer import Scorer
@@ -17,13 +17,7 @@ TITLE = "flatfold guard"
 BINARY = {"type": "string", "format": "binary"}
 
 
-class Answer(BaseModel):
-    """An answer has the fields that are described, and no others."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Row(Answer):
+class Row(BaseModel):
     """The verdict on one input."""
 
     name: str | None = Field(None, description="File name, for images of a form.")
@@ -38,13 +32,13 @@ class Row(Answer):
     )
 
 
-class Scores(Answer):
+class Scores(BaseModel):
     """One row for each input, in the order of the request."""
 
     rows: list[Row]
 
 
-class Stream(Answer):
+class Stream(BaseModel):
     """The settings of the guard, and counts of all inputs since the service has started."""
 
     method: str = Field(description="Detection method.")
@@ -65,13 +59,13 @@ class Stream(Answer):
     names: list[str] | None = Field(description="Their names, if the service knows them.")
 
 
-class Health(Answer):
+class Health(BaseModel):
     """The service is up."""
 
     status: Literal["ok"]
 
 
-class Error(Answer):
+class Error(BaseModel):
     """What is wrong, and what to do."""
 
     error: str
