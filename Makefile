@@ -12,17 +12,18 @@ ORACLES := curvlinops-for-pytorch backpack-for-pytorch einconv unfoldNd linear_o
 # A process per core, and a thread per process. Files stay together: they share clusters and fitted guards.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 SLOW   := slow or browser or ray or real or docs
+ARGS   :=  # more words for pytest: files, -k NAME, -n 0 for one process
 
-.PHONY: demo test test-slow coverage lint docs bench clean
+.PHONY: demo test test-slow coverage lint format docs bench clean
 
 demo: $(READY)  ## the main job on built-in real data: out/digits/report.html
 	$(BIN)/flatfold bench digits
 
 test: $(DEV)  ## the quick tests, doctests included: before every commit
-	$(PYTEST) -m "not ($(SLOW))"
+	$(PYTEST) -m "not ($(SLOW))" $(ARGS)
 
 test-slow: $(DEV)  ## all others: browser, Ray, real networks, documentation, long simulations
-	$(PYTEST) -m "$(SLOW)"
+	$(PYTEST) -m "$(SLOW)" $(ARGS)
 
 coverage: $(DEV)  ## all tests of both, with branch coverage
 	$(PYTEST) --cov --cov-report=term
@@ -31,6 +32,10 @@ lint: $(DEV)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+format: $(DEV)  ## rewrite the code in the style that lint expects
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 docs: $(DEV)  ## the site, into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -226,8 +226,10 @@ def test_results_of_one_run_and_of_several_are_not_mixed_in_one_folder(own):
 
 def test_a_method_that_fails_unexpectedly_ends_in_an_error_after_all_files_are_written(own, monkeypatch):
     monkeypatch.setattr(ff.detectors.Mls, "score", lambda self, h: h[:, 9999])
-    done = bench(own[0], "--out", "failed", suite="alone.toml", methods="msp,mls")
+    done = bench(own[0], "--out", "failed", "--json", suite="alone.toml", methods="msp,mls")
     assert done.returncode == 1
+    summary = json.loads(done.stdout)
+    assert (list(summary["failed"]), {each["method"] for each in summary["runs"][0]["figures"]}) == (["mls"], {"msp"})
     assert "mls failed" in done.stderr
     results = results_of(own[0] / "failed")
     assert ({row["method"] for row in results["rows"]}, list(results["failed"])) == ({"msp"}, ["mls"])

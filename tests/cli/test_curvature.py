@@ -1,5 +1,6 @@
 """``flatfold curvature``: the table, the files, and what is said about them."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -50,6 +51,8 @@ def test_a_second_run_reads_what_is_there_and_a_restart_computes_again(folder, d
     again = succeed(*arguments, cwd=folder)
     assert again.stdout == done.stdout[: done.stdout.index("toy, deep")].rstrip(" ")
     assert stamps
+    (summary,) = json.loads(succeed(*arguments, "--json", cwd=folder).stdout)["runs"]
+    assert {each["dataset"] for each in summary["statistics"]} == {"id", "dark", "strange"}
     assert listing(parts) == stamps
     assert succeed(*arguments, "--restart", cwd=folder).stdout == again.stdout
     assert all(listing(parts)[path] > stamp for path, stamp in stamps.items())

@@ -45,7 +45,10 @@ def test_out_decides_the_format_and_images_spread_over_all_places_are_compared(h
 
 def test_a_guard_without_a_transform_takes_it_from_options_and_keeps_it(here):
     prepared = (*PREPARED, "--resize", 4, "--crop", 4, "--interpolation", "bicubic")
-    succeed("export", "blind.safetensors", *MODEL, "--images", "photos", "--out", "model.pt2", *prepared)
+    done = succeed(
+        "export", "blind.safetensors", *MODEL, "--images", "photos", "--out", "model.pt2", *prepared, "--json"
+    )
+    assert json.loads(done.stdout)["parity"]["inputs"] == 50
     extra = {"flatfold.json": ""}
     torch.export.load("model.pt2", extra_files=extra)
     content = json.dumps(json.loads(extra["flatfold.json"]))

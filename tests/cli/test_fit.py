@@ -1,6 +1,8 @@
 """``flatfold fit``: the file is the guard that the library fits on the same images."""
 
+import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +110,11 @@ def test_remarks_are_notes_on_stderr(val):
     done = succeed(*FIT)
     assert done.stderr.startswith("note: 1 of 120 images")
     assert "119 of val" in done.stdout
+    assert succeed(*FIT, "--quiet")[1:] == ("", "")
+    done = succeed(*FIT, "--verbose", "--json")
+    assert re.search(r"^\[[\d.]+ s\] flatfold\.models\.heads: the head is", done.stderr, re.MULTILINE)
+    summary = json.loads(done.stdout)
+    assert (summary["guard"], summary["images"], summary["method"]) == ("new.safetensors", 119, "fourfold")
 
 
 @pytest.mark.parametrize("seed", [0, 4])

@@ -1,15 +1,20 @@
-"""The command line as a whole: exit codes, start-up time and terminals without Unicode."""
+"""The command line as a whole: exit codes, help, completion, how much is printed, and terminals without Unicode."""
 
 import io
+import json
 import subprocess
 import sys
 from unittest.mock import Mock
 
 import pytest
+from typer.main import get_command
 
 import flatfold as ff
 from flatfold import cli
+from flatfold.cli.options import PANEL_OF
+from flatfold.io import progress
 from tests.command import flatfold
+from tests.golden.test_commands import EVERY
 
 
 def test_errors_end_in_a_sentence_and_an_exit_code(monkeypatch, capsys):
@@ -39,6 +44,76 @@ def test_help_does_not_import_torch():
     code = "import sys; sys.argv.append('--help'); from flatfold.cli import main\n"
     code += "try: main()\nexcept SystemExit: assert not {'torch', 'rich.console'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_every_summary_fits_on_its_line_and_every_option_has_a_panel():
+    overview = flatfold("--help", columns=80).stdout
+    assert "..." not in overview.partition("Commands:")[2]
+    for name, command in EVERY.items():
+        options = [each for each in command.params if each.param_type_name == "option"]
+        assert not [each.name for each in options if each.rich_help_panel is None], name
+        shown = flatfold(*name.split(), "--help", columns=80).stdout
+        titles = [line[:-1] for line in shown.splitlines() if line.endswith(":") and line[:1].isupper()]
+        wanted = [panel for panel in dict.fromkeys(PANEL_OF.values()) if panel in {o.rich_help_panel for o in options}]
+        assert [title for title in titles if title != "Arguments"] == wanted, name
+        assert shown.rstrip().endswith("Show this message and exit."), name
+        assert max(map(len, shown.splitlines())) <= 80, name
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("flatfold sc", {"score", "score-features"}),
+        ("flatfold bench cif", {"cifar10", "cifar100"}),
+        ("flatfold fit val --run", {"--runtime"}),
+        ("flatfold fit val --runtime to", {"torch", "torch-compile"}),
+    ],
+)
+def test_the_shell_completes_commands_options_and_values(monkeypatch, words, expected):
+    for name, value in {"_FLATFOLD_COMPLETE": "complete_bash", "COMP_WORDS": words}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert set(flatfold().stdout.split()) == expected
+    assert {"--install-completion", "--show-completion"} <= {o for p in get_command(cli.app).params for o in p.opts}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the command", "after it"])
+def test_options_of_every_command(tmp_path, before):
+    """They may stand before the command or after it, and hold for this command only."""
+
+    def run(option, *words):
+        return flatfold(*([option, *words] if before else [*words, option]), cwd=tmp_path)
+
+    wrong = ("bench", "cifar11")
+    debugged = run("--debug", *wrong)
+    assert (debugged.returncode, debugged.stdout) == (1, "")
+    assert debugged.stderr.startswith("Traceback")
+    assert "load_suites" in debugged.stderr
+    assert flatfold(*wrong, cwd=tmp_path).stderr.startswith("flatfold: no suite")
+    usage = run("--debug", "score", "x", "--guard", "g", "--model", "a:b", "--out", "s.csv", "--shard", "9/3")
+    assert (usage.returncode, "Traceback" in usage.stderr, "--shard" in usage.stderr) == (2, True, True)
+    written = run("--quiet", "suite", "init", "mine.toml")
+    assert (written.returncode, written.stdout, written.stderr, progress.hidden) == (0, "", "", True)
+    assert run("-q", "paper", "--table", "cifar10").stdout == flatfold("paper", "--table", "cifar10").stdout
+    assert not progress.hidden
+    assert json.loads(run("--json", "suite", "init", "more.toml").stdout)["suite"] == "more.toml"
+    refused = run("-q", *wrong)
+    assert (refused.returncode, "cifar11" in refused.stderr) == (1, True)
+    assert run("-q", "methods", "-v").returncode == 2
+
+
+def test_listings_are_json_on_request(digits, tmp_path):
+    """Standard output is one JSON document and nothing else."""
+    for words, names in [
+        (("methods",), {"methods"}),
+        (("paper",), {"tables", "contradictions", "notes"}),
+        (("paper", "--table", "cifar10"), {"table", "about", "numbers", "contradictions"}),
+        (("doctor", "digits"), {"suite", "ok", "findings"}),
+        (("compare", digits, "--methods", "msp,fold"), {"changes", "remarks", "csv"}),
+    ]:
+        done = flatfold(*words, "--json", cwd=tmp_path)
+        assert (done.returncode, set(json.loads(done.stdout)), done.stderr) == (0, names, ""), words
+    assert [each["name"] for each in json.loads(flatfold("methods", "--json").stdout)["methods"]] == list(ff.methods())
 
 
 def test_a_terminal_without_unicode_gets_its_table(monkeypatch):

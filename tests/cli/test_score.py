@@ -1,5 +1,6 @@
 """``flatfold score``, ``flatfold score-features`` and ``flatfold join``: tables hold what the library computes."""
 
+import json
 import os
 import pickle
 import re
@@ -149,6 +150,8 @@ def test_a_file_holds_the_same_rows_with_every_digit(files, world):
     plain = columns_of(score(*CALIBRATED), world)
     done = score(*CALIBRATED, "--out", "deep/down/scores.parquet")
     assert (done.returncode, done.stdout) == (0, "")
+    assert json.loads(score(*CALIBRATED, "--out", "again.csv", "--json").stdout)["rows"] == len(plain["score"])
+    assert score("--json").returncode == 2, "the table goes to stdout"
     found = read_table("deep/down/scores.parquet")
     assert found.column_names == list(plain)
     for name, values in plain.items():
@@ -293,6 +296,9 @@ def test_images_that_cannot_be_scored_are_listed_and_the_others_scored(here):
         assert done.stderr.startswith("50 images, 46 scored -> scores.csv\n")
         assert all(name in done.stderr for name in bad[:3])
         assert bad[3] not in done.stderr, "three are shown"
+    done = flatfold("score", "photos", *GUARD, *OUT, "--json")
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["scored"], summary["unreadable"]) == (3, 46, 4)
     assert [row["path"] for row in read_rows("scores.csv.unreadable.csv")] == bad
     assert [row["path"] for row in read_rows("scores.csv")] == [str(path) for path in NAMES if str(path) not in bad]
 

@@ -68,7 +68,8 @@ def test_a_guard_without_a_transform_serves_features_or_takes_it_from_options(fo
     done = succeed("serve", "blind.safetensors", "--port", 0)
     assert ", for features, at http://127.0.0.1:" in done.stdout
     assert (served[0][0].state.service.scorer.transform, served[0][2], settings_of(served).token) == (None, False, None)
-    succeed("serve", "blind.safetensors", *MODEL, "--port", 0, *PREPARED, "--resize", 4, "--crop", 4)
+    done = succeed("serve", "blind.safetensors", *MODEL, "--port", 0, *PREPARED, "--resize", 4, "--crop", 4, "--json")
+    assert json.loads(done.stdout)["address"].startswith("http://127.0.0.1:")
     wanted = ff.Transform(mode="L", mean=(0.4,), std=(0.3,), resize=4, crop=4)
     assert served[1][0].state.service.scorer.transform == wanted
 

@@ -37,7 +37,7 @@ class Shell:
         while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             name, _, value = words.pop(0).partition("=")
             os.environ[name] = value  # a page has an environment of its own
-        known = {"flatfold": self.flatfold, "make": make, "pip": pip, "curl": self.curl, "python": python}
+        known = {"flatfold": self.flatfold, "make": make, "pip": pip, "curl": self.curl, "python": self.python}
         assert words[0] in (*RECOGNISED, *known), f"{words[0]!r} is not a program that tests/docs/shell.py knows"
         if words[0] in RECOGNISED or (only_parse and words[0] != "pip"):
             parse(words)
@@ -88,6 +88,10 @@ class Shell:
         self.answers.append(done.stdout)
         self.said = (self.said or "") + done.stdout
 
+    def python(self, words):
+        """Run a script; one that asks the service asks that of this page."""
+        python([word.replace(SERVICE, self.address) if self.address else word for word in words])
+
     def close(self):
         """End the service, if there is one, as Ctrl+C does."""
         if self.service is not None:
@@ -126,6 +130,7 @@ def python(words):
 def click_command(words):
     """Return the click command that words call, and the words behind its name."""
     command = get_command(app)
+    words = words[next((i for i, word in enumerate(words) if not word.startswith("-")), len(words)) :]
     while hasattr(command, "commands"):
         assert words, "a command is missing"
         assert words[0] in command.commands, f"flatfold has no command {words[0]}"
@@ -176,6 +181,7 @@ def with_options(words, options):
 
 
 def make(words):
-    """Look whether the Makefile has a target, without running it."""
+    """Look whether the Makefile has a target, without running it; ARGS=... may follow."""
+    words = [word for word in words if "=" not in word]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf8"), re.MULTILINE)
     assert set(words) <= set(targets), f"make has no target {words}"

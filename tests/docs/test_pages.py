@@ -11,13 +11,17 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
+import yaml
 from pyarrow.parquet import read_table
 from typer.main import get_command
 
 from flatfold.cli import app
 from flatfold.evaluate.suites.toml_file import SuiteFile
+from flatfold.serve.service import Service
+from flatfold.serve.settings import Settings
 from tests.docs.page import belongings_named, blocks, command_lines, outside_of_blocks, pages, read
 from tests.docs.shell import check_options, click_command, make, options_of
+from tests.serve.small_service import make_guard
 
 pytestmark = pytest.mark.docs
 SMALL = ["ignore:AutoFold's curve is flat", "ignore:the choice for .* is hardly better"]  # with a few random images
@@ -74,7 +78,25 @@ def run_text(block, names, shell, page):
     shell.said = None
 
 
+def run_yaml(block, names, shell, page):
+    """Configuration of Prometheus: a mapping that names only metrics that the service has."""
+    assert isinstance(yaml.safe_load(block.text), dict)
+    metrics = Service(make_guard(), Settings()).metrics
+    metrics.count_answer("/v1/score", 200, 0.1)
+    served = set(re.findall(r"^\w+", metrics.text().decode(), re.MULTILINE))
+    unknown = set(re.findall(r"\bflatfold_\w+", block.text)) - served
+    assert not unknown, f"the service has no metric {unknown}"
+
+
+def run_nginx(block, names, shell, page):
+    """Configuration of nginx: every line is a comment, a directive or one end of a block, and all blocks are closed."""
+    lines = [line.partition(" #")[0].strip() for line in block.text.splitlines()]
+    assert all(line.endswith((";", "{", "}")) or line[:1] in ("", "#") for line in lines)
+    assert block.text.count("{") == block.text.count("}")
+
+
 LANGUAGES = {"python": run_python, "sh": run_shell, "toml": run_toml, "json": run_text, "text": run_text}
+LANGUAGES |= {"yaml": run_yaml, "nginx": run_nginx}
 
 
 def run_page(page, text, reader, shell):

@@ -1,5 +1,7 @@
 """``flatfold paper``: runs beside the tables of the paper, and these tables themselves."""
 
+import json
+
 import pytest
 
 from flatfold.evaluate.results import Average, Certainty, MethodRun, Results, Row
@@ -62,6 +64,7 @@ def test_reported_numbers_inside_the_intervals_are_counted(tmp_path):
     # 7 FPR95 whose intervals hold everything; 7 AUROCs of which MNIST's is 2 points off
     assert "13 of 14 reported numbers" in succeed("paper", "a", cwd=tmp_path).stdout
     save_three(tmp_path / "b", methods=("msp",), certain=False)
+    assert len(json.loads(succeed("paper", "a", "--json", cwd=tmp_path).stdout)["lines"]) == 14
     output = succeed("paper", "b", cwd=tmp_path).stdout
     assert "0 of 0 reported numbers" in output
     assert cells(output, "msp")[3] == "94.63 +2.00", "no star without an interval"

@@ -65,7 +65,8 @@ def test_a_single_network_lies_in_the_folder_itself(tmp_path):
     world = write_suite(tmp_path)
     world.document["network"].pop()
     world.file()
-    succeed(*TOY, "--out", "mine", "--no-report", cwd=tmp_path)
+    summary = json.loads(succeed(*TOY, "--out", "mine", "--no-report", "--json", cwd=tmp_path).stdout)
+    assert "Table 1" in {verdict["number"] for verdict in summary["verdicts"]}
     assert json.loads((tmp_path / "mine" / "ablations.json").read_text())
     assert not (tmp_path / "mine" / "summary.json").exists()
     world.document["name"] = "second"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from flatfold.serve import api
 from flatfold.serve.settings import Settings
 from tests.serve.small_service import TRANSFORM, WIDTH, encoded, form, pixels
 
@@ -105,6 +106,7 @@ def test_metrics_count_by_route_and_status_and_unknown_paths_share_one(start, gu
         "flatfold_batch_size_count": 1,
         "flatfold_batch_size_sum": 1,
         "flatfold_waiting": 0,
+        "flatfold_allowed_alarm_rate": 0.1,
     }
     assert {name: float(found[name]) for name in wanted} == wanted
     assert found["flatfold_alarms_total"] == found["flatfold_alarm_rate"]
@@ -117,9 +119,17 @@ def test_metrics_count_by_route_and_status_and_unknown_paths_share_one(start, gu
 
 def test_every_answer_has_the_security_headers_and_every_error_is_json(shared):
     asked = {
-        200: ["GET /", "GET /stream", "GET /healthz", "GET /metrics"],
-        404: ["GET /nothing", "GET /docs", "GET /openapi.json", "GET /score/", "GET /%2e%2e/%00/etc/passwd"],
-        405: ["GET /score", "POST /", "OPTIONS /score", "DELETE /stream", "BREW /"],
+        200: [
+            "GET /",
+            "GET /v1/stream",
+            "GET /stream",
+            "GET /healthz",
+            "GET /metrics",
+            "GET /docs",
+            "GET /openapi.json",
+        ],
+        404: ["GET /nothing", "GET /v1", "GET /v2/score", "GET /docs/", "GET /score/", "GET /%2e%2e/%00/etc/passwd"],
+        405: ["GET /score", "GET /v1/score", "POST /", "OPTIONS /score", "DELETE /stream", "BREW /"],
         415: ["POST /score"],
     }
     for status, (method, path) in [(status, each.split()) for status, all_ in asked.items() for each in all_]:
@@ -159,6 +169,42 @@ def test_the_page_is_complete_and_its_policy_allows_exactly_its_own_script_and_s
         "form-action": "'none'",
         "frame-ancestors": "'none'",
     }
+
+
+def as_described(kind, answer):
+    """Return whether an answer has all fields of a description, with their types, and no others."""
+    return kind.model_validate(answer).model_dump(by_alias=True, exclude_unset=True) == answer
+
+
+def test_the_interface_is_described_as_it_is(shared, start, guard):
+    """Answers have the fields of the OpenAPI document, aliases answer the same, and the page shows all of it."""
+    document = shared.get("/openapi.json").json
+    assert set(document["paths"]) == {"/v1/score", "/v1/stream", "/metrics", "/healthz"}
+    content = document["paths"]["/v1/score"]["post"]["requestBody"]["content"]
+    assert set(content) == {"image/*", "multipart/form-data", OCTETS}
+    for sent in [(GOOD,), (GOOD, "image/png", "?explain=true"), form([("a", GOOD)]), (bytes(8 * WIDTH), OCTETS)]:
+        assert as_described(api.Scores, shared.score(*sent).json)
+    assert as_described(api.Stream, shared.get("/v1/stream").json)
+    assert shared.ask("POST", "/v1/score", GOOD, Content_Type="image/png").json == shared.score(GOOD).json
+    assert shared.get("/v1/stream").json == shared.get("/stream").json
+    page = shared.get("/docs").body.decode()
+    names = {name for schema in document["components"]["schemas"].values() for name in schema["properties"]}
+    missing = [name for name in {*document["paths"], *content, *names} if f"<code>{name}</code>" not in page]
+    assert not missing
+    assert "<script" not in page
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:|//)""", page)
+    (style,) = re.findall("<style>(.*?)</style>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in shared.get("/docs").headers["content-security-policy"]
+    features = start(guard.calibrated, token=TOKEN)
+    document = features.get("/openapi.json", Authorization=f"Bearer {TOKEN}").json
+    assert list(document["paths"]["/v1/score"]["post"]["requestBody"]["content"]) == [OCTETS]
+    assert (document["security"], document["paths"]["/healthz"]["get"]["security"]) == ([{"token": []}], [])
+    hidden = start(guard, docs=False)
+    assert [hidden.get(path).status for path in ("/docs", "/openapi.json", "/")] == [404, 404, 200]
+    assert ("/docs" in shared.get("/nothing").error, "/docs" in hidden.get("/docs").error) == (True, False)
+    linked = [b'href="docs"' in service.get("/").body for service in (shared, features, hidden)]
+    assert linked == [True, False, False], "a browser cannot send a token when it follows a link"
 
 
 def test_what_is_wrong_with_a_body_is_said(shared):

@@ -29,7 +29,8 @@ def locked(guard):
 
 def test_without_the_token_no_route_and_no_method_is_answered(locked):
     page = locked.get("/", Authorization=BEARER).body
-    for path in ("/", "/score", "/stream", "/metrics", "/nothing", "/healthz/", "//healthz", "/HEALTHZ"):
+    paths = ("/", "/v1/score", "/score", "/stream", "/metrics", "/docs", "/openapi.json", "/nothing")
+    for path in (*paths, "/healthz/", "//healthz", "/HEALTHZ"):
         for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
             answer = locked.ask(method, path)
             assert answer.status == 401, (method, path)

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated
 
@@ -12,7 +13,8 @@ from .bench import bench, methods, report
 from .compare import compare
 from .curvature import curvature
 from .fit import export, fit
-from .options import grouped
+from .options import Command, grouped
+from .output import Debug, Json, OutputOptions, Quiet, Verbose, get_output, set_output
 from .paper import paper, reproduce
 from .score import join, score, score_features
 from .serve import serve
@@ -25,7 +27,7 @@ app = typer.Typer(
     help=ABOUT,
     epilog="Start with: flatfold bench digits",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"max_content_width": 120},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -34,7 +36,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(fit, score, score_features, join, serve, export, methods),
 )
 for command in COMMANDS:
-    app.command()(grouped(command))
+    app.command(cls=Command)(grouped(command))
 app.add_typer(suite_app)
 
 
@@ -49,7 +51,12 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None: ...
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+    json: Json = False,
+) -> None:
+    set_output(OutputOptions(quiet, verbose, debug, json))
 
 
 def main() -> None:
@@ -64,6 +71,9 @@ def main() -> None:
     try:
         app(_translate(sys.argv[1:]), prog_name="flatfold")
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+        if get_output().debug:
+            traceback.print_exc()
+            sys.exit(1)
         unnamed = isinstance(error, ModuleNotFoundError) and "flatfold[" not in str(error)
         hint = ". The built-in suite needs the extra [demo]." if unnamed else ""
         typer.echo(f"flatfold: {error}{hint}", err=True)

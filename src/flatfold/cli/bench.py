@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from .options import METHOD, BatchSize, SuiteName, SuiteOptions, With, count, load_plugins, open_console, print_table
+from .options import METHOD, BatchSize, SuiteName, SuiteOptions, With, load_plugins
+from .output import count, open_console, print_json, print_table, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,17 +62,22 @@ def bench(
     folder = options.out or Path("out") / Path(suite).stem
     suites = options.suites(suite, folder, batch_size, limit)
     failed: dict[str, str] = {}
+    runs = []
     for place, each in suites.items():
         if not options.resume:
             forget(place)
         results = run(each, specs, place, settings)
         results.save(place)
-        page = f"\nreport -> {write_report(place)}" if options.report else ""
+        page = write_report(place) if options.report else None
         failed |= results.failed
         print_results(results)
-        typer.echo(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}{page}")
+        say(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}")
+        if page is not None:
+            say(f"report -> {page}")
+        runs.append(_summary_of(results) | {"folder": place, "report": page})
     if folder not in suites:
         _summarise(folder, each.siblings, options.report)
+    print_json(runs=runs, failed=failed)
     if failed:
         typer.echo(f"flatfold: {', '.join(failed)} failed unexpectedly; the log has the traceback.", err=True)
         raise typer.Exit(1)
@@ -90,7 +96,22 @@ def _summarise(folder: Path, networks: Sequence[str], report: bool) -> None:
     console = open_console()
     for family in dict.fromkeys(row.family for row in rows if row.n > 1):
         console.print(_summary_table(family, [row for row in rows if row.family == family]))
-    typer.echo(f"all runs -> {folder / 'summary.csv'}{page}")
+    say(f"all runs -> {folder / 'summary.csv'}{page}")
+
+
+def _summary_of(results: Results) -> dict[str, Any]:
+    """Return what the table of a run shows: the figures of each method in each column, best average AUROC first."""
+    from ..evaluate.results import METRICS
+
+    suite, cells = results.suite, results.cells
+    figures = [
+        {"method": run.method, "column": column}
+        | {metric: getattr(cells[run.method, column], metric) for metric in METRICS}
+        for run in results.ranked
+        for column in results.columns
+    ]
+    about = {name: suite[name] for name in ("name", "network", "accuracy", "n_test", "deviations")}
+    return {"suite": about, "figures": figures, "left_out": results.left_out}
 
 
 def print_results(results: Results) -> None:
@@ -180,17 +201,21 @@ def report(
     from ..report.page import write_curvature, write_report
     from ..report.summary import write_summary
 
-    studies = _holding(folder, "curvature.json")
+    studies, pages = _holding(folder, "curvature.json"), []
     runs = list(load_runs(folder)) if _holding(folder, "results.json") or not studies else []
     for place in dict.fromkeys([*runs, *studies]):
         if place in studies:
-            typer.echo(f"curvature -> {write_curvature(place)}")  # writes the report of the same folder too
+            pages.append(write_curvature(place))  # writes the report of the same folder too
+            say(f"curvature -> {pages[-1]}")
         else:
             write_report(place)
         if place in runs:
-            typer.echo(f"report -> {place / 'report.html'}")
+            pages.append(place / "report.html")
+            say(f"report -> {pages[-1]}")
     if runs and runs != [folder]:
-        typer.echo(f"all runs -> {write_summary(folder)}")
+        pages.append(write_summary(folder))
+        say(f"all runs -> {pages[-1]}")
+    print_json(pages=pages)
 
 
 def _holding(folder: Path, name: str) -> list[Path]:
@@ -220,7 +245,21 @@ def methods(own: With = None) -> None:
         hyper = detectors.hyperparameters(name).items()
         texts = ((key, f"{x[0]}..{x[-1]}" if isinstance(x, tuple) and x else x) for key, x in hyper)  # a grid: its ends
         table.add_row(name, method.summary, learns_from, ", ".join(f"{key}={text}" for key, text in texts))
-    console = open_console()
+    print_json(
+        methods=[
+            {
+                "name": name,
+                "summary": method.summary,
+                "scores": method.sees,
+                "learns_from": method.fits_on,
+                "needs_labels": method.needs_labels,
+                "hyperparameters": detectors.hyperparameters(name),
+                "grid": method.grid,
+            }
+            for name, method in entries.items()
+        ]
+    )
+    console = open_console(listing=True)
     console.print(table)
     console.print("\nAny other method that scores features takes alpha=..., partial normalisation h / |h|^alpha.")
     console.print("From Python: flatfold.create(name, alpha=..., preset='authors').")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import open_console, print_table
+from .output import open_console, print_json, print_table, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,10 +72,11 @@ def compare(
         changes = compare_runs(runs[a], runs[b], labels or None)
         remarks = only_one_has(runs[a], runs[b]) + deviations({"A": runs[a], "B": runs[b]})
     print_changes(changes, remarks)
+    lines = [asdict(change) | {"significant": change.significant} for change in changes]
     if csv is not None:
-        lines = (asdict(change) | {"significant": change.significant} for change in changes)
         write_atomically(csv, as_csv(lines))
-        typer.echo(f"{len(changes)} lines -> {csv}")
+        say(f"{len(changes)} lines -> {csv}")
+    print_json(changes=lines, remarks=remarks, csv=csv)
 
 
 def _load(folder: Path) -> Results:
@@ -99,7 +100,7 @@ def deviations(runs: Mapping[str, Results]) -> list[str]:
 
 def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> None:
     """Print a line per method and data set, and how it was computed; a narrow terminal gets AUROC only."""
-    console = open_console()
+    console = open_console(listing=True)
     fits = print_table(console, _table(changes, tuple(HEADS)), _table(changes, ("auroc",)))
     kinds = {change.paired for change in changes}
     how = MIXED if len(kinds) == 2 else PAIRED if kinds == {True} else UNPAIRED

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Option
 
 from .bench import title_of
-from .options import SuiteName, SuiteOptions, count, open_console
+from .options import SuiteName, SuiteOptions
+from .output import count, open_console, print_json, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,6 +70,7 @@ def curvature(
     plan = Plan(samples, matrix, loss, probes, steps, alpha)  # type: ignore[arg-type]  # Plan checks the names
     settings = options.settings()
     folder = options.out or Path("out") / Path(suite).stem
+    runs = []
     for place, each in options.suites(suite, folder, batch_size).items():
         if not options.resume:
             forget_study(each, place, plan.samples)
@@ -77,12 +78,16 @@ def curvature(
         study.save(place)
         page = write_curvature(place) if options.report else None
         print_study(study)
-        typer.echo(f"{count(len(study.statistics), 'row')} -> {place / 'curvature.csv'}, {place / 'curvature.json'}")
-        typer.echo(f"traces of single images and spectra -> {place / 'curvature.safetensors'}")
+        say(f"{count(len(study.statistics), 'row')} -> {place / 'curvature.csv'}, {place / 'curvature.json'}")
+        say(f"traces of single images and spectra -> {place / 'curvature.safetensors'}")
         if page is not None:
-            typer.echo(f"curvature -> {page}")
+            say(f"curvature -> {page}")
             if (place / "results.json").exists():
-                typer.echo(f"report -> {place / 'report.html'}")
+                say(f"report -> {place / 'report.html'}")
+        about = {name: study.suite[name] for name in ("name", "network", "deviations")}
+        figures = {"statistics": study.statistics, "detections": study.detections}
+        runs.append({"folder": place, "suite": about, **figures, "page": page})
+    print_json(runs=runs)
 
 
 def print_study(study: Study) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from .options import (
@@ -23,13 +22,12 @@ from .options import (
     TransformOptions,
     With,
     Workers,
-    captured_warnings,
     check_out,
-    count,
     load_plugins,
     make_detector,
     mixed_precision,
 )
+from .output import captured_warnings, count, print_json, say
 
 MANY = 50_000  # images that a guard will score: for so many, a graph of the network is prepared
 
@@ -122,24 +120,34 @@ def fit(
     accuracy = result.accuracy
     right = "no labels" if accuracy is None else f"the model is right about {100 * accuracy:.1f} % of them"
     buffers = ((name.rpartition(".")[2], values) for name, values in guard.detector.named_buffers())
-    chosen = "".join(  # single numbers that a method chose itself, such as AutoFold's alpha
-        f", {name.removesuffix('_')} = {values.item():g}"
-        for name, values in buffers
-        if name.endswith("_") and not values.ndim
-    )
+    chosen = {  # single numbers that a method chose itself, such as AutoFold's alpha
+        name.removesuffix("_"): values.item() for name, values in buffers if name.endswith("_") and not values.ndim
+    }
     low, high = (float(edge) for edge in calibrated.threshold.aminmax())
     threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
-    typer.echo(f"images       {result.samples:,} of {images}; {right}")
-    typer.echo(f"runtime      {result.runtime}")
+    say(f"images       {result.samples:,} of {images}; {right}")
+    say(f"runtime      {result.runtime}")
     if runtime == "auto":  # and keep the graph for them, if that is the fastest
         guard.use_runtime(runtime, MANY, graph_path(out))
         guard.warm_up()
-        typer.echo(f"             for many images: {guard.runtime}")
-    typer.echo(f"method       {method}{chosen}")
-    typer.echo(f"calibration  {count(calibrated.samples, 'image')}, {calibration or 'a random half of them'}")
-    typer.echo(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm")
-    typer.echo(f"threshold    alarm if the score is above {threshold}")
-    typer.echo(f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB")
+        say(f"             for many images: {guard.runtime}")
+    say(f"method       {method}{''.join(f', {key} = {value:g}' for key, value in chosen.items())}")
+    say(f"calibration  {count(calibrated.samples, 'image')}, {calibration or 'a random half of them'}")
+    say(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm")
+    say(f"threshold    alarm if the score is above {threshold}")
+    say(f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB")
+    print_json(
+        guard=out,
+        bytes=out.stat().st_size,
+        images=result.samples,
+        accuracy=accuracy,
+        method=method,
+        chosen=chosen,
+        calibration_images=calibrated.samples,
+        fpr=guard.fpr,
+        thresholds=calibrated.threshold.tolist(),
+        runtime=guard.runtime,
+    )
 
 
 def export(
@@ -177,8 +185,9 @@ def export(
     source = take_subset(open_images(images, loaded.transform, labels=False), limit)
     parity = export_guard(loaded, target, source)
     sizes = ", ".join(map(str, parity.batch_sizes))
-    typer.echo(f"{loaded!r} -> {target}, {target.stat().st_size / 1e6:.1f} MB")
-    typer.echo(f"compared on {parity.inputs} images of {images} in batches of {sizes}")
-    typer.echo(f"largest relative error: logits {parity.logits:.1e}, scores {parity.score:.1e}")
+    say(f"{loaded!r} -> {target}, {target.stat().st_size / 1e6:.1f} MB")
+    say(f"compared on {parity.inputs} images of {images} in batches of {sizes}")
+    say(f"largest relative error: logits {parity.logits:.1e}, scores {parity.score:.1e}")
     near = f", {parity.undecidable} closer to the threshold than 1e-4" if parity.undecidable else ""
-    typer.echo(f"same decision for every image{near}")
+    say(f"same decision for every image{near}")
+    print_json(file=target, bytes=target.stat().st_size, parity=parity)

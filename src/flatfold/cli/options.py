@@ -1,12 +1,11 @@
-"""What commands share: options, groups of options (dataclasses whose fields are options), checks, and output."""
+"""What commands share: options, groups of options (dataclasses whose fields are options), help panels and checks."""
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
-import warnings
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
@@ -14,15 +13,17 @@ from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
+from typer.models import OptionInfo
+
+from .output import OutputOptions, get_output, log_steps, log_to_stderr, note, set_output
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
-    from rich.table import Table
     from torch import nn
 
     from ..detectors.base import Detector
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from ..models.transform import Transform
 
 FPR = 0.05
-
-PIPE = 200  # columns of text where the output is not a terminal
-
-UNLIMITED = 10_000  # columns of text, more than any table has
 
 IMAGES = "folder of images or of parquet files, .parquet or .npz file, or list of paths (.txt, .lst, .list)"
 
@@ -82,11 +79,20 @@ PerClass = Annotated[bool, Option("--per-class", help="Guarantee the false-alarm
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]
+
+
+def complete_suite(incomplete: str) -> list[str]:
+    """Return the built-in suites that begin so, for the completion of the shell."""
+    suites = ("digits", "cifar10", "cifar100", "imagenet200", "imagenet1k")
+    return [name for name in suites if name.startswith(incomplete)]
+
+
 SuiteName = Annotated[
     str,
     Argument(
+        autocompletion=complete_suite,
         help="Built-in suite (digits, which downloads nothing; cifar10, cifar100, imagenet200, imagenet1k of OpenOOD) "
-        "or a suite file such as mine.toml, see `flatfold suite init`."
+        "or a suite file such as mine.toml, see `flatfold suite init`.",
     ),
 ]
 Data = Annotated[
@@ -103,8 +109,48 @@ With = Annotated[
 ]
 
 
+# Sections of every --help, and the parameters in each: an option means the same in all commands.
+PANELS = {
+    "Model": "guard model weights pretrained head networks accuracy",
+    "Images": (
+        "train val test near far ood_val images resize crop mean std mode interpolation draft allow_sizes root "
+        "image_column label_column labels data limit limit_fit samples shard max_unreadable any_counts read"
+    ),
+    "Method": (
+        "methods method add own fit calibration fpr per_class table anyway matrix loss probes steps alpha bootstrap"
+    ),
+    "Access": "host port token_file no_token allow_host allow_origin docs",
+    "Limits": "max_batch max_waiting max_body max_images max_pixels timeout",
+    "Output": "out names csv latex report force access_log cite quiet verbose debug json",
+    "Run": "seed device runtime dtype batch_size workers processes resume rounds engine actors gpus",
+}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
+
+
+class Command(TyperCommand):
+    """A command whose --help has a section of options for each panel, as plain text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments first, then the panels in the order of ``PANELS``, and --help at the end of the last."""
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *PANELS, "")}
+        for parameter in self.get_params(ctx):
+            is_argument = parameter.param_type_name == "argument"
+            panel = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or ""
+            if (record := parameter.get_help_record(ctx)) is not None:
+                sections[panel].append(record)
+        rest = sections.pop("")
+        written = {title: records for title, records in sections.items() if records}
+        written[next(reversed(written))] += rest
+        for title, records in written.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take option groups, whose fields become its options, and end with code 130 when interrupted."""
+    """Return a command with the options of its groups, the options of every command, and panels for its help.
+
+    A group is a dataclass whose fields are options. An interrupted command ends with code 130.
+    """
     groups, parameters = {}, []
     for parameter in signature(command, eval_str=True).parameters.values():
         group, options = parameter.annotation, [parameter]
@@ -112,13 +158,21 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             options = list(signature(group, eval_str=True).parameters.values())
             groups[parameter.name] = group, [option.name for option in options]
         parameters += [option.replace(kind=Parameter.KEYWORD_ONLY) for option in options]
+    common = signature(OutputOptions, eval_str=True).parameters
+    parameters += [option.replace(kind=Parameter.KEYWORD_ONLY) for option in common.values()]
+    for parameter in parameters:
+        for info in get_args(parameter.annotation):
+            if isinstance(info, OptionInfo):
+                info.rich_help_panel = PANEL_OF.get(parameter.name)
 
     @wraps(command)
     def run(**values: Any) -> None:
+        set_output(get_output() | OutputOptions(**{name: values.pop(name) for name in common}))
         for name, (make, names) in groups.items():
             values[name] = make(**{option: values.pop(option) for option in names})
         try:
-            command(**values)
+            with log_to_stderr():
+                command(**values)
         except KeyboardInterrupt:
             advice = "Run the same command again, without --restart, to continue."
             typer.echo(f"flatfold: interrupted; no file is half written. {advice}", err=True)
@@ -289,14 +343,12 @@ class SuiteOptions:
         return {folder / each.network if several else folder: each for each in suites}
 
     def settings(self, bootstrap: int = 1000) -> Settings:
-        """Return how the suites are run, after a look at the device; from now on stderr shows what the library logs."""
+        """Return how the suites are run, after a look at the device; from now on stderr shows the steps of the run."""
         from ..evaluate.banks import Settings
         from ..models.forward import usable_device
         from ..models.runtime import use_free_cores
 
-        logging.basicConfig(format="%(message)s")
-        logging.getLogger("flatfold").setLevel(logging.INFO)
-        logging.getLogger("flatfold.models").setLevel(logging.ERROR)  # the runner logs the same with the data set
+        log_steps()
         usable_device(self.device)
         use_free_cores()
         command = " ".join(["flatfold", *sys.argv[1:]])
@@ -311,9 +363,7 @@ def mixed_precision(dtype: str | None) -> torch.dtype | None:
     if dtype is None:
         return None
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        typer.echo(
-            "note: this processor does not compute in bfloat16, so --dtype makes it slower, not faster", err=True
-        )
+        note("this processor does not compute in bfloat16, so --dtype makes it slower, not faster")
     return torch.bfloat16
 
 
@@ -354,6 +404,8 @@ def invalid_usage(option: str) -> Iterator[None]:
     try:
         yield
     except (OSError, TypeError, ValueError) as error:
+        if get_output().debug:
+            traceback.print_exc()
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
@@ -403,50 +455,3 @@ def make_detector(method: str, fit: Path | None, calibration: Path | None, fit_o
     else:
         return create(name, **hyper)
     raise typer.BadParameter(f"{method} {problem}", param_hint="--method")
-
-
-def open_console() -> Console:
-    """Return the terminal, or a pipe that is wide enough for any table."""
-    from rich.console import Console  # late: --help needs none
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = PIPE
-    return console
-
-
-def print_table(console: Console, table: Table, narrow: Table) -> bool:
-    """Print a table if it fits into the terminal, else a narrower one; return whether it fits."""
-    fits = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width
-    console.print(table if fits else narrow)
-    return fits
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    Example:
-        >>> count(1, "row"), count(1200, "row")
-        ('1 row', '1,200 rows')
-    """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-@contextmanager
-def captured_warnings() -> Iterator[None]:
-    """Print log messages at once and warnings at the end, each once, as notes on stderr."""
-    log, handler = logging.getLogger("flatfold"), logging.StreamHandler()
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("note: %(message)s"))
-    log.addHandler(handler)
-    propagated, log.propagate = log.propagate, False  # a root logger that prints would repeat everything
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("ignore")  # deprecations of other libraries
-            warnings.simplefilter("always", UserWarning)
-            yield
-    finally:
-        log.removeHandler(handler)
-        log.propagate = propagated
-        for message in dict.fromkeys(str(warning.message) for warning in caught):
-            typer.echo(f"note: {message}", err=True)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import SuiteName, SuiteOptions, With, load_plugins, open_console
+from .options import SuiteName, SuiteOptions, With, load_plugins
+from .output import note, open_console, print_json, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,17 +42,18 @@ def paper(
     anyway: Annotated[bool, Option("--anyway", help="Compare a run that is not comparable, marked as such.")] = False,
     csv: Annotated[Path | None, Option(help="File for every line of the comparison, with intervals.")] = None,
 ) -> None:
-    """Compare a run with the paper's AUROC and FPR95, and count how many of them lie inside the run's intervals.
+    """Compare a run with the numbers of the paper.
 
-    Several networks of one family are averaged, as in the paper. A run on other data, on part of it or with another
-    network is refused unless --anyway is given. Without a folder, list the tables of the paper and where it
-    contradicts itself; with --table alone, show one table.
+    Compares AUROC and FPR95, and counts how many of the paper's numbers lie inside the run's intervals. Several
+    networks of one family are averaged, as in the paper. A run on other data, on part of it or with another network is
+    refused unless --anyway is given. Without a folder, list the tables of the paper and where it contradicts itself;
+    with --table alone, show one table.
 
     Example: flatfold paper out/cifar10 --csv comparison.csv
 
     Example: flatfold paper --table cifar10
     """
-    console = open_console()
+    console = open_console(listing=True)
     if folder is not None:
         _print_comparison(console, folder, table, anyway, csv)
     elif anyway or csv is not None:
@@ -84,11 +86,12 @@ def reproduce(
     ] = None,
     own: With = None,
 ) -> None:
-    """Measure everything that the paper reports on one suite, and judge the claim of every table and figure.
+    """Repeat the experiments of the paper on a suite.
 
-    Every network gets a benchmark of the paper's methods, a curvature study, and the paper's ablations: the effect of
-    normalisation on seven methods, the sensitivity to the exponent, the separation of scores, and the cost of each
-    method. All of them use the same features, which are extracted once. An interrupted run goes on where it stopped.
+    Measures everything that the paper reports, and judges the claim of every table and figure. Every network gets a
+    benchmark of the paper's methods, a curvature study, and the paper's ablations: the effect of normalisation on seven
+    methods, the sensitivity to the exponent, the separation of scores, and the cost of each method. All of them use the
+    same features, which are extracted once. An interrupted run goes on where it stopped.
 
     Writes, under --out, a folder for each network with the files of bench and curvature and ablations.json;
     reproduction.html, which has every table and figure under its number in the paper; and full-scale, with the
@@ -125,9 +128,18 @@ def reproduce(
             from ..report.page import write_curvature
 
             write_curvature(place)
-        typer.echo(f"{network.network or network.name} -> {place}")
-    _finish(folder, conclude(folder, names, runs), options.report)
-    typer.echo(f"commands and data of a full run -> {write_full_scale(folder)}")
+        say(f"{network.network or network.name} -> {place}")
+    reproduction = conclude(folder, names, runs)
+    _finish(folder, reproduction, options.report)
+    full_scale = write_full_scale(folder)
+    say(f"commands and data of a full run -> {full_scale}")
+    print_json(
+        folder=folder,
+        networks=[run.network for run in reproduction.runs],
+        left_out=reproduction.left_out,
+        verdicts=reproduction.verdicts,
+        full_scale=full_scale,
+    )
 
 
 def _finish(folder: Path, reproduction: Reproduction, report: bool) -> None:
@@ -135,7 +147,7 @@ def _finish(folder: Path, reproduction: Reproduction, report: bool) -> None:
     from ..evaluate.summary import save_summary, summarise
 
     for network, reason in reproduction.left_out.items():
-        typer.echo(f"{network} is left out: {reason}", err=True)
+        note(f"{network} is left out: {reason}")
     networks = [run.network for run in reproduction.runs]
     if len(networks) > 1:
         save_summary(summarise(run.results for run in reproduction.runs), folder, networks)
@@ -146,7 +158,7 @@ def _finish(folder: Path, reproduction: Reproduction, report: bool) -> None:
 
         if len(networks) > 1:
             write_summary(folder)
-        typer.echo(f"every table and figure -> {write_reproduction(folder, reproduction)}")
+        say(f"every table and figure -> {write_reproduction(folder, reproduction)}")
 
 
 def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
@@ -180,7 +192,8 @@ def _print_comparison(console: Console, folder: Path, table: str | None, anyway:
         _print_family(console, [line for line in lines if (line.family, line.table) == place])
     if csv is not None:
         write_atomically(csv, as_csv(map(asdict, lines)))
-        typer.echo(f"{len(lines)} lines -> {csv}")
+        say(f"{len(lines)} lines -> {csv}")
+    print_json(lines=lines, csv=csv)
 
 
 def _print_family(console: Console, lines: Sequence[Line]) -> None:
@@ -245,6 +258,10 @@ def _print_list(console: Console) -> None:
     for contradiction in (*contradictions(), *NOTES):
         console.print(f"- {contradiction}", markup=False)
     console.print("\nflatfold paper --table cifar10 shows one.", highlight=False)
+    tables = [
+        {"table": name, "about": layout.about, "numbers": len(read_table(name))} for name, layout in TABLES.items()
+    ]
+    print_json(tables=tables, contradictions=contradictions(), notes=NOTES)
 
 
 def _print_table(console: Console, name: str) -> None:
@@ -276,3 +293,9 @@ def _print_table(console: Console, name: str) -> None:
     console.print(table)
     for contradiction in wrong.values():
         console.print(f"† {contradiction}", markup=False)
+    print_json(
+        table=name,
+        about=layout.about,
+        numbers=[number._asdict() for number in numbers],
+        contradictions=list(wrong.values()),
+    )

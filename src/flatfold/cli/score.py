@@ -29,14 +29,13 @@ from .options import (
     TransformOptions,
     With,
     Workers,
-    captured_warnings,
     check_table,
-    count,
     count_option,
     invalid_usage,
     load_plugins,
     make_detector,
 )
+from .output import captured_warnings, count, get_output, note, print_json, say
 
 if TYPE_CHECKING:
     from ..detectors.base import Detector
@@ -150,16 +149,26 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
     total = summary.scored + summary.unreadable
     shard = "" if summary.shard.of == 1 else f"shard {summary.shard}: "
     scored = f"{summary.scored:,} scored" if summary.unreadable else "all scored" if total else "nothing to score"
-    typer.echo(f"{shard}{count(total, 'image')}, {scored} -> {out}", err=True)
+    say(f"{shard}{count(total, 'image')}, {scored} -> {out}", err=True)
     if summary.scored:
-        typer.echo(str(summary.monitor), err=True)
+        say(str(summary.monitor), err=True)
     if speed and total:
-        typer.echo(speed, err=True)
+        say(speed, err=True)
     if summary.runtime:
-        typer.echo(f"runtime: {summary.runtime}", err=True)
+        say(f"runtime: {summary.runtime}", err=True)
+    path, monitor = unreadable_path(out), summary.monitor
+    print_json(
+        table=out,
+        shard=str(summary.shard),
+        images=total,
+        scored=summary.scored,
+        unreadable=summary.unreadable,
+        alarms=monitor.alarms,
+        **{name: getattr(monitor, name) for name in ("alarm_rate", "alarm_p_value", "drift", "drift_p_value")},
+        runtime=summary.runtime,
+    )
     if not summary.unreadable:
         return
-    path = unreadable_path(out)
     typer.echo(f"{count(summary.unreadable, 'image')} could not be scored -> {path}", err=True)
     with path.open(encoding="utf-8", newline="") as file:
         for row in islice(csv.DictReader(file), SHOWN):
@@ -237,6 +246,8 @@ def score_features(
         )
     if head is not None and calibration is None and (per_class or fpr is not None):
         raise typer.BadParameter("--fpr and --per-class need held-out ID features. Give them as --calibration.")
+    if out is None and get_output().json:
+        raise typer.BadParameter("without --out, stdout has the table. Give --out too.", param_hint="--json")
     load_plugins(own)
     if out is not None:
         check_table(out, features, fit, calibration)
@@ -258,7 +269,7 @@ def score_features(
         file = open_features(features)
         if fit is not None and not learns(detector):
             assert detector.made_by is not None
-            typer.echo(f"note: {detector.made_by[0]} learns only from the head: --fit is not used", err=True)
+            note(f"{detector.made_by[0]} learns only from the head: --fit is not used")
             fit = None
         fit_file, calibration_file = (None if path is None else open_features(path) for path in (fit, calibration))
         rate = FPR if fpr is None else fpr
@@ -279,7 +290,9 @@ def score_features(
         share = 100 * alarms / file.rows
         text += f", {count(alarms, 'alarm')} ({share:.2f} %) at a false-alarm rate of {calibrated.fpr:g}"
     speed = f"{seconds:.1f} s, {file.rows / seconds:.0f} rows per second"
-    typer.echo(f"{text}; {speed}{'' if out is None else f' -> {out}'}", err=True)
+    say(f"{text}; {speed}{'' if out is None else f' -> {out}'}", err=True)
+    fpr, raised = (None, None) if calibrated is None else (calibrated.fpr, alarms)
+    print_json(table=out, rows=file.rows, alarms=raised, fpr=fpr)
 
 
 def _write(chunks: Iterator[Columns], rows: int, out: Path | None) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import stat
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from .options import (
@@ -24,6 +24,7 @@ from .options import (
     With,
     load_plugins,
 )
+from .output import note, print_json, say
 
 TOKEN = "FLATFOLD_TOKEN"  # an environment variable: everybody on the machine can read a command line
 
@@ -56,17 +57,19 @@ def serve(
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = 64,
     max_pixels: Annotated[int, Option(min=1, help="Largest number of pixels of an image.")] = 50_000_000,
     timeout: Annotated[float, Option(help="Seconds for a request to arrive, and then to be answered.")] = 30,
+    docs: Annotated[bool, Option("--docs/--no-docs", help="Describe the interface at /docs and /openapi.json.")] = True,
     access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
     own: With = None,
 ) -> None:
-    """Score images and features over HTTP, with a page to try it and to watch the stream of scores.
+    """Score images and features over HTTP.
 
-    POST an image, a form with images, or features to /score. GET / is the page, /stream the counts so far, /metrics
-    the same for Prometheus, /healthz whether the service is up. SIGTERM or Ctrl+C end it after the running requests.
+    POST an image, a form with images, or features to /v1/score. GET / is a page to try it and to watch the stream of
+    scores, /v1/stream the counts so far, /metrics the same for Prometheus, /healthz whether the service is up, /docs a
+    description of them all. SIGTERM or Ctrl+C end it after the running requests.
 
     Example: flatfold serve guard.safetensors --model nets:resnet20 --weights resnet20.pt
 
-    Example: curl --data-binary @cat.png -H "Content-Type: image/png" "http://127.0.0.1:8000/score?explain=true"
+    Example: curl --data-binary @cat.png -H "Content-Type: image/png" "http://127.0.0.1:8000/v1/score?explain=true"
     """
     image_options = {"weights": weights, "pretrained": pretrained, **asdict(options)}
     given = [name for name, value in image_options.items() if value is not None]
@@ -97,9 +100,10 @@ def serve(
         max_images=max_images,
         max_pixels=max_pixels,
         timeout=timeout,
+        docs=docs,
     )
     if not is_loopback(host) and token is None:
-        typer.echo(f"note: everybody who can reach {host} can use this service: it has no --token-file", err=True)
+        note(f"everybody who can reach {host} can use this service: it has no --token-file")
     processor = usable_device(device)
     served: Guard | CalibratedDetector
     if model is None:
@@ -119,10 +123,12 @@ def serve(
         rate = scorer.calibrated.calibration.fpr
         by = f"; runtime: {served.runtime}" if isinstance(served, Guard) else ""
         place = address_of(bound)
-        typer.echo(f"{scorer.method} at a false-alarm rate of {rate:g}, for {inputs}, at {place}, {access}{by}")
+        say(f"{scorer.method} at a false-alarm rate of {rate:g}, for {inputs}, at {place}, {access}{by}")
+        print_json(address=place, method=scorer.method, fpr=rate, inputs=inputs, token=token is not None)
+        sys.stdout.flush()  # for a program that waits for the address
         ended = run(app, bound, access_log)
     if not ended:
-        typer.echo("note: the network or the decoding of an image did not end and was stopped", err=True)
+        note("the network or the decoding of an image did not end and was stopped")
         os._exit(1)  # any other exit waits for it
 
 
@@ -140,7 +146,7 @@ def _hosts(host: str, more: list[str]) -> frozenset[str] | None:
 def _read_token(file: Path | None) -> str | None:
     text = os.environ.get(TOKEN) if file is None else file.read_text(encoding="utf-8")
     if file is not None and os.name == "posix" and file.stat().st_mode & stat.S_IROTH:
-        typer.echo(f"note: everybody on this machine can read {file}. Try: chmod 600 {file}", err=True)
+        note(f"everybody on this machine can read {file}. Try: chmod 600 {file}")
     return None if text is None else text.rstrip("\r\n")
 
 

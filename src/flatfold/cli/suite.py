@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import Data, count, invalid_usage, open_console, parse_numbers
+from .options import Command, Data, complete_suite, grouped, invalid_usage, parse_numbers
+from .output import count, open_console, print_json, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +35,8 @@ suite_app = typer.Typer(name="suite", help=ABOUT, no_args_is_help=True, rich_mar
 def _suite() -> None: ...
 
 
-@suite_app.command()
+@suite_app.command(cls=Command)
+@grouped
 def init(
     file: Annotated[Path, Argument(help="Suite file to write, such as mine.toml.")],
     train: Annotated[Path | None, Option(help=f"ID training images: {LABELLED}")] = None,
@@ -68,12 +70,13 @@ def init(
     means, deviations = _parse_channels("--mean", mean), _parse_channels("--std", std)
     transform = Transform(resize, crop, means, deviations, "L" if len(means or deviations or ()) == 1 else "RGB")
     missing, notes = write_suite(file, places, ood, transform, images, model, weights, accuracy, force)
-    typer.echo(f"suite -> {file}")
+    say(f"suite -> {file}")
     if missing:
-        typer.echo(f"fill in first: {', '.join(missing)}")
-    for note in notes:
-        typer.echo(f"note: {note}")
-    typer.echo(f"next: flatfold doctor {file}, then flatfold bench {file}")
+        say(f"fill in first: {', '.join(missing)}")
+    for sentence in notes:
+        say(f"note: {sentence}")
+    say(f"next: flatfold doctor {file}, then flatfold bench {file}")
+    print_json(suite=file, missing=missing, notes=notes)
 
 
 def _parse_named(group: str, pairs: Sequence[str]) -> Iterator[tuple[str, str, Path]]:
@@ -90,7 +93,9 @@ def _parse_channels(option: str, text: str | None) -> tuple[float, ...] | None:
 
 
 def doctor(
-    suite: Annotated[str, Argument(help="Built-in suite, or a suite file such as mine.toml.")],
+    suite: Annotated[
+        str, Argument(autocompletion=complete_suite, help="Built-in suite, or a suite file such as mine.toml.")
+    ],
     data: Data = None,
     accuracy: Annotated[bool, Option("--accuracy/--no-accuracy", help="Run each network, or only load it.")] = True,
     limit: Annotated[int, Option(min=1, help="Largest number of test images per network.")] = 1000,
@@ -109,27 +114,29 @@ def doctor(
     """
     if suite == "digits":
         if missing := [name for name in DEMO if find_spec(name) is None]:
-            typer.echo(f"digits needs {missing[0]}, which is not installed. Run: pip install 'flatfold[demo]'")
-            raise typer.Exit(1)
-        typer.echo("digits generates its images and trains its network: everything is there")
-        return
+            say(f"digits needs {missing[0]}, which is not installed. Run: pip install 'flatfold[demo]'", listing=True)
+        else:
+            say("digits generates its images and trains its network: everything is there", listing=True)
+        print_json(suite=suite, ok=not missing, findings=[])
+        raise typer.Exit(1 if missing else 0)
 
     from ..evaluate.suites.doctor import examine
     from ..evaluate.suites.library import open_suite_file
 
     file = open_suite_file(suite, None if seed is None else [seed], data=data, any_counts=True)
     findings = examine(file, accuracy, limit, read)
-    open_console().print(_findings_table(suite, findings))
+    open_console(listing=True).print(_findings_table(suite, findings))
     for sentence in dict.fromkeys(finding.sentence for finding in findings if finding.sentence):
         parts = [finding.what for finding in findings if finding.sentence == sentence]
         more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-        typer.echo(f"{', '.join(parts[:SHOWN])}{more}: {sentence}")
+        say(f"{', '.join(parts[:SHOWN])}{more}: {sentence}", listing=True)
     problems = sum(finding.needs_attention for finding in findings)
+    print_json(suite=suite, ok=not problems, findings=findings)
     if problems:
-        typer.echo(f"{problems} of {len(findings)} need attention")
+        say(f"{problems} of {len(findings)} need attention", listing=True)
         raise typer.Exit(1)
     notes = sum(finding.state == "note" for finding in findings)
-    typer.echo("everything is there" + (f", {count(notes, 'note')}" if notes else ""))
+    say("everything is there" + (f", {count(notes, 'note')}" if notes else ""), listing=True)
 
 
 def _findings_table(suite: str, findings: Sequence[Diagnosis]) -> Table:

@@ -1,4 +1,4 @@
-"""A progress bar on stderr: shown on a terminal, silent in a pipe, a log file or a test."""
+"""A progress bar on stderr: shown on a terminal unless hidden, silent in a pipe, a log file or a test."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+hidden = False  # set by --quiet
+
 _shown: list[Progress] = []
 
 
@@ -18,7 +20,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     """Yield ``items`` one by one while a bar with the time left follows on stderr."""
     import sys
 
-    if not sys.stderr.isatty():
+    if hidden or not sys.stderr.isatty():
         yield from items
         return
     from rich.console import Console

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from importlib.resources import files
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from jinja2 import Template
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -24,16 +24,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .. import __version__
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
+from . import api
 from .service import Service
 from .settings import Settings, error_response, unavailable
 
 _GET = ["GET", "HEAD"]
 _ROUTING_ERRORS = {
-    404: "unknown path. Available: / (the page), /score, /stream, /metrics, /healthz.",
-    405: "method not allowed. /score takes POST, all other paths take GET.",
+    404: "unknown path. Available: / (the page), /v1/score, /v1/stream, /metrics, /healthz{docs}.",
+    405: "method not allowed. /v1/score takes POST, all other paths take GET.",
 }
+Explain = Annotated[bool, Query(description="Whether rows have an explanation and signs.")]
+OK = "The answer."
 PUBLIC_PATH = "/healthz"  # needs no token
 CLIENT_CLOSED = 499  # status counted for a request whose client did not wait for the answer
 DRAIN_SECONDS, DRAIN_BYTES = 5.0, 2**26  # limits on reading the rest of a refused body
@@ -51,7 +55,12 @@ def _hash(text: str) -> str:
 
 _STYLE, _SCRIPT = _read("page.css"), f"{_read('chart.js')}\n{_read('page.js')}"
 
-PAGE = Template(_read("page.html")).render(style=_STYLE, script=_SCRIPT).encode()
+
+def page_of(settings: Settings) -> bytes:
+    """Return the page; it links to /docs where a browser can open it, which sends no token."""
+    docs = settings.docs and settings.token is None
+    return Template(_read("page.html")).render(style=_STYLE, script=_SCRIPT, docs=docs).encode()
+
 
 SECURITY_HEADERS = [
     (
@@ -75,40 +84,81 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
         yield
         service.close()
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    limits, page = service.settings, page_of(service.settings)
+    app = FastAPI(
+        title=api.TITLE,
+        version=__version__,
+        description=api.about(limits),
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.state.service = service
-    app.add_middleware(AccessMiddleware, settings=service.settings, count=service.metrics.count_answer)
+    app.add_middleware(AccessMiddleware, settings=limits, count=service.metrics.count_answer, page=page)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _query_error)
 
-    @app.post("/score")
-    async def score(request: Request, explain: bool = False) -> Response:
+    def get(*paths: str, **about: Any) -> Callable[[Callable[..., Any]], None]:
+        """Answer GET and HEAD on all paths with a function; ``about`` describes the first of them."""
+
+        def add(answer: Callable[..., Any]) -> None:
+            for path in paths:
+                app.add_api_route(path, answer, methods=_GET, include_in_schema=False)
+            if about:  # never reached: HEAD, which the route above has too, would be described as well
+                app.add_api_route(paths[0], answer, methods=["GET"], response_description=OK, **about)
+
+        return add
+
+    body, failures = api.request_body(service.scorer, limits), api.errors(400, 401, 408, 413, 415, 422, 503)
+
+    @app.post("/score", include_in_schema=False)
+    @app.post("/v1/score", response_model=api.Scores, responses=failures, openapi_extra=body, response_description=OK)
+    async def score(request: Request, explain: Explain = False) -> Response:
+        """Score one image, several images of a form, or rows of features."""
         return JSONResponse({"rows": await service.score(request, explain)})
 
     # Not coroutines, because they compute for a while: FastAPI runs them in threads.
-    @app.api_route("/stream", methods=_GET)
+    @get("/v1/stream", "/stream", response_model=api.Stream, responses=api.errors(401))
     def stream() -> Response:
+        """Return the settings of the guard, and counts and histograms of all inputs so far."""
         return JSONResponse(service.scorer.facts())
 
-    @app.api_route("/metrics", methods=_GET)
+    @get("/metrics", response_class=PlainTextResponse, responses=api.errors(401))
     def metrics() -> Response:
+        """Return all metrics in the text format of Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.api_route("/healthz", methods=_GET)
+    @get("/healthz", response_model=api.Health, responses=api.errors(503))
     async def healthz() -> Response:
+        """Return whether the service is up; needs no token."""
         if service.closing:
             raise unavailable("the service is shutting down")
         return JSONResponse({"status": "ok"})
 
-    @app.api_route("/", methods=_GET)
-    async def page() -> Response:
-        return Response(PAGE, media_type="text/html")
+    @get("/")
+    async def show_page() -> Response:
+        return Response(page, media_type="text/html")
+
+    if limits.docs:
+        document = api.openapi(app, limits)
+        described = api.render(document, _STYLE).encode()
+
+        @get("/openapi.json")
+        async def openapi() -> Response:
+            return JSONResponse(document)
+
+        @get("/docs")
+        async def docs() -> Response:
+            return Response(described, media_type="text/html")
 
     return app
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    message = _ROUTING_ERRORS.get(error.status_code, error.detail)
+    docs = ", /docs" if request.app.state.service.settings.docs else ""
+    message = _ROUTING_ERRORS.get(error.status_code, error.detail).replace("{docs}", docs)
     return error_response(HTTPException(error.status_code, message, error.headers))
 
 
@@ -120,8 +170,8 @@ async def _query_error(request: Request, error: Any) -> Response:
 class AccessMiddleware:
     """Check length, host, origin and token of each request, add headers, and turn every error into JSON."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, count: Callable[[str, int, float], None]) -> None:
-        self.settings, self._count, self._routes = settings, count, app
+    def __init__(self, app: ASGIApp, settings: Settings, count: Callable[[str, int, float], None], page: bytes) -> None:
+        self.settings, self._count, self._routes, self._page = settings, count, app, page
         self.app = self._with_cors(self._check_token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -173,7 +223,7 @@ class AccessMiddleware:
             message = "missing or wrong token. Send the header Authorization: Bearer TOKEN."
             app = error_response(HTTPException(401, message, headers))
             if path == "/" and scope["method"] in _GET:  # the page asks for the token
-                app = Response(PAGE, 401, headers, "text/html")
+                app = Response(self._page, 401, headers, "text/html")
         await app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:

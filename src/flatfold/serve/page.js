@@ -67,7 +67,7 @@ async function unlock() {
   const given = field.value.trim();
   if (!/^[\x21-\x7e]+$/.test(given)) throw new Error(SPACED);
   token = given;
-  const now = await ask("stream").catch((error) => {
+  const now = await ask("v1/stream").catch((error) => {
     throw error.status === 401 ? new Error(REFUSED) : error;
   });
   showStream(now);
@@ -177,7 +177,7 @@ async function send(file, signal) {
   // Without a type of its own a file would count as features.
   const type = file.type && file.type !== "application/octet-stream" ? file.type : "image/x-unknown";
   try {
-    return await ask("score?explain=true", { method: "POST", body: file, headers: { "Content-Type": type }, signal });
+    return await ask("v1/score?explain=true", { method: "POST", body: file, headers: { "Content-Type": type }, signal });
   } catch (error) {
     throw (error.status === 0 && (await whyCutOff(file, signal))) || error;
   }
@@ -260,7 +260,7 @@ async function refresh() {
   if (looking) return;
   looking = true;
   try {
-    showStream(await ask("stream"));
+    showStream(await ask("v1/stream"));
   } catch (error) {
     if (error.status === 401) lock();
     else part("unreachable").textContent = error.message;

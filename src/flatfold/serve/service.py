@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
@@ -23,7 +23,9 @@ from .requests import FEATURES, FORM, File, decode_features, decode_image, limit
 from .scorer import Input, Row, Scorer
 from .settings import Settings, too_large, unavailable
 
-ROUTES = frozenset({"/", "/score", "/stream", "/healthz", "/metrics"})
+ROUTES = frozenset(
+    {"/", "/v1/score", "/score", "/v1/stream", "/stream", "/healthz", "/metrics", "/docs", "/openapi.json"}
+)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MEMORY = 2**30  # bytes of all bodies and prepared inputs; what decoders and the model need comes on top
 DECODERS = 2  # threads that decode images; each may need memory for the largest image allowed
@@ -38,7 +40,8 @@ class Service:
     def __init__(self, guard: Guard | CalibratedDetector, settings: Settings) -> None:
         self.settings = settings
         self.scorer = Scorer(guard, settings.names)
-        self.metrics = Metrics(self.scorer.monitor, self.scorer.method, lambda: self.batcher.waiting)
+        fpr = float(self.scorer.calibrated.calibration.fpr)
+        self.metrics = Metrics(self.scorer.monitor, self.scorer.method, fpr, lambda: self.batcher.waiting)
         self.batcher = Batcher(self.scorer, settings.max_batch, settings.max_waiting, self.metrics.batches.observe)
         self.memory = MemoryLimit(max(MEMORY, 4 * settings.max_body))
         self.closing = False  # whether the service is about to end
@@ -230,13 +233,14 @@ class Batcher:
 class Metrics(Collector):
     """Counters of one service, in the text format of Prometheus."""
 
-    def __init__(self, monitor: Callable[[], Monitor], method: str, waiting: Callable[[], int]) -> None:
+    def __init__(self, monitor: Callable[[], Monitor], method: str, fpr: float, waiting: Callable[[], int]) -> None:
         self._monitor, self._waiting = monitor, waiting
         registry = self._registry = CollectorRegistry()
         self._requests = Counter("flatfold_requests", "Requests answered.", ["route", "status"], registry=registry)
         self._refused = Counter("flatfold_refused", "Answers with a status of 400 or more.", registry=registry)
         self._seconds = Histogram("flatfold_request_seconds", "From request to answer.", ["route"], registry=registry)
         self.batches = Histogram("flatfold_batch_size", "Inputs per batch.", buckets=BATCH_SIZES, registry=registry)
+        Gauge("flatfold_allowed_alarm_rate", "Share of ID inputs that may raise an alarm.", registry=registry).set(fpr)
         Info("flatfold_build", "What is running.", registry=registry).info({"version": __version__, "method": method})
         registry.register(self)
 

@@ -30,6 +30,7 @@ class Settings:
     max_images: int = 64  # images of a request
     max_pixels: int = 50_000_000  # pixels of an image, before and after it is resized
     timeout: float = 30.0  # seconds for a request to arrive, and then to be answered
+    docs: bool = True  # whether /docs and /openapi.json describe the interface
 
     def __post_init__(self) -> None:
         if not isfinite(self.timeout) or self.timeout <= 0:
