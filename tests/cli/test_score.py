@@ -214,7 +214,7 @@ def test_a_run_that_is_stopped_leaves_nothing_half_written(files, world, how, ol
     if old:
         out.write_text(old)
     process = start(*RAW, "--out", str(out))
-    while not any(path.stat().st_size for path in out.parent.glob("*.partial")):
+    while not any(path.stat().st_size for path in out.parent.glob(".flatfold-tmp-*/*")):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(how)

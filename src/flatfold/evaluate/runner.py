@@ -3,7 +3,6 @@
 import logging
 import os
 import platform
-import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..detectors.autofold import AutoFold, Joint
 from ..detectors.base import Detector, InputDetector
 from ..detectors.shaped import Shaped
 from ..io.progress import track
-from ..io.store import read_manifest
+from ..io.store import PartStore, read_manifest
 from ..models.fingerprint import weights_hash
 from ..models.sources import ImageSource
 from ..models.transform import in_mode
@@ -190,7 +189,7 @@ def forget(out: Path) -> None:
     """Remove the features and scores that earlier runs kept in a folder, and nothing that somebody else put there."""
     for manifest in (*out.glob("banks/*/manifest.json"), *out.glob("scores/*/manifest.json")):
         if "data" in read_manifest(manifest.parent).key:  # a bank of one's own names none
-            shutil.rmtree(manifest.parent)
+            PartStore(manifest.parent, {}, restart=True).remove()
 
 
 def _worst_cases(
