@@ -58,7 +58,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str]) -> None:
 
 @contextmanager
 def _replacing_all(target: Path, names: Collection[str]) -> Iterator[Path]:
-    """Yield a temporary folder in which to write files; at the end they replace those of the same name in ``target``."""
+    """Yield a temporary folder to write files to; at the end they replace those of the same name in ``target``."""
     folder = _make_folder(target)
     try:
         yield folder
@@ -97,12 +97,16 @@ def sweep(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Refuse other processes that lock the same folder; see :func:`lock_folder`."""
+    """Refuse other processes that lock the same folder, and leave no empty new folder; see :func:`lock_folder`."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     lock = lock_folder(folder)
     try:
         yield
     finally:
         unlock_folder(folder, lock)
+        with suppress(OSError):  # not empty
+            for path in new:
+                path.rmdir()
 
 
 def lock_folder(folder: Path) -> BinaryIO:
@@ -111,10 +115,10 @@ def lock_folder(folder: Path) -> BinaryIO:
     The folder is made if needed. Raise BlockingIOError if another process has locked it; without locks, on Windows and
     on some file systems, this is not noticed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     while True:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o666), "r+b")
         except OSError as error:
             raise _not_written(folder, error) from error
