@@ -297,6 +297,19 @@ def test_images_that_cannot_be_scored_are_listed_and_the_others_scored(here):
     assert [row["path"] for row in read_rows("scores.csv")] == [str(path) for path in NAMES if str(path) not in bad]
 
 
+def test_names_control_neither_a_terminal_nor_a_spreadsheet(here):
+    name = "=cmd\x1b[2J.png"
+    Path("list.txt").write_text(f"{name}\nphotos/0001.png\n")
+    Path(name).write_bytes(b"no image")
+    done = flatfold("score", "list.txt", *GUARD, *OUT)
+    assert done.returncode == 3
+    assert "\x1b" not in done.stderr
+    assert r"=cmd\x1b[2J.png could not be read" in done.stderr
+    assert [row["path"] for row in read_rows("scores.csv.unreadable.csv")] == [f"'{name}"]
+    done = flatfold("score", f"none{name}", *GUARD, *OUT)
+    assert (done.returncode, "\x1b" in done.stderr) == (1, False)
+
+
 def test_mistakes_of_images(here):
     write_parquet(here / "tables" / "0.parquet", NAMES)
     write_parquet(here / "photos.parquet", NAMES)

@@ -12,7 +12,7 @@ from .bench import bench, methods, report
 from .compare import compare
 from .curvature import curvature
 from .fit import export, fit
-from .options import grouped
+from .options import grouped, printable
 from .paper import paper, reproduce
 from .score import join, score, score_features
 from .serve import serve
@@ -66,7 +66,7 @@ def main() -> None:
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
         unnamed = isinstance(error, ModuleNotFoundError) and "flatfold[" not in str(error)
         hint = ". The built-in suite needs the extra [demo]." if unnamed else ""
-        typer.echo(f"flatfold: {error}{hint}", err=True)
+        typer.echo(f"flatfold: {printable(str(error))}{hint}", err=True)
         sys.exit(1)
 
 

@@ -306,7 +306,9 @@ class SuiteOptions:
         from ..models.forward import usable_device
         from ..models.runtime import use_free_cores
 
-        logging.basicConfig(format="%(message)s")
+        handler = logging.StreamHandler()
+        handler.setFormatter(PrintableFormatter("%(message)s"))
+        logging.basicConfig(handlers=[handler])
         logging.getLogger("flatfold").setLevel(logging.INFO)
         logging.getLogger("flatfold.models").setLevel(logging.ERROR)  # the runner logs the same with the data set
         usable_device(self.device)
@@ -447,12 +449,30 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def printable(text: str) -> str:
+    r"""Return a text whose characters are all printed: others, by which a file name could control a terminal, escaped.
+
+    Example:
+        >>> printable("a\x1b[2J\u202eb.png")
+        'a\\x1b[2J\\u202eb.png'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Lets a log control no terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return printable(super().format(record))
+
+
 @contextmanager
 def captured_warnings() -> Iterator[None]:
     """Print log messages at once and warnings at the end, each once, as notes on stderr."""
     log, handler = logging.getLogger("flatfold"), logging.StreamHandler()
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    handler.setFormatter(PrintableFormatter("note: %(message)s"))
     log.addHandler(handler)
     propagated, log.propagate = log.propagate, False  # a root logger that prints would repeat everything
     try:
@@ -464,4 +484,4 @@ def captured_warnings() -> Iterator[None]:
         log.removeHandler(handler)
         log.propagate = propagated
         for message in dict.fromkeys(str(warning.message) for warning in caught):
-            typer.echo(f"note: {message}", err=True)
+            typer.echo(f"note: {printable(message)}", err=True)

@@ -36,6 +36,7 @@ from .options import (
     invalid_usage,
     load_plugins,
     make_detector,
+    printable,
 )
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
     with path.open(encoding="utf-8", newline="") as file:
         for row in islice(csv.DictReader(file), SHOWN):
             line = row["reason"] if row["path"] in row["reason"] else f"{row['path']}: {row['reason']}"
-            typer.echo(f"  {' '.join(line.split())}", err=True)  # a file name may have a line break
+            typer.echo(f"  {printable(' '.join(line.split()))}", err=True)  # a file name may have a line break
     if summary.unreadable > SHOWN:
         typer.echo(f"  and {summary.unreadable - SHOWN:,} more", err=True)
     raise typer.Exit(INCOMPLETE)

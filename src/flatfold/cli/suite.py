@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import Data, count, invalid_usage, open_console, parse_numbers
+from .options import Data, count, invalid_usage, open_console, parse_numbers, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -123,7 +123,7 @@ def doctor(
     for sentence in dict.fromkeys(finding.sentence for finding in findings if finding.sentence):
         parts = [finding.what for finding in findings if finding.sentence == sentence]
         more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-        typer.echo(f"{', '.join(parts[:SHOWN])}{more}: {sentence}")
+        typer.echo(f"{', '.join(parts[:SHOWN])}{more}: {printable(sentence)}")
     problems = sum(finding.needs_attention for finding in findings)
     if problems:
         typer.echo(f"{problems} of {len(findings)} need attention")
@@ -144,5 +144,5 @@ def _findings_table(suite: str, findings: Sequence[Diagnosis]) -> Table:
     table.add_column("where", overflow="fold")
     for finding in findings:
         state = f"[{COLOURS[finding.state]}]{finding.state}[/]"
-        table.add_row(escape(finding.what), state, finding.expected, finding.found, escape(finding.where))
+        table.add_row(escape(finding.what), state, finding.expected, finding.found, escape(printable(finding.where)))
     return table
