@@ -1,18 +1,21 @@
 """``flatfold bench``, ``report`` and the table of results; most of it on the shared run of the digits suite."""
 
 import csv
+import errno
 import json
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import flatfold as ff
 from flatfold.evaluate.results import load_results
+from flatfold.io.files import locked
 from tests.cli.images import write_suite
 from tests.cli.running import assert_mistakes, listing, succeed, words
 from tests.command import flatfold
@@ -233,6 +236,27 @@ def test_a_method_that_fails_unexpectedly_ends_in_an_error_after_all_files_are_w
     assert "mls failed" in done.stderr
     results = results_of(own[0] / "failed")
     assert ({row["method"] for row in results["rows"]}, list(results["failed"])) == ({"msp"}, ["mls"])
+
+
+def test_one_folder_is_written_by_one_run_at_a_time_and_checked_before_the_work(own, monkeypatch):
+    monkeypatch.setattr("flatfold.evaluate.runner.run", lambda *_: pytest.fail("this is found before the work"))
+    with locked(own[0] / "out" / "locked" / "tiny"):
+        for command in ("bench", "curvature", "reproduce"):
+            refused = flatfold(command, "toy.toml", "--networks", "tiny", "--out", "out/locked", cwd=own[0])
+            assert (refused.returncode, "by another process" in refused.stderr) == (1, True), refused
+    assert not (own[0] / "out" / "locked").exists()
+    monkeypatch.setattr("os.mkdir", Mock(side_effect=OSError(errno.EROFS, "read-only")))
+    refused = bench(own[0], "--out", "new")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused
+    assert "Read-only file system" in refused.stderr
+
+
+def test_a_full_disk_is_one_line(own, monkeypatch):
+    monkeypatch.setattr("flatfold.evaluate.runner.evaluate_method", Mock(side_effect=OSError("no space left")))
+    full = bench(own[0], "--networks", "tiny", "--out", "full")
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[-1] == "flatfold: no space left"
+    assert "Traceback" not in full.stderr
 
 
 def test_an_interrupted_run_says_how_to_go_on(own, interrupt):

@@ -1,9 +1,11 @@
 """``flatfold fit``: the file is the guard that the library fits on the same images."""
 
+import errno
 import json
 import os
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from flatfold.cli.options import TransformOptions
 from flatfold.models.images import ArrayImages
 from flatfold.scoring.calibrated import CalibratedDetector
 from tests.cli.images import MODEL, PREPARED, TRANSFORM, network, pixels, write_folder, write_network, write_parquet
-from tests.cli.running import assert_mistakes, succeed
+from tests.cli.running import assert_mistakes, succeed, words
 from tests.command import flatfold
 
 OUT = ("--out", "new.safetensors")
@@ -175,9 +177,11 @@ def test_mistakes(val, monkeypatch):
         os.mkfifo("pipe")  # an atomic write puts a file in the place of whatever is there, /dev/null too
         assert flatfold(*FIT, "--out", "pipe").returncode == 2
         assert not Path("pipe").is_file()
-    real = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(val) and real(path, mode))
-    assert flatfold(*FIT, "--out", "deep/down/guard.safetensors").returncode == 2
+    monkeypatch.setattr(os, "mkdir", Mock(side_effect=OSError(errno.EROFS, "read-only")))
+    for command in (FIT, ("export", "guard.safetensors", *MODEL, "--images", "val")):
+        refused = flatfold(*command, "--out", "deep/down/guard.onnx")
+        assert refused.returncode == 2, refused
+        assert "Read-only file system" in words(refused.stderr)
 
 
 def test_an_interrupted_run_writes_nothing(val, interrupt):

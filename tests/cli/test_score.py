@@ -217,7 +217,7 @@ def test_a_run_that_is_stopped_leaves_nothing_half_written(files, world, how, ol
     if old:
         out.write_text(old)
     process = start(*RAW, "--out", str(out))
-    while not any(path.stat().st_size for path in out.parent.glob("*.partial")):
+    while not any(path.stat().st_size for path in out.parent.glob(".flatfold-tmp-*/*")):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(how)
@@ -301,6 +301,19 @@ def test_images_that_cannot_be_scored_are_listed_and_the_others_scored(here):
     assert (done.returncode, summary["scored"], summary["unreadable"]) == (3, 46, 4)
     assert [row["path"] for row in read_rows("scores.csv.unreadable.csv")] == bad
     assert [row["path"] for row in read_rows("scores.csv")] == [str(path) for path in NAMES if str(path) not in bad]
+
+
+def test_names_control_neither_a_terminal_nor_a_spreadsheet(here):
+    name = "=cmd\x1b[2J.png"
+    Path("list.txt").write_text(f"{name}\nphotos/0001.png\n")
+    Path(name).write_bytes(b"no image")
+    done = flatfold("score", "list.txt", *GUARD, *OUT)
+    assert done.returncode == 3
+    assert "\x1b" not in done.stderr
+    assert r"=cmd\x1b[2J.png could not be read" in done.stderr
+    assert [row["path"] for row in read_rows("scores.csv.unreadable.csv")] == [f"'{name}"]
+    done = flatfold("score", f"none{name}", *GUARD, *OUT)
+    assert (done.returncode, "\x1b" in done.stderr) == (1, False)
 
 
 def test_mistakes_of_images(here):

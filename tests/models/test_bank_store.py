@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatfold import DamagedBank, FeatureBank, load_bank, save_bank
-from flatfold.io.store import Manifest, read_manifest, replace_parts
+from flatfold.io.store import Manifest, PartStore, read_manifest, replace_parts
 from tests.refusals import refused
 
 SHARD = "00000.safetensors"
@@ -42,9 +42,11 @@ def test_a_bank_comes_back_as_it_was(tmp_path):
 
 
 def test_a_mapped_bank_can_be_written_to_cut_and_saved_over_itself(tmp_path):
-    (tmp_path / "00001.safetensors").write_bytes(b"of an older bank")
+    with PartStore(tmp_path, {}) as store:
+        store.write("00001", {})
+    (tmp_path / "2024.safetensors").write_bytes(b"of somebody else")
     save_bank(make_bank(), tmp_path)
-    assert not (tmp_path / "00001.safetensors").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [SHARD, "2024.safetensors", "manifest.json"]
     load_bank(tmp_path).features.zero_()
     assert torch.equal(load_bank(tmp_path).features, make_bank().features)
     save_bank(load_bank(tmp_path)[::2], tmp_path)
@@ -61,7 +63,7 @@ def test_a_save_that_fails_leaves_the_old_bank(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         save_bank(make_bank(7), tmp_path)
     assert len(load_bank(tmp_path)) == 20
-    assert not list(tmp_path.glob("*.partial"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [SHARD, "manifest.json"]
 
 
 @settings(max_examples=150)

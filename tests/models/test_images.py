@@ -7,10 +7,11 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import struct
 import subprocess
 import zlib
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 
 import numpy as np
@@ -246,6 +247,39 @@ def test_an_image_is_known_by_its_bytes_and_not_by_its_name(tmp_path, monkeypatc
     assert started == []
 
 
+def scanned(count, side=40, inside=b"", behind=b""):
+    """A progressive JPEG with a comment, whose last scan is repeated until there are ``count``."""
+    out = io.BytesIO()
+    Image.new("L", (side, side)).save(out, "JPEG", progressive=True)
+    start, *scans = out.getvalue()[2:-2].split(b"\xff\xda")
+    scans += [scans[-1]] * (count - len(scans))
+    comment = b"\xff\xfe" + struct.pack(">H", 2 + len(inside)) + inside
+    return io.BytesIO(b"\xff\xd8" + comment + b"\xff\xda".join([start, *scans]) + b"\xff\xd9" + behind)
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(monkeypatch):
+    more = b"\xff\xda" * 200  # in a comment, or in a film behind the picture, they do not count
+    for image in (scanned(6), scanned(100), scanned(20, 2000), scanned(30, inside=more), scanned(30, behind=more)):
+        assert read_image(image).size in ((40, 40), (2000, 2000))
+    monkeypatch.setattr("PIL.JpegImagePlugin.JpegImageFile.load", lambda image: pytest.fail("it was decoded"))
+    for image in (scanned(101), scanned(21, 8000), scanned(101, inside=b"\xff\xd9")):
+        with refused(image, "x.jpg .*(101 scans, and at most 100|21 scans, and at most 20)", TooManyPixels):
+            read_image(image, "x.jpg")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="it has no such files")
+def test_what_is_no_regular_file_is_unreadable_and_keeps_nobody_waiting(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    with socket.socket(socket.AF_UNIX) as bound, chdir(tmp_path):
+        bound.bind("c.png")
+    (tmp_path / "d.png").symlink_to("/dev/zero")
+    batch, reasons = FolderImages(tmp_path, PLAIN).attempt(range(4))
+    assert len(batch) == 1
+    assert list(reasons) == [1, 2, 3]
+    assert all("not a regular file" in reason for reason in reasons.values())
+
+
 def declared(width, height):
     """A PNG that declares more pixels than it has."""
     data = bytearray(encoded().getvalue())
@@ -307,6 +341,7 @@ def failing(monkeypatch):
 
 def test_an_error_of_the_system_says_nothing_about_the_image_and_names_the_file(tmp_path, failing):
     failing["name"] = "x.png"
+    (tmp_path / "x.png").touch()
     for code in (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, errno.ETIMEDOUT, errno.ESTALE):
         failing["error"] = OSError(code, os.strerror(code))
         with pytest.raises(OSError, match=r"\[Errno .*x\.png") as caught:

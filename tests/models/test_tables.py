@@ -285,3 +285,24 @@ def test_the_fingerprint_depends_on_pixels_but_not_on_place_or_batch_size(tmp_pa
     path, others = written(tmp_path, range(100, 111))
     assert others == sizes
     assert TableImages(path, PLAIN, label=None).fingerprint != before
+
+
+@pytest.mark.parametrize("kind", [pa.large_binary(), STRUCT], ids=str)
+def test_a_small_file_does_not_fill_the_memory(tmp_path, monkeypatch, kind):
+    content = encoded(7).ljust(2 * 10**5, b"\0")
+    table = rows_of([{"bytes": content, "path": "x"} if kind == STRUCT else content] * 100, kind)
+    before = pa.total_allocated_bytes()
+    pq.write_table(table, tmp_path / "t.parquet", compression="zstd")
+    source = TableImages(tmp_path / "t.parquet", PLAIN)
+    assert source.picture(50)[1].getpixel((0, 0)) == (7, 7, 7)
+    assert pa.total_allocated_bytes() - before < 10**6  # equal images once
+    monkeypatch.setattr("flatfold.models.images.LARGEST_GROUP", 10**7)
+    pq.write_table(table, tmp_path / "t.parquet", compression="zstd", use_dictionary=False)
+    with refused("pages", "'image' of row group 0 would take 20 MB", ValueError):
+        TableImages(tmp_path / "t.parquet", PLAIN)
+    monkeypatch.setattr("flatfold.models.images.LARGEST_GROUP", 1000)
+    pq.write_table(rows_of([None] * 10**6, kind), tmp_path / "t.parquet", compression="zstd")
+    TableImages(tmp_path / "t.parquet", PLAIN, label=None)
+    monkeypatch.setattr("flatfold.models.images.EXPANSION", 1)
+    with refused("labels", "'label' would take 8 MB", ValueError):
+        TableImages(tmp_path / "t.parquet", PLAIN)

@@ -169,6 +169,10 @@ def test_numbers_have_no_more_digits_and_fields_no_more_quotes_than_they_need():
     names = np.array(["a b", "c,d", 'e"', "f\rg", "h\n", "'i'"])
     text = "".join(csv_text([{"a,b": names}]))
     assert text == '"a,b"\na b\n"c,d"\n"e"""\n"f\rg"\n"h\n"\n\'i\'\n'
+    formulas = np.array(["=cmd|'/C calc'!A0", "+1", "-1", "@x", "\t=1", "\r=1", "a=1"])  # are texts in a spreadsheet
+    assert [line[0] for line in csv.reader(csv_text([{"x": formulas}]).__next__().splitlines(True))][1:5] == [
+        f"'{text}" for text in formulas[:4]
+    ]
     empty = {"path": np.zeros(0, "U"), "is_ood": np.zeros(0, bool)}
     assert "".join(csv_text([empty])) == "path,is_ood\n"
     assert "".join(json_text([empty])) == ""
@@ -179,7 +183,8 @@ def test_any_text_comes_back_from_csv_and_json_lines(texts):
     columns = {"path": np.array(texts, dtype="U"), "n": np.arange(len(texts))}
     chunks = [columns, {name: values[:0] for name, values in columns.items()}, columns]
     rows = list(csv.reader(io.StringIO("".join(csv_text(chunks)), newline="")))
-    assert rows == [["path", "n"], *([text, str(n)] for _ in range(2) for n, text in enumerate(texts))]
+    fields = ["'" * text.startswith(("=", "+", "-", "@", "\t", "\r")) + text for text in texts]
+    assert rows == [["path", "n"], *([field, str(n)] for _ in range(2) for n, field in enumerate(fields))]
     lines = "".join(json_text(chunks)).split("\n")
     assert lines.pop() == ""
     assert [json.loads(line) for line in lines] == [{"path": t, "n": n} for _ in range(2) for n, t in enumerate(texts)]

@@ -179,6 +179,7 @@ def export(
 
     target = guard.with_suffix(".onnx") if out is None else out
     check_target(target)
+    check_out(target, guard, images)
     load_plugins(own)
     loaded = Guard.load(guard, model.open())
     loaded.transform = transform.transform(guard, loaded.transform)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
@@ -146,6 +145,9 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
 
+_held = ExitStack()  # folders that the running command has locked
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command with the options of its groups, the options of every command, and panels for its help.
 
@@ -177,6 +179,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             advice = "Run the same command again, without --restart, to continue."
             typer.echo(f"flatfold: interrupted; no file is half written. {advice}", err=True)
             raise typer.Exit(130) from None
+        finally:
+            _held.close()
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return run
@@ -321,12 +325,17 @@ class SuiteOptions:
     def suites(
         self, suite: str, folder: Path, batch_size: int, limit: int | None = None, default: list[str] | None = None
     ) -> dict[Path, Suite]:
-        """Return the suite of each network and seed by the folder of its results; ``default`` names the networks."""
+        """Return the suite of each network and seed by the folder of its results; ``default`` names the networks.
+
+        Until the command ends, other processes cannot write to these folders.
+        """
         from ..evaluate.suites.library import load_suites
+        from ..io.files import check_writable, locked
 
         place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         if not place.is_dir():
             raise NotADirectoryError(f"--out must be a folder, but {place} is a file. Choose another folder.")
+        check_writable(folder)
         seeds = None if self.seed is None else [word.strip() for word in self.seed.split(",")]
         if seeds and not all(word.isdecimal() and int(word) < 2**32 for word in seeds):
             raise ValueError(
@@ -340,7 +349,10 @@ class SuiteOptions:
             raise ValueError(f"{folder} holds the results of a single run. Choose another --out for several runs.")
         if not several and ((folder / "summary.json").exists() or any(folder.glob("*/curvature.json"))):
             raise ValueError(f"{folder} holds the results of several runs. Choose another --out for a single run.")
-        return {folder / each.network if several else folder: each for each in suites}
+        places = {folder / each.network if several else folder: each for each in suites}
+        for place in places:
+            _held.enter_context(locked(place))
+        return places
 
     def settings(self, bootstrap: int = 1000) -> Settings:
         """Return how the suites are run, after a look at the device; from now on stderr shows the steps of the run."""
@@ -411,6 +423,8 @@ def invalid_usage(option: str) -> Iterator[None]:
 
 def check_out(out: Path, *inputs: Path | None) -> None:
     """Raise unless ``out`` can be written, is none of the inputs, and does not join the tables of an input folder."""
+    from ..io.files import check_writable
+
     parent = next(folder for folder in out.absolute().parents if folder.exists())
     there = [path for path in inputs if path is not None and path.exists()]
     neighbours = [path for path in there if path.is_dir() and path.resolve() == out.absolute().parent.resolve()]
@@ -418,12 +432,13 @@ def check_out(out: Path, *inputs: Path | None) -> None:
         "it is a folder": out.is_dir(),
         "it is a device or a pipe": out.exists() and not out.is_file(),
         f"{parent} is a file": not parent.is_dir(),
-        f"{parent} is not writable": not os.access(parent, os.W_OK | os.X_OK),
         "it is an input of this command": out.exists() and any(out.samefile(path) for path in there),
         "every .parquet file in this folder is an input": out.suffix.lower() == ".parquet" and bool(neighbours),
     }
     for reason in (reason for reason, found in problems.items() if found):
         raise typer.BadParameter(f"{out} cannot be written: {reason}. Choose another file.", param_hint="--out")
+    with invalid_usage("--out"):
+        check_writable(out.parent)
 
 
 def check_table(out: Path, *inputs: Path | None) -> None:

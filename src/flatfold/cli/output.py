@@ -64,13 +64,13 @@ def get_output() -> OutputOptions:
 def say(text: str, err: bool = False, listing: bool = False) -> None:
     """Print a line of the summary, unless --quiet or --json is given; a line of a listing is what was asked for."""
     if not _options.json and (listing or not _options.quiet):
-        typer.echo(text, err=err)
+        typer.echo(printable(text), err=err)
 
 
 def note(text: str) -> None:
     """Print a note to stderr, unless --quiet is given."""
     if not _options.quiet:
-        typer.echo(f"note: {text}", err=True)
+        typer.echo(f"note: {printable(text)}", err=True)
 
 
 def print_json(**summary: Any) -> None:
@@ -109,12 +109,22 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def printable(text: str) -> str:
+    r"""Return a text whose characters are all printed: others, by which a file name could control a terminal, escaped.
+
+    Example:
+        >>> printable("a\x1b[2J\u202eb.png")
+        'a\\x1b[2J\\u202eb.png'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 class _Formatter(logging.Formatter):
     """Warnings as notes, other messages as they are; with --verbose the time and the module in front of each."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
         where = f"[{record.relativeCreated / 1000:.1f} s] {record.name}: " if _options.verbose else ""
-        return f"{where}{'note: ' if record.levelno == logging.WARNING else ''}{record.message}"
+        return printable(f"{where}{'note: ' if record.levelno == logging.WARNING else ''}{record.message}")
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from .options import (
     load_plugins,
     make_detector,
 )
-from .output import captured_warnings, count, get_output, note, print_json, say
+from .output import captured_warnings, count, get_output, note, print_json, printable, say
 
 if TYPE_CHECKING:
     from ..detectors.base import Detector
@@ -173,7 +173,7 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
     with path.open(encoding="utf-8", newline="") as file:
         for row in islice(csv.DictReader(file), SHOWN):
             line = row["reason"] if row["path"] in row["reason"] else f"{row['path']}: {row['reason']}"
-            typer.echo(f"  {' '.join(line.split())}", err=True)  # a file name may have a line break
+            typer.echo(f"  {printable(' '.join(line.split()))}", err=True)  # a file name may have a line break
     if summary.unreadable > SHOWN:
         typer.echo(f"  and {summary.unreadable - SHOWN:,} more", err=True)
     raise typer.Exit(INCOMPLETE)

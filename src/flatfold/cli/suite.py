@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from .options import Command, Data, complete_suite, grouped, invalid_usage, parse_numbers
-from .output import count, open_console, print_json, say
+from .output import count, open_console, print_json, printable, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -151,5 +151,5 @@ def _findings_table(suite: str, findings: Sequence[Diagnosis]) -> Table:
     table.add_column("where", overflow="fold")
     for finding in findings:
         state = f"[{COLOURS[finding.state]}]{finding.state}[/]"
-        table.add_row(escape(finding.what), state, finding.expected, finding.found, escape(finding.where))
+        table.add_row(escape(finding.what), state, finding.expected, finding.found, escape(printable(finding.where)))
     return table

@@ -172,4 +172,4 @@ class UnreadableImage(ValueError):  # noqa: N818
 
 
 class TooManyPixels(UnreadableImage):
-    """An image declares more pixels than the limit; it was not decoded."""
+    """An image has more pixels, or goes through them more often, than the limits allow; it was not decoded."""

@@ -3,7 +3,6 @@
 import logging
 import os
 import platform
-import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..detectors.autofold import AutoFold, Joint
 from ..detectors.base import Detector, InputDetector
 from ..detectors.shaped import Shaped
 from ..io.progress import track
-from ..io.store import read_manifest
+from ..io.store import PartStore, read_manifest
 from ..models.fingerprint import weights_hash
 from ..models.sources import ImageSource
 from ..models.transform import in_mode
@@ -44,7 +43,7 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
 
     A method that refuses the data, such as ASH with negative features, is left out with its reason. A method that fails
     in any other way is logged with its traceback and noted in ``results.failed``; the others go on. When no method is
-    left, the reasons are raised.
+    left, the reasons are raised. An OSError, such as that of a full disk, ends the run.
 
     Args:
         suite: Network and data.
@@ -58,6 +57,8 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
     banks = extract_all(suite, out / "banks", settings, tuning=any(spec.tune == "ood" for spec in specs))
     try:  # a warm-up, or the first method would pay for torch's start
         evaluate_method(Spec("fold"), suite, banks, out, settings)
+    except OSError:  # such as a full disk: no method could go on
+        raise
     except Exception:
         log.exception("the warm-up with fold failed with an unexpected error")
     evaluated: list[MethodResult] = []
@@ -68,6 +69,8 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
             evaluated.append(evaluate_method(spec, suite, banks, out / "scores", settings))
         except (MethodRefused, UnreadableImage) as error:
             refused[spec.label] = str(error)
+        except OSError:
+            raise
         except Exception as error:
             log.exception("%s failed with an unexpected error", spec.label)
             failed[spec.label] = f"{type(error).__name__}: {error}"
@@ -190,7 +193,7 @@ def forget(out: Path) -> None:
     """Remove the features and scores that earlier runs kept in a folder, and nothing that somebody else put there."""
     for manifest in (*out.glob("banks/*/manifest.json"), *out.glob("scores/*/manifest.json")):
         if "data" in read_manifest(manifest.parent).key:  # a bank of one's own names none
-            shutil.rmtree(manifest.parent)
+            PartStore(manifest.parent, {}, restart=True).remove()
 
 
 def _worst_cases(

@@ -1,7 +1,6 @@
 """Run a curvature study: the curvature of the loss on ID and OOD images, over parameters, features and logits."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -278,7 +277,7 @@ def forget_study(suite: Suite, out: Path, samples: int) -> None:
     wanted = {source.fingerprint for source in studied_suite(suite, samples).sources.values()}
     for manifest in out.glob("banks/*/manifest.json"):
         if read_manifest(manifest.parent).key.get("data") in wanted:
-            shutil.rmtree(manifest.parent)
+            PartStore(manifest.parent, {}, restart=True).remove()
 
 
 def _choose_alpha(plan: Plan, banks: Banks) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import fields
@@ -23,7 +24,7 @@ from safetensors import numpy as numpy_files
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from .files import replacing, write_atomically
+from .files import replacing, write_atomically, write_together
 
 
 class Document(Protocol):
@@ -131,9 +132,7 @@ def write_document(path: Path, document: ArrayDocument, tables: Mapping[str, str
     saved = {file: numpy_files.save(entries) for file, entries in arrays.items()}
     content["sha256"] = {file: hashlib.sha256(data).hexdigest() for file, data in saved.items()}
     text = _format(document, content)
-    contents: dict[str, bytes | str] = {**saved, **(tables or {}), path.name: text}
-    for file, data in contents.items():
-        write_atomically(path.with_name(file), data)
+    write_together(path.parent, {**saved, **(tables or {}), path.name: text})
 
 
 def _to_plain(value: Any) -> str | float:
@@ -187,8 +186,13 @@ def _read_fields(path: Path, kind: type[ArrayDocument]) -> dict[str, Any]:
 def write_tensors(path: Path, header: str, tensors: Mapping[str, Tensor], name: str = _HEADER) -> None:
     """Write tensors to a safetensors file in one step, with a text in its header under ``name``."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    content = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     with replacing(path) as partial:
-        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, partial, {name: header})
+        try:
+            save_file(content, partial, {name: header})
+        except SafetensorError as error:  # is no OSError, even if the disk is full
+            number = re.search(r"os error (\d+)", str(error))
+            raise error if number is None else OSError(int(number[1]), str(error)) from error
 
 
 def read_tensors(path: Path, name: str = _HEADER) -> tuple[str, dict[str, Tensor]]:

@@ -1,67 +1,129 @@
-"""Files that are there completely or not at all, whenever the machine stops."""
+"""Files that are there completely or not at all, whenever the machine stops.
+
+What is not finished lies in a hidden folder next to its target, whose name holds our marker, this machine and this
+process: ``.flatfold-tmp-HOST-PROCESS-RANDOM``. Folders of processes that have ended are removed, and no other name ever
+is.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+import shutil
+import socket
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from glob import escape
-from itertools import count
 from pathlib import Path
+from tempfile import mkdtemp
+from threading import Lock
 from typing import BinaryIO
 
-PARTIAL = ".partial"
+LOCK = ".flatfold-lock"
 
-_OWNER = re.compile(r"\.([0-9]+)" + re.escape(PARTIAL))
-_being_written: set[Path] = set()  # by this process
-_serial = count()  # two threads may write the same file
+_MARKER = ".flatfold-tmp"
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]  # names of hosts may be long
+_OURS = re.compile(rf"{re.escape(_MARKER)}-{_HOST}-([0-9]{{1,18}})-\w+")
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+_in_use: set[str] = set()  # names of temporary folders of this process
+_swept: set[Path] = set()  # each folder once: it may hold a million files
+_making = Lock()  # or one thread would remove what another has just made
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to ``path`` to write to; at the end it replaces ``path`` in one step."""
-    partial = path.with_name(f"{path.name}.{next(_serial)}.{os.getpid()}{PARTIAL}")
-    _being_written.add(partial)
-    try:
-        yield partial
-        umask = os.umask(0)  # it can only be read by setting it
-        os.umask(umask)
-        partial.chmod(0o666 & ~umask)  # safetensors makes files that only their owner can read
-        _sync(partial, os.O_RDWR)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-        _being_written.discard(partial)
-    with suppress(OSError):  # a directory cannot be opened on Windows, where the rename is durable without it
-        _sync(path.parent, os.O_RDONLY)
+    """Yield a temporary path to write to; at the end the file there replaces ``path`` in one step.
+
+    It lies in a new folder that nobody else can write to, so that no link can lead elsewhere.
+    """
+    with _replacing_all(path.parent, [path.name]) as folder:
+        yield folder / path.name
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Replace the file at ``path`` by ``content``; the folder is made if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    write_together(path.parent, {path.name: content})
 
 
-def sweep(folder: Path, name: str = "") -> None:
-    """Remove what killed runs left half-written of files whose name begins with ``name``, of no live process."""
-    for partial in folder.glob(f"{escape(name)}*{PARTIAL}"):
-        if not _in_use(partial):
-            partial.unlink(missing_ok=True)
+def write_together(folder: Path, contents: Mapping[str, bytes | str]) -> None:
+    """Replace files of a folder, which is made if needed: none of them before all are written to the disk."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _replacing_all(folder, contents) as partial:
+        for name, content in contents.items():
+            (partial / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def open_exclusive(path: Path) -> BinaryIO:
-    """Open a file to read and write that no other process has opened in this way; it is made if it does not exist.
+@contextmanager
+def _replacing_all(target: Path, names: Collection[str]) -> Iterator[Path]:
+    """Yield a temporary folder to write files to; at the end they replace those of the same name in ``target``."""
+    folder = _make_folder(target)
+    try:
+        yield folder
+        umask = os.umask(0)  # it can only be read by setting it
+        os.umask(umask)
+        for name in names:
+            (folder / name).chmod(0o666 & ~umask)  # safetensors makes files that only their owner can read
+            _sync(folder / name, os.O_RDWR)
+        for name in names:
+            (folder / name).replace(target / name)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise _not_written(target / next(iter(names)), error) from error
+    finally:
+        _remove_folder(folder)
+    with suppress(OSError):  # a directory cannot be opened on Windows, where the rename is durable without it
+        _sync(target, os.O_RDONLY)
 
-    Raise BlockingIOError if another process has opened it; without locks, on Windows and on some file systems, this is
-    not noticed.
+
+def check_writable(folder: Path) -> None:
+    """Raise an OSError unless files can be made in a folder, which may not exist yet; call it before long work."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise NotADirectoryError(f"{folder} cannot be made: {place} is a file. Choose another folder.")
+    _remove_folder(_make_folder(place))
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary folders that killed processes of this machine left in a folder."""
+    for path in folder.glob(f"{_MARKER}-{_HOST}-*"):
+        owner = _OURS.fullmatch(path.name)
+        if owner is not None and not path.is_symlink() and path.is_dir() and not _is_alive(int(owner[1]), path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Refuse other processes that lock the same folder, and leave no empty new folder; see :func:`lock_folder`."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock = lock_folder(folder)
+    try:
+        yield
+    finally:
+        unlock_folder(folder, lock)
+        with suppress(OSError):  # not empty
+            for path in new:
+                path.rmdir()
+
+
+def lock_folder(folder: Path) -> BinaryIO:
+    """Refuse other processes that lock the same folder until :func:`unlock_folder`, or the end of this process.
+
+    The folder is made if needed. Raise BlockingIOError if another process has locked it; without locks, on Windows and
+    on some file systems, this is not noticed.
     """
+    path = folder / LOCK
     while True:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
-            _lock(file, path)
+            folder.mkdir(parents=True, exist_ok=True)
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o666), "r+b")
+        except OSError as error:
+            raise _not_written(folder, error) from error
+        try:
+            _lock(file, folder)
             with suppress(FileNotFoundError):  # the process that had it open may have removed it in between
                 if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
                     return file
@@ -71,20 +133,48 @@ def open_exclusive(path: Path) -> BinaryIO:
         file.close()
 
 
+def unlock_folder(folder: Path, lock: BinaryIO) -> None:
+    """Let other processes lock a folder."""
+    if os.name != "nt":  # where an open file cannot be removed
+        (folder / LOCK).unlink(missing_ok=True)
+    lock.close()
+
+
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _in_use(partial: Path) -> bool:
-    """Return whether the process that is named in a partial file may still be writing it."""
-    owner = _OWNER.search(partial.name)
-    if owner is None:
-        return False
-    process = int(owner[1])
+def _make_folder(place: Path) -> Path:
+    """Return a new temporary folder of this process, after removing those that killed ones left in the same place."""
+    with _making:
+        if place.absolute() not in _swept:
+            sweep(place)
+            _swept.add(place.absolute())
+        try:
+            folder = Path(mkdtemp(prefix=f"{_MARKER}-{_HOST}-{os.getpid()}-", dir=place.absolute()))
+        except OSError as error:
+            raise _not_written(place, error) from error
+        _in_use.add(folder.name)
+    return folder
+
+
+def _remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _in_use.discard(folder.name)
+
+
+def _not_written(path: Path, error: OSError) -> OSError:
+    problem = os.strerror(error.errno) if error.errno else str(error)
+    advice = "Free some space" if error.errno in _NO_ROOM else "Change its permissions"
+    return type(error)(f"{path} cannot be written: {problem}. {advice}, or choose another place.")
+
+
+def _is_alive(process: int, folder: str) -> bool:
+    """Return whether the process that made a temporary folder may still be writing there."""
     if process == os.getpid():  # in a container, a killed run and the next often have the same number
-        return partial in _being_written
+        return folder in _in_use
     if os.name == "nt":
         return True  # nothing can be asked: there, signal 0 is Ctrl+C
     try:
@@ -96,7 +186,7 @@ def _in_use(partial: Path) -> bool:
     return process > 0  # 0 means a group of processes
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
+def _lock(file: BinaryIO, folder: Path) -> None:
     try:
         from fcntl import LOCK_EX, LOCK_NB, flock
     except ImportError:  # Windows
@@ -105,7 +195,7 @@ def _lock(file: BinaryIO, path: Path) -> None:
         flock(file, LOCK_EX | LOCK_NB)
     except BlockingIOError:
         raise BlockingIOError(
-            f"{path} is being written by another process. Wait for it to end, or choose another place."
+            f"{folder} is being written by another process. Wait for it to end, or choose another place."
         ) from None
     except OSError:  # of a file system without locks
         return

@@ -8,7 +8,6 @@ killed at any moment finds the parts that were finished, and computes the others
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,12 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .artifacts import DamagedFile, checksum, decode, encode, header_length, read_json, write_json, write_tensors
-from .files import open_exclusive, sweep
+from .files import lock_folder, locked, sweep, unlock_folder
 
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-LOCK = ".lock"
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.@=+-]{0,150}")
 
@@ -140,7 +138,6 @@ class PartStore:
             raise ValueError(f"{name!r} cannot be the name of a part.")
         self.lock()
         if not self._written:
-            sweep(self.folder)
             self._write_manifest()
         _write_part(self._path(name), self.key, tensors, info)
         self._intact[name] = True
@@ -157,11 +154,8 @@ class PartStore:
         self._written = False
 
     def remove(self) -> None:
-        """Remove the directory."""
+        """Remove all parts, and the directory if nothing else is there."""
         self.clear()
-        if self._lock is not None:
-            for path in self.folder.glob(".tmp??????"):  # of safetensors, in a process that was killed
-                path.unlink(missing_ok=True)
         self.close()
         if self.folder.is_dir():
             sweep(self.folder)
@@ -171,13 +165,12 @@ class PartStore:
     def lock(self) -> None:
         """Refuse other processes until this store is closed."""
         if self._lock is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open_exclusive(self.folder / LOCK)
+            self._lock = lock_folder(self.folder)
 
     def close(self) -> None:
         """Let other processes write to the directory."""
         if self._lock is not None:
-            _unlock(self.folder, self._lock)
+            unlock_folder(self.folder, self._lock)
             self._lock = None
 
     def _path(self, name: str) -> Path:
@@ -235,17 +228,12 @@ def replace_parts(
     steps has a manifest and parts that do not fit each other.
     """
     _check_directory(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = open_exclusive(folder / LOCK)
-    try:
-        sweep(folder)
+    with locked(folder):
         _write_part(folder / f"{name}{SUFFIX}", manifest.key, tensors, info)
         write_json(folder / MANIFEST, manifest)
-        for path in folder.glob(f"[0-9]*{SUFFIX}"):
-            if path.name != f"{name}{SUFFIX}":
+        for path in folder.glob(f"*{SUFFIX}"):
+            if path.name != f"{name}{SUFFIX}" and _is_part(path):
                 path.unlink()
-    finally:
-        _unlock(folder, lock)
 
 
 def _write_part(path: Path, key: dict[str, str], tensors: Mapping[str, Tensor], info: Mapping[str, Any] | None) -> None:
@@ -268,12 +256,6 @@ def _open_part(path: Path, tensors: bool) -> tuple[_Header, dict[str, Tensor]]:
 def _check_directory(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"a directory is needed, but {folder} is a file. Choose another path.")
-
-
-def _unlock(folder: Path, lock: BinaryIO) -> None:
-    if os.name != "nt":  # where an open file cannot be removed
-        (folder / LOCK).unlink(missing_ok=True)
-    lock.close()
 
 
 def _other_key(folder: Path, there: Mapping[str, str], now: Mapping[str, str]) -> str:

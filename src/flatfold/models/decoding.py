@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 
 from ..core.validation import TooManyPixels, UnreadableImage
@@ -23,6 +26,14 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # All others may go away: too many open files, a disk or a server that did not answer.
 _FILE_ERRORS = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
 
+# A JPEG may go through its pixels again in every scan, each of which takes a few bytes. Ten scans are usual; libtiff
+# reads at most 100.
+MOST_SCANS, USUAL_SCANS = 100, 20
+SCANNED_PIXELS = 10**9  # of an image of more than USUAL_SCANS scans, in all scans together: about two seconds
+
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # of a JPEG, if a segment or the end follows
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+
 _NO_FOLDER = {errno.ENOTDIR, errno.EBADF, errno.ELOOP}  # of a link that leads nowhere
 
 _TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
@@ -33,12 +44,14 @@ def read_image(
 ) -> Image.Image:
     """Return the decoded image in a file: a BMP, GIF, JPEG, PNG, PPM (PGM, PBM), TIFF or WEBP, whatever its name.
 
-    Errors call it ``name``. Images of more than ``most_pixels`` pixels, or more than Pillow allows, are not decoded:
-    they may be meant to fill the memory. An OSError is about the system (no permission), whatever the image is like.
-    A JPEG may be decoded at a half, a quarter or an eighth of its size, as long as its sides have twice ``draft``.
+    Errors call it ``name``. Images of more than ``most_pixels`` pixels, or more than Pillow allows, and JPEG files of
+    too many scans are not decoded: they may be meant to fill the memory or to take hours. An OSError is about the
+    system (no permission), whatever the image is like. A JPEG may be decoded at a half, a quarter or an eighth of its size, as long as its sides have twice ``draft``.
     """
     called = str(name or file)
     try:
+        if isinstance(file, (str, Path)) and not stat.S_ISREG(os.stat(file).st_mode):
+            raise ValueError("it is not a regular file")  # a pipe or a socket would keep us waiting
         with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
             most = min(filter(None, (most_pixels, Image.MAX_IMAGE_PIXELS)), default=None)
@@ -47,6 +60,8 @@ def read_image(
                     f"{called} could not be read as an image: it declares {width} x {height} pixels, and at most "
                     f"{most} are read. Scale it down."
                 )
+            if isinstance(image, JpegImageFile):
+                _check_scans(image, called)
             if draft is not None:
                 image.draft(None, (2 * draft, 2 * draft))
             image.load()
@@ -66,6 +81,33 @@ def read_image(
         raise kind(
             f"{called} could not be read as an image: {reason}. Open it in a viewer; replace or remove the file."
         ) from error
+
+
+def _check_scans(image: JpegImageFile, called: str) -> None:
+    place = image.fp.tell()
+    image.fp.seek(0)
+    scans = count_scans(image.fp.read())
+    image.fp.seek(place)
+    most = max(USUAL_SCANS, min(MOST_SCANS, SCANNED_PIXELS // (image.width * image.height)))
+    if scans > most:
+        raise TooManyPixels(
+            f"{called} could not be read as an image: it is a JPEG of {scans} scans, and at most {most} are read "
+            f"of {image.width} x {image.height} pixels. Save it again."
+        )
+
+
+def count_scans(content: bytes) -> int:
+    """Return the number of scans of a JPEG, without those of pictures inside of it and behind it if that matters."""
+    if (most := content.count(bytes([0xFF, _START_OF_SCAN]))) <= USUAL_SCANS:  # much faster
+        return most
+    scans, place = 0, 2
+    while found := _MARKER.search(content, place):
+        kind, place = found[0][-1], found.end()
+        if kind == _END_OF_IMAGE:
+            break
+        scans += kind == _START_OF_SCAN
+        place += int.from_bytes(content[place : place + 2], "big")
+    return scans
 
 
 def find_images(root: Path) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import re
 import threading
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -41,10 +41,13 @@ __all__ = [
 LISTS = (".txt", ".lst", ".list")
 FILES = (".parquet", ".npz", *LISTS)
 SHOWN = 80  # characters of a line in a message
+LARGEST_GROUP = 2**28  # bytes of a row group in memory, or else ...
+EXPANSION = 20  # ... so many times its bytes in the file: encoded images can hardly be compressed
 
 _LABEL = re.compile(r"\s*-?[0-9]{1,18}\s*")  # whatever int64 can hold, and a little less
 _SUSPECT = re.compile(r"^[/\\]|\.\.|:")  # only these few are worth taking a path apart
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_SIZES = ("total_uncompressed_size", "total_compressed_size")
 _NULL = -(2**63)  # what an empty label is read as
 
 
@@ -390,9 +393,15 @@ class TableImages(ImageSource):
         with _open_parquet(file) as table:
             _check_column(file, table.schema_arrow, self.image, "encoded images", _holds_images)
             for number in range(table.num_row_groups):
-                self._groups.append(_RowGroup(file, number, table.metadata.row_group(number).num_rows))
+                group = table.metadata.row_group(number)
+                chunks = _chunks(group, self.image)
+                expanded, stored = (sum(getattr(it, size) for it in chunks) for size in _SIZES)
+                _check_expansion(file, f"column {self.image!r} of row group {number}", expanded, stored)
+                dictionaries = [it.path_in_schema for it in chunks if it.has_dictionary_page]
+                self._groups.append(_RowGroup(file, number, group.num_rows, dictionaries))
             if self.label is None:
                 return None
+            _check_expansion(file, f"column {self.label!r}", 8 * table.metadata.num_rows, file.stat().st_size)
             _check_column(file, table.schema_arrow, self.label, "whole numbers", lambda kind: str(kind) in _INTEGERS)
             column = _validated(table.read([self.label], use_threads=False), self.label)
             return column.cast("int64").fill_null(_NULL).to_numpy()  # type: ignore[no-any-return]
@@ -403,7 +412,7 @@ class TableImages(ImageSource):
         group = self._groups[index]
         if self._last.index != index:
             self._last.index, self._last.column = -1, None  # before the next is read, or there would be two of them
-            with _open_parquet(group.file) as table:
+            with _open_parquet(group.file, group.dictionaries) as table:
                 column = _validated(table.read_row_group(group.number, [self.image], use_threads=False), self.image)
             if len(column) != group.rows:
                 raise ValueError(f"{group.file} was changed while it was in use. Begin again.")
@@ -424,6 +433,7 @@ class _RowGroup(NamedTuple):
     file: Path
     number: int
     rows: int
+    dictionaries: list[str]  # parts of the image column in which equal values are stored once, and so kept in memory
 
 
 def parquet_files(folder: Path) -> tuple[Path, ...]:
@@ -432,8 +442,8 @@ def parquet_files(folder: Path) -> tuple[Path, ...]:
 
 
 @contextmanager
-def _open_parquet(file: Path) -> Iterator[Any]:
-    """Yield an open parquet file; an error of the block names the file."""
+def _open_parquet(file: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]:
+    """Yield an open parquet file, some columns read as dictionaries; an error of the block names the file."""
     try:
         import pyarrow as arrow  # type: ignore[import-untyped]
         from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
@@ -442,10 +452,24 @@ def _open_parquet(file: Path) -> Iterator[Any]:
             "tables are read by pyarrow, which is not installed. Run: pip install 'flatfold[parquet]'", name="pyarrow"
         ) from error
     try:
-        with ParquetFile(file) as table:
+        with ParquetFile(file, read_dictionary=list(dictionaries)) as table:
             yield table
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read as a table: {error}. Copy or write it again.") from error
+
+
+def _chunks(group: Any, column: str) -> list[Any]:
+    """Return what the file says about the parts of a column in a row group."""
+    chunks = (group.column(index) for index in range(group.num_columns))
+    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{column}.")]
+
+
+def _check_expansion(file: Path, what: str, expanded: int, stored: int) -> None:
+    if expanded > max(LARGEST_GROUP, EXPANSION * stored):
+        raise ValueError(
+            f"{file}: {what} would take {expanded / 1e6:,.0f} MB of memory, but has {stored / 1e6:.3g} MB in the file, "
+            f"as if it were meant to fill the memory. Write row groups of less than {LARGEST_GROUP // 10**6} MB."
+        )
 
 
 def _validated(table: Any, name: str) -> Any:

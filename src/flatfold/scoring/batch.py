@@ -29,7 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 
 from ..io.artifacts import DamagedFile, read_json, write_json
-from ..io.files import replacing, sha256_of, sweep
+from ..io.files import replacing, sha256_of
 from ..io.progress import track
 from ..io.store import Part, PartStore
 from ..models.cores import free_cores, free_memory, own_memory, usable_cores
@@ -397,7 +397,6 @@ def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
     shards = sorted(((Summary.load(path), path) for path in paths), key=lambda shard: shard[0].shard.number)
     _check_complete(shards)
     out.parent.mkdir(parents=True, exist_ok=True)
-    sweep(out.parent, out.name)
     with replacing(out) as partial:
         if out.suffix.lower() == ".parquet":
             write_tables(chain.from_iterable(_read_parquet(path) for _, path in shards), partial)
@@ -479,7 +478,6 @@ def _finished(out: Path, key: dict[str, str], shard: Shard) -> Summary | None:
 
 def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str], parts: Iterator[Part]) -> Summary:
     """Write the table, the list of images that are not in it, and the summary, which says that both are complete."""
-    sweep(out.parent, out.name)
     calibrated = job.calibrated()
     monitor = Monitor.of(calibrated)
     unreadable: list[dict[int, str]] = []

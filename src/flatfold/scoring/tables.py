@@ -28,6 +28,7 @@ Columns = dict[str, NDArray[Any]]
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 GROUP = 4  # chunks in a row group of a parquet file
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SPECIAL = re.compile('[,"\r\n]')
 
 
@@ -146,7 +147,11 @@ def write_tables(tables: Iterable[Any], path: Path) -> None:
 
 
 def _csv_field(text: str) -> str:
-    """Return text as a field of a CSV table; Python's writer does not quote a carriage return, and loses it."""
+    """Return text as a field of a CSV table; Python's writer does not quote a carriage return, and loses it.
+
+    A spreadsheet would compute what begins like a formula: an apostrophe in front makes it a text.
+    """
+    text = f"'{text}" if text.startswith(_FORMULA) else text
     return '"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text
 
 

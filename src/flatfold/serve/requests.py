@@ -23,7 +23,7 @@ from ..models.transform import Transform
 from .settings import too_large, unavailable
 
 FEATURES, FORM = "application/octet-stream", "multipart/form-data"
-DECODE_SECONDS = 10.0  # for one file: 2 MB can be made to take minutes, as a JPEG of 30,000 scans
+DECODE_SECONDS = 10.0  # for one file; looked at whenever a decoder asks for more bytes
 MAX_NAME = 200  # characters of a file name that are kept
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # TIFF tags
 _TIFF_NUMBERS = {3: "H", 4: "I"}  # TIFF types of these tags

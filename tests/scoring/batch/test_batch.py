@@ -276,14 +276,6 @@ def test_a_damaged_part_is_computed_again_and_files_of_others_are_never_overwrit
         assert files(other).pop(".csv.parts/mine.safetensors") == b"mine"
 
 
-def test_half_written_files_of_a_killed_run_are_removed(task, tmp_path):
-    names = ["out.csv.0.0.partial", "out.csv.summary.json.1.0.partial", "other.csv.0.0.partial"]
-    for name in names:
-        (tmp_path / name).write_text("half")
-    score_images(task, tmp_path / "out.csv")
-    assert [path.name for path in tmp_path.glob("*.partial")] == names[2:]
-
-
 def test_lost_parts_a_second_run_and_impossible_names_are_refused(task, tmp_path):
     out = tmp_path / "new" / "out.csv"
 
