@@ -19,7 +19,7 @@ from tests.command import flatfold
 from tests.openood_tree import make_openood
 from tests.toy_study import draw_nothing
 
-SMALL = ("--limit", 150, "--bootstrap", 100)
+SMALL = ("--limit", 150, "--limit-fit", 150, "--bootstrap", 100)
 
 
 def results_of(folder):
@@ -182,15 +182,15 @@ def test_seeds_are_run_one_after_the_other_and_averaged(own):
     assert f"{100 * np.mean(values):.2f} ± {100 * np.std(values):.2f} / " in done.stdout
 
 
-def test_a_limit_takes_some_images_of_each_data_set_and_workers_change_nothing(own):
+def test_limits_take_some_images_of_each_data_set_and_workers_change_nothing(own):
     folder, _ = own
     for workers in (0, 2):
-        options = ("--limit", 6, "--batch-size", 4, "--workers", workers, "--out", f"few{workers}")
+        options = ("--limit", 6, "--limit-fit", 9, "--batch-size", 4, "--workers", workers, "--out", f"few{workers}")
         done = bench(folder, "--networks", "tiny", *options, methods="msp,knn:k=5,odin")
     suite = results_of(folder / "few0" / "tiny")["suite"]
-    assert (suite["n_train"], suite["n_val"], suite["n_test"], suite["ood"][0]["n"]) == (6, 6, 6, 6)
-    assert len(suite["deviations"]) == 1
-    assert suite["deviations"][0] in done.stdout
+    assert (suite["n_train"], suite["n_val"], suite["n_test"], suite["ood"][0]["n"]) == (9, 9, 6, 6)
+    assert len(suite["deviations"]) == 2
+    assert all(deviation in done.stdout for deviation in suite["deviations"])
     assert results_of(folder / "few0" / "tiny")["rows"] == results_of(folder / "few2" / "tiny")["rows"]
 
 

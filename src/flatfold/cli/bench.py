@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import METHOD, BatchSize, SuiteName, SuiteOptions, With, count, load_plugins, open_console, print_table
+from .options import (
+    METHOD,
+    BatchSize,
+    Limit,
+    LimitFit,
+    SuiteName,
+    SuiteOptions,
+    With,
+    count,
+    load_plugins,
+    open_console,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +45,8 @@ def bench(
         ),
     ] = None,
     batch_size: BatchSize = 256,
-    limit: Annotated[int | None, Option(min=2, help="Largest number of images per data set.")] = None,
+    limit: Limit = None,
+    limit_fit: LimitFit = None,
     bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for those of AUROC only.")] = 1000,
     *,
     options: SuiteOptions,
@@ -59,7 +72,7 @@ def bench(
     specs = check_specs(detectors.methods() if methods is None else split_methods(methods))
     settings = options.settings(bootstrap)
     folder = options.out or Path("out") / Path(suite).stem
-    suites = options.suites(suite, folder, batch_size, limit)
+    suites = options.suites(suite, folder, batch_size, (limit, limit_fit))
     failed: dict[str, str] = {}
     for place, each in suites.items():
         if not options.resume:

@@ -82,6 +82,13 @@ PerClass = Annotated[bool, Option("--per-class", help="Guarantee the false-alarm
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]
+Limit = Annotated[
+    int | None, Option(min=2, help="Most images of each data set that methods are evaluated on. Default: all.")
+]
+LimitFit = Annotated[
+    int | None,
+    Option(min=2, help="Most images of each data set that methods learn from, which changes results. Default: all."),
+]
 SuiteName = Annotated[
     str,
     Argument(
@@ -265,7 +272,12 @@ class SuiteOptions:
     ] = False
 
     def suites(
-        self, suite: str, folder: Path, batch_size: int, limit: int | None = None, default: list[str] | None = None
+        self,
+        suite: str,
+        folder: Path,
+        batch_size: int,
+        limits: tuple[int | None, int | None] = (None, None),
+        default: list[str] | None = None,
     ) -> dict[Path, Suite]:
         """Return the suite of each network and seed by the folder of its results; ``default`` names the networks."""
         from ..evaluate.suites.library import load_suites
@@ -280,7 +292,7 @@ class SuiteOptions:
             )
         numbers = None if seeds is None else list(dict.fromkeys(map(int, seeds)))
         names = default if self.networks is None else [name.strip() for name in self.networks.split(",")]
-        suites = load_suites(suite, folder, numbers, batch_size, self.data, self.any_counts, names, limit)
+        suites = load_suites(suite, folder, numbers, batch_size, self.data, self.any_counts, names, *limits)
         several = len(suites[0].siblings) > 1
         if several and any((folder / name).exists() for name in ("results.json", "curvature.json")):
             raise ValueError(f"{folder} holds the results of a single run. Choose another --out for several runs.")
