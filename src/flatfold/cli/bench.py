@@ -86,7 +86,7 @@ def bench(
     if folder not in suites:
         _summarise(folder, each.siblings, options.report)
     if failed:
-        typer.echo(f"flatfold: {', '.join(failed)} failed unexpectedly; the log has the traceback.", err=True)
+        typer.echo(f"flatfold: {', '.join(failed)} failed, see above; all other results were written.", err=True)
         raise typer.Exit(1)
 
 

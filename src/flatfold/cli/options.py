@@ -349,7 +349,9 @@ def load_plugins(paths: Iterable[Path] | None) -> tuple[str, ...]:
         try:
             spec.loader.exec_module(module)
         except Exception as error:  # any error of the user's file
-            raise ValueError(f"{path} failed to run: {type(error).__name__}: {error}") from error
+            from ..evaluate.methods import describe_error
+
+            raise ValueError(f"{path} failed to run: {describe_error(error)}") from error
         finally:
             sys.path.remove(str(path.parent))
         if len(METHODS) == registered:

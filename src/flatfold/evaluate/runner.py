@@ -29,7 +29,7 @@ from ..models.sources import ImageSource
 from ..models.transform import in_mode
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .compare import tabulate
-from .methods import MethodResult, Spec, evaluate_method, parse_spec
+from .methods import MethodResult, Spec, describe_error, evaluate_method, own_traceback, parse_spec
 from .results import ID, AlphaCurve, Results, WorstCase
 from .suites.suite import Suite
 
@@ -43,8 +43,9 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
     """Return the results of some methods on a suite.
 
     A method that refuses the data, such as ASH with negative features, is left out with its reason. A method that fails
-    in any other way is logged with its traceback and noted in ``results.failed``; the others go on. When no method is
-    left, the reasons are raised.
+    in any other way is noted in ``results.failed`` with the line of the user's code that led to it, if any, and logged
+    with the traceback from there on (the whole one at level DEBUG); the others go on. When no method is left, the
+    reasons are raised.
 
     Args:
         suite: Network and data.
@@ -69,8 +70,8 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
         except (MethodRefused, UnreadableImage) as error:
             refused[spec.label] = str(error)
         except Exception as error:
-            log.exception("%s failed with an unexpected error", spec.label)
-            failed[spec.label] = f"{type(error).__name__}: {error}"
+            failed[spec.label] = describe_error(error)
+            _log_failure(spec.label, error)
     if not evaluated:
         raise ValueError("; ".join(f"{label}: {reason}" for label, reason in {**refused, **failed}.items()))
     scores = {f"{it.run.method}/{dataset}": values for it in evaluated for dataset, values in it.scores.items()}
@@ -95,6 +96,17 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
         },
         failed=failed,
     )
+
+
+def _log_failure(label: str, error: Exception) -> None:
+    """Log an unexpected error with the user's part of its traceback; a message of our checks stands for itself."""
+    own = own_traceback(error)
+    if log.isEnabledFor(logging.DEBUG) or (own is None and not isinstance(error, (TypeError, ValueError))):
+        log.error("%s failed with an unexpected error", label, exc_info=error)
+    elif own is not None:
+        log.error("%s failed with an unexpected error", label, exc_info=(type(error), error, own))
+    else:
+        log.error("%s failed: %s", label, error)
 
 
 def check_specs(methods: Sequence[str | Spec], suite: Suite | None = None) -> list[Spec]:
