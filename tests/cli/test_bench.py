@@ -233,6 +233,34 @@ def test_a_method_that_fails_unexpectedly_ends_in_an_error_after_all_files_are_w
     assert ({row["method"] for row in results["rows"]}, list(results["failed"])) == ({"msp"}, ["mls"])
 
 
+def test_methods_are_added_to_finished_results_and_an_outdated_report_never_stays(own, monkeypatch):
+    folder = own[0] / "added"
+    single = {"suite": "alone.toml"}
+    bench(own[0], "--out", "whole", methods="autofold,msp,ebo", **single)
+    monkeypatch.setattr(ff.detectors.Ebo, "score", lambda self, h: h[:, 9999])
+    assert bench(own[0], "--out", "added", methods="autofold,msp,ebo", **single).returncode == 1
+    add = ("bench", "alone.toml", "--bootstrap", 0, "--no-report", "--out", "added", "--add")
+    assert_mistakes(add, [(["ebo"], 1, "line"), (["msp", "--limit", 5], 1, "images of test")], own[0])
+    assert list(results_of(folder)["failed"]) == ["ebo"]
+    monkeypatch.undo()
+    pages = [folder / "report.html", folder / "figures" / "roc.pdf", folder / "figures" / "curvature-traces.pdf"]
+    pages[1].parent.mkdir()
+    for page in pages:
+        page.touch()
+    succeed(*add, "ebo,msp", cwd=own[0])
+    whole, added = load_results(own[0] / "whole"), load_results(folder)
+    assert [run.method for run in added.methods] == ["autofold", "msp", "ebo"]
+    assert added.failed == {}
+    assert {(row.method, row.dataset): row for row in added.rows} == {(r.method, r.dataset): r for r in whole.rows}
+    assert {case.method for case in added.wrong} == {"autofold", "msp", "ebo"}
+    assert added.thumbnails.keys() == {f"{case.dataset}/{case.row}" for case in added.wrong}
+    assert added.provenance["command"].count("bench") == 2
+    assert [page.exists() for page in pages] == [False, False, True]  # another command draws the last
+    assert_mistakes(
+        add, [(["msp", "--methods", "msp"], 2, "--add"), (["msp", "--out", "no"], 1, "results.json")], own[0]
+    )
+
+
 def test_an_interrupted_run_says_how_to_go_on(own, interrupt):
     interrupt("flatfold.evaluate.runner.run")
     done = bench(own[0], "--networks", "tiny", "--out", "stopped")

@@ -44,6 +44,14 @@ def bench(
             "validation images, NAME@id on ID images only. Default: all methods, untuned."
         ),
     ] = None,
+    add: Annotated[
+        str | None,
+        Option(
+            metavar="METHODS",
+            help="Add these methods to the finished results in --out, and replace those of the same name. "
+            "Network, images and settings must be those of the finished run.",
+        ),
+    ] = None,
     batch_size: BatchSize = 256,
     limit: Limit = None,
     limit_fit: LimitFit = None,
@@ -62,25 +70,34 @@ def bench(
     Exit codes: 0 done; 1 invalid input, or a method failed unexpectedly; 2 invalid usage; 130 interrupted.
 
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
+
+    Example: flatfold bench digits --add mine --with mine.py
     """
     from .. import detectors
     from ..evaluate.methods import split_methods
     from ..evaluate.runner import check_specs, forget, run
+    from ..evaluate.summary import load_runs
     from ..report.page import write_report
 
+    if methods is not None and add is not None:
+        raise typer.BadParameter("--methods starts new results, --add extends finished ones.", param_hint="--add")
     load_plugins(own)
-    specs = check_specs(detectors.methods() if methods is None else split_methods(methods))
+    wanted = methods if add is None else add
+    specs = check_specs(detectors.methods() if wanted is None else split_methods(wanted))
     settings = options.settings(bootstrap)
     folder = options.out or Path("out") / Path(suite).stem
+    finished = {} if add is None else load_runs(folder)  # first: suites may take long to load
     suites = options.suites(suite, folder, batch_size, (limit, limit_fit))
+    if add is not None and (missing := [place for place in suites if place not in finished]):
+        raise ValueError(f"--add extends finished results, but {missing[0]} has none. Leave it out with --networks.")
     failed: dict[str, str] = {}
     for place, each in suites.items():
         if not options.resume:
             forget(place)
-        results = run(each, specs, place, settings)
+        results = run(each, specs, place, settings, finished.get(place))
         results.save(place)
         page = f"\nreport -> {write_report(place)}" if options.report else ""
-        failed |= results.failed
+        failed |= {spec.label: results.failed[spec.label] for spec in specs if spec.label in results.failed}
         print_results(results)
         typer.echo(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}{page}")
     if folder not in suites:

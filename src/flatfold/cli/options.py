@@ -259,7 +259,7 @@ class SuiteOptions:
     ] = None
     resume: Resume = True
     report: Annotated[
-        bool, Option("--report/--no-report", help="Write the HTML page, or leave that to `flatfold report`.")
+        bool, Option("--report/--no-report", help="Write the HTML page, or only remove an outdated one.")
     ] = True
     data: Data = None
     device: Device = "cpu"
