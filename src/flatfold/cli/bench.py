@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from .options import METHOD, BatchSize, SuiteName, SuiteOptions, With, load_plugins
+from .options import METHOD, BatchSize, Limit, LimitFit, SuiteName, SuiteOptions, With, load_plugins
 from .output import count, open_console, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -33,8 +33,17 @@ def bench(
             "validation images, NAME@id on ID images only. Default: all methods, untuned."
         ),
     ] = None,
+    add: Annotated[
+        str | None,
+        Option(
+            metavar="METHODS",
+            help="Add these methods to the finished results in --out, and replace those of the same name. "
+            "Network, images and settings must be those of the finished run.",
+        ),
+    ] = None,
     batch_size: BatchSize = 256,
-    limit: Annotated[int | None, Option(min=2, help="Largest number of images per data set.")] = None,
+    limit: Limit = None,
+    limit_fit: LimitFit = None,
     bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for those of AUROC only.")] = 1000,
     *,
     options: SuiteOptions,
@@ -50,26 +59,35 @@ def bench(
     Exit codes: 0 done; 1 invalid input, or a method failed unexpectedly; 2 invalid usage; 130 interrupted.
 
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
+
+    Example: flatfold bench digits --add mine --with mine.py
     """
     from .. import detectors
     from ..evaluate.methods import split_methods
     from ..evaluate.runner import check_specs, forget, run
+    from ..evaluate.summary import load_runs
     from ..report.page import write_report
 
+    if methods is not None and add is not None:
+        raise typer.BadParameter("--methods starts new results, --add extends finished ones.", param_hint="--add")
     load_plugins(own)
-    specs = check_specs(detectors.methods() if methods is None else split_methods(methods))
+    wanted = methods if add is None else add
+    specs = check_specs(detectors.methods() if wanted is None else split_methods(wanted))
     settings = options.settings(bootstrap)
     folder = options.out or Path("out") / Path(suite).stem
-    suites = options.suites(suite, folder, batch_size, limit)
+    finished = {} if add is None else load_runs(folder)  # first: suites may take long to load
+    suites = options.suites(suite, folder, batch_size, (limit, limit_fit))
+    if add is not None and (missing := [place for place in suites if place not in finished]):
+        raise ValueError(f"--add extends finished results, but {missing[0]} has none. Leave it out with --networks.")
     failed: dict[str, str] = {}
     runs = []
     for place, each in suites.items():
         if not options.resume:
             forget(place)
-        results = run(each, specs, place, settings)
+        results = run(each, specs, place, settings, finished.get(place))
         results.save(place)
         page = write_report(place) if options.report else None
-        failed |= results.failed
+        failed |= {spec.label: results.failed[spec.label] for spec in specs if spec.label in results.failed}
         print_results(results)
         say(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}")
         if page is not None:
@@ -79,7 +97,7 @@ def bench(
         _summarise(folder, each.siblings, options.report)
     print_json(runs=runs, failed=failed)
     if failed:
-        typer.echo(f"flatfold: {', '.join(failed)} failed unexpectedly; the log has the traceback.", err=True)
+        typer.echo(f"flatfold: {', '.join(failed)} failed, see above; all other results were written.", err=True)
         raise typer.Exit(1)
 
 

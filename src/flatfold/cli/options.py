@@ -78,6 +78,13 @@ PerClass = Annotated[bool, Option("--per-class", help="Guarantee the false-alarm
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]
+Limit = Annotated[
+    int | None, Option(min=2, help="Most images of each data set that methods are evaluated on. Default: all.")
+]
+LimitFit = Annotated[
+    int | None,
+    Option(min=2, help="Most images of each data set that methods learn from, which changes results. Default: all."),
+]
 
 
 def complete_suite(incomplete: str) -> list[str]:
@@ -310,7 +317,7 @@ class SuiteOptions:
     ] = None
     resume: Resume = True
     report: Annotated[
-        bool, Option("--report/--no-report", help="Write the HTML page, or leave that to `flatfold report`.")
+        bool, Option("--report/--no-report", help="Write the HTML page, or only remove an outdated one.")
     ] = True
     data: Data = None
     device: Device = "cpu"
@@ -323,7 +330,12 @@ class SuiteOptions:
     ] = False
 
     def suites(
-        self, suite: str, folder: Path, batch_size: int, limit: int | None = None, default: list[str] | None = None
+        self,
+        suite: str,
+        folder: Path,
+        batch_size: int,
+        limits: tuple[int | None, int | None] = (None, None),
+        default: list[str] | None = None,
     ) -> dict[Path, Suite]:
         """Return the suite of each network and seed by the folder of its results; ``default`` names the networks.
 
@@ -343,7 +355,7 @@ class SuiteOptions:
             )
         numbers = None if seeds is None else list(dict.fromkeys(map(int, seeds)))
         names = default if self.networks is None else [name.strip() for name in self.networks.split(",")]
-        suites = load_suites(suite, folder, numbers, batch_size, self.data, self.any_counts, names, limit)
+        suites = load_suites(suite, folder, numbers, batch_size, self.data, self.any_counts, names, *limits)
         several = len(suites[0].siblings) > 1
         if several and any((folder / name).exists() for name in ("results.json", "curvature.json")):
             raise ValueError(f"{folder} holds the results of a single run. Choose another --out for several runs.")
@@ -399,7 +411,9 @@ def load_plugins(paths: Iterable[Path] | None) -> tuple[str, ...]:
         try:
             spec.loader.exec_module(module)
         except Exception as error:  # any error of the user's file
-            raise ValueError(f"{path} failed to run: {type(error).__name__}: {error}") from error
+            from ..evaluate.methods import describe_error
+
+            raise ValueError(f"{path} failed to run: {describe_error(error)}") from error
         finally:
             sys.path.remove(str(path.parent))
         if len(METHODS) == registered:

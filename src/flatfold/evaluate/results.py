@@ -8,6 +8,7 @@ cases.
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -22,7 +23,10 @@ from .suites.suite import Group
 
 METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
 OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # whose averages: near and far, or over all data sets
+FIGURES = ("alpha", "costs", "histograms", "norms-best", "norms-fold", "roc")  # files that a report draws
 ID = "id"  # the name of the in-distribution test data among the scores
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -218,12 +222,16 @@ class Results:
             raise ValueError(f"there are no methods, or figures are missing: {missing[:3]}")
 
     def save(self, folder: Path) -> None:
-        """Write the files, ``results.json`` last; it knows the arrays by their sha256."""
+        """Write the files, ``results.json`` last; it knows the arrays by their sha256.
+
+        A report of earlier results in the folder is removed, since it shows other numbers.
+        """
         runs = {run.method: asdict(run) for run in self.methods}
         extra = ("hyper", "learnt", "fits_on", "fit_seconds", "microseconds_per_sample", "peak_megabytes")
         rows = as_csv(_flatten(row) | {name: runs[row.method][name] for name in extra} for row in self.rows)
         tables = {"results.csv": rows, "averages.csv": as_csv(map(_flatten, self.averages))}
         write_document(folder / "results.json", self, tables)
+        remove_pages(folder, "report.html", *(f"figures/{name}.*" for name in FIGURES))
 
 
 def load_results(folder: Path) -> Results:
@@ -233,6 +241,13 @@ def load_results(folder: Path) -> Results:
         ValueError: There are no results in the folder, or they are damaged, mixed or of another version.
     """
     return read_document(folder / "results.json", Results, "flatfold bench")
+
+
+def remove_pages(folder: Path, *patterns: str) -> None:
+    """Remove the pages and figures of a folder that show earlier results than its files now hold."""
+    for path in (path for pattern in patterns for path in folder.glob(pattern)):
+        path.unlink()
+        log.debug("%s showed earlier results and was removed", path)
 
 
 def columns_of(groups: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ..core.intervals import student_quantile
 from ..io.artifacts import encode, read_json
 from ..io.files import write_atomically
-from .results import METRICS, Results, as_csv, load_results
+from .results import METRICS, Results, as_csv, load_results, remove_pages
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,11 @@ def load_runs(folder: Path) -> dict[Path, Results]:
 
 
 def save_summary(rows: Sequence[SummaryRow], folder: Path, runs: Sequence[str]) -> None:
-    """Write ``summary.csv`` and ``summary.json``; ``runs`` are the sub-folders with the results."""
+    """Write ``summary.csv`` and ``summary.json``, and remove a page of earlier runs; ``runs`` are the sub-folders."""
     text = encode(_Summary(list(runs), list(rows)))  # raises before anything is written
     write_atomically(folder / "summary.csv", as_csv(map(_flatten, rows)))
     write_atomically(folder / "summary.json", text)
+    remove_pages(folder, "report.html")
 
 
 def family_of(run: Results) -> str:
