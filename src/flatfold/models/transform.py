@@ -64,6 +64,13 @@ class Transform:
                 raise ValueError(f"{name} must be finite, and std above 0, got {values}. Channels are in [0, 1].")
             object.__setattr__(self, name, values)
 
+    @classmethod
+    def of(cls, preparation: Any) -> Transform:
+        """Return a preparation of images as a transform."""
+        if isinstance(preparation, cls):
+            return preparation
+        raise TypeError(f"transform must be a Transform, not {type(preparation).__name__}.")
+
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values for JSON."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
