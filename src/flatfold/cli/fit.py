@@ -141,7 +141,7 @@ def fit(
         guard.use_runtime(runtime, MANY, graph_path(out))
         guard.warm_up()
         typer.echo(f"             for many images: {guard.runtime}")
-    typer.echo(f"method       {method}{chosen}")
+    typer.echo(f"method       {detector.method_text}{chosen}")
     typer.echo(f"calibration  {count(calibrated.samples, 'image')}, {calibration or 'a random half of them'}")
     typer.echo(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm")
     typer.echo(f"threshold    alarm if the score is above {threshold}")

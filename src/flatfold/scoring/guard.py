@@ -289,7 +289,7 @@ class Guard:
         )
 
     def __repr__(self) -> str:
-        name = self.detector.made_by[0] if self.detector.made_by else type(self.detector).__name__
+        name = self.detector.method_text or type(self.detector).__name__
         per_class = " per class" if self.calibration.per_class else ""
         return f"Guard({name}, fpr={self.fpr:g}{per_class}, {self.calibration.samples} calibration samples)"
 
