@@ -15,6 +15,7 @@ from ..detectors.base import Detector
 from ..models.extract import extract_features
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating, split_batch
+from ..models.graph import HeadModule, copy_around_memory
 from ..models.heads import FoundHead, Pass
 from ..models.runtime import FastestRuntime, Runtime, RuntimeName, TorchRuntime
 from ..models.sources import ImageSource, Source
@@ -33,7 +34,6 @@ from .calibrated import (
 )
 from .explanation import Explanation, explain
 from .guard_file import GuardFile, read_guard, save_guard
-from .guard_module import GuardModule
 from .monitor import Monitor
 
 if TYPE_CHECKING:
@@ -287,6 +287,34 @@ class Guard:
                 "a guard belongs to the weights that it was fitted on, but those of its model have changed since. "
                 "Was the model trained on, or converted? Fit the guard again."
             )
+
+
+class GuardModule(nn.Module):
+    """``x -> (logits, score, p_value, is_ood)`` in plain torch; see :class:`flatfold.models.graph.HeadModule`.
+
+    Example:
+        >>> import torch
+        >>> from flatfold import Guard
+        >>> model, x = nn.Linear(2, 3), torch.rand(60, 2)
+        >>> guard = Guard.fit(model, [x], detector="msp", fpr=0.1)
+        >>> torch.equal(torch.compile(guard.as_module(), backend="eager")(x).score, guard(x).score)
+        True
+    """
+
+    def __init__(self, model: nn.Module, found: FoundHead, calibrated: CalibratedDetector) -> None:
+        super().__init__()
+        self.network = HeadModule(model, found)
+        self.calibrated = copy_around_memory(calibrated)
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Verdict:
+        """Return the verdict on a batch; takes what the model takes."""
+        features, logits = self.network(*args, **kwargs)
+        return Verdict(logits, *self.calibrated(features.to(self.calibrated.detector.fitted_weight.dtype), logits))
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode, whatever is asked for."""
+        return super().train(False)
 
 
 def _check_model(model: object) -> None:
