@@ -40,6 +40,10 @@ def fit(
     out: Annotated[Path, Option(help="File to write, such as guard.safetensors.")],
     method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = "fourfold",
     fpr: Annotated[float, Option(min=0, max=1, help="Share of ID inputs that may raise an alarm.")] = FPR,
+    confidence: Annotated[
+        float | None,
+        Option(help="Probability that this very guard keeps to --fpr, such as 0.95. Default: on average over guards."),
+    ] = None,
     per_class: PerClass = False,
     calibration: Annotated[Path | None, Option(help="Images for calibration. Default: half of IMAGES.")] = None,
     *,
@@ -61,7 +65,8 @@ def fit(
 ) -> None:
     """Fit a guard for a model on ID images.
 
-    A guard is a detector with a threshold that at most a share --fpr of ID inputs exceeds.
+    A guard is a detector with a threshold that at most a share --fpr of ID inputs exceeds, on average over draws of the
+    calibration images; with --confidence 0.95, this guard keeps to it with a probability of 95 %.
 
     IMAGES must look like the inputs to come, show classes that the model knows, and must not be its training images, on
     which it is overconfident. Labels come from class folders, the numbers of a list (path, space, class), a column or
@@ -107,6 +112,7 @@ def fit(
             fpr,
             calibration=held_out,
             per_class=per_class,
+            confidence=confidence,
             head=head,
             device=device,
             seed=seed,
@@ -130,6 +136,10 @@ def fit(
     low, high = (float(edge) for edge in calibrated.threshold.aminmax())
     threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
     typer.echo(f"images       {result.samples:,} of {images}; {right}")
+    if result.copies:
+        typer.echo(
+            f"copies       {count(result.copies, 'image')} with the features of another one; see the how-to on thresholds"
+        )
     typer.echo(f"runtime      {result.runtime}")
     if runtime == "auto":  # and keep the graph for them, if that is the fastest
         guard.use_runtime(runtime, MANY, graph_path(out))
@@ -137,7 +147,10 @@ def fit(
         typer.echo(f"             for many images: {guard.runtime}")
     typer.echo(f"method       {method}{chosen}")
     typer.echo(f"calibration  {count(calibrated.samples, 'image')}, {calibration or 'a random half of them'}")
-    typer.echo(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm")
+    sure = "on average over draws of the calibration images"
+    if confidence is not None:
+        sure = f"with a probability of {100 * confidence:g} % for this guard"
+    typer.echo(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm, {sure}")
     typer.echo(f"threshold    alarm if the score is above {threshold}")
     typer.echo(f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB")
 

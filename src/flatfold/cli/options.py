@@ -78,7 +78,9 @@ Rate = Annotated[
     float | None,
     Option(min=0, max=1, help=f"Share of ID inputs that may raise an alarm. Default: the guard's, or {FPR} without."),
 ]
-PerClass = Annotated[bool, Option("--per-class", help="Guarantee the false-alarm rate for every predicted class.")]
+PerClass = Annotated[
+    bool, Option("--per-class", help="A threshold for every predicted class, so that the rate holds in each.")
+]
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]

@@ -1,4 +1,4 @@
-"""Guard: a classifier that also detects OOD inputs, at a guaranteed false-alarm rate."""
+"""Guard: a classifier that also detects OOD inputs, with a bounded false-alarm rate."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ class Guard:
         *,
         calibration: Iterable[Any] | None = None,
         per_class: bool = False,
+        confidence: float | None = None,
         head: str | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
@@ -117,6 +118,11 @@ class Guard:
                 data is held out for that.
             per_class: Give each predicted class its own threshold, so that the rate holds for every one of them; each
                 needs enough calibration data.
+            confidence: With 0.95, say, the rate of this guard is at most ``fpr`` with a probability of 95 % over the
+                draw of the calibration data, not only on average over such draws
+                (:func:`flatfold.core.conformal.allowed_ranks` has the formula). The threshold is a little higher, and
+                more calibration data is needed: 59 samples for 5 %. ``is_ood`` is then stricter than
+                ``p_value <= fpr``. With ``per_class``, it holds for each class on its own.
             head: As in ``extract``.
             device: As in ``extract``.
             seed: Seed of the random half.
@@ -129,19 +135,30 @@ class Guard:
                 precision would not fit the calibration.
             graph: File in which a graph that is exported for the runtime ``onnx`` is kept.
         """
-        check_rate(fpr)
+        check_rate(fpr, confidence)
         _check_model(model)
         detector = make_detector(detector)
         if calibration is loader and learns(detector):
             raise ValueError(SAME_DATA)
         if calibration is None and isinstance(loader, Source):  # before the pass; afterwards unreadable inputs are gone
-            check_enough(fpr, loader.rows - loader.rows // 2, "half of the data")
+            check_enough(fpr, loader.rows - loader.rows // 2, "half of the data", confidence)
         elif isinstance(calibration, Source):
-            check_enough(fpr, calibration.rows, "the calibration data")
+            check_enough(fpr, calibration.rows, "the calibration data", confidence)
         passing = partial(extract_features, model, device=device, workers=workers, unreadable=unreadable, dtype=dtype)
-        bank, found, _, used, shape = passing(loader, head=head, runtime=runtime, graph=graph)
-        held_out = None if calibration is None else passing(calibration, head=found.name, runtime=used).bank
-        result = fit_detector(detector, bank, found.head, fpr, held_out=held_out, per_class=per_class, seed=seed)
+        bank, found, _, used, shape, predicted = passing(loader, head=head, runtime=runtime, graph=graph)
+        held_out = None if calibration is None else passing(calibration, head=found.name, runtime=used)
+        result = fit_detector(
+            detector,
+            bank,
+            found.head,
+            fpr,
+            held_out=None if held_out is None else held_out.bank,
+            per_class=per_class,
+            confidence=confidence,
+            seed=seed,
+            predicted=predicted,
+            held_out_predicted=None if held_out is None else held_out.predicted,
+        )
         assert result.calibration is not None
         if transform is None and isinstance(loader, ImageSource):
             transform = loader.transform
@@ -165,9 +182,14 @@ class Guard:
         """The false-alarm rate asked for."""
         return self.calibration.fpr
 
-    def at(self, fpr: float) -> Guard:
-        """Return this guard with another false-alarm rate; nothing is fitted again."""
-        calibrated = self.calibrated.at(fpr)
+    def at(self, fpr: float, confidence: float | None = None) -> Guard:
+        """Return this guard with another false-alarm rate; nothing is fitted again.
+
+        Args:
+            fpr: As in :meth:`fit`.
+            confidence: As in :meth:`fit`; by default that of this guard.
+        """
+        calibrated = self.calibrated.at(fpr, confidence)
         guard = Guard(self.model, self.found, calibrated, self.transform, self.weights, self.dtype, self.input_shape)
         guard.runtime = self.runtime
         return guard
@@ -279,7 +301,8 @@ class Guard:
     def __repr__(self) -> str:
         name = self.detector.made_by[0] if self.detector.made_by else type(self.detector).__name__
         per_class = " per class" if self.calibration.per_class else ""
-        return f"Guard({name}, fpr={self.fpr:g}{per_class}, {self.calibration.samples} calibration samples)"
+        sure = "" if self.calibration.confidence is None else f", confidence={self.calibration.confidence:g}"
+        return f"Guard({name}, fpr={self.fpr:g}{per_class}{sure}, {self.calibration.samples} calibration samples)"
 
     def _check_unchanged(self) -> None:
         if weights_hash(self.model) != self.weights:
