@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from flatfold.core.conformal import alarm_p_value, allowed_ranks, ks_p_value, p_values, samples_needed
+from flatfold.core.conformal import (
+    alarm_p_value,
+    allowed_ranks,
+    count_copies_once,
+    ks_p_value,
+    p_values,
+    samples_needed,
+)
 from tests.refusals import assert_refused
 
 numbers = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=20)
@@ -69,6 +76,32 @@ def test_false_alarms_stay_below_the_rate_on_average_over_draws():
         assert rate <= fpr + 3 * error, (n, fpr, ties)
         if not ties and (n + 1) * fpr == int((n + 1) * fpr):
             assert rate >= fpr - 3 * error, (n, fpr)  # and the guarantee is not wasted
+
+
+def test_a_confidence_allows_as_many_ranks_as_the_beta_law_of_the_rate_does():
+    for fpr, confidence, needed in ((0.05, 0.95, 59), (0.01, 0.99, 459), (0.1, 0.5, 9)):
+        assert samples_needed(fpr, confidence) == needed
+        assert (allowed_ranks(fpr, needed, confidence), allowed_ranks(fpr, needed - 1, confidence)) == (1, 0)
+        for n in (needed, 500, 1000, 20_000):
+            k = allowed_ranks(fpr, n, confidence)
+            assert stats.beta.cdf(fpr, k, n + 1 - k) >= confidence, (fpr, n)
+            assert k == allowed_ranks(fpr, n) or stats.beta.cdf(fpr, k + 1, n - k) < confidence, (fpr, n)
+    uniform, n = np.random.default_rng(0).random((4000, 300)), 300  # the rate of a threshold t is then 1 - t
+    for confidence in (0.6, 0.95):
+        rates = 1 - np.sort(uniform)[:, n - allowed_ranks(0.05, n, confidence)]
+        kept = (rates <= 0.05).mean()
+        assert confidence - 0.02 < kept < confidence + 0.13  # ranks are whole numbers
+
+
+@given(st.lists(st.tuples(st.integers(-4, 4).map(float), st.integers(1, 4)), min_size=1, max_size=12))
+def test_copies_get_the_larger_of_the_p_values_with_and_without_them(inputs):
+    once = torch.tensor([score for score, _ in inputs], dtype=torch.float64)
+    every = torch.cat([once, *(torch.full((copies - 1,), score) for score, copies in inputs)])
+    distinct = torch.arange(len(every)) < len(once)
+    scores = torch.arange(-5, 5.5, 0.5, dtype=torch.float64)
+    wanted = torch.maximum(p_values(scores, every.sort().values), p_values(scores, once.sort().values))
+    grid = torch.ceil(wanted * (len(once) + 1) - 1e-9) / (len(once) + 1)
+    torch.testing.assert_close(p_values(scores, count_copies_once(every, distinct)), grid)
 
 
 # --- the number of alarms

@@ -50,7 +50,9 @@ def test_a_score_that_is_not_a_number_raises_an_alarm():
     odd = torch.tensor([torch.nan, torch.inf, -torch.inf])
     per_class = Calibration.of(torch.arange(200.0), 0.05, torch.arange(200) % 2, 2)
     for calibration in (Calibration.of(torch.arange(99.0), 0.05), per_class):
-        assert calibration(odd, torch.tensor([0, 1, 0]))[1].tolist() == [True, True, False]
+        p, alarm = calibration(odd, torch.tensor([0, 1, 0]))
+        assert alarm.all()
+        assert (p == 1 / (int(calibration.counts[0]) + 1)).all()
 
 
 def test_another_rate_keeps_the_scores_and_a_conversion_the_counts():
@@ -82,6 +84,18 @@ def test_classes_with_too_few_samples_are_named():
         Calibration.of(torch.rand(59), 0.05, predicted, 7)
 
 
+def test_a_confidence_raises_the_threshold_and_needs_more_samples():
+    scores, predicted = draw(1000)
+    sure = Calibration.of(scores, 0.05, confidence=0.95)
+    assert sure.threshold[0] == scores.sort(descending=True).values[38]  # the 39th, as the beta law has it
+    assert torch.equal(Calibration.of(scores, 0.2).at(0.05, 0.95).threshold, sure.threshold)
+    assert sure.at(0.1).confidence == 0.95
+    by_class = Calibration.of(scores, 0.05, predicted, CLASSES, confidence=0.95)
+    assert (by_class.threshold > Calibration.of(scores, 0.05, predicted, CLASSES).threshold).all()
+    with pytest.raises(ValueError, match=r"confidence 0.95 takes 59 .*has 58"):
+        Calibration.of(scores[:58], 0.05, confidence=0.95)
+
+
 def test_many_inputs_are_looked_up_a_part_at_a_time(monkeypatch):
     scores, predicted = draw()
     calibration = Calibration.of(scores, 0.1, predicted, CLASSES)
@@ -95,8 +109,11 @@ def test_impossible_rates_and_scores_that_are_not_numbers_are_refused():
     for fpr in ("0.05", None, 0, 1, 1.5, float("nan")):
         with pytest.raises(ValueError, match="between 0 and 1"):
             Calibration.of(torch.arange(99.0), fpr)
+    for confidence in ("0.95", 0, 1, float("nan")):
+        with pytest.raises(ValueError, match="confidence"):
+            Calibration.of(torch.arange(99.0), 0.05, confidence=confidence)
     scores = torch.arange(99.0)
-    scores[[3, 7]] = torch.nan
+    scores[[3, 7]] = torch.tensor([torch.nan, -torch.inf])
     with pytest.raises(ValueError, match="2 are NaN"):
         Calibration.of(scores, 0.05)
 
@@ -105,4 +122,5 @@ def test_with_rounding_margin_scores_keep_their_order_and_are_higher_by_what_rou
     scores = torch.tensor([-100.0, -1.0, 0.0, 1e-30, 2.0], dtype=torch.float64)  # whose quartiles are 1 apart
     expected = torch.tensor([-99.99, -0.9999, 1e-4, 1e-30 + 1e-4, 2.0002], dtype=torch.float64)
     assert_close(with_rounding_margin(scores), expected, rtol=1e-12, atol=0)
-    assert torch.equal(with_rounding_margin(torch.full((3,), torch.inf)), torch.full((3,), torch.inf))
+    copied = torch.cat([scores, torch.zeros(95)])  # whose quartiles are equal
+    assert_close(with_rounding_margin(copied, torch.arange(100) < 5)[:5], expected, rtol=1e-12, atol=0)

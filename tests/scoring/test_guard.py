@@ -1,5 +1,6 @@
 """Guard: from a model to a decision."""
 
+from copy import deepcopy
 from functools import partial
 
 import numpy as np
@@ -107,6 +108,81 @@ def test_half_of_the_data_calibrates_unless_more_is_given(model):
     assert generator.calibration.samples == 50
 
 
+def plain(n, seed):
+    return torch.randn(n, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def with_frames(n, seed):
+    """A stream in which every fifth input is the same, and an odd one."""
+    x = plain(n, seed)
+    x[torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.2] = 5.0
+    return x
+
+
+@pytest.mark.parametrize(
+    "detector, draw, copies",
+    [("knn:k=1", plain, 5), ("klm", plain, 5), ("knn:k=1", with_frames, 1), ("ebo", with_frames, 1)],
+)
+def test_copies_do_not_break_the_rate_whether_they_come_again_or_not(detector, draw, copies):
+    torch.manual_seed(0)
+    model, rates = nn.Linear(16, 4), []
+    for seed in range(25):
+        guard = ff.Guard.fit(model, [draw(200, seed).repeat(copies, 1)], detector, 0.1, seed=seed)
+        assert guard.fit_result.copies > 10
+        rates.append(float(guard(draw(500, 1000 + seed)).is_ood.double().mean()))
+    error = np.std(rates) / len(rates) ** 0.5
+    assert 0.04 < np.mean(rates) <= 0.1 + 3 * error
+
+
+def test_copies_of_what_was_learnt_are_not_calibrated_on(caplog):
+    model, x = nn.Linear(16, 4), plain(300, 0)
+    guard = ff.Guard.fit(model, [x[:200]], "knn:k=1", 0.1, calibration=[x[100:]])
+    assert (guard.calibration.samples, guard.fit_result.copies) == (100, 100)
+    assert "100 of the inputs are copies" in caplog.text
+    with pytest.raises(ValueError, match=r"takes 9 .*copies not counted, has 5"):
+        ff.Guard.fit(model, [x[:200]], "knn:k=1", 0.1, calibration=[x[100:205]])
+    with pytest.raises(ValueError, match=r"takes 19 .*copies not counted, has 10"):
+        ff.Guard.fit(model, [x[:20].repeat(10, 1)], "ebo", 0.05)
+
+
+def test_a_model_in_half_precision_is_calibrated_on_its_own_predictions():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3))
+    x = plain(4000, 1)
+    for network, inputs, dtype in ((model, x, torch.bfloat16), (deepcopy(model).bfloat16(), x.bfloat16(), None)):
+        guard = ff.Guard.fit(network, [inputs[:50]], "ebo", 0.1, calibration=[inputs], per_class=True, dtype=dtype)
+        verdict = guard(inputs)
+        assert verdict.logits.dtype == torch.bfloat16
+        assert not torch.equal(verdict.predicted, guard.found.head(guard.run(inputs).features).argmax(1))  # in float32
+        assert torch.equal(guard.calibration.counts, verdict.predicted.bincount(minlength=3))
+
+
+def test_a_confidence_is_kept_by_guards_and_not_only_on_average(model):
+    kept = []
+    for seed in range(60):
+        guard = ff.Guard.fit(model, [known(400, seed=10 + seed)], "ebo", 0.1, confidence=0.9)
+        kept.append(float(guard(known(2000, seed=1000 + seed)[0]).is_ood.double().mean()) <= 0.1)
+    assert np.mean(kept) > 0.9 - 3 * (0.09 / 60) ** 0.5
+    assert "confidence=0.9" in repr(guard)
+    verdict = guard(known(300)[0])
+    assert (verdict.is_ood.sum(), guard.at(0.1).calibration.confidence) == (
+        (verdict.score > guard.calibration.threshold).sum(),
+        0.9,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:every sample of this bank", "ignore:.*correctly classified")
+def test_enormous_features_raise_an_alarm_whatever_the_method(model):
+    direction = model[:3].eval()(known(1, seed=3)[0]).detach()
+    for name, method in ff.detectors.registry.METHODS.items():
+        if method.sees == "features":
+            hyper = {"knn": {"k": 5}, "nnguide": {"k": 5, "share": 0.3}}.get(name, {})
+            guard = ff.Guard.fit(model, [known(400)], ff.create(name, **hyper), 0.1)
+            _, p, alarm = guard.calibrated(direction * torch.tensor([[1e19], [1e25], [3e37]]))
+            assert alarm.all(), name
+            assert (p == 1 / (guard.calibration.samples + 1)).all(), name
+
+
 @pytest.mark.parametrize("use", ["save", "as_module", "export"])
 def test_a_model_that_has_changed_is_refused_before_its_calibration_is_handed_on(use, tmp_path):
     arguments = {"save": (tmp_path / "a",), "as_module": (), "export": (tmp_path / "a.pt2", [known(20)[0]])}[use]
@@ -131,9 +207,11 @@ def test_an_input_that_comes_again_and_again_does_not_break_the_rate_by_its_last
     for seed in range(20):  # for some of which the score is higher alone than in a batch
         torch.manual_seed(seed)
         net, frame = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10)), 3 * torch.rand(1, 64)
-        guard = ff.Guard.fit(net, [torch.randn(10, 64)], detector="fdbd", calibration=[frame.repeat(64, 1)])
-        assert not guard(frame).is_ood
-        assert guard(frame).p_value == 1
+        stream = torch.cat([frame.repeat(64, 1), torch.randn(19, 64)])
+        for detector, known in (("fdbd", torch.randn(10, 64)), ("klm", frame.repeat(64, 1))):  # near 0 for klm
+            guard = ff.Guard.fit(net, [known], detector, calibration=[stream])
+            assert not guard(frame).is_ood
+            assert not guard(stream).is_ood[:64].any()
 
 
 def test_fits_that_cannot_be_are_refused(model, guard, tmp_path):

@@ -38,6 +38,10 @@ def fit(
     out: Annotated[Path, Option(help="File to write, such as guard.safetensors.")],
     method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = "fourfold",
     fpr: Annotated[float, Option(min=0, max=1, help="Share of ID inputs that may raise an alarm.")] = FPR,
+    confidence: Annotated[
+        float | None,
+        Option(help="Probability that this very guard keeps to --fpr, such as 0.95. Default: on average over guards."),
+    ] = None,
     per_class: PerClass = False,
     calibration: Annotated[Path | None, Option(help="Images for calibration. Default: half of IMAGES.")] = None,
     *,
@@ -59,7 +63,8 @@ def fit(
 ) -> None:
     """Fit a guard for a model on ID images.
 
-    A guard is a detector with a threshold that at most a share --fpr of ID inputs exceeds.
+    A guard is a detector with a threshold that at most a share --fpr of ID inputs exceeds, on average over draws of the
+    calibration images; with --confidence 0.95, this guard keeps to it with a probability of 95 %.
 
     IMAGES must look like the inputs to come, show classes that the model knows, and must not be its training images, on
     which it is overconfident. Labels come from class folders, the numbers of a list (path, space, class), a column or
@@ -108,6 +113,7 @@ def fit(
             fpr,
             calibration=held_out,
             per_class=per_class,
+            confidence=confidence,
             head=head,
             device=device,
             seed=seed,
@@ -129,6 +135,10 @@ def fit(
     low, high = (float(edge) for edge in calibrated.threshold.aminmax())
     threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
     say(f"images       {result.samples:,} of {images}; {right}")
+    if result.copies:
+        say(
+            f"copies       {count(result.copies, 'image')} with the features of another one; see the how-to on thresholds"
+        )
     if published is not None:
         steps = ", ".join(f"{name} {value}" for name, value in published.as_dict().items() if value is not None)
         say(f"transform    of the published weights: {steps}")
@@ -139,18 +149,23 @@ def fit(
         say(f"             for many images: {guard.runtime}")
     say(f"method       {detector.method_text}{''.join(f', {key} = {value:g}' for key, value in chosen.items())}")
     say(f"calibration  {count(calibrated.samples, 'image')}, {calibration or 'a random half of them'}")
-    say(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm")
+    sure = "on average over draws of the calibration images"
+    if confidence is not None:
+        sure = f"with a probability of {100 * confidence:g} % for this guard"
+    say(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm, {sure}")
     say(f"threshold    alarm if the score is above {threshold}")
     say(f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB")
     print_json(
         guard=out,
         bytes=out.stat().st_size,
         images=result.samples,
+        copies=result.copies,
         accuracy=accuracy,
         method=detector.method_text,
         chosen=chosen,
         calibration_images=calibrated.samples,
         fpr=guard.fpr,
+        confidence=confidence,
         thresholds=calibrated.threshold.tolist(),
         runtime=guard.runtime,
     )

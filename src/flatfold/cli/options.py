@@ -77,7 +77,9 @@ Rate = Annotated[
     float | None,
     Option(min=0, max=1, help=f"Share of ID inputs that may raise an alarm. Default: the guard's, or {FPR} without."),
 ]
-PerClass = Annotated[bool, Option("--per-class", help="Guarantee the false-alarm rate for every predicted class.")]
+PerClass = Annotated[
+    bool, Option("--per-class", help="A threshold for every predicted class, so that the rate holds in each.")
+]
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]
@@ -126,7 +128,7 @@ PANELS = {
         "image_column label_column labels data limit limit_fit samples shard max_unreadable any_counts read"
     ),
     "Method": (
-        "methods method add own fit calibration fpr per_class table anyway matrix loss probes steps alpha bootstrap"
+        "methods method add own fit calibration fpr confidence per_class table anyway matrix loss probes steps alpha bootstrap"
     ),
     "Access": "host port token_file no_token allow_host allow_origin docs",
     "Limits": "max_batch max_waiting max_body max_images max_pixels timeout",

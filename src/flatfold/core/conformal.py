@@ -5,15 +5,19 @@ If a new in-distribution input and the n calibration inputs are exchangeable, it
 .. math:: p = \frac{1 + \#\{i : s_i \ge s\}}{n + 1}, \qquad \Pr(p \le \epsilon) \le \epsilon
 
 for every n, whatever the model, the method and the data. Raising an alarm when ``p <= fpr`` therefore has a false-alarm
-rate of at most ``fpr`` (split-conformal prediction; Vovk et al. 2005). The same is true within any group of inputs that
-is defined without their labels, such as those of one predicted class (Mondrian conformal prediction).
+rate of at most ``fpr``, on average over draws of the calibration inputs (split-conformal prediction; Vovk et al. 2005).
+The same is true within any group of inputs that is defined without their labels, such as those of one predicted class
+(Mondrian conformal prediction).
+
+The rate of one calibration, with the alarm above its k-th largest score, has the distribution Beta(k, n + 1 - k) (Vovk
+2012), which bounds it with any probability below 1 (:func:`allowed_ranks`).
 """
 
-from math import ceil, floor, sqrt
+from math import ceil, floor, log1p, sqrt
 
 import numpy as np
 import torch
-from scipy.special import kolmogorov
+from scipy.special import betainc, kolmogorov
 from torch import Tensor
 
 ROUNDING = 1e-9  # 0.29 * 100 is a little less than 29 in floating point
@@ -33,14 +37,52 @@ def p_values(scores: Tensor, calibration: Tensor, counts: int | Tensor | None = 
     return (1 + counts - below).clamp_min(1).to(scores.dtype) / (1 + counts)
 
 
-def samples_needed(fpr: float) -> int:
-    """Return the number of calibration samples that a false-alarm rate needs: with fewer, no p-value is that small."""
-    return ceil(1 / fpr - ROUNDING) - 1
+def samples_needed(fpr: float, confidence: float | None = None) -> int:
+    """Return the number of calibration samples that a false-alarm rate needs: with fewer, no alarm is allowed."""
+    on_average = ceil(1 / fpr - ROUNDING) - 1
+    return on_average if confidence is None else max(on_average, ceil(log1p(-confidence) / log1p(-fpr) - ROUNDING))
 
 
-def allowed_ranks(fpr: float, samples: int) -> int:
-    """Return k, such that ``p <= fpr`` for a score above the k-th largest calibration score and for no other."""
-    return min(samples, floor(fpr * (samples + 1) + ROUNDING))
+def allowed_ranks(fpr: float, samples: int, confidence: float | None = None) -> int:
+    r"""Return k, the rank of the threshold: an alarm is a score above the k-th largest of n = ``samples`` scores.
+
+    .. math:: k = \lfloor \text{fpr}\,(n + 1) \rfloor
+
+    which is the same as ``p <= fpr``. With a ``confidence`` it is the largest k up to this one with
+
+    .. math:: \Pr(\operatorname{Beta}(k, n + 1 - k) \le \text{fpr}) \ge \text{confidence}
+
+    so that this very calibration has a rate of at most ``fpr`` with that probability. Ties make rates lower.
+
+    Example:
+        >>> allowed_ranks(0.05, 1000), allowed_ranks(0.05, 1000, confidence=0.95)
+        (50, 39)
+    """
+    most = min(samples, floor(fpr * (samples + 1) + ROUNDING))
+    if confidence is None:
+        return most
+    k = np.arange(1, most + 1)
+    return int((betainc(k, samples + 1 - k, fpr) >= confidence).sum())  # which falls with k
+
+
+def count_copies_once(scores: Tensor, distinct: Tensor) -> Tensor:
+    r"""Return calibration scores ``(m,)``, in ascending order, that are safe whatever copies of inputs mean.
+
+    Of n calibration scores, m belong to distinct inputs, which the boolean mask ``distinct`` names; the others to
+    copies of them. Copies may be an accident, and inputs to come are as different as the m; or these inputs come again
+    and again, and all n are needed to see how often. The first makes ``p`` among the m valid, the second ``p`` among
+    the n. The larger of the two is valid in both cases, and with j = 1 ... m from the largest on it is, rounded up,
+    ``p`` among
+
+    .. math:: \max(d_{(j)}, s_{(i)}), \qquad i = \lfloor j \, (n + 1) / (m + 1) \rfloor
+
+    with the j-th largest score d of the m and the i-th largest score s of the n. Without copies these are the scores.
+    """
+    every = scores.sort(descending=True).values
+    once = scores[distinct].sort(descending=True).values
+    n, m = len(every), len(once)
+    ranks = torch.arange(1, m + 1, device=scores.device) * (n + 1) // (m + 1)
+    return torch.maximum(once, every[ranks - 1]).flip(0)
 
 
 def alarm_p_value(alarms: int, seen: int, calibrated: int, allowed: int) -> float:

@@ -1,15 +1,20 @@
-"""Exact nearest neighbours by matrix products, a block of the bank at a time.
+"""Exact nearest neighbours by matrix products, a block of the bank at a time; rows that are copies of others.
 
 At most ``PRODUCTS`` inner products are kept, and only one block of the bank is copied, so a bank may be as large as
 the memory. Its rows stay unscaled; their scales are a separate vector.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 from .hessian import row_chunks
-from .shaping import partially_normalised, row_norms
+from .shaping import partially_normalised, row_norms, split_norm
 
 PRODUCTS = 2**20  # inner products at once, 4 MB in float32: they stay in a processor's cache
 BLOCK_ROWS = 1024  # rows of the bank that are scaled at once, and the least that are multiplied
@@ -17,6 +22,9 @@ FEW_QUERIES = 8  # up to which inner products are computed one by one
 GROUP = 8  # products of which only the maximum counts where a first floor is looked for
 SPARE = 128  # places for candidates beyond 3 k
 CHUNK = 2**24  # inner products at once in graphs and on other devices
+SAME = 1e-5  # distance of two rows, relative to their length, up to which one is a copy of the other: rounding
+PROJECTIONS = 16
+EQUAL_DIGITS = 6  # of projections, which are around 1: rows that agree in them are copies for certain
 
 
 def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
@@ -213,3 +221,39 @@ def kth_distance(queries: Tensor, bank: Tensor, scale: Tensor, k: int) -> Tensor
     plain = not torch.compiler.is_compiling() and bool(unit.all())
     rows = largest_products(queries, bank, k, scale, None if plain else unit.to(scale.dtype) / 2)[1][:, -1]
     return (queries - _scaled(bank[rows], scale[rows])).square().sum(dim=-1)
+
+
+def group_copies(*features: Tensor) -> list[Tensor]:
+    """Return, for each matrix of features ``(n, d)``, the group ``(n,)`` of each row: copies have the same one.
+
+    A copy is a row that differs from another one by rounding only: by about ``SAME`` of its length. Groups are numbered
+    by their first row, over all matrices one after the other. Distances are those between random projections, which
+    keep them up to a factor of about two.
+    """
+    points = np.concatenate([_projections(matrix) for matrix in features])
+    _, first, inverse = np.unique(points.round(EQUAL_DIGITS), axis=0, return_index=True, return_inverse=True)
+    group = first[inverse.reshape(-1)]
+    for slack in (20.0, 0.0):  # any near row first: the nearest of thousands of copies takes long to find
+        while True:
+            rows, places = np.unique(group, return_inverse=True)
+            own, (_, nearest) = np.arange(len(rows)), cKDTree(points[rows]).query(points[rows], 2, slack, 2, SAME)
+            other = np.where(nearest[:, 0] == own, nearest[:, 1], nearest[:, 0])
+            near = other < len(rows)  # there is one so near
+            if not near.any():
+                break
+            graph = coo_matrix((near[near], (own[near], other[near])), shape=(len(rows), len(rows)))
+            component = connected_components(graph, directed=False)[1]
+            group = rows[np.unique(component, return_index=True)[1][component]][places]
+    return list(torch.from_numpy(group).split([len(matrix) for matrix in features]))
+
+
+def _projections(features: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return rows ``(n, p + 1)`` whose distances are about those of the features, relative to their length."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(features.shape[1], PROJECTIONS, generator=generator, dtype=torch.float64)
+    directions = directions.to(features.device) / PROJECTIONS**0.5
+    parts = []
+    for part in row_chunks(len(features)):
+        length, unit = split_norm(features[part])
+        parts.append(torch.cat([unit.double() @ directions, length.double().log()], dim=1).cpu())
+    return torch.cat(parts).numpy()

@@ -41,6 +41,8 @@ class Extraction(NamedTuple):
     """What ran the model; it has chosen nothing if all features were there already."""
     shape: tuple[int, ...]
     """That of one input, ``(c, h, w)`` for images."""
+    predicted: Tensor | None
+    """The class of the largest logit of each row, as the model gave it; None for a bank on disk."""
 
 
 def extract(
@@ -175,6 +177,7 @@ def extract_features(
             shard_rows=shard_rows,
             computed_in=logits.dtype,
         )
+        predicted: list[Tensor] = []
         with closing(sink):
             if isinstance(loader, Source):
                 sink.confirm(first_rows, features)
@@ -183,10 +186,12 @@ def extract_features(
                 results = _missing_of_loader(first, batches, sink)
             for rows_read, batch, reasons in results:
                 if batch is None:
-                    features = found.head.weight.new_empty(0, found.head.width)
+                    features, logits = (found.head.weight.new_empty(0, n) for n in (found.head.width, 1))
                 elif batch is not first:
-                    features = runtime(batch.to(place)).features
+                    features, logits = runtime(batch.to(place))
                 features = features.cpu()
+                if out is None:
+                    predicted.append(logits.argmax(dim=-1).cpu())
                 check_finite(features, "features", first=rows_read.start)
                 sink.add(rows_read, features, None if batch is None else batch.labels, reasons)
                 if reasons:
@@ -201,6 +206,7 @@ def extract_features(
                 sink.unreadable,
                 runtime,
                 tuple(first.first_tensor.shape[1:]),
+                torch.cat(predicted) if out is None else None,
             )
 
 

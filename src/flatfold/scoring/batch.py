@@ -52,7 +52,6 @@ LONGEST = 200  # bytes of the name of a table: names of files next to it are lon
 READ_ROWS = 1024  # of a parquet file that are read at once
 SHOWN = 5  # shards that a message names
 NOT_FINITE = "the model gave features that are not finite. Look at the image, and at the type the model computes in."
-NO_SCORE = "the score is not finite: its features are enormous. Look at the image, and at how it is prepared."
 
 
 @dataclass(frozen=True)
@@ -106,10 +105,7 @@ def score_batches(guard: Guard, source: ImageSource, batches: Iterable[BatchResu
             finite = output.features.isfinite().all(dim=-1)
             verdict = guard.calibrated.decide(*(values[finite] for values in output)).columns()
             reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
-            table = {"row": rows[finite.cpu()], **verdict}
-            scored = table["score"].isfinite()
-            reasons |= dict.fromkeys(table["row"][~scored].tolist(), NO_SCORE)
-            columns.append({name: values[scored] for name, values in table.items()})
+            columns.append({"row": rows[finite.cpu()], **verdict})
         unreadable |= {row: _printable(reason) for row, reason in sorted(reasons.items())}
     names = columns[0] if columns else ()  # no image could be read
     return Part({"unreadable": unreadable}, {name: torch.cat([each[name] for each in columns]) for name in names})

@@ -151,6 +151,7 @@ def _describe(guard: Guard) -> dict[str, Any]:
         "detector": made_by[0],
         "hyper": made_by[1],
         "fpr": guard.fpr,
+        "confidence": guard.calibration.confidence,
         "threshold": guard.calibration.threshold.tolist(),
         "calibration_samples": guard.calibration.samples,
         "weights_sha256": guard.weights,

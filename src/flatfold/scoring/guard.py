@@ -1,4 +1,4 @@
-"""Guard: a classifier that also detects OOD inputs, at a guaranteed false-alarm rate."""
+"""Guard: a classifier that also detects OOD inputs, with a bounded false-alarm rate."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..detectors.base import Detector
 from ..models.extract import extract_features
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating, split_batch
+from ..models.graph import HeadModule, copy_around_memory
 from ..models.heads import FoundHead, Pass
 from ..models.inputs import as_batches
 from ..models.runtime import FastestRuntime, Runtime, RuntimeName, TorchRuntime
@@ -34,7 +35,6 @@ from .calibrated import (
 )
 from .explanation import Explanation, explain
 from .guard_file import GuardFile, read_guard, save_guard
-from .guard_module import GuardModule
 from .monitor import Monitor
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Guard:
         *,
         calibration: Any = None,
         per_class: bool = False,
+        confidence: float | None = None,
         head: str | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
@@ -122,6 +123,11 @@ class Guard:
                 data is held out for that.
             per_class: Give each predicted class its own threshold, so that the rate holds for every one of them; each
                 needs enough calibration data.
+            confidence: With 0.95, say, the rate of this guard is at most ``fpr`` with a probability of 95 % over the
+                draw of the calibration data, not only on average over such draws
+                (:func:`flatfold.core.conformal.allowed_ranks` has the formula). The threshold is a little higher, and
+                more calibration data is needed: 59 samples for 5 %. ``is_ood`` is then stricter than
+                ``p_value <= fpr``. With ``per_class``, it holds for each class on its own.
             head: As in ``extract``.
             device: As in ``extract``.
             seed: Seed of the random half.
@@ -137,7 +143,7 @@ class Guard:
             batch_size: As in ``extract``.
             collate: As in ``extract``.
         """
-        check_rate(fpr)
+        check_rate(fpr, confidence)
         _check_model(model)
         detector = make_detector(detector)
         if calibration is loader and learns(detector):
@@ -146,13 +152,24 @@ class Guard:
         batching = partial(as_batches, batch_size=batch_size, transform=transform, collate=collate)
         loader, calibration = batching(loader), None if calibration is None else batching(calibration)
         if calibration is None and isinstance(loader, Source):  # before the pass; afterwards unreadable inputs are gone
-            check_enough(fpr, loader.rows - loader.rows // 2, "half of the data")
+            check_enough(fpr, loader.rows - loader.rows // 2, "half of the data", confidence)
         elif isinstance(calibration, Source):
-            check_enough(fpr, calibration.rows, "the calibration data")
+            check_enough(fpr, calibration.rows, "the calibration data", confidence)
         passing = partial(extract_features, model, device=device, workers=workers, unreadable=unreadable, dtype=dtype)
-        bank, found, _, used, shape = passing(loader, head=head, runtime=runtime, graph=graph)
-        held_out = None if calibration is None else passing(calibration, head=found.name, runtime=used).bank
-        result = fit_detector(detector, bank, found.head, fpr, held_out=held_out, per_class=per_class, seed=seed)
+        bank, found, _, used, shape, predicted = passing(loader, head=head, runtime=runtime, graph=graph)
+        held_out = None if calibration is None else passing(calibration, head=found.name, runtime=used)
+        result = fit_detector(
+            detector,
+            bank,
+            found.head,
+            fpr,
+            held_out=None if held_out is None else held_out.bank,
+            per_class=per_class,
+            confidence=confidence,
+            seed=seed,
+            predicted=predicted,
+            held_out_predicted=None if held_out is None else held_out.predicted,
+        )
         assert result.calibration is not None
         if transform is None and isinstance(loader, ImageSource):
             transform = loader.transform
@@ -176,9 +193,14 @@ class Guard:
         """The false-alarm rate asked for."""
         return self.calibration.fpr
 
-    def at(self, fpr: float) -> Guard:
-        """Return this guard with another false-alarm rate; nothing is fitted again."""
-        calibrated = self.calibrated.at(fpr)
+    def at(self, fpr: float, confidence: float | None = None) -> Guard:
+        """Return this guard with another false-alarm rate; nothing is fitted again.
+
+        Args:
+            fpr: As in :meth:`fit`.
+            confidence: As in :meth:`fit`; by default that of this guard.
+        """
+        calibrated = self.calibrated.at(fpr, confidence)
         guard = Guard(self.model, self.found, calibrated, self.transform, self.weights, self.dtype, self.input_shape)
         guard.runtime = self.runtime
         return guard
@@ -291,7 +313,8 @@ class Guard:
     def __repr__(self) -> str:
         name = self.detector.method_text or type(self.detector).__name__
         per_class = " per class" if self.calibration.per_class else ""
-        return f"Guard({name}, fpr={self.fpr:g}{per_class}, {self.calibration.samples} calibration samples)"
+        sure = "" if self.calibration.confidence is None else f", confidence={self.calibration.confidence:g}"
+        return f"Guard({name}, fpr={self.fpr:g}{per_class}{sure}, {self.calibration.samples} calibration samples)"
 
     def _check_unchanged(self) -> None:
         if weights_hash(self.model) != self.weights:
@@ -299,6 +322,34 @@ class Guard:
                 "a guard belongs to the weights that it was fitted on, but those of its model have changed since. "
                 "Was the model trained on, or converted? Fit the guard again."
             )
+
+
+class GuardModule(nn.Module):
+    """``x -> (logits, score, p_value, is_ood)`` in plain torch; see :class:`flatfold.models.graph.HeadModule`.
+
+    Example:
+        >>> import torch
+        >>> from flatfold import Guard
+        >>> model, x = nn.Linear(2, 3), torch.rand(60, 2)
+        >>> guard = Guard.fit(model, [x], detector="msp", fpr=0.1)
+        >>> torch.equal(torch.compile(guard.as_module(), backend="eager")(x).score, guard(x).score)
+        True
+    """
+
+    def __init__(self, model: nn.Module, found: FoundHead, calibrated: CalibratedDetector) -> None:
+        super().__init__()
+        self.network = HeadModule(model, found)
+        self.calibrated = copy_around_memory(calibrated)
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Verdict:
+        """Return the verdict on a batch; takes what the model takes."""
+        features, logits = self.network(*args, **kwargs)
+        return Verdict(logits, *self.calibrated(features.to(self.calibrated.detector.fitted_weight.dtype), logits))
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode, whatever is asked for."""
+        return super().train(False)
 
 
 def _check_model(model: object) -> None:

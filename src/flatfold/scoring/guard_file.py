@@ -77,6 +77,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     sha256: str = ""
     mixed_precision: str = ""  # the type that the model computes in, if it is not that of its weights
     input_shape: list[int] | None = None
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def read_guard(path: Path) -> GuardFile:
         state = {name.removeprefix(STATE): value for name, value in tensors.items() if name.startswith(STATE)}
         detector.load_state_dict(state, assign=True)  # a bank of features is not copied
         scores, counts = tensors["calibration.scores"], tensors["calibration.counts"]
-        calibrated = CalibratedDetector(detector, Calibration(scores, counts, settings.fpr))
+        calibrated = CalibratedDetector(detector, Calibration(scores, counts, settings.fpr, settings.confidence))
         for name, value in _derived_settings(calibrated).items():
             if getattr(settings, name) != value:
                 raise ValueError(f"the setting {name} does not follow from its tensors")
@@ -282,6 +283,7 @@ def _derived_settings(calibrated: CalibratedDetector) -> dict[str, Any]:
     return {
         "calibration": summary,
         "classes": head.n_classes,
+        "confidence": calibration.confidence,
         "features": head.width,
         "fpr": calibration.fpr,
         "head_sha256": head_hash(head),

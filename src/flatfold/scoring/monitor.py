@@ -27,7 +27,14 @@ LEVEL = 0.01  # p-values up to here are called more than chance in text
 SMALLEST = 1e-300  # smaller p-values are not distinguished in text
 LARGEST = 2**53 - 1  # larger counts would be rounded by other JSON readers
 
-REFERENCE = ("_guard", "_fpr", "_calibrated", "_edges", "_known")  # what monitors of one guard have in common
+REFERENCE = (
+    "_guard",
+    "_fpr",
+    "_confidence",
+    "_calibrated",
+    "_edges",
+    "_known",
+)  # what monitors of one guard have in common
 
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 
@@ -67,7 +74,13 @@ class Histogram(NamedTuple):
     """``(b,)``, calibration inputs."""
 
 
-class Monitor(msgspec.Struct, eq=False, forbid_unknown_fields=True, rename=lambda name: name.removeprefix("_")):
+class Monitor(
+    msgspec.Struct,
+    eq=False,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    rename=lambda name: name.removeprefix("_"),
+):
     """Counts of the verdicts of a guard, whose size does not grow with the stream.
 
     Made by ``guard.monitor()``. Monitors of one guard that ran in several processes, or over several hours, can be
@@ -92,6 +105,7 @@ class Monitor(msgspec.Struct, eq=False, forbid_unknown_fields=True, rename=lambd
     _seen: tuple[Count, ...]  # inputs of the stream in each group
     _alarms: tuple[Count, ...]  # those of them that raised an alarm
     _stream: tuple[Count, ...]  # inputs of the stream in each bin
+    _confidence: Annotated[float, Meta(gt=0, lt=1)] | None = None  # of the rate, if one was asked for
 
     def __post_init__(self) -> None:
         bins, groups = len(self._edges) - 1, len(self._calibrated)
@@ -120,7 +134,8 @@ class Monitor(msgspec.Struct, eq=False, forbid_unknown_fields=True, rename=lambd
         finite = tuple(edge if isfinite(edge) else None for edge in edges.tolist())
         known = tuple(bin_counts(scores, edges).tolist())
         none, empty = (0,) * len(counts), (0,) * len(known)
-        return cls(digest.hexdigest(), fpr, tuple(counts.tolist()), finite, known, none, none, empty)
+        groups = tuple(counts.tolist())
+        return cls(digest.hexdigest(), fpr, groups, finite, known, none, none, empty, calibration.confidence)
 
     @property
     def _bounds(self) -> NDArray[np.float64]:
@@ -131,7 +146,7 @@ class Monitor(msgspec.Struct, eq=False, forbid_unknown_fields=True, rename=lambd
     @property
     def _allowed(self) -> list[int]:
         """The rank k of each group's threshold: an alarm is a score above its k-th largest calibration score."""
-        return [allowed_ranks(self._fpr, samples) for samples in self._calibrated]
+        return [allowed_ranks(self._fpr, samples, self._confidence) for samples in self._calibrated]
 
     def add(self, verdict: Verdict) -> None:
         """Count what the guard said about a batch, which may be empty and on any device."""
@@ -152,7 +167,8 @@ class Monitor(msgspec.Struct, eq=False, forbid_unknown_fields=True, rename=lambd
     def count(self, predicted: NDArray[np.integer], score: NDArray[np.floating], is_ood: NDArray[np.bool_]) -> None:
         """Count rows of a table: the class, score and decision of each input, ``(n,)`` each."""
         group = predicted if len(self._seen) > 1 else np.zeros(len(score), np.int64)
-        stream = bin_counts(score.astype(np.float64), self._bounds)
+        score = np.where(np.isfinite(score), score, inf).astype(np.float64)  # an alarm, whatever it is
+        stream = bin_counts(score, self._bounds)
         seen, alarms = (np.bincount(inputs, minlength=len(self._seen)) for inputs in (group, group[is_ood]))
         self._increase(seen, alarms, stream)
 

@@ -21,7 +21,7 @@ from ..core.validation import check_finite, check_width
 from ..detectors.base import ROWS_AT_ONCE, Detector
 from ..io.files import replacing
 from ..models.feature_files import FeatureFile
-from .calibrated import Calibration, FitResult, calibrate, fit_detector
+from .calibrated import CalibratedDetector, Calibration, FitResult, calibrate, fit_detector, learns
 
 Columns = dict[str, NDArray[Any]]
 
@@ -40,6 +40,7 @@ def fit_on_files(
     calibration: FeatureFile | None,
     fpr: float,
     per_class: bool = False,
+    confidence: float | None = None,
 ) -> FitResult:
     """Fit a detector on features in files (without ``fit`` on the head alone), and calibrate it on held-out ones."""
     dtype = head.weight.dtype
@@ -47,19 +48,24 @@ def fit_on_files(
         dtype = dtype if file is None else torch.promote_types(dtype, file.dtype)
     head = head.to(dtype)
     with _errors_about(fit):
-        result = fit_detector(detector, None if fit is None else _read_bank(fit, head), head, fpr=None)
+        bank = None if fit is None else _read_bank(fit, head)
+        result = fit_detector(detector, bank, head, fpr=None)
     if calibration is None:
         return result
     with _errors_about(calibration):
         features = _read_bank(calibration, head).features
-        return replace(result, calibration=calibrate(detector, features, fpr, per_class))
+        learnt = bank.features if bank is not None and learns(detector) else None
+        return replace(result, calibration=calibrate(detector, features, fpr, per_class, confidence, learnt=learnt))
 
 
 @torch.no_grad()
 def score_features(
     source: FeatureFile, detector: Detector, calibration: Calibration | None = None
 ) -> Iterator[Columns]:
-    """Yield the rows of a table, one for each row of features, some thousand at a time."""
+    """Yield the rows of a table, one for each row of features, some thousand at a time.
+
+    A score that is not finite raises an alarm; without a calibration it is an error.
+    """
     weight = detector.fitted_weight
     with _errors_about(source):
         check_width(torch.empty(0, source.width), weight)
@@ -71,14 +77,15 @@ def score_features(
     detector.eval()
     for chunk in source.chunks(ROWS_AT_ONCE):
         features = chunk.features.to(weight)
-        score = detector(features).cpu()
-        check_finite(score[:, None], f"scores of {source.path}", chunk.first)
-        predicted = detector.innermost.logits(features).argmax(dim=-1).cpu()
-        rows = np.arange(chunk.first, chunk.first + len(score))
-        columns = {"row": rows, "predicted": predicted.numpy(), "score": score.numpy()}
-        if calibration is not None:
-            p_value, is_ood = calibration(score, predicted)
-            columns |= {"p_value": p_value.numpy(), "is_ood": is_ood.numpy()}
+        logits = detector.innermost.logits(features)
+        rows = np.arange(chunk.first, chunk.first + len(features))
+        if calibration is None:
+            score = detector(features).cpu()
+            check_finite(score[:, None], f"scores of {source.path}", chunk.first)
+            columns = {"row": rows, "predicted": logits.argmax(dim=-1).cpu().numpy(), "score": score.numpy()}
+        else:
+            verdict = CalibratedDetector(detector, calibration).decide(features, logits)
+            columns = {"row": rows, **{name: values.numpy() for name, values in verdict.columns().items()}}
         if chunk.labels is not None:
             columns["label"] = chunk.labels.numpy()
         yield columns
@@ -127,7 +134,9 @@ def json_text(chunks: Iterable[Columns]) -> Iterator[str]:
     """Yield one JSON object per row and line."""
     for columns in chunks:
         names = [json.dumps(name) for name in columns]
-        values = [map(json.dumps, array) if array.dtype.kind == "U" else _texts(array) for array in columns.values()]
+        values = [
+            map(json.dumps, array) if array.dtype.kind == "U" else _json_numbers(array) for array in columns.values()
+        ]
         lines = (", ".join(map("{}: {}".format, names, row)) for row in zip(*values, strict=True))
         yield "".join(f"{{{line}}}\n" for line in lines)
 
@@ -159,6 +168,11 @@ def _texts(array: NDArray[Any]) -> Iterable[str]:
     """Return each value as text: booleans as in JSON, numbers with as few digits as give the same number again."""
     texts: list[str] = (np.where(array, "true", "false") if array.dtype == np.bool_ else array.astype(str)).tolist()
     return texts
+
+
+def _json_numbers(array: NDArray[Any]) -> Iterable[str]:
+    """Return each value as text; JSON has no number for what is not finite."""
+    return (text if finite else "null" for text, finite in zip(_texts(array), np.isfinite(array), strict=True))
 
 
 def _read_bank(file: FeatureFile, head: Head) -> FeatureBank:
