@@ -106,7 +106,7 @@ class Slow:
         return -h @ self.h[self.correct(self.logits(h).argmax())].mean(0)
 
     def nnguide(self, h):
-        bank = [self.unit(row) * logsumexp(z) for row, z in zip(self.h[:100], self.z[:100], strict=True)]
+        bank = [self.unit(row) * logsumexp(z) for row, z in zip(self.h[:200], self.z[:200], strict=True)]
         return -np.mean(np.sort([self.unit(h) @ row for row in bank])[-100:]) * logsumexp(self.logits(h))
 
     def fdbd(self, h):
@@ -266,8 +266,9 @@ def test_nnguide_keeps_the_first_samples_or_draws_them(make_world):
     assert torch.equal(drawn, again)
     assert not torch.equal(first, drawn)
     assert not torch.equal(other, drawn)
-    assert len(first) == 10  # 1 % of 360 would be 4
-    assert len(detectors.NNGuide(k=10, share=0.5).fit(world.bank, world.head).bank) == 180
+    for share, batch_size, expected in ((0.01, 200, 200), (0.5, 90, 270), (0.5, 200, 200), (0.01, 1, 10), (1, 200, 360)):
+        hyper = {"k": 10, "share": share, "batch_size": batch_size}  # more than share of 360, in whole batches
+        assert len(detectors.NNGuide(**hyper).fit(world.bank, world.head).bank) == expected, hyper
 
 
 def test_fdbd_of_many_classes_has_no_boundary_between_equal_ones_either():
