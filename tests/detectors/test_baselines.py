@@ -266,7 +266,13 @@ def test_nnguide_keeps_the_first_samples_or_draws_them(make_world):
     assert torch.equal(drawn, again)
     assert not torch.equal(first, drawn)
     assert not torch.equal(other, drawn)
-    for share, batch_size, expected in ((0.01, 200, 200), (0.5, 90, 270), (0.5, 200, 200), (0.01, 1, 10), (1, 200, 360)):
+    for share, batch_size, expected in (
+        (0.01, 200, 200),
+        (0.5, 90, 270),
+        (0.5, 200, 200),
+        (0.01, 1, 10),
+        (1, 200, 360),
+    ):
         hyper = {"k": 10, "share": share, "batch_size": batch_size}  # more than share of 360, in whole batches
         assert len(detectors.NNGuide(**hyper).fit(world.bank, world.head).bank) == expected, hyper
 

@@ -66,10 +66,10 @@ def test_a_lead_is_the_difference_of_the_averages_and_lower_fpr95_is_better():
     assert (back.value, back.low, back.high) == pytest.approx((-rate.value, -rate.high, -rate.low), abs=0.01)
     for metric, choose, ours in (("auroc", max, True), ("auroc", max, False), (FPR95, min, True), (FPR95, min, False)):
         names = [run.method for run in results.methods if ("fold" in run.method) == ours]
-        assert find_best([results], metric, ours) == choose(
+        assert find_best([[results]], metric, ours) == choose(
             names, key=lambda m: getattr(results.cells[m, "all"], metric)
         )
-    assert find_best([make_results(methods=("msp",))], "auroc", ours=True) is None
+    assert find_best([[make_results(methods=("msp",))]], "auroc", ours=True) is None
 
 
 def test_table_5_judges_the_mean_over_several_architectures():

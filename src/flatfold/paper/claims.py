@@ -231,7 +231,13 @@ def check_theorem(_: Sequence[NetworkRun]) -> Finding:
 
 def check_averages(run: NetworkRun) -> Finding:
     """Check that a variant of FOLD has the best average AUROC and FPR95 (Table 2)."""
-    return _compare_best([run.results], "average {}", "the run has no method of the FOLD family, or no other")
+    return _compare_best([[run.results]], "average {}", "the run has no method of the FOLD family, or no other")
+
+
+def check_benchmarks(benchmarks: Sequence[Sequence[Results]]) -> Finding:
+    """Check the same for the means over several benchmarks (the last column of Table 2), each with its networks."""
+    none = "no method of the FOLD family, or no other, is in the runs of all benchmarks"
+    return _compare_best(benchmarks, f"average {{}} over {len(benchmarks)} benchmarks", none)
 
 
 def check_networks(runs: Sequence[NetworkRun]) -> Finding:
@@ -240,35 +246,35 @@ def check_networks(runs: Sequence[NetworkRun]) -> Finding:
     if len(set(map(family_of, results))) == 1:
         return Finding("This run has one architecture, so that nothing can be said about several", [])
     none = "No method of the FOLD family, or no other, is in the runs of all networks"
-    shows, checks = _compare_best(results, f"average {{}} over {len(runs)} networks", none)
+    shows, checks = _compare_best([[each] for each in results], f"average {{}} over {len(runs)} networks", none)
     return Finding(f"Over {len(runs)} networks {shows}" if checks else shows, checks)
 
 
-def _compare_best(runs: Sequence[Results], label: str, none: str) -> Finding:
-    """Compare the best variant of FOLD with the best other method, by means over runs."""
+def _compare_best(groups: Sequence[Sequence[Results]], label: str, none: str) -> Finding:
+    """Compare the best variant of FOLD with the best other method, by means over groups of the means over runs."""
     checks, shows = list[Check](), list[str]()
     for metric, name in METRICS.items():
-        ours, other = (find_best(runs, metric, family) for family in (True, False))
+        ours, other = (find_best(groups, metric, family) for family in (True, False))
         if ours is None or other is None:
             return Finding(none, [])
-        leads = [compute_lead(run, metric, ours, other) for run in runs]
-        lead = Interval(*(fmean(ends) for ends in zip(*leads, strict=True)))
-        a, b = (_percent(_mean(runs, metric, method)) for method in (ours, other))
-        shows.append(f"{'mean' if len(runs) > 1 else 'average'} {name} of {ours} {a}, of {other} {b}")
+        leads = [_mean_interval([compute_lead(run, metric, ours, other) for run in group]) for group in groups]
+        lead = _mean_interval(leads)
+        a, b = (_percent(_mean(groups, metric, method)) for method in (ours, other))
+        shows.append(f"{'mean' if len(groups) > 1 else 'average'} {name} of {ours} {a}, of {other} {b}")
         text = f"{label.format(name)}: {ours} {a}, {other} {b}, better by {_points(*lead)} points"
         checks.append((text, _above_zero(lead.low, lead.high)))
     return Finding(" and ".join(shows), checks)
 
 
-def find_best(runs: Sequence[Results], metric: str, ours: bool) -> str | None:
+def find_best(groups: Sequence[Sequence[Results]], metric: str, ours: bool) -> str | None:
     """Return the method with the best mean, of FOLD's variants or of all others, among those that are in all runs."""
-    sign = 1 if metric == FPR95 else -1
+    sign, runs = 1 if metric == FPR95 else -1, [run for group in groups for run in group]
     methods = [
         run.method
         for run in runs[0].methods
         if (run.name in FOLD_FAMILY) == ours and all((run.method, "all") in each.cells for each in runs)
     ]
-    return min(methods, key=lambda method: sign * _mean(runs, metric, method), default=None)
+    return min(methods, key=lambda method: sign * _mean(groups, metric, method), default=None)
 
 
 def compute_lead(results: Results, metric: str, ours: str, other: str) -> Interval:
@@ -278,7 +284,7 @@ def compute_lead(results: Results, metric: str, ours: str, other: str) -> Interv
         a, b = (column_influence(results.scores, method, members) for method in (ours, other))
         difference = paired_difference(a, b)
         return Interval(difference.value, difference.low, difference.high)
-    value = _mean([results], FPR95, other) - _mean([results], FPR95, ours)
+    value = _mean([[results]], FPR95, other) - _mean([[results]], FPR95, ours)
     redrawn = resampled(results.scores, (other, ours), members, RATE_REPLICATES, 0, (FPR95,))
     theirs, mine = (np.mean([redrawn[method, d][FPR95] for d in members], axis=0) for method in (other, ours))
     return Interval(value, *percentile_interval(value, theirs - mine))
@@ -287,7 +293,7 @@ def compute_lead(results: Results, metric: str, ours: str, other: str) -> Interv
 def check_data_sets(run: NetworkRun) -> Finding:
     """Check that the best variant of FOLD is competitive on average (Tables 8 to 11)."""
     results, cells = run.results, run.results.cells
-    ours = find_best([results], "auroc", ours=True)
+    ours = find_best([[results]], "auroc", ours=True)
     if ours is None:
         return Finding("the run has no method of the FOLD family", [])
 
@@ -448,8 +454,13 @@ def _costs_by_name(run: NetworkRun) -> dict[str, Cost]:
     return {re.split("[:@]", cost.method)[0]: cost for cost in reversed(run.ablations.costs)}
 
 
-def _mean(runs: Sequence[Results], metric: str, method: str) -> float:
-    return fmean(getattr(run.cells[method, "all"], metric) for run in runs)
+def _mean(groups: Sequence[Sequence[Results]], metric: str, method: str) -> float:
+    return fmean(fmean(getattr(run.cells[method, "all"], metric) for run in group) for group in groups)
+
+
+def _mean_interval(intervals: Sequence[Interval]) -> Interval:
+    """Return the mean of values, with the mean of their intervals: wide enough for any overlap of their images."""
+    return Interval(*(fmean(ends) for ends in zip(*intervals, strict=True)))
 
 
 def statistic(study: Study, dataset: str, space: Space, name: Name) -> Statistic:
