@@ -34,7 +34,7 @@ def paper(
     folders: Annotated[
         list[Path] | None,
         Argument(
-            help="Folder that `flatfold bench` wrote, for one network or for several; one for each benchmark to average."
+            help="Folder that `flatfold bench` wrote, for one network or several; several folders: one for each benchmark."
         ),
     ] = None,
     table: Annotated[
