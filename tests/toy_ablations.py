@@ -140,7 +140,7 @@ def make_costs(methods=METHODS, **changed):
     found = []
     for method in ("forward", *methods):
         name = method.partition("@")[0]
-        default = (9.0 if name.startswith("auto") else 0.1, 0.2)
+        default = (3.0 if name.startswith("auto") else 0.1, 0.2)
         setup, inference = changed.get(name.replace("-", "_"), known.get(name, default))
         found.append(Cost(method, "features", setup, inference, 0.95 * inference, 1.05 * inference, 9, None, 256))
     return found

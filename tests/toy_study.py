@@ -77,6 +77,10 @@ def add_dataset(study, name, group, h, weight):
     study.traces[f"logit/{name}"] = np.trace(np.stack(inner), axis1=1, axis2=2)
     study.traces[f"feature/{name}"] = np.trace(over_features, axis1=1, axis2=2)
     study.traces[f"parameter/{name}"] = np.trace(over_parameters, axis1=1, axis2=2)
+    for space, each in (("parameter", over_parameters), ("feature", over_features)):
+        vector = np.linalg.eigh(each.mean(0))[1][:, -1]
+        study.top_shares[f"{space}/{name}"] = np.einsum("i,nij,j->n", vector, each, vector)
+    study.square_shares[f"feature/{name}"] = (over_features * over_features.mean(0)).sum((1, 2))
     study.trace_stderr[f"parameter/{name}"] = 0.1 * study.traces[f"parameter/{name}"]
     mean = np.pad(over_parameters.mean(0), (0, IDLE))
     study.nodes[f"parameter/{name}"], study.weights[f"parameter/{name}"] = quadrature(mean)

@@ -28,6 +28,11 @@ def test_the_largest_eigenvalue_is_that_of_the_dense_matrix(network, matrix, los
     assert got.value == pytest.approx(expected, rel=1e-5)
     assert abs(got.value - expected) <= got.stderr + 1e-9
     assert got.matvecs <= 20
+    vector = torch.linalg.eigh(dense_matrix(matrix, model, x, loss, LABELS))[1][:, -1]
+    single = [dense_matrix(matrix, model, x[i : i + 1], loss, LABELS[i : i + 1]) for i in range(6)]
+    along = torch.stack([vector @ one @ vector for one in single])
+    assert_close(got.shares, along, rtol=0, atol=2e-3 * float(along.abs().max()))  # its error is that of the vector
+    assert float(got.shares.mean()) == pytest.approx(expected, rel=1e-4)
     assert (got.method, got.matrix, got.loss, got.seed, got.rows) == ("Lanczos", matrix, loss, 0, 6)
 
 

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from flatfold.curvature import (
     feature_eigenvalues,
     feature_lambda_max,
+    feature_shares,
     feature_spectrum,
     feature_trace,
     logit_eigenvalues,
@@ -53,6 +54,22 @@ def confident_logits(n, c):
     logits = torch.randn(n, c, generator=g)
     logits[torch.arange(n), torch.arange(n) % c] += 23 + torch.log(torch.tensor(float(c)))
     return logits
+
+
+@pytest.mark.parametrize(("c", "d"), [(5, 8), (12, 4)])
+def test_the_shares_of_inputs_have_the_error_of_a_bootstrap(c, d):
+    h, w, b = make_case(150, c, d)
+    each, logits = in_features(h, w, b), h @ w.T + b
+    top, square = feature_shares(w, logits.split(64))
+    values, vectors = torch.linalg.eigh(each.mean(0))
+    assert_close(top, (each @ vectors[:, -1]) @ vectors[:, -1])
+    assert_close(square, (each * each.mean(0)).sum((1, 2)))
+    assert_close(square.mean(), values.square().sum())
+    g = torch.Generator().manual_seed(0)
+    drawn = torch.stack([each[torch.randint(150, (150,), generator=g)].mean(0) for _ in range(300)])
+    redrawn = torch.linalg.eigvalsh(drawn)
+    for shares, factor, found in ((top, 1, redrawn[:, -1]), (square, 2, redrawn.square().sum(-1))):
+        assert float(factor * shares.std() / 150**0.5) == pytest.approx(float(found.std()), rel=0.15)
 
 
 @pytest.mark.parametrize(("n", "c", "d"), SHAPES)

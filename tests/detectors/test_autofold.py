@@ -15,22 +15,22 @@ GRID = [0.01, 0.2, 0.5, 0.9, 1.0]
 CRITERIA = ["paired", "one_vs_rest", "shrunk"]
 
 
-def naive_scores(logits, h, head, score_norm):
-    """FOLD in float64 from logits, by the definition of a variance."""
+def naive_scores(logits, h, head, score_norm, threshold=torch.inf):
+    """FOLD in float64 from logits, by the definition of a variance; entries from the threshold on do not count."""
     p, w = logits.softmax(-1), head.weight.double()
     mean = p @ w
-    trace = (p * (w[None] - mean[:, None]).square().sum(-1)).sum(-1)
+    trace = (p[:, :, None] * (w[None] - mean[:, None]).square() * (h < threshold)[:, None]).sum((1, 2))
     divisor = {None: 1.0, "weight": mean.square().sum(-1), "feature": h.square().sum(-1)}[score_norm]
     return trace / divisor
 
 
-def naive_curve(world, criterion, score_norm=None, classes=range(6)):
+def naive_curve(world, criterion, score_norm=None, classes=range(6), threshold=torch.inf):
     """Mask, score, rank: one class and one exponent at a time."""
     labels, curve = world.bank.labels, []
     for alpha in GRID:
         h = world.bank.features.double()
         if criterion == "shrunk":
-            curve.append(naive_shrunk(world, h, alpha, score_norm, classes))
+            curve.append(naive_shrunk(world, h, alpha, score_norm, classes, threshold))
             continue
         h = h / h.norm(dim=-1, keepdim=True) ** alpha
         logits = h @ world.head.weight.double().T + world.head.bias.double()
@@ -38,15 +38,15 @@ def naive_curve(world, criterion, score_norm=None, classes=range(6)):
         for k in classes:
             masked_logits = logits.clone()
             masked_logits[:, k] = -torch.inf
-            plain = naive_scores(logits, h, world.head, score_norm)
-            masked = naive_scores(masked_logits, h, world.head, score_norm)
+            plain = naive_scores(logits, h, world.head, score_norm, threshold)
+            masked = naive_scores(masked_logits, h, world.head, score_norm, threshold)
             known = plain[labels == k] if criterion == "paired" else masked[labels != k]
             aurocs.append(ff.auroc(known, masked[labels == k]))
         curve.append(np.mean(aurocs))
     return torch.tensor(curve, dtype=torch.float64)
 
 
-def naive_shrunk(world, h, alpha, score_norm, classes):
+def naive_shrunk(world, h, alpha, score_norm, classes, threshold):
     """Score everybody as they are, and half as long without their own class; rank all of them together."""
     rows = torch.isin(world.bank.labels, torch.tensor(list(classes)))
     sides = []
@@ -56,7 +56,7 @@ def naive_shrunk(world, h, alpha, score_norm, classes):
         logits = short @ world.head.weight.double().T + world.head.bias.double()
         if length < 1:
             logits[torch.arange(len(logits)), world.bank.labels[rows]] = -torch.inf
-        sides.append(naive_scores(logits, short, world.head, score_norm))
+        sides.append(naive_scores(logits, short, world.head, score_norm, threshold))
     return ff.auroc(*sides)
 
 
@@ -121,6 +121,27 @@ def test_the_variants_choose_a_percentile_by_the_shrunk_criterion_too(name, blur
     assert_close(detector.maxima_.double(), maxima, rtol=0, atol=1e-6)
     assert maxima.std() > 1e-4
     assert_close(float(detector.chosen.detector.alpha_), GRID[int(curves[int(maxima.argmax())].argmax())])
+
+
+@pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_autofold_r_can_leave_out_what_react_clips_as_the_authors_do(criterion, blurred):
+    short = ff.FeatureBank(0.05 * blurred.bank.features, blurred.bank.labels)  # normalised ones exceed the threshold
+    threshold = float(torch.quantile(short.features.double(), 0.9))
+    world = type(blurred)(blurred.head, ff.FeatureBank(short.features.clamp(max=threshold), short.labels), None)
+    for score_norm in (None, "weight", "feature"):
+        hyper = {"criterion": criterion, "grid": GRID, "percentile": 90, "score_norm": score_norm}
+        plain, masked = (ff.create("autofold-r", **hyper, masked=m).fit(short, blurred.head) for m in (False, True))
+        expected = naive_curve(world, criterion, score_norm, threshold=threshold)
+        assert_close(masked.detector.curve_.double(), expected, rtol=0, atol=1e-6)
+        assert (plain.detector.curve_.double() - expected).abs().max() > 1e-2, score_norm
+        fold = ff.create("fold-r", alpha=float(masked.detector.alpha_), score_norm=score_norm, masked=True)
+        h = 0.05 * blurred.unknown
+        assert_close(masked(h), fold.fit(short, blurred.head)(h), rtol=1e-5, atol=0)
+    authors = ff.create("autofold-r", preset="authors", grid=GRID).fit(short, blurred.head)
+    assert float(authors.detector.alpha_) == pytest.approx(
+        GRID[int(naive_curve(world, "one_vs_rest", threshold=threshold).argmax())]
+    )
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)

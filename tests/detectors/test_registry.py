@@ -79,7 +79,7 @@ AUTHORS = {
     "fold-r": {"alpha": 0.1, "percentile": 90, "score_norm": None, "masked": True},
     "fold-a": {"alpha": 0.1, "percentile": 90, "score_norm": "weight"},
     "autofold": {"criterion": "one_vs_rest", "max_classes": 20, "seed": 42, "score_norm": "weight"},
-    "autofold-r": {"criterion": "one_vs_rest", "max_classes": 20, "seed": 42, "score_norm": None, "percentile": 90},
+    "autofold-r": {"criterion": "one_vs_rest", "max_classes": 20, "seed": 42, "percentile": 90, "masked": True},
     "autofold-a": {"criterion": "one_vs_rest", "max_classes": 20, "seed": 42, "score_norm": "weight", "percentile": 90},
 }
 

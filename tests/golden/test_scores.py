@@ -1,11 +1,14 @@
 """The scores of every registered method on one small fixed world, in float64."""
 
+import json
+
+import numpy as np
 import pytest
 
 import flatfold as ff
 from flatfold.detectors import METHODS
 from tests.golden.inputs import batches, load, network
-from tests.golden.pins import check
+from tests.golden.pins import EXPECTED, check
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:AutoFold's curve is flat",
@@ -53,6 +56,20 @@ def test_methods_that_run_the_network():
         detector = ff.create(name).fit(function, double["train"])
         found[name] = {part: detector(double[part][0][0][:12]).tolist() for part in ("test", "noise")}
     check("input_scores", found)
+
+
+def test_methods_agree_with_openoods_steps():
+    """Its confidences for the same float32 inputs; they grow where our scores fall."""
+    tensors, model = load(), network()
+    bank, head = ff.FeatureBank(tensors["features"], tensors["labels"]), ff.Head(tensors["weight"], tensors["bias"])
+    inputs = {name: batches(name)[0][0] for name in ("train", "test", "noise")}
+    functions = {"odin": ff.logits_function(model), "mdsens": ff.layers_of(model, inputs["train"], "stem")}
+    for name, expected in json.loads((EXPECTED / "reference_scores.json").read_text(encoding="utf-8")).items():
+        sees = METHODS[name].sees == "features"
+        detector = ff.create(name).fit(*((bank, head) if sees else (functions[name], batches("train"))))
+        for part, confidences in expected.items():
+            got = detector(tensors[part] if sees else inputs[part][:12])
+            np.testing.assert_allclose(-got.numpy(), confidences, rtol=2e-6, err_msg=name)
 
 
 def test_metrics():

@@ -5,7 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.paper.claims import large_share, mean_auroc, quartile_ratio, rank_aurocs, statistic, trace_auroc
+from flatfold.paper.claims import (
+    count_modes,
+    large_share,
+    mean_auroc,
+    quartile_ratio,
+    rank_aurocs,
+    spectral_spread,
+    statistic,
+    trace_auroc,
+    unimodality,
+)
 from flatfold.paper.exhibits import compute_verdicts, judge
 from tests.toy_ablations import make_ablations, make_network_run
 from tests.toy_study import auroc, make_study
@@ -32,15 +42,20 @@ def holds():
 def with_values(study, values, error=0.01):
     """Return a study whose figures are the same in every space and of every kind, by data set."""
     changed = [replace(s, value=values[s.dataset], stderr=error * values[s.dataset]) for s in study.statistics]
-    sure = {name: np.full_like(traces, values[name.partition("/")[2]]) for name, traces in study.traces.items()}
-    return replace(study, statistics=changed, traces=sure)
+    sure, top = (
+        {name: np.full_like(each, values[name.partition("/")[2]]) for name, each in arrays.items()}
+        for arrays in (study.traces, study.top_shares)
+    )
+    return replace(study, statistics=changed, traces=sure, top_shares=top)
 
 
-def test_the_error_of_a_trace_counts_the_images_and_groups_have_independent_errors(study):
-    traces, cell = study.traces["parameter/a"], study.cells["a", "parameter", "trace"]
-    drawn = np.sqrt(((traces - traces.mean()) ** 2).sum() / (len(traces) - 1) / len(traces))
-    assert statistic(study, "a", "parameter", "trace").stderr == pytest.approx(np.hypot(cell.stderr, drawn), rel=1e-12)
-    assert statistic(study, "a", "parameter", "lambda_max") == study.cells["a", "parameter", "lambda_max"]
+def test_errors_count_the_images_and_groups_have_independent_errors(study):
+    for name, values in (("trace", study.traces["parameter/a"]), ("lambda_max", study.top_shares["parameter/a"])):
+        cell, found = study.cells["a", "parameter", name], statistic(study, "a", "parameter", name)
+        drawn = np.sqrt(((values - values.mean()) ** 2).sum() / (len(values) - 1) / len(values))
+        assert found.stderr == pytest.approx(np.hypot(cell.stderr, drawn), rel=1e-12)
+        assert found.value == cell.value == pytest.approx(values.mean(), rel=1e-9)
+    assert statistic(replace(study, top_shares={}), "a", "parameter", "lambda_max").stderr == np.inf
     near, a, b = (statistic(study, name, "feature", "trace") for name in ("near", "a", "b"))
     assert near.value == pytest.approx((a.value + b.value) / 2, rel=1e-12)
     assert near.stderr == pytest.approx(np.hypot(a.stderr, b.stderr) / 2, rel=1e-12)
@@ -87,10 +102,26 @@ def test_traces_of_single_inputs_must_be_shifted_by_more_than_their_errors_and_b
         return holds(number, study=replace(study, traces={**study.traces, **traces}, trace_stderr={}))
 
     for number in ("Figure 2", "Figures 12 to 15"):
-        assert of(number, (0, 1), (3, 1)) == [True] * 4
-        assert of(number, (3, 1), (0, 1)) == [False] * 4
-    assert of("Figure 2", (0, 1), (1.5, 0.1)) == [True, False] * 2
+        assert of(number, (0, 1), (3, 1))[:4] == [True] * 4
+        assert of(number, (3, 1), (0, 1))[:4] == [False] * 4
+    assert of("Figure 2", (0, 1), (1.5, 0.1)) == [True, False] * 2 + [False]  # and one mode
     assert None in of("Figures 12 to 15", (0, 1), (0, 1), n=25)
+
+
+def test_several_modes_are_found_and_a_single_one_is_not_taken_for_more(study, holds):
+    rng = np.random.default_rng(4)
+    two = np.concatenate([rng.normal(0, 1, 120), rng.normal(5, 1, 80)])
+    assert count_modes(two, 0.5) == 2
+    assert count_modes(two, 5.0) == 1
+    assert unimodality(two) < 0.01
+    assert unimodality(np.exp(two)) == pytest.approx(unimodality(two), abs=0.02)  # traces above 0 on a logarithmic axis
+    levels = [unimodality(rng.lognormal(size=150)) for _ in range(8)]
+    assert sum(level < 0.05 for level in levels) <= 2
+    assert unimodality(np.zeros(5)) == unimodality(np.array([1.0, 2.0])) == 1.0
+    for names, expected in (("abcd", True), ("ab", True), ("a", None)):  # at least half of them
+        traces = {**study.traces, **{f"parameter/{name}": rng.lognormal(size=200) for name in "abcd"}}
+        traces |= {f"parameter/{name}": np.exp(two) for name in names}
+        assert holds("Figure 2", study=replace(study, traces=traces, trace_stderr={}))[-1] is expected, names
 
 
 def test_the_ratio_of_quartiles_has_an_interval_that_covers_it():
@@ -116,7 +147,21 @@ def test_spectra_must_reach_further_than_the_id_one_and_be_broader_over_features
     assert large_share(study, "parameter", "a") == pytest.approx(expected)
     assert holds("Figure 7", study=with_values(study, {**UP, "c": 1.5, "d": 1.5}))[:4] == [True] * 4
     assert holds("Figure 7", study=with_values(study, DOWN))[:4] == [False] * 4
-    assert holds("Figure 7", study=study)[4:] == [True] * 5
+    assert holds("Figure 7", study=study)[4:9] == [True] * 5
+    spread, error = spectral_spread(study, "a")
+    assert spread == pytest.approx(study.nodes["feature/a"][0].std())
+    assert 0 < error < spread
+    zero = {name: 0 * values for name, values in study.square_shares.items()}
+    ends = {name: [True, None, False][(name[-1] > "a") + (name[-1] > "b")] for name in "abcd"}
+    nodes = {
+        f"feature/{name}": np.linspace(0, {True: 4, None: 2, False: 1}[ends.get(name)], 9)[None]
+        for name in study.datasets
+    }
+    flat = {name: 0 * values for name, values in study.traces.items()}
+    weights = {**study.weights, **{name: np.full((1, 9), 1 / 9) for name in nodes}}
+    changed = replace(study, nodes={**study.nodes, **nodes}, weights=weights, square_shares=zero, traces=flat)
+    assert holds("Figure 7", study=changed)[9:] == list(ends.values())
+    assert holds("Figure 7", study=replace(changed, square_shares={}))[9:] == [None] * 4
     others = {"parameter": "feature", "feature": "parameter", "logit": "logit"}
 
     def swapped(entries):
@@ -124,7 +169,7 @@ def test_spectra_must_reach_further_than_the_id_one_and_be_broader_over_features
 
     statistics = [replace(each, space=others[each.space]) for each in study.statistics]
     spectra = {"nodes": swapped(study.nodes), "weights": swapped(study.weights)}
-    assert holds("Figure 7", study=replace(study, statistics=statistics, **spectra))[4:] == [False] * 5
+    assert holds("Figure 7", study=replace(study, statistics=statistics, **spectra))[4:9] == [False] * 5
 
 
 def test_partial_normalisation_must_widen_the_gap_at_most_ranks_and_full_make_it_collapse(study, holds):

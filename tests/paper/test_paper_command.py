@@ -1,6 +1,7 @@
 """``flatfold paper``: runs beside the tables of the paper, and these tables themselves."""
 
 import json
+from itertools import product
 
 import pytest
 
@@ -9,6 +10,7 @@ from flatfold.paper.tables import TABLES, Contradiction, contradictions
 from tests.cli.images import read_rows
 from tests.cli.running import assert_mistakes, succeed, words
 from tests.command import flatfold
+from tests.toy_ablations import make_results
 
 SETS = {"cifar100": "near", "tin": "near", "mnist": "far", "svhn": "far", "texture": "far", "places365": "far"}
 MSP = {"cifar100": 87.19, "tin": 88.87, "mnist": 92.63, "svhn": 91.46, "texture": 89.89, "places365": 88.92}
@@ -80,6 +82,20 @@ def test_each_family_has_tables_of_its_own_and_only_some_are_not_comparable(tmp_
     assert output.count("NOT COMPARABLE") == output.count("NOT COMPARABLE: two and") == 2
 
 
+def test_folders_of_several_benchmarks_are_averaged(tmp_path):
+    for name, places in (("cifar10", SETS), ("cifar100", {"cifar10": "near", **SETS})):
+        sets = {place: group for place, group in places.items() if place != name}
+        results = make_results(methods=("msp", "fold"), sets=sets, name=name, protocol=f"openood-1.5/{name}")
+        results.suite.update(architecture="openood/resnet18_32x32", deviations=[])
+        results.save(tmp_path / name)
+    output = words(succeed("paper", "cifar10", "cifar100", "--csv", "means.csv", cwd=tmp_path).stdout)
+    assert "mean over 2 benchmarks and the table main" in output
+    assert "FOLD-R 87.91 and ReAct 86.28, better by 1.63 points" in output
+    assert "The claim holds here: average AUROC over 2 benchmarks: fold" in output
+    means = [row for row in read_rows(tmp_path / "means.csv") if row["table"] == "main"]
+    assert {(row["method"], row["metric"]) for row in means} == set(product(("msp", "fold"), ("auroc", "fpr95")))
+
+
 @pytest.mark.usefixtures("terminal")
 def test_a_narrow_terminal_gets_the_averages(tmp_path):
     save_three(tmp_path)
@@ -97,6 +113,7 @@ def test_mistakes(tmp_path):
         (["--anyway"], 2, "--anyway"),
         (["--csv", "x.csv"], 2, "--csv"),
         (["empty"], 1, "results.json"),
+        (["runs", "more", "--table", "cifar10"], 2, "--table"),
     ]
     assert_mistakes(("paper",), cases, tmp_path)
     output = succeed("paper", "runs", "--anyway", "--table", "cifar100", cwd=tmp_path).stdout

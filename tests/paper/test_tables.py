@@ -14,6 +14,7 @@ from flatfold.paper.tables import (
     TABLES,
     TUNED,
     Contradiction,
+    average_benchmarks,
     compare_with_paper,
     contradictions,
     read_table,
@@ -152,6 +153,47 @@ def test_each_architecture_has_its_column():
     assert {line.family: line.reported for line in lines} == expected
     assert {(line.table, line.dataset) for line in lines} == {("imagenet1k_architectures", "all")}
     assert [line.family for line in lines if line.remark] == ["DenseNet"]  # whose last ReLU the released code drops
+
+
+SUITES = {
+    "cifar10": (CIFAR10, "openood/resnet18_32x32"),
+    "cifar100": (
+        {"cifar10": "near"} | {name: group for name, group in CIFAR10.items() if name != "cifar100"},
+        "openood/resnet18_32x32",
+    ),
+    "imagenet200": (IMAGENET, "openood/resnet18_224x224"),
+    "imagenet1k": (IMAGENET, "openood/resnet50"),
+}
+
+
+def benchmarks(*names, **kind):
+    """Lines of one run of each benchmark, of which the n-th has AUROCs of 80 + n percent."""
+    lines = []
+    for place, name in enumerate(names):
+        sets, architecture = SUITES[name]
+        known = {"protocol": f"openood-1.5/{name}", "architecture": architecture, "name": name, **kind}
+        lines += compare_with_paper([make_run(0.8 + place / 100, sets=sets, **known)])
+    return lines
+
+
+def test_the_mean_over_the_benchmarks_is_the_last_column_of_the_papers_table():
+    means = average_benchmarks(benchmarks(*SUITES))
+    assert [(line.method, line.metric) for line in means] == [
+        (method, metric) for method in ("msp", "knn@ood") for metric in ("auroc", "fpr95")
+    ]
+    line = find(means, dataset="all")
+    assert (line.table, line.reported, line.measured) == ("main", 84.35, pytest.approx(81.5))  # 80 to 83
+    assert (line.low, line.high, line.inside) == (pytest.approx(80.5), pytest.approx(82.5), False)
+    assert "cifar10, cifar100, imagenet200: networks: 1 here" in line.remark
+    two = find(average_benchmarks(benchmarks("cifar10", "imagenet1k")), dataset="all")
+    assert two.reported == pytest.approx((89.83 + 81.55) / 2)
+    assert "2 of 4 benchmarks: cifar10, imagenet1k" in two.remark
+    mixed = benchmarks("cifar10", methods=("knn@ood",)) + benchmarks("cifar100", methods=("knn", "msp"))
+    assert {line.method for line in average_benchmarks(mixed)} == {"knn"}
+    with pytest.raises(ValueError, match=r"at least 2.*got cifar10"):
+        average_benchmarks(benchmarks("cifar10"))
+    with pytest.raises(ValueError, match="net and other"):
+        average_benchmarks(benchmarks(*SUITES) + benchmarks("cifar10", family="other"))
 
 
 NOT_COMPARABLE = [

@@ -110,6 +110,7 @@ def test_hyper_parameters_rate_and_transform_travel_with_the_file(model, tmp_pat
         "knn": {"k": 3, "storage": "float16"},
         "fold-r": {"masked": True, "percentile": 85},
         "autofold-a": {"percentile": (70, 80), "grid": (0.1, 0.5)},
+        "autofold-r": {"masked": True, "grid": (0.1, 0.5)},
     }.items():
         guard = ff.Guard.fit(model, [known(200)], ff.create(name, **hyper), 0.1, transform=transform)
         guard.at(0.3).save(path)

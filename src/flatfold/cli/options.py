@@ -128,7 +128,8 @@ PANELS = {
         "image_column label_column labels data limit limit_fit samples shard max_unreadable any_counts read"
     ),
     "Method": (
-        "methods method add own fit calibration fpr confidence per_class table anyway matrix loss probes steps alpha bootstrap"
+        "methods method add own fit calibration fpr confidence per_class table anyway matrix loss probes steps alpha "
+        "bootstrap"
     ),
     "Access": "host port token_file no_token allow_host allow_origin docs",
     "Limits": "max_batch max_waiting max_body max_images max_pixels timeout",

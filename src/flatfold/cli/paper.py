@@ -32,8 +32,11 @@ COLOURS = {"agrees": "green", "partly": "yellow", "disagrees": "red"}
 
 
 def paper(
-    folder: Annotated[
-        Path | None, Argument(help="Folder that `flatfold bench` wrote, for one network or for several.")
+    folders: Annotated[
+        list[Path] | None,
+        Argument(
+            help="Folder that `flatfold bench` wrote, for one network or several; several folders: one for each benchmark."
+        ),
     ] = None,
     table: Annotated[
         str | None,
@@ -45,17 +48,22 @@ def paper(
     """Compare a run with the numbers of the paper.
 
     Compares AUROC and FPR95, and counts how many of the paper's numbers lie inside the run's intervals. Several
-    networks of one family are averaged, as in the paper. A run on other data, on part of it or with another network is
+    networks of one family are averaged, as in the paper. Folders of several benchmarks are averaged too, which is the
+    last column of the paper's Table 2 and its headline. A run on other data, on part of it or with another network is
     refused unless --anyway is given. Without a folder, list the tables of the paper and where it contradicts itself;
     with --table alone, show one table.
 
     Example: flatfold paper out/cifar10 --csv comparison.csv
 
+    Example: flatfold paper out/cifar10 out/cifar100 out/imagenet200 out/imagenet1k
+
     Example: flatfold paper --table cifar10
     """
     console = open_console(listing=True)
-    if folder is not None:
-        _print_comparison(console, folder, table, anyway, csv)
+    if folders and len(folders) > 1 and table is not None:
+        raise typer.BadParameter("--table is for a single folder: several are compared with the table of each.")
+    if folders:
+        _print_comparison(console, folders, table, anyway, csv)
     elif anyway or csv is not None:
         raise typer.BadParameter("--anyway and --csv need the folder of a run.")
     elif table is None:
@@ -178,21 +186,48 @@ def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
     console.print(f"{len(verdicts)} claims: {', '.join(f'{count} {word}' for word, count in counts.items())}.")
 
 
-def _print_comparison(console: Console, folder: Path, table: str | None, anyway: bool, csv: Path | None) -> None:
+def _print_comparison(
+    console: Console, folders: Sequence[Path], table: str | None, anyway: bool, csv: Path | None
+) -> None:
     from dataclasses import asdict
 
     from ..evaluate.results import as_csv
     from ..evaluate.summary import load_runs
     from ..io.files import write_atomically
-    from ..paper.tables import compare_with_paper
+    from ..paper.claims import check_benchmarks
+    from ..paper.tables import BENCHMARKS, average_benchmarks, compare_with_paper
 
-    lines = compare_with_paper(list(load_runs(folder).values()), table, anyway)
-    for place in dict.fromkeys((line.family, line.table) for line in lines):
-        _print_family(console, [line for line in lines if (line.family, line.table) == place])
+    runs = [list(load_runs(folder).values()) for folder in dict.fromkeys(folders)]
+    lines = [line for some in runs for line in compare_with_paper(some, table, anyway)]
+    averages = average_benchmarks(lines) if len(runs) > 1 else []  # raises before anything is printed
+    for place in dict.fromkeys((line.family, line.table) for line in [*lines, *averages]):
+        _print_family(console, [line for line in [*lines, *averages] if (line.family, line.table) == place])
+    if averages:
+        console.print(f"The paper's headline, on all {len(BENCHMARKS)} benchmarks: {_find_headline()}.")
+        for text, holds in check_benchmarks(runs).checks:
+            result = {True: "holds here", None: "is undecided here", False: "does not hold here"}[holds]
+            console.print(f"The claim {result}: {text}.", markup=False)
     if csv is not None:
-        write_atomically(csv, as_csv(map(asdict, lines)))
-        say(f"{len(lines)} lines -> {csv}")
-    print_json(lines=lines, csv=csv)
+        write_atomically(csv, as_csv(map(asdict, [*lines, *averages])))
+        say(f"{len(lines) + len(averages)} lines -> {csv}")
+    print_json(lines=[*lines, *averages], csv=csv)
+
+
+def _find_headline() -> str:
+    """Return by how much the best variant of FOLD leads the best other method in the paper."""
+    from ..paper.tables import AVERAGE, FOLD_FAMILY, MAIN, read_table
+
+    leads = []
+    for metric, sign in (("auroc", 1), ("fpr95", -1)):
+        column = [number for number in read_table(MAIN) if (number.column, number.metric) == (AVERAGE, metric)]
+        best = {
+            ours: max((n for n in column if (n.row.lower() in FOLD_FAMILY) == ours), key=lambda n: sign * n.value)
+            for ours in (True, False)
+        }
+        lead = sign * (best[True].value - best[False].value)
+        names = " and ".join(f"{number.row} {number.value:.2f}" for number in best.values())
+        leads.append(f"{METRICS[metric]} of {names}, better by {lead:.2f} points")
+    return "; ".join(leads)
 
 
 def _print_family(console: Console, lines: Sequence[Line]) -> None:

@@ -34,15 +34,18 @@ class Weights(NamedTuple):
     """``(c,)``, squared norms of the centred weights."""
     distances: Tensor | None
     """``(c, c)``, squared distances between them, where these are cheaper (:func:`prefers_distances`)."""
+    mean: Tensor
+    """``(d,)``, the mean of the weights as they are."""
     square_norms: Tensor | None
     """``(c,)``, squared norms of the weights as they are; without them there is no second moment."""
 
     @classmethod
     def of(cls, weight: Tensor, second: bool = False) -> "Weights":
         """Prepare the weights ``(c, d)`` of a head, for second moments too if these are wanted."""
-        centred = weight - weight.mean(dim=0)
-        distances = affordable_distances(weight)
-        return cls(centred, centred.square().sum(dim=-1), distances, weight.square().sum(dim=-1) if second else None)
+        mean = weight.mean(dim=0)
+        centred, distances = weight - mean, affordable_distances(weight)
+        square_norms = weight.square().sum(dim=-1) if second else None
+        return cls(centred, centred.square().sum(dim=-1), distances, mean, square_norms)
 
     def draw(self, probs: Tensor) -> "Drawn":
         """Return the squared distances of classes from one that is drawn with probabilities ``(n, c)``."""
@@ -95,8 +98,56 @@ def masked_softmax(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Ten
     return q, torch.sigmoid(margin), torch.sigmoid(-margin)
 
 
-def with_and_without(logits: Tensor, classes: Tensor, weights: Weights) -> tuple[Moments, Moments]:
-    """Return the moments of each row of logits without a mask and with one class masked, from a single product."""
+class KeptMoments:
+    """Moments of which the trace counts some dimensions only, another choice in every row: the authors' FOLD-R.
+
+    ``kept`` is ``(n, d)``. Moments per dimension take one product with the weights; without a class they follow from
+    those without the likeliest class t, ``q``: the diagonal is that of :func:`~flatfold.core.hessian
+    .feature_hessian_diagonal`, whose terms are not negative.
+    """
+
+    def __init__(self, logits: Tensor, weights: Weights, kept: Tensor) -> None:
+        self.top = logits.argmax(dim=-1)
+        self.q, self.r, self.own = masked_softmax(logits, self.top)
+        self.weights, self.kept = weights, kept
+        self.mean, self.second = self.q @ weights.centred, self.q @ weights.centred.square()
+
+    def whole(self) -> Moments:
+        """Return the moments without a mask."""
+        return self._moments(self.mean, self.second, self.r, self.own)
+
+    def without(self, classes: Tensor) -> Moments:
+        """Return the moments with one class per row masked."""
+        weight, q_k = self.weights.centred[classes], self.q.gather(-1, classes[:, None]).squeeze(-1)
+        left = (1 - q_k).clamp_min(torch.finfo(q_k.dtype).eps)
+        mean = (self.mean - q_k[:, None] * weight) / left[:, None]
+        second = (self.second - q_k[:, None] * weight.square()) / left[:, None]
+        mass = 1 - self.r * q_k  # of all classes but this one
+        others = self._moments(mean, second, self.r * left / mass, self.own / mass)
+        likeliest = self._moments(self.mean, self.second, torch.ones_like(mass), torch.zeros_like(mass))
+        pairs = zip(likeliest, others, strict=True)
+        return Moments(*(None if a is None or b is None else torch.where(classes == self.top, a, b) for a, b in pairs))
+
+    def _moments(self, mean: Tensor, second: Tensor, r: Tensor, own: Tensor) -> Moments:
+        """Return those of a mixture of the likeliest class, with probability ``own``, and others with these moments."""
+        top, r, own = self.weights.centred[self.top], r[:, None], own[:, None]
+        diagonal = r * ((second - mean.square()).clamp_min(0.0) + own * (top - mean).square())
+        trace = (diagonal * self.kept).sum(dim=-1)
+        if self.weights.square_norms is None:
+            return Moments(trace)
+        return Moments(trace, trace + (r * mean + own * top + self.weights.mean).square().sum(dim=-1))
+
+
+def with_and_without(
+    logits: Tensor, classes: Tensor, weights: Weights, kept: Tensor | None = None
+) -> tuple[Moments, Moments]:
+    """Return the moments of each row of logits without a mask and with one class masked, from a single product.
+
+    ``kept``, ``(n, d)``, are the dimensions whose variance counts; all if None.
+    """
+    if kept is not None:
+        moments = KeptMoments(logits, weights, kept)
+        return moments.whole(), moments.without(classes)
     q, r, own = masked_softmax(logits, classes)
     drawn = weights.draw(q)
     u, v = drawn.trace, drawn.to_own(classes)
@@ -107,7 +158,7 @@ def with_and_without(logits: Tensor, classes: Tensor, weights: Weights) -> tuple
     return Moments(trace, r * second + own * weights.square_norms[classes]), Moments(u, second)
 
 
-def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
+def without_each(logits: Tensor, classes: Tensor, weights: Weights, kept: Tensor | None = None) -> Moments:
     r"""Return the moments ``(k, n)`` of all rows with each of k classes masked in turn, from a single product.
 
     Masking class k leaves the trace ``(tr H - p_k (D p)_k) / (1 - p_k)^2``. The difference would cancel for the
@@ -118,8 +169,13 @@ def without_each(logits: Tensor, classes: Tensor, weights: Weights) -> Moments:
         \qquad \operatorname{tr}_{t} = u
 
     Call it in float64: at the second likeliest class of a row digits are still lost, all of them when it leaves less
-    than 1e-16 of the remaining mass to the other classes.
+    than 1e-16 of the remaining mass to the other classes. ``kept`` is that of :func:`with_and_without`.
     """
+    if kept is not None:
+        moments = KeptMoments(logits, weights, kept)
+        each = [moments.without(torch.full_like(moments.top, int(k))) for k in classes]
+        second = [m.second for m in each if m.second is not None]
+        return Moments(torch.stack([m.trace for m in each]), torch.stack(second) if second else None)
     few = 2 * len(classes) < logits.shape[-1]  # else picking their columns of each matrix costs more than all columns
     columns: Tensor | slice = classes if few else slice(None)
     top = logits.argmax(dim=-1)

@@ -217,14 +217,26 @@ class MeanHessian:
         The other ``d - c`` are zero, and so is the last one returned where ``d >= c``. Without weights they are the c
         eigenvalues of the mean logit Hessian.
         """
+        values: Tensor = torch.linalg.eigvalsh(self._matrix(weight)[0]).flip(0).clamp_min(0.0)
+        if len(values) == len(self._products):
+            values[-1] = 0.0  # S maps the vector of ones to zero, exactly
+        return values
+
+    def eigenvectors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same eigenvalues ``(k,)`` and the projections of the centred weights on their vectors, ``(c, k)``.
+
+        The curvature of an input along the j-th eigenvector is the variance of the j-th column under its probabilities.
+        """
+        matrix, triangle = self._matrix(weight)
+        values, vectors = torch.linalg.eigh(matrix)
+        return values.flip(0).clamp_min(0.0), triangle.T @ vectors.flip(1)
+
+    def _matrix(self, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return ``R S R'``, which has the eigenvalues of ``W' S W`` but for zeros, and R of ``W' = Q R``."""
         pairs = self._products / self.rows
         pairs.fill_diagonal_(0.0)
         mean = pairs.sum(dim=1).diag() - pairs
-        if weight is not None:
-            # W' = Q R with orthonormal Q: W' S W and R S R' have the same eigenvalues but for zeros.
-            triangle = torch.linalg.qr(centred_weights(weight).cpu().T, mode="r").R
-            mean = triangle @ mean @ triangle.T
-        values: Tensor = torch.linalg.eigvalsh(mean).flip(0).clamp_min(0.0)
-        if len(values) == len(pairs):
-            values[-1] = 0.0  # S maps the vector of ones to zero, exactly
-        return values
+        if weight is None:
+            return mean, mean
+        triangle = torch.linalg.qr(centred_weights(weight).cpu().T, mode="r").R
+        return triangle @ mean @ triangle.T, triangle

@@ -8,6 +8,7 @@ from .estimate import Density, Estimate, Spectrum
 from .features import (
     feature_eigenvalues,
     feature_lambda_max,
+    feature_shares,
     feature_spectrum,
     feature_trace,
     logit_eigenvalues,
@@ -23,6 +24,7 @@ __all__ = [
     "Spectrum",
     "feature_eigenvalues",
     "feature_lambda_max",
+    "feature_shares",
     "feature_spectrum",
     "feature_trace",
     "logit_eigenvalues",

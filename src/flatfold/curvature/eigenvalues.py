@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from .estimate import Estimate, Level, Loss, Matrix, Spectrum
 from .exact import ggn_eigenvalues
 from .lanczos import Largest, lanczos_quadrature, largest
-from .operators import Operator, batch_operator, mean_operator
+from .operators import NoDerivative, Operator, batch_operator, curvature_along, mean_operator
 from .problem import open_problem, single_inputs
 
 LANCZOS = "Lanczos"
@@ -51,7 +52,7 @@ def param_lambda_max(
 
     Returns:
         The eigenvalue; an eigenvalue is within ``stderr``, the norm of the residual. ``method`` says so if the products
-        did not suffice.
+        did not suffice. For a data set, ``shares`` are the curvatures of its inputs along the eigenvector.
     """
     if not rtol > 0 or max_matvecs < 1:
         raise ValueError(f"rtol must be above 0 and max_matvecs at least 1, got {rtol} and {max_matvecs}.")
@@ -63,7 +64,11 @@ def param_lambda_max(
         if level == "dataset":
             found = top(mean_operator(problem))
             method = LANCZOS if found.converged else f"{LANCZOS}, stopped after {found.products} products"
-            return problem.estimate(found.value, found.bound, method, found.products, seed)
+            estimate = problem.estimate(found.value, found.bound, method, found.products, seed)
+            try:
+                return replace(estimate, shares=curvature_along(problem, found.vector))
+            except NoDerivative:  # the products needed one less
+                return estimate
         each = problem.each("largest eigenvalues")
         if matrix == "ggn":
             firsts = []

@@ -1,6 +1,6 @@
 """Results of curvature measurements: values with their errors, spectra and densities."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import pi, sqrt
 from typing import Literal
 
@@ -37,6 +37,9 @@ class Estimate:
             the exact trace, passes back through the network.
         seed: Seed of the random vectors, None where there were none.
         rows: Number of inputs.
+        shares: For the largest eigenvalue of a data set, the curvature of each input along its eigenvector, ``(n,)``.
+            Their mean is the eigenvalue, and the standard error of that mean its error over draws of the inputs, to
+            first order. None for all else, and where a step of the network has no third derivative.
     """
 
     value: float | Tensor
@@ -47,6 +50,7 @@ class Estimate:
     matvecs: int
     seed: int | None
     rows: int
+    shares: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         what = f"{MATRICES[self.matrix]} of the {LOSSES[self.loss]}, {self.method}, {self.matvecs} products"

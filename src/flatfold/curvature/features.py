@@ -107,6 +107,31 @@ def feature_spectrum(weight: Tensor, batches: Iterable[Tensor]) -> Spectrum:
     return _spectrum(mean.eigenvalues(weight), mean.rows, len(weight), weight.shape[1])
 
 
+def feature_shares(weight: Tensor, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    r"""Return what each input adds to the largest eigenvalue and to the sum of squares of the mean Hessian's spectrum.
+
+    .. math:: v^\top H_i v \quad\text{and}\quad \operatorname{tr}(H H_i), \qquad H = \frac1n \sum_i H_i, \quad H v =
+       \lambda_{\max} v
+
+    Their means are :math:`\lambda_{\max}` and :math:`\sum_j \lambda_j^2`. To first order these statistics change with
+    the inputs as their means do, the second one twice as much: the spread over the inputs is their standard error.
+
+    Args:
+        weight: Class weights of the last layer, ``(c, d)``.
+        batches: Logits, ``(n, c)`` each; they are kept in memory.
+
+    Returns:
+        Two tensors ``(n,)`` in float64.
+    """
+    weight, kept = as_matrix(weight, "weight"), list(batches)
+    values, sides = _mean_hessian(kept, len(weight)).eigenvectors(weight)
+    shares = [
+        torch.cat([feature_trace(side, as_double(logits).cpu()) for logits in kept])
+        for side in (sides[:, :1], sides * values.sqrt())
+    ]
+    return shares[0], shares[1]
+
+
 def logit_trace(logits: Tensor) -> Tensor:
     r"""Return the trace of the Hessian in the logits, for each input.
 

@@ -20,11 +20,13 @@ class Tridiagonal(NamedTuple):
         alpha: Diagonals of :math:`T_m`, ``(starts, m)`` in float64.
         beta: The off-diagonals, and last :math:`\beta_m`, ``(starts, m)`` in float64; 0 from where a process ended.
         scale: Largest length of a product with a vector of length 1 so far, ``(starts,)``: a lower bound of the norm.
+        basis: :math:`Q_m` and the vector after it, ``(starts, size)`` each.
     """
 
     alpha: Tensor
     beta: Tensor
     scale: Tensor
+    basis: list[Tensor]
 
 
 class Largest(NamedTuple):
@@ -34,6 +36,7 @@ class Largest(NamedTuple):
     bound: float  # length of its residual plus the rounding of the products: an eigenvalue is within this distance
     products: int
     converged: bool
+    vector: Tensor  # its Ritz vector, (size,)
 
 
 def lanczos(operator: Operator, starts: Tensor, steps: int) -> Iterator[Tridiagonal]:
@@ -57,7 +60,7 @@ def lanczos(operator: Operator, starts: Tensor, steps: int) -> Iterator[Tridiago
         goes_on = beta > rounding(operator) * scale
         betas.append(beta * goes_on)
         basis.append(rest * goes_on[:, None])
-        yield Tridiagonal(torch.stack(alphas, dim=1), torch.stack(betas, dim=1), scale)
+        yield Tridiagonal(torch.stack(alphas, dim=1), torch.stack(betas, dim=1), scale, basis)
         if not goes_on.any():
             return
 
@@ -82,7 +85,9 @@ def largest(operator: Operator, rtol: float, max_matvecs: int, generator: torch.
         if converged:
             break
         previous = value
-    return Largest(value, residual + noise * float(values.abs().max()), operator.products - before, converged)
+    vector = sum(float(part) * q[0] for part, q in zip(vectors[:, -1], state.basis, strict=False))  # without the next q
+    bound = residual + noise * float(values.abs().max())
+    return Largest(value, bound, operator.products - before, converged, torch.as_tensor(vector))
 
 
 def ritz(state: Tridiagonal, start: int) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,10 @@ ASYMMETRY = 1e-2  # of an entry: far beyond what rounding leaves
 ROUNDING = 1e-5  # of the norm of the matrix: a part of any network may compute in float32
 
 
+class NoDerivative(ValueError):  # noqa: N818
+    """A step of the network cannot be differentiated as often as needed."""
+
+
 def is_about_derivatives(error: RuntimeError) -> bool:
     """Tell whether an error of torch is about a missing derivative."""
     return "differentia" in str(error) or "derivative" in str(error)
@@ -115,6 +119,31 @@ def mean_operator(problem: Problem) -> Operator:
     return Operator(apply, problem.size, problem.dtype, problem.device)
 
 
+def curvature_along(problem: Problem, vector: Tensor) -> Tensor:
+    r"""Return the curvature ``v' H_i v`` of every input along a vector, ``(rows,)`` in float64 on the CPU.
+
+    The loss of each input gets a weight, and ``v' H v`` of the weighted sum is differentiated by these weights.
+    """
+    parameters = list(problem.parameters.values())
+    v = _in_shapes(vector.to(problem.device), parameters)
+    found = []
+    for batch in problem.each("curvature of single inputs"):
+        logits, values = problem.losses(batch)
+        if problem.matrix == "ggn":
+            u = torch.zeros_like(logits, requires_grad=True)
+            (pushed,) = _back(_back([logits], parameters, [u], create_graph=True), [u], v)
+            shares = (logit_hessian_product(logits.detach().softmax(dim=-1), pushed) * pushed).sum(dim=-1)
+        else:
+            weights = torch.ones_like(values, requires_grad=True)
+            total = (weights * values).sum()
+            for _ in range(2):
+                slopes = _back([total], parameters, None, create_graph=True)
+                total = torch.stack([(slope * part).sum() for slope, part in zip(slopes, v, strict=True)]).sum()
+            (shares,) = _back([total], [weights], None)
+        found.append(shares.detach().double().cpu())
+    return torch.cat(found)
+
+
 def _product(problem: Problem, batch: Batch) -> tuple[Callable[[Tensor], Tensor], float, float]:
     """Return the product with the matrix of a batch's summed loss, that loss, and the sum of its largest logits."""
     logits, values = problem.losses(batch)
@@ -163,7 +192,7 @@ def _back(
         if not is_about_derivatives(error):
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise ValueError(
+        raise NoDerivative(
             f"a step of the network has no second derivative: {reason}. "
             "For single inputs, and for the trace, use matrix='ggn', which needs first derivatives only."
         ) from error
@@ -175,11 +204,14 @@ def _on_columns(
 ) -> Callable[[Tensor], Tensor]:
     """Return a product on flat columns ``(size, k)`` from one on a vector in the shapes of the parameters."""
     # One column after the other: several at once, by is_grads_batched, took longer in all but tiny networks.
-    sizes = [parameter.numel() for parameter in parameters]
 
     def column(vector: Tensor) -> Tensor:
-        parts = torch.split(vector, sizes)
-        shaped = [part.reshape(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
-        return torch.cat([part.detach().flatten() for part in product(shaped)])
+        return torch.cat([part.detach().flatten() for part in product(_in_shapes(vector, parameters))])
 
     return lambda vectors: torch.stack([column(vector) for vector in vectors.T], dim=1)
+
+
+def _in_shapes(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return a flat vector in the shapes of the parameters."""
+    parts = torch.split(vector, [parameter.numel() for parameter in parameters])
+    return [part.reshape(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]

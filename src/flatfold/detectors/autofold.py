@@ -9,8 +9,8 @@ The best exponent is the one whose scores separate pseudo-OOD from ID samples be
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from inspect import Signature, signature
-from typing import Any, Literal, get_args
+from inspect import Parameter, Signature, signature
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -42,6 +42,19 @@ from .shaped import Shaped, Shaping
 Criterion = Literal["paired", "one_vs_rest", "shrunk"]
 GRID = tuple(i / 100 for i in range(1, 101))
 SCORES = 2**25  # kept at once, 256 MB
+
+
+class Rows(NamedTuple):
+    """Some samples, as far as an exponent needs them."""
+
+    features: Tensor  # (n, d)
+    projected: Tensor  # (n, c), logits without a bias
+    norms: Tensor  # (n, 1)
+    labels: Tensor  # (n,)
+
+    def shrink(self, times: float) -> "Rows":
+        """Return the same samples with shorter features."""
+        return Rows(self.features / times, self.projected / times, self.norms / times, self.labels)
 
 
 @register("autofold", fits_on="val", tuned_on="id")
@@ -138,21 +151,22 @@ class AutoFold(Detector):
         classes = calibration_classes(labels, self.max_classes, self.seed, "AutoFold")
         weights = Weights.of(weight, second=self.fold.score_norm == "weight")
 
-        def at(alpha: float, projected: Tensor, norms: Tensor) -> tuple[Tensor, Callable[[Moments], Tensor]]:
-            """Return the logits at an exponent, and the function from their moments to scores."""
-            divisor = norms.squeeze(-1) ** (2 - 2 * alpha)
-            return rescaled_logits(projected, norms**alpha, head.bias), partial(_score, self.fold.score_norm, divisor)
+        def at(alpha: float, rows: Rows) -> tuple[Tensor, Callable[[Moments], Tensor], Tensor | None]:
+            """Return the logits at an exponent, the function from their moments to scores, and what counts of them."""
+            score = partial(_score, self.fold.score_norm, rows.norms.squeeze(-1) ** (2 - 2 * alpha))
+            kept = None if self.fold.kept is None else self.fold.kept(rows.features / rows.norms**alpha)
+            return rescaled_logits(rows.projected, rows.norms**alpha, head.bias), score, kept
 
-        def masked_each(classes: Tensor, alpha: float, whole: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
-            logits, score = at(alpha, *whole)
-            return score(without_each(logits, classes, weights))
+        def masked_each(classes: Tensor, alpha: float, rows: Rows) -> Tensor:
+            logits, score, kept = at(alpha, rows)
+            return score(without_each(logits, classes, weights, kept))
 
-        def known_and_masked(alpha: float, whole: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
-            logits, score = at(alpha, *whole)
-            known, masked = map(score, with_and_without(logits, labels, weights))
+        def known_and_masked(alpha: float, rows: Rows) -> Tensor:
+            logits, score, kept = at(alpha, rows)
+            known, masked = map(score, with_and_without(logits, rows.labels, weights, kept))
             if self.criterion == "shrunk":  # OOD inputs often have short features
-                logits, score = at(alpha, *(values / 2 for values in whole))
-                masked = score(with_and_without(logits, labels, weights)[1])
+                logits, score, kept = at(alpha, rows.shrink(2))
+                masked = score(with_and_without(logits, rows.labels, weights, kept)[1])
             return torch.stack([known, masked])
 
         if self.criterion == "one_vs_rest":
@@ -177,22 +191,21 @@ class AutoFold(Detector):
         bank: FeatureBank,
         weight: Tensor,
         length: int,
-        measure: Callable[[float, tuple[Tensor, Tensor], Tensor], Tensor],
+        measure: Callable[[float, Rows], Tensor],
     ) -> Iterator[Tensor]:
         """Yield scores ``(length, n)`` at each exponent, measured for some rows at a time.
 
-        ``measure`` gets an exponent, the bias-free logits and norms of these rows, which are all that any exponent
-        needs and are computed once for several of them, and the labels.
+        What any exponent needs of these rows is computed once for several of them.
         """
         assert bank.labels is not None
         for some in row_chunks(len(self.grid), max(1, SCORES // (length * len(bank)))):
             alphas = self.grid[some]
             scores = weight.new_empty(len(alphas), length, len(bank))
-            for rows in entry_chunks(len(bank), len(weight)):
-                h = bank.features[rows].double()
-                whole = h @ weight.mT, row_norms(h)
+            for part in entry_chunks(len(bank), max(weight.shape) if self.fold.kept else len(weight)):
+                h = bank.features[part].double()
+                rows = Rows(h, h @ weight.mT, row_norms(h), bank.labels[part])
                 for alpha, out in zip(alphas, scores, strict=True):
-                    out[:, rows] = measure(alpha, whole, bank.labels[rows])
+                    out[:, part] = measure(alpha, rows)
             yield from scores
 
 
@@ -265,9 +278,14 @@ def on_shaped_features(
 ) -> Callable[..., Detector]:
     """Return a factory of AutoFold on shaped features; ``percentile`` is a number to use, or several to choose from."""
 
-    def factory(percentile: float | Sequence[float] = percentiles, **hyper: Any) -> Detector:
+    def factory(percentile: float | Sequence[float] = percentiles, masked: bool = False, **hyper: Any) -> Detector:
+        check_choice("masked", masked, (True, False))
+
         def make(percentile: float) -> Shaped:
-            return Shaped(shaping(percentile), AutoFold(**hyper))
+            shape, auto = shaping(percentile), AutoFold(**hyper)
+            if masked and isinstance(shape, react.ReAct):
+                auto.fold.kept = shape.kept
+            return Shaped(shape, auto)
 
         if not isinstance(percentile, Sequence):
             return make(percentile)
@@ -275,8 +293,11 @@ def on_shaped_features(
             raise MethodRefused(f"percentile must be a number, or several to choose from, got {percentile!r}.")
         return Joint(make, percentile)
 
-    first, own = signature(factory).parameters["percentile"], signature(AutoFold).parameters.values()
-    factory.__signature__ = Signature([first, *own])  # type: ignore[attr-defined]
+    own = dict(signature(factory).parameters) | dict(signature(AutoFold).parameters)
+    last = ["masked"] if shaping is react.ReAct else []  # ASH has no threshold to mask by
+    named = [own[name] for name in ("percentile", *signature(AutoFold).parameters, *last)]
+    keywords = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in named]
+    factory.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
     factory.__doc__ = summary
     return factory
 

@@ -3,8 +3,6 @@
 Hendrycks et al., "Scaling Out-of-Distribution Detection for Real-World Settings", ICML 2022.
 """
 
-from math import log
-
 import torch
 from torch import Tensor
 
@@ -25,12 +23,12 @@ class Klm(Detector):
 
     .. math:: s(h) = \min_c \operatorname{KL}(p \,\|\, m_c), \qquad m_c = \operatorname{mean}\{ p_i : \hat y_i = c \}
 
-    Needs no labels. The mean of a class that is never predicted is certainty of it. The means of classes that are
-    predicted take a number for each of them and each class of the head, up to 2 GB.
+    Needs no labels. A class that the bank never predicts has no mean: in the paper it is certainty of that class, from
+    which the divergence of any softmax is infinite. The means of the others take a number for each of them and each
+    class of the head, up to 2 GB.
     """
 
     log_means: Tensor
-    unseen: Tensor | None
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         predicted = head.predict(bank.features)
@@ -47,17 +45,11 @@ class Klm(Detector):
             probs = as_double(head(bank.features[part])).softmax(dim=-1)
             means.index_add_(0, rows[part].to(means.device), probs.to(dtype))
         means.div_(counts[:, None].to(means))
-        never = torch.ones(head.n_classes, dtype=torch.bool, device=seen.device).index_fill_(0, seen, False)
         # Probabilities below what a float can hold still have a logarithm: 0 * log 0 would be no number.
         self.register_buffer("log_means", means.clamp_min_(SMALLEST).log_())
-        self.register_buffer("unseen", never.nonzero().flatten() if bool(never.any()) else None)
 
     def score(self, h: Tensor) -> Tensor:
         log_probs = self.logits(h).to(self.log_means.dtype).log_softmax(dim=-1)
         probs = log_probs.exp()
         similarity = (probs @ self.log_means.mT).amax(dim=-1)
-        unseen = self._buffers.get("unseen")
-        if unseen is not None:
-            others = probs.sum(dim=-1) - probs[:, unseen].amax(dim=-1)
-            similarity = torch.maximum(similarity, others * log(SMALLEST))
         return ((probs * log_probs).sum(dim=-1) - similarity).to(h.dtype)

@@ -28,15 +28,18 @@ class NNGuide(Detector):
         share: Which part of the training features is kept, but at least k of them.
         seed: None keeps the first ones as OpenOOD does, which in data sorted by class are of few classes. A number
             draws them at random.
+        batch_size: Whole batches are kept, as many as hold more than ``share``: OpenOOD stops reading there, and its
+            batches have 200 images.
     """
 
     bank: Tensor
 
-    def __init__(self, k: int = 100, share: float = 0.01, seed: int | None = None) -> None:
+    def __init__(self, k: int = 100, share: float = 0.01, seed: int | None = None, batch_size: int = 200) -> None:
         super().__init__()
         self.k = k
         self.share = share
         self.seed = seed
+        self.batch_size = batch_size
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_count("k", self.k, len(bank), "samples in the bank")
@@ -44,7 +47,8 @@ class NNGuide(Detector):
             raise MethodRefused(f"share must be above 0 and at most 1, got {self.share!r}. 0.01 is customary.")
         if self.seed is not None and not isinstance(self.seed, int):
             raise MethodRefused(f"seed must be a whole number, or None for the first samples, got {self.seed!r}.")
-        count = max(self.k, round(self.share * len(bank)))
+        check_count("batch_size", self.batch_size)
+        count = max(self.k, (int(self.share * len(bank)) // self.batch_size + 1) * self.batch_size)
         rows = torch.arange(len(bank))
         if self.seed is not None:
             rows = torch.randperm(len(bank), generator=torch.Generator().manual_seed(self.seed))

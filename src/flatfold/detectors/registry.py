@@ -16,7 +16,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "fold-r": {"alpha": 0.1, "percentile": 90, "masked": True},
         "fold-a": {"alpha": 0.1, "percentile": 90, "score_norm": "weight"},
         "autofold": {**_ONE_VS_REST, "score_norm": "weight"},
-        "autofold-r": {**_ONE_VS_REST, "percentile": 90},
+        "autofold-r": {**_ONE_VS_REST, "percentile": 90, "masked": True},
         "autofold-a": {**_ONE_VS_REST, "percentile": 90, "score_norm": "weight"},
     }
 }

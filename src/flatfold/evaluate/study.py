@@ -20,7 +20,14 @@ from ..core.intervals import interval
 from ..core.shaping import check_alpha, rescaled_logits, row_norms
 from ..curvature.eigenvalues import param_lambda_max, param_spectrum
 from ..curvature.estimate import LOSSES, MATRICES, Estimate, Loss, Matrix, Spectrum
-from ..curvature.features import feature_eigenvalues, feature_spectrum, feature_trace, logit_spectrum, logit_trace
+from ..curvature.features import (
+    feature_eigenvalues,
+    feature_shares,
+    feature_spectrum,
+    feature_trace,
+    logit_spectrum,
+    logit_trace,
+)
 from ..curvature.trace import param_trace
 from ..detectors.autofold import AutoFold
 from ..io.progress import track
@@ -128,19 +135,21 @@ def measure_parameters(
         key = {**data.key, **{name: str(value) for name, value in (asked | options).items()}}
         return parts.get(data.name, what, key, compute_part)
 
-    largest = find("largest eigenvalue", param_lambda_max, level="dataset").info
+    largest = find("largest eigenvalue", param_lambda_max, level="dataset")
     single = find("traces of single inputs", param_trace, level="sample")
     if "stderr" in single.tensors:
         trace = find("trace", param_trace, level="dataset").info
     else:  # exact, and so is their mean
         trace = {**single.info, "value": float(single.tensors["value"].mean()), "stderr": None}
     spectrum = find("spectrum", param_spectrum, probes=plan.probes, steps=plan.steps)
-    estimates: dict[Name, Mapping[str, Any]] = {"lambda_max": largest, "trace": trace}
+    estimates: dict[Name, Mapping[str, Any]] = {"lambda_max": largest.info, "trace": trace}
     for name, it in estimates.items():
         about = (it["value"], it["stderr"], it["method"], plan.matrix, plan.loss, it["matvecs"], data.rows)
         study.statistics.append(Statistic(data.name, data.group, "parameter", name, *about))
     key = f"parameter/{data.name}"
     study.traces[key] = single.tensors["value"].numpy()
+    if "shares" in largest.tensors:
+        study.top_shares[key] = largest.tensors["shares"].numpy()
     if "stderr" in single.tensors:
         study.trace_stderr[key] = single.tensors["stderr"].numpy()
     study.nodes[key], study.weights[key] = (spectrum.tensors[name].numpy() for name in ("nodes", "weights"))
@@ -209,6 +218,8 @@ class FeatureCurvature:
         study.sizes[space] = spectrum.size
         if space == "feature":
             study.nodes[key], study.weights[key] = (x.double().numpy() for x in (spectrum.nodes, spectrum.weights))
+            shares = feature_shares(self.weight, self.logits(alpha=0.0))
+            study.top_shares[key], study.square_shares[key] = (share.numpy() for share in shares)
 
 
 def run_study(suite: Suite, out: Path, settings: Settings | None = None, **options: Any) -> Study:

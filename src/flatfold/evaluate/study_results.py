@@ -5,7 +5,7 @@ traces and eigenvalues of single inputs and the spectra.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import hypot
 from pathlib import Path
@@ -27,7 +27,7 @@ SPACES: dict[Space, str] = {"parameter": "parameters", "feature": "features", "l
 NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
 
 JSON, CSV, ARRAYS = "curvature.json", "curvature.csv", "curvature.safetensors"
-STORED = ("traces", "trace_stderr", "nodes", "weights", "eigenvalues")  # fields that are arrays
+STORED = ("traces", "trace_stderr", "nodes", "weights", "eigenvalues", "top_shares", "square_shares")  # arrays
 ERRORS = 2  # standard errors, of both figures together, that must lie between them
 
 
@@ -86,6 +86,10 @@ class Study:
     sizes: dict[str, int]  # number of eigenvalues by space
     eigenvalues: dict[str, NDArray[np.float64]]  # the largest of single inputs, (n, k), keyed by alpha/dataset
     provenance: dict[str, Any]
+    top_shares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Curvatures of single inputs along the eigenvector of λmax, ``(n,)``, keyed by space/dataset; without logits."""
+    square_shares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Shares of single inputs in the sum of squared eigenvalues over features, ``(n,)``, keyed by feature/dataset."""
 
     @property
     def datasets(self) -> list[str]:

@@ -12,6 +12,7 @@ from ..evaluate.suites.schema import KINDS, OPENOOD, SPLITS, Table, built_in_nam
 from ..evaluate.suites.toml_file import MAKERS, SuiteFile
 from ..io.files import write_atomically
 from ..report.templates import render
+from .tables import BENCHMARKS
 
 FOLDER, TEMPLATES = "full-scale", Path(__file__).parent / "templates"
 BACKBONES = Path(__file__).parent / "imagenet_backbones.toml"  # the paper's Table 5, as a suite file
@@ -41,7 +42,9 @@ def write_full_scale(folder: Path) -> Path:
     by_suite = {suite: list(group) for suite, group in groupby(needs, key=lambda need: need.suite)}
     write_atomically(place / BACKBONES.name, BACKBONES.read_bytes())
     write_atomically(place / "needs.csv", as_csv(map(asdict, needs)))
-    write_atomically(place / "needs.md", render("needs.md", TEMPLATES, variable=OPENOOD, suites=by_suite))
+    averaged = " ".join(f"out/paper/{name}" for name in BENCHMARKS)
+    text = render("needs.md", TEMPLATES, variable=OPENOOD, suites=by_suite, averaged=averaged)
+    write_atomically(place / "needs.md", text)
     for suite in by_suite:
         name = Path(suite).stem
         text = render("full_scale.sh", TEMPLATES, name=name, variable=OPENOOD, suite=suite, out=f"out/paper/{name}")

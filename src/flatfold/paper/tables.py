@@ -26,6 +26,13 @@ BETWEEN = " | "  # separates two remarks
 NOT_COMPARABLE = "not comparable: "  # start of such a remark
 PROTOCOL = "openood-1.5/"
 OTHERS = "imagenet1k_architectures"
+MAIN = "main"
+BENCHMARKS = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "imagenet200": "ImageNet-200",
+    "imagenet1k": "ImageNet-1K",
+}
 
 
 class Layout(NamedTuple):
@@ -184,6 +191,68 @@ def compare_with_paper(runs: Sequence[Results], table: str | None = None, anyway
             "the run and the paper have no method on a data set in common. `flatfold paper --table NAME` shows a table."
         )
     return lines
+
+
+def average_benchmarks(lines: Sequence[Line]) -> list[Line]:
+    """Return means over benchmarks beside the last column of the paper's Table 2, from the lines of each benchmark.
+
+    A method counts that every benchmark has an average of. All four benchmarks are compared with the printed average,
+    fewer with the mean of the paper's numbers for them, with a remark. An interval is the mean of the intervals, which
+    is wide enough for any overlap of the images.
+    """
+    averages = [line for line in lines if line.table in BENCHMARKS and line.dataset == "all"]
+    tables = [table for table in BENCHMARKS if any(line.table == table for line in averages)]
+    for table in tables:
+        found = list(dict.fromkeys(line.family for line in averages if line.table == table))
+        if len(found) > 1:
+            wanted = "a mean over benchmarks takes one network, or one family, of each"
+            raise ValueError(f"{wanted}, but {table} has {' and '.join(found)}. Name fewer folders.")
+    if len(tables) < 2:
+        raise ValueError(
+            f"a mean over benchmarks needs at least 2 of {', '.join(BENCHMARKS)}, on all their data sets, got "
+            f"{tables[0] if tables else 'none'}. Name a folder of each."
+        )
+    cells = {(line.method.partition("@")[0], line.metric, line.table): line for line in averages}
+    means = []
+    for number in read_table(MAIN):
+        parts = [cells.get((number.row.lower(), number.metric, table)) for table in tables]
+        if number.column == AVERAGE and all(parts):
+            means.append(_average(number, [part for part in parts if part is not None]))
+    return means
+
+
+def _average(number: Number, parts: Sequence[Line]) -> Line:
+    """Return the mean of the lines of a method, one per benchmark; ``number`` is the printed mean over all four."""
+    tables, labels = [part.table for part in parts], list(dict.fromkeys(part.method for part in parts))
+    whole = len(parts) == len(BENCHMARKS)
+    reported = number.value if whole else fmean(part.reported for part in parts)
+    measured, ends = fmean(part.measured for part in parts), [(part.low, part.high) for part in parts]
+    known = [(low, high) for low, high in ends if low is not None and high is not None]
+    low, high = (fmean(side) for side in zip(*known, strict=True)) if len(known) == len(parts) else (None, None)
+    remarks = [(part.table, text) for part in parts for text in part.remark.split(BETWEEN) if text]
+    why = [
+        f"{table}: {text.removeprefix(NOT_COMPARABLE)}" for table, text in remarks if text.startswith(NOT_COMPARABLE)
+    ]
+    caveats = {text: [table for table, other in remarks if other == text] for _, text in remarks}
+    texts = [f"{NOT_COMPARABLE}{'; '.join(why)}"] if why else []
+    texts += [] if whole else [f"mean over {len(parts)} of {len(BENCHMARKS)} benchmarks: {', '.join(tables)}"]
+    for text, where in caveats.items():
+        if not text.startswith(NOT_COMPARABLE):
+            texts.append(text if where == tables else f"{', '.join(where)}: {text}")
+    return Line(
+        method=labels[0] if len(labels) == 1 else number.row.lower(),
+        dataset="all",
+        metric=number.metric,
+        reported=reported,
+        measured=measured,
+        difference=measured - reported,
+        low=low,
+        high=high,
+        inside=low is not None and high is not None and low - ROUNDING <= reported <= high + ROUNDING,
+        remark=BETWEEN.join(texts),
+        table=MAIN,
+        family=f"mean over {len(parts)} benchmarks",
+    )
 
 
 def table_of(suite: Mapping[str, Any]) -> str | None:

@@ -1,7 +1,7 @@
 {% autoescape false %}
 #!/bin/sh
-# Every number of the paper on {{ name }}. {{ variable }} is the folder that holds OpenOOD's data and
-# results, as in: {{ variable }}=/path/to/openood sh {{ name }}.sh
+# The paper's tables and figures on {{ name }}, as `flatfold reproduce` measures them. {{ variable }} is the
+# folder that holds OpenOOD's data and results, as in: {{ variable }}=/path/to/openood sh {{ name }}.sh
 set -eu
 : "${{ "{" }}{{ variable }}:?is not set: name the folder that holds the data and results of OpenOOD}"
 {% set quoted = '"$(dirname "$0")/' ~ suite ~ '"' if suite.endswith(".toml") else suite %}
