@@ -41,7 +41,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put what the package says about itself in place of the comments that ask for it."""
-    for comment, made in (("commands", commands), ("methods", methods), ("names", names)):
+    for comment, made in (("commands", commands), ("methods", methods), ("names", names), ("bibtex", bibtex)):
         marker = f"<!-- {comment} -->"
         if marker in markdown:
             markdown = markdown.replace(marker, made())
@@ -136,16 +136,27 @@ def helps() -> Iterator[tuple[str, str]]:
 
 
 def methods() -> str:
-    """Return a table of every registered method."""
-    from flatfold.detectors import get_method, hyperparameters
+    """Return a table of every registered method, with links to the papers."""
+    from flatfold.detectors import cited_works, full_name, get_method, hyperparameters
     from flatfold.detectors import methods as registered
 
-    rows = ["| name | what it scores | learns from | hyper-parameters |", "|---|---|---|---|"]
+    rows = ["| name | what it scores | from | learns from | hyper-parameters |", "|---|---|---|---|---|"]
     for name in registered():
         method = get_method(name)
         hyper = ", ".join(f"`{key}`" for key in hyperparameters(name))
-        rows.append(f"| `{name}` | {method.summary} | {method.fits_on} | {hyper} |")
+        works = "; ".join(f"[{work.short}]({work.link})" if work.link else work.short for work in cited_works(name))
+        what = f"**{full_name(name)}.** {method.summary}"
+        rows.append(f"| `{name}` | {what} | {works} | {method.fits_on} | {hyper} |")
     return "\n".join(rows)
+
+
+def bibtex() -> str:
+    """Return the BibTeX entries of all works that methods come from."""
+    from flatfold.detectors import cited_works
+    from flatfold.detectors import methods as registered
+
+    works = {work.key: work.bibtex for name in registered() for work in cited_works(name)}
+    return "```bibtex\n" + "\n\n".join(works[key] for key in sorted(works)) + "\n```"
 
 
 def names() -> str:

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "curvature": {"io", "core", "models"},
     "scoring": {"io", "core", "detectors", "models"},
     "evaluate": {"io", "core", "detectors", "models", "curvature", "scoring"},
-    "report": {"io", "core", "curvature", "evaluate"},
+    "report": {"io", "core", "detectors", "curvature", "evaluate"},
     "paper": {"io", "core", "detectors", "models", "curvature", "scoring", "evaluate", "report"},
     "serve": {"io", "core", "detectors", "models", "scoring"},
     "cli": {"io", "core", "detectors", "models", "curvature", "scoring", "evaluate", "report", "paper", "serve"},

@@ -36,6 +36,7 @@ def test_version_methods_and_unknown_commands(tmp_path):
     missing = [name for name in ff.methods() if f"\n{name} " not in listed]
     assert not missing
     assert "percentile=90" in listed
+    assert flatfold("methods", "--cite", "knn:k=10").stdout.startswith("@inproceedings{sun2022knn,")
     done = flatfold("fly", cwd=tmp_path)
     assert (done.returncode, "fly" in done.stderr) == (2, True)
 

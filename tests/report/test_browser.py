@@ -47,7 +47,8 @@ def pages(run, study, tmp_path_factory):
 
 
 def names(page):
-    return page.locator("#results-table tbody tr:visible th").all_text_contents()
+    heads = page.locator("#results-table tbody tr:visible th")
+    return heads.evaluate_all("heads => heads.map((head) => head.dataset.sort)")
 
 
 def head(page, name):
@@ -98,6 +99,40 @@ def test_the_box_and_the_buttons_filter_methods(visit, pages):
         assert page.locator(".nothing").is_visible() == (not found)
 
 
+def test_ten_methods_are_shown_first_and_the_others_on_a_click_a_search_or_on_paper(visit, make_run, tmp_path):
+    results = make_run(tuple(f"m{number}" for number in range(12)), known=50, unknown=30)
+    (tmp_path / "report.html").write_text(render_report(results), encoding="utf8")
+    page = visit((tmp_path / "report.html").as_uri())
+    ranked = [run.method for run in results.ranked]
+    assert names(page) == ranked[:10]
+    page.locator("#results-table thead button").first.click()
+    assert names(page) == sorted(ranked, key=lambda name: int(name[1:]))[:10]
+    page.get_by_role("searchbox").fill("m11")
+    assert names(page) == ["m11"]
+    page.get_by_role("searchbox").fill("")
+    page.emulate_media(media="print")
+    assert len(names(page)) == 12
+    page.emulate_media(media="screen")
+    page.get_by_role("button", name="Show all 12 methods").click()
+    assert len(names(page)) == 12
+    assert page.locator("output").text_content() == "12 of 12 methods"
+    page.get_by_role("button", name="Show the first 10").click()
+    assert len(names(page)) == 10
+
+
+@pytest.mark.parametrize("name", ["report", "curvature", "reproduction"])
+def test_a_dark_page_has_light_text_and_light_figures(visit, pages, name):
+    page = visit(pages[name], color_scheme="dark")
+    brightest = "value => Math.max(...value.match(/\\d+/g).slice(0, 3).map(Number))"
+    body = f"body => ({brightest})(getComputedStyle(body).backgroundColor)"
+    assert page.locator("body").evaluate(body) < 50
+    colour = "element instanceof SVGElement ? getComputedStyle(element).fill : getComputedStyle(element).color"
+    texts = page.locator("h1, main p, tbody th, tbody td, .lead b, summary, dd, figure svg text")
+    values = texts.evaluate_all(f"all => all.map((element) => ({brightest})({colour}))")
+    assert len(values) > 50
+    assert min(values) > 120
+
+
 def test_the_switch_shows_another_metric_with_its_interval_best_first(visit, pages, run):
     page = visit(pages["report"])
     page.locator(".metric label").last.click()  # or the first choice would change nothing
@@ -130,8 +165,8 @@ def test_pictures_of_every_method_can_be_seen_and_tell_their_place(visit, pages,
 
 def test_without_a_script_and_on_paper_everything_is_there(visit, pages, run):
     page = visit(pages["report"], java_script_enabled=False)
-    assert page.locator("#results-table tbody th").all_text_contents() == [method.method for method in run.ranked]
-    assert page.locator("button").count() == 0
+    assert names(page) == [method.method for method in run.ranked]
+    assert page.locator("button:visible").count() == 0
     assert not page.locator("form").first.is_visible()
     assert page.locator("#gallery img").count() == 18
     page = visit(pages["report"])
@@ -151,7 +186,11 @@ def test_a_summary_sorts_and_filters_too(visit, make_run, tmp_path):
         run.save(tmp_path / f"net{seed}")
     page = visit(write_summary(tmp_path).as_uri(), width=390)
     page.locator("#table-0").get_by_role("button", name="method").click()
-    assert page.locator("#table-0 tbody tr th").all_text_contents() == ["fold", "knn", "msp"]
+    assert page.locator("#table-0 tbody th").evaluate_all("all => all.map((head) => head.dataset.sort)") == [
+        "fold",
+        "knn",
+        "msp",
+    ]
     page.get_by_role("searchbox").fill("knn")
     assert page.locator("output").text_content() == "1 of 3 methods"
     assert scroll_width(page) <= 390

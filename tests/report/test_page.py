@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from email.message import Message
 from statistics import fmean, pstdev
 from xml.etree import ElementTree
 
@@ -17,11 +18,12 @@ from PIL import Image
 
 from flatfold.evaluate.results import METRICS
 from flatfold.evaluate.summary import summarise
-from flatfold.report import gallery
+from flatfold.report import gallery, templates
 from flatfold.report.figure import Drawing
+from flatfold.report.figures import alarm_threshold
 from flatfold.report.page import render_report, write_report
 from flatfold.report.summary import render_summary, write_summary
-from flatfold.report.templates import render
+from flatfold.report.templates import _environment, render
 from tests.report.conftest import Page
 
 HOSTILE = "<img src=x onerror=alert(1)> $title"
@@ -48,9 +50,9 @@ def page(results):
 
 def test_every_section_is_there_in_the_menu_and_its_figures_are_drawn(page):
     assert page.values("id", "section") == SECTIONS
-    assert page.values("href", "a") == [f"#{name}" for name in SECTIONS]
+    assert page.menu == SECTIONS
     figures = re.findall(r"<figure>.*?(<svg.*?</svg>)", page.html, re.DOTALL)
-    assert len(figures) == 2 + 2 + 4 + 1 + 2  # histograms, ROC, norms, alpha, costs
+    assert len(figures) == 2 + 2 + 2 + 4 + 1 + 2  # threshold, histograms, ROC, norms, alpha, costs
     for svg in figures:
         assert len(list(ElementTree.fromstring(svg).iter())) > 20
     assert "Classes are numbers" in page.text("wrong")
@@ -74,7 +76,8 @@ def test_every_number_of_the_table_is_there_best_method_first(results, page):
             behind = f"{percent(told.certainty.behind)} behind the best"
             assert (behind in cell.attributes["title"]) == (not told.certainty.best)
     heads = page.sections["results-table"][0][0]
-    assert [head.text for head in heads[3:6]] == ["near mean, OpenOOD", "far mean, OpenOOD", "average mean, FOLD paper"]
+    assert [head.text for head in heads[3:6]] == ["near mean", "far mean", "average mean"]
+    assert ["OpenOOD" in head.attributes["title"] for head in heads[3:6]] == [True, True, False]
     assert heads[5].attributes["aria-sort"] == "descending"
 
 
@@ -117,7 +120,7 @@ def test_the_same_results_give_the_same_files(results, page, tmp_path, monkeypat
     results.save(tmp_path)
     assert write_report(tmp_path) == tmp_path / "report.html"
     assert (tmp_path / "report.html").read_text(encoding="utf8") == page.html
-    names = {"histograms", "roc", "norms-fold", "norms-best", "alpha", "costs"}
+    names = {"threshold", "histograms", "roc", "norms-fold", "norms-best", "alpha", "costs"}
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         f"{name}.{kind}" for name in names for kind in ("svg", "pdf")
     }
@@ -142,7 +145,7 @@ def test_empty_sections_are_neither_on_the_page_nor_in_the_menu(make_run, undraw
     page = Page(render_report(quiet)).check()
     expected = [name for name in SECTIONS if name not in ("norms", "alpha", "wrong")]
     assert page.values("id", "section") == expected
-    assert page.values("href", "a") == [f"#{name}" for name in expected]
+    assert page.menu == expected
     assert "Before you compare" not in page.text()
 
 
@@ -150,7 +153,7 @@ def test_the_page_of_many_methods_names_all_and_draws_some(make_run, undrawn):
     methods = tuple(f"method{i}" for i in range(28))
     page = Page(render_report(make_run(methods, known=50, unknown=30))).check()
     assert set(page.rows("results-table")) == set(methods)
-    assert "16 more" in page.text("scores")
+    assert "22 more" in page.text("scores")
     assert "8 methods with the best average of 28" in page.text("roc")
     assert "28 notes on methods" in page.text()
 
@@ -163,9 +166,10 @@ def test_methods_data_sets_and_provenance_are_told(results, undrawn):
     suite = {**results.suite, "fingerprints": {"val": "a1"}}
     page = Page(render_report(replace(results, methods=[first, second], provenance=sources, suite=suite)))
     rows = page.rows("methods")
-    assert [cell.text for cell in rows["autofold"][1:5]] == ["grid = 1..5", "alpha_ = 0.5", "val", "id"]
-    assert [cell.text for cell in rows["autofold"][5:]] == ["0.100", "2.00", "1,234.5"]
-    assert rows["msp"][1].text == "std = (0.2, 0.3), seed = 3, grid = (), alpha = 0.25"
+    source, *told = (cell.text for cell in rows["autofold"][1:])
+    assert source == "Park et al., ECCV 2026"
+    assert told == ["grid = 1..5", "alpha_ = 0.5", "val", "id", "0.100", "2.00", "1,234.5"]
+    assert rows["msp"][2].text == "std = (0.2, 0.3), seed = 3, grid = (), alpha = 0.25"
     assert (rows["msp"][-1].text, rows["msp"][-1].attributes["data-sort"]) == ("", "")
     results_rows = page.rows("results-table")
     assert [cell.text for cell in results_rows["msp"][-2:]] == ["0.25", "OOD"]
@@ -195,6 +199,51 @@ def test_the_head_tells_what_was_found_on_what(make_run, undrawn):
     assert f"{found}; every other method is significantly worse" in alone
     for fact in ("toy, resnet", "90.00 % accuracy", "3 classes", "1,200 ID test", "1,400 OOD", "3 methods"):
         assert fact in alone, fact
+
+
+def test_the_page_opens_with_a_method_to_use_a_command_and_what_it_finds(make_run, undrawn):
+    results = make_run(("odin", "knn@ood", "own"), known=100, unknown=40)
+    for method, values in {"odin": 3.0, "knn@ood": 2.0, "own": 1.0}.items():  # ranks them
+        for name in ("near-set", "far-set"):
+            results.scores[f"{method}/{name}"][:] = values
+        results.scores[f"{method}/id"][:] = np.arange(100) / 40
+    results.scores["knn@ood/near-set"][:10] = 2.5
+    ranks = {"odin": 0.99, "knn@ood": 0.9, "own": 0.8}
+    means = [replace(mean, auroc=ranks[mean.method]) for mean in results.averages]
+    runs = [replace(run, hyper={"k": 10}, tuned_on="ood") if run.name == "knn" else run for run in results.methods]
+    page = Page(render_report(replace(results, averages=means, methods=runs)))
+    text = page.text()
+    assert "Use knn@ood (k-th nearest neighbour). At 5 % false alarms it finds 10 of 80 OOD images" in text  # not odin
+    assert "25.0 % of near-set, 0 % of far-set. It was tuned on OOD images" in text
+    assert "--method knn:k=10 --fpr 0.05" in text
+    assert text.index("Use knn@ood") < text.index("has the best average AUROC") < text.index("In percent")
+
+
+def test_a_threshold_has_at_most_the_promised_false_alarms():
+    for scores in (np.arange(100.0), np.arange(19.0), np.ones(40), np.repeat([1.0, 2.0], 50), np.arange(1.0)):
+        assert (scores > alarm_threshold(scores)).mean() <= 0.05
+    assert alarm_threshold(np.arange(100.0)) == 94
+
+
+@pytest.mark.parametrize("site", ["https://example.org/docs", ""])
+def test_pages_of_the_documentation_are_linked_where_the_package_says_where_they_are(
+    site, results, undrawn, monkeypatch
+):
+    _environment.cache_clear()
+    monkeypatch.setattr(templates, "metadata", lambda _: Message() if not site else named(site))
+    try:
+        page = Page(render_report(results)).check()
+    finally:
+        _environment.cache_clear()
+    links = [link for link in page.values("href", "a") if link.startswith("https://example.org")]
+    assert ("https://example.org/docs/howto/report.html#fpr95-has-two-meanings" in links) == bool(site)
+    assert ("docs/howto/report.md" in page.text()) == (not site)
+
+
+def named(site):
+    message = Message()
+    message["Project-URL"] = f"Documentation, {site}/"
+    return message
 
 
 def test_everything_to_know_before_a_comparison_is_in_the_box_once(make_run, undrawn):

@@ -241,16 +241,24 @@ def _holding(folder: Path, name: str) -> list[Path]:
     return [folder] if (folder / name).exists() else [path.parent for path in sorted(folder.glob(f"*/{name}"))]
 
 
-def methods(own: With = None) -> None:
+def methods(
+    cite: Annotated[
+        str | None, Option(metavar="NAME", help="Print what to cite for this method as BibTeX, instead of the list.")
+    ] = None,
+    own: With = None,
+) -> None:
     """List all methods with their hyper-parameters.
 
-    Example: flatfold methods
+    Example: flatfold methods --cite knn
     """
     from rich.table import Table
 
     from .. import detectors
 
     load_plugins(own)
+    if cite is not None:
+        typer.echo(detectors.bibtex(detectors.parse_method(cite)[0]))
+        return
     table = Table(box=None, pad_edge=False)
     for column in ("method", "what it scores", "learns from", "hyper-parameters"):
         table.add_column(column)
@@ -283,6 +291,7 @@ def methods(own: With = None) -> None:
     names = ", ".join(f"{alias} is {name}" for alias, name in detectors.ALIASES.items())
     console.print(f"A method is written name:key=value everywhere, as in mds:alpha=1; {names}.")
     console.print("From Python: flatfold.create('mds:alpha=1'), or flatfold.create(name, alpha=..., preset='authors').")
+    console.print("What to cite for a method, as BibTeX: flatfold methods --cite NAME.")
     tunable = [name for name, method in entries.items() if method.grid]
     on_features = [name for name in tunable if entries[name].sees == "features"]
     console.print(f"A benchmark tunes name@id on ID data and name@ood on OOD data: {', '.join(on_features)}.")

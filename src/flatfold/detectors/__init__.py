@@ -4,6 +4,10 @@ from .ash import Ash as Ash
 from .autofold import AutoFold as AutoFold
 from .base import Detector as Detector
 from .base import InputDetector as InputDetector
+from .citations import Work as Work
+from .citations import bibtex as bibtex
+from .citations import cited_works as cited_works
+from .citations import full_name as full_name
 from .dice import Dice as Dice
 from .direction import Direction as Direction
 from .ebo import Ebo as Ebo

@@ -28,7 +28,7 @@ from .figure import (
     line_style,
     logarithmic,
 )
-from .templates import LARGE, SMALL, power_of_ten
+from .templates import LARGE, SMALL, power_of_ten, share
 
 SHORT_MATRICES = {"hessian": "Hessian", "ggn": "GGN"}
 SHORT_LOSSES = {"energy": "the energy", "ce_pred": "CE(predicted)", "ce": "CE(label)"}
@@ -138,20 +138,6 @@ def spectral_curve(study: Study, space: Space, name: str) -> Curve:
     zeros = f"{share(density.atom)} are zero" if exact else f"{share(near)} near zero"
     least = 0.1 / (spectrum.size * (density.width or 1.0) * sqrt(2 * pi))  # the width is 0 if all eigenvalues are
     return Curve(density, zeros, smallest, statistic.value, least)
-
-
-def share(part: float) -> str:
-    """Return a share in percent, never rounded up to all or down to none.
-
-    Example:
-        >>> share(0.9871), share(0.99996), share(1.0), share(0.0), share(0.0001)
-        ('98.7 %', 'over 99.9 %', '100 %', '0 %', 'under 0.1 %')
-    """
-    if part <= 0 or part >= 1:
-        return "100 %" if part > 0 else "0 %"
-    if part > 0.9995:
-        return "over 99.9 %"
-    return f"{100 * part:.1f} %" if part >= 0.0005 else "under 0.1 %"
 
 
 def tick_label(value: float, _position: int | None = None) -> str:

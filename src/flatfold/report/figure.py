@@ -24,9 +24,12 @@ from .templates import power_of_ten
 
 Numbers = NDArray[np.floating]
 
-INK, GREY, LIGHT_GREY, ACCENT = "#1f2933", "#9aa5b1", "#c3cad3", "#00704f"
+INK, GREY, LIGHT_GREY, ACCENT, PAPER = "#1f2933", "#9aa5b1", "#c3cad3", "#00704f", "#ffffff"
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b8e23")  # colour-blind safe
+PAGE_COLOURS = {INK: "ink", GREY: "grey", LIGHT_GREY: "light-grey", ACCENT: "accent", PAPER: "paper"} | {
+    colour: f"line-{number}" for number, colour in enumerate(PALETTE)
+}  # the variables of page.css, which a dark page redefines
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # no dates: same results, same bytes
 TITLE_LENGTH = 32  # letters that fit above a panel
 DPI = 144  # of what is rasterised inside a figure
@@ -65,6 +68,11 @@ class LineStyle(NamedTuple):
         """The dashes as matplotlib's ``linestyle``."""
         return (0, self.dashes) if self.dashes else "-"
 
+    @property
+    def page_colour(self) -> str:
+        """The colour for an inline style of a page."""
+        return page_colour(self.colour)
+
 
 def line_style(number: int) -> LineStyle:
     """Return the style of the ``number``-th line, different for every number: first the colours vary, then the dashes.
@@ -75,6 +83,16 @@ def line_style(number: int) -> LineStyle:
     """
     shorts, colour = divmod(number, len(PALETTE))
     return LineStyle(PALETTE[colour], (4.0, 1.5, *(1.0, 1.5) * (shorts - 1)) if shorts else ())
+
+
+def page_colour(colour: str) -> str:
+    """Return a colour of a figure for an inline style: on a dark page, it becomes another.
+
+    Example:
+        >>> page_colour("#0072b2"), page_colour("#123456")
+        ('var(--line-0, #0072b2)', '#123456')
+    """
+    return f"var(--{PAGE_COLOURS[colour]}, {colour})" if colour in PAGE_COLOURS else colour
 
 
 def decade_label(value: float, _position: int | None = None) -> str:
@@ -279,6 +297,7 @@ def _inline_svg(svg: str, name: str, label: str) -> str:
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", svg)
     svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"(?<=(?:fill|roke): )#[0-9a-f]{6}", lambda match: page_colour(match[0]), svg)
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box is not None
     head = f'<svg {box[0]} role="img" aria-label="{escape(label)}" xmlns:xlink="http://www.w3.org/1999/xlink">'

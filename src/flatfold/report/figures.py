@@ -12,6 +12,7 @@ from matplotlib.patheffects import Stroke
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from ..detectors import METHODS
 from ..evaluate.results import ID, AlphaCurve, MethodRun, Results, in_family
 from .figure import (
     ACCENT,
@@ -36,6 +37,10 @@ CURVE_POINTS = 300  # of a ROC curve
 POINTS = 600  # of a data set in a scatter plot
 MANY = 200  # points, above which they are pixels inside the figure instead of vector elements
 
+FALSE_ALARMS = 0.05  # share of the ID inputs above the threshold of the first figure
+FAR = 0.9  # of the OOD scores lie to the left of the last bar of that figure, so that the threshold is not at its edge
+BAND, NARROW_BAND = (8.4, 2.2), (3.9, 2.5)  # inches of that figure; the second is for narrow screens
+
 # The figure of AUROC against cost
 WIDE, TALL = (8.4, 4.8), (3.9, 6.2)  # inches; the second is for narrow screens
 TICKS = (10, 20, 30, 40, 50, 60, 70, 80, 85, 90, 93, 95, 97, 98, 99, 99.5, 99.8, 99.9)
@@ -48,12 +53,15 @@ RINGS, STEPS = 40, 16  # places that are tried for a name: rings around its mark
 CRITERION = Key("criterion on ID data, ± 2 standard errors", LineStyle(INK))
 TRUTH = Key("true: average", LineStyle(INK, (3.0, 1.5)))
 CHOICE = Key("chosen", LineStyle(INK, (1.0, 1.5)))
+THRESHOLD = Key("threshold: 5 % of the ID images are above it", LineStyle(INK, (3.0, 1.5)))
 FRONT = Key("no other is both better and faster", LineStyle(LIGHT_GREY, (1.0, 1.5)))
 
 
 def all_figures(results: Results) -> dict[str, Drawing]:
-    """Return every figure by its name; ``costs-tall`` is ``costs`` again, for narrow screens."""
+    """Return every figure by its name; a name with ``-tall`` is the same figure for narrow screens."""
     drawings = (
+        threshold_figure(results),
+        threshold_figure(results, NARROW_BAND),
         histograms(results),
         roc_curves(results),
         *norm_figures(results),
@@ -62,6 +70,40 @@ def all_figures(results: Results) -> dict[str, Drawing]:
         cost_figure(results, TALL),
     )
     return {drawing.name: drawing for drawing in drawings}
+
+
+def guard_method(results: Results) -> MethodRun:
+    """Return the best method that a guard can use: one that scores features; the best of all if there is none."""
+    return next(
+        (run for run in results.ranked if run.name not in METHODS or METHODS[run.name].sees == "features"),
+        results.ranked[0],
+    )
+
+
+def alarm_threshold(id_scores: Numbers) -> float:
+    """Return the score that at most 5 % of the ID inputs exceed."""
+    return float(np.sort(id_scores)[::-1][int(FALSE_ALARMS * len(id_scores))])
+
+
+def threshold_figure(results: Results, size: tuple[float, float] = BAND) -> Drawing:
+    """Return one panel: the scores of the best method that a guard can use, and the threshold at 5 % false alarms."""
+    run = guard_method(results)
+    scores = [results.scores[f"{run.method}/{name}"] for name in (ID, *_datasets(results))]
+    keys = [*dataset_keys(_datasets(results)), THRESHOLD]
+    panel = Panel(f"Scores of {run.method}", partial(_draw_threshold, scores, f"score of {run.method}"))
+    return Drawing("threshold" if size == BAND else "threshold-tall", [panel], keys, columns=1, size=size)
+
+
+def _draw_threshold(scores: list[Numbers], label: str, axes: Axes) -> None:
+    threshold = alarm_threshold(scores[0])
+    far = max(threshold, float(np.quantile(np.concatenate(scores[1:]), FAR)))
+    _draw_scores([np.minimum(values, far) for values in scores], axes)
+    axes.axvline(threshold, color=INK, lw=1.2, ls=THRESHOLD.style.stroke)
+    axes.margins(y=0.2)
+    text = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "va": "top"}
+    axes.annotate("alarm →", (threshold, 1.0), (5, 0), **text)
+    axes.annotate("← no alarm", (threshold, 1.0), (-5, 0), ha="right", **text)
+    axes.set_xlabel(label)
 
 
 def histograms(results: Results) -> Drawing:

@@ -1,23 +1,27 @@
 """Write the HTML pages of a folder: one self-contained file each, which works offline and without its script."""
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
+from shlex import quote
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from ..evaluate.results import OPENOOD, PAPER, MethodRun, Results, in_family, load_results
+from ..detectors import METHODS, cited_works, full_name
+from ..evaluate.results import ID, OPENOOD, PAPER, MethodRun, Results, in_family, load_results
 from ..io.files import write_atomically
 from .figure import Drawing
-from .figures import all_figures
+from .figures import FALSE_ALARMS, alarm_threshold, all_figures, guard_method
 from .gallery import gallery
 from .templates import render, suite_title
 
 STUDY = "curvature.json"  # the file of a curvature study, which the report of the same network shows
 
 AVERAGES = {
-    "near": ("near", f"mean, {OPENOOD}", f"Mean over the near data sets, as {OPENOOD} averages."),
-    "far": ("far", f"mean, {OPENOOD}", f"Mean over the far data sets, as {OPENOOD} averages."),
-    "all": ("average", f"mean, {PAPER}", f"Mean over all data sets, as the {PAPER} averages."),
+    "near": ("near", "mean", f"Mean over the near data sets, as {OPENOOD} averages."),
+    "far": ("far", "mean", f"Mean over the far data sets, as {OPENOOD} averages."),
+    "all": ("average", "mean", f"Mean over all data sets, as the {PAPER} averages."),
 }
 
 
@@ -30,7 +34,7 @@ def write_report(folder: Path) -> Path:
     results = load_results(folder)
     figures = all_figures(results)
     for name, drawing in figures.items():
-        if name != "costs-tall":
+        if not name.endswith("-tall"):
             drawing.save(folder / "figures")
     path = folder / "report.html"
     write_atomically(path, render_report(results, figures, _study_part(results, folder)))
@@ -72,6 +76,9 @@ def render_report(
         "report.html",
         title=suite_title(suite),
         results=results,
+        advice=advise(results),
+        full_name=full_name,
+        cited_works=cited_works,
         rivals=[run.method for run in ranked[1:] if (best := cells[run.method, "all"].certainty) and best.best],
         warnings=[text for text in suite.get("deviations", []) if text not in counted],
         unreadable=unreadable,
@@ -99,6 +106,40 @@ def _study_part(results: Results, folder: Path) -> Mapping[str, object] | str:
     except ValueError as error:  # the results are sound: they still get their report
         return f"The curvature study in this folder is not shown: {error}"
     return mismatch(results, study) or curvature_view(study, results)
+
+
+class Advice(NamedTuple):
+    """What to do first: a method for a guard, how to write it, and the images it finds at 5 % false alarms."""
+
+    run: MethodRun
+    spec: str  # as on the command line, with hyper-parameters that are not the default
+    alarms: float  # share of the ID images
+    found: dict[str, tuple[int, int]]  # by data set: the OOD images above the threshold, and all of them
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """The OOD images above the threshold and all of them, over all data sets."""
+        found, images = (sum(counts) for counts in zip(*self.found.values(), strict=True))
+        return found, images
+
+
+def advise(results: Results) -> Advice:
+    """Return the best method that a guard can use and what it finds, with a threshold from the ID test images."""
+    run = guard_method(results)
+    threshold = alarm_threshold(results.scores[f"{run.method}/{ID}"])
+    scores = {ood["name"]: results.scores[f"{run.method}/{ood['name']}"] for ood in results.suite["ood"]}
+    found = {name: (int((values > threshold).sum()), len(values)) for name, values in scores.items()}
+    return Advice(run, method_spec(run), FALSE_ALARMS, found)
+
+
+def method_spec(run: MethodRun) -> str:
+    """Return a method as ``flatfold fit --method`` takes it, with the hyper-parameters that are not the default."""
+    if run.name not in METHODS:
+        return run.method
+    defaults = {key: parameter.default for key, parameter in signature(METHODS[run.name].factory).parameters.items()}
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in run.hyper.items()}
+    changed = {key: value for key, value in plain.items() if key not in defaults or value != defaults[key]}
+    return quote(":".join([run.name, *(f"{key}={str(value).replace(' ', '')}" for key, value in changed.items())]))
 
 
 def columns_of(results: Results, columns: Sequence[str]) -> list[tuple[str, str, str]]:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from ..detectors import cited_works, full_name
 from ..evaluate.results import METRICS, MethodRun, Results
 from ..evaluate.summary import SummaryRow, families, family_of, load_runs, summarise
 from ..io.files import write_atomically
@@ -39,6 +40,8 @@ def render_summary(runs: dict[Path, Results], folder: Path) -> Markup:
         warnings=deviations + _left_out(groups, rows),
         families=[_family(group, [row for row in rows if row.family == family]) for family, group in groups.items()],
         groups_of=groups_of,
+        full_name=full_name,
+        cited_works=cited_works,
         runs=runs,
         family_of=family_of,
         links={place: quote(path.relative_to(folder).as_posix()) for place, path in reports.items() if path.exists()},

@@ -6,17 +6,19 @@ Values are escaped unless they are :class:`markupsafe.Markup`, and a name that i
 
 A page extends ``base.html``, which brings the head, the inline style and script, the title, the facts and the menu. It
 needs the values ``title`` and ``facts`` (pairs of number and description), and fills the blocks ``brand``, ``lead``,
-``main`` and, where needed, ``page_title`` and ``style``. ``macros.html`` holds, each with a comment on its arguments:
-``section`` (also an entry of the menu), ``facts``, ``warning_box``, ``bullets``, ``definition_list``, ``names``;
-``table``, ``head``, ``column_heads``, ``metric_cell``, ``result_cell``, ``controls`` (the switches of a results table);
-``panels`` and ``wide_or_tall`` (figures).
+``main`` and, where needed, ``page_title``, ``style`` and ``footer``. ``macros.html`` holds, each with a comment on its
+arguments: ``section`` (also an entry of the menu), ``docs_link``, ``facts``, ``warning_box``, ``bullets``,
+``definition_list``, ``names``; ``table``, ``head``, ``column_heads``, ``method_head``, ``sources``, ``metric_cell``,
+``result_cell``, ``controls`` (the switches of a results table); ``panels`` and ``wide_or_tall`` (figures).
 
-Filters: ``percent`` (0.93456 -> 93.46), ``interval`` (of shares, in percent), ``signed`` (percentage points with sign),
-``quantity`` (any size, significant digits), ``factor`` (ratio of two positive values), ``thousands`` (1,234).
+Filters: ``percent`` (0.93456 -> 93.46), ``share`` (0.93456 -> 93.5 %), ``interval`` (of shares, in percent), ``signed``
+(percentage points with sign), ``quantity`` (any size, significant digits), ``factor`` (ratio of two positive values),
+``thousands`` (1,234).
 """
 
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import PackageNotFoundError, metadata
 from math import isfinite
 from pathlib import Path
 
@@ -52,9 +54,20 @@ def _environment(folder: Path) -> Environment:
         "allow_nan": False,
         "sort_keys": False,
     }
-    for function in (percent, interval, signed, quantity, factor, thousands, metric_values, intervals):
+    environment.globals["docs"] = documentation()
+    for function in (percent, share, interval, signed, quantity, factor, thousands, metric_values, intervals):
         environment.filters[function.__name__] = function
     return environment
+
+
+def documentation() -> str:
+    """Return the address of the documentation that the package's metadata names, or an empty text without one."""
+    try:
+        addresses = metadata("flatfold").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    pairs = (address.partition(", ") for address in addresses)
+    return next((link.rstrip("/") for label, _, link in pairs if label.lower() == "documentation"), "")
 
 
 def suite_title(suite: Mapping[str, str]) -> str:
@@ -65,6 +78,20 @@ def suite_title(suite: Mapping[str, str]) -> str:
 def percent(value: float) -> str:
     """Return a share in percent."""
     return f"{100 * value:.2f}"
+
+
+def share(part: float) -> str:
+    """Return a share in percent, never rounded up to all or down to none.
+
+    Example:
+        >>> share(0.9871), share(0.99996), share(1.0), share(0.0), share(0.0001)
+        ('98.7 %', 'over 99.9 %', '100 %', '0 %', 'under 0.1 %')
+    """
+    if part <= 0 or part >= 1:
+        return "100 %" if part > 0 else "0 %"
+    if part > 0.9995:
+        return "over 99.9 %"
+    return f"{100 * part:.1f} %" if part >= 0.0005 else "under 0.1 %"
 
 
 def interval(ends: tuple[float, float] | None) -> str:

@@ -27,6 +27,7 @@ function compare(a, b) {
 
 function sort(table, column, direction) {
   const body = table.tBodies[0];
+  for (const row of body.rows) row.classList.remove("rest");
   const sign = direction === "ascending" ? 1 : -1;
   const rows = [...body.rows].map((row) => [keyOf(row, column), row]);
   rows.sort(([a], [b]) => {
@@ -38,10 +39,24 @@ function sort(table, column, direction) {
     if (number === column) head.setAttribute("aria-sort", direction);
     else head.removeAttribute("aria-sort");
   });
+  const form = table.id && document.querySelector(`form[data-for="${table.id}"]`);
+  if (form) filter(table, form);
 }
 
 function hasMetrics(table, column) {
   return [...table.tBodies[0].rows].some((row) => row.cells[column]?.dataset.metrics);
+}
+
+// Of a long table, the first ten lines in the current order are shown until the button asks for all or a name is typed.
+const FIRST = 10;
+
+function limit(table, rows, searching) {
+  const button = document.querySelector(`.all[aria-controls="${table.id}"]`);
+  const all = searching || button.getAttribute("aria-expanded") === "true";
+  rows.forEach((row, number) => row.classList.toggle("rest", !all && number >= FIRST));
+  button.hidden = searching || rows.length <= FIRST;
+  button.textContent = all ? `Show the first ${FIRST}` : `Show all ${rows.length} methods`;
+  return all ? rows.length : Math.min(FIRST, rows.length);
 }
 
 function bestFirst(table, column) {
@@ -88,7 +103,8 @@ function filter(table, form) {
     const inside = row.dataset.groups.split(" ").includes(group);
     row.hidden = !inside || !row.cells[0].textContent.toLowerCase().includes(words);
   }
-  const count = rows.filter((row) => !row.hidden).length;
+  const shown = rows.filter((row) => !row.hidden);
+  const count = limit(table, shown, words !== "");
   form.querySelector("output").textContent = `${count} of ${rows.length} methods`;
   const none = words ? "No method has such a name." : "No method is in this group.";
   form.querySelector(".nothing").textContent = count ? "" : none;
@@ -100,6 +116,12 @@ for (const form of document.querySelectorAll("form.controls")) {
   form.reset(); // a browser keeps choices when a page is loaded again
   form.querySelector(".group")?.addEventListener("change", () => filter(table, form));
   form.querySelector("[type=search]")?.addEventListener("input", () => filter(table, form));
+  const button = form.querySelector(".all");
+  table.closest(".scroll").after(button);
+  button.addEventListener("click", ({ target }) => {
+    target.setAttribute("aria-expanded", target.getAttribute("aria-expanded") !== "true");
+    filter(table, form);
+  });
   form.querySelector(".metric").addEventListener("change", (event) => show(table, event.target));
   show(table, form.querySelector(".metric input:checked"));
 }
