@@ -1,0 +1,26 @@
+# The HTTP service with torch for the CPU. Guard, network and weights are read from /data:
+#   docker build -t flatfold .
+#   docker run --rm -p 127.0.0.1:8000:8000 -e FLATFOLD_TOKEN -v "$PWD":/data:ro flatfold \
+#     guard.safetensors --model nets:resnet20 --weights resnet20.safetensors
+FROM python:3.11-slim AS build
+
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /build
+RUN python -m venv /opt/flatfold
+COPY constraints.txt ./
+RUN /opt/flatfold/bin/pip install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu torch
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN /opt/flatfold/bin/pip install -c constraints.txt '.[onnx,serve]'
+
+FROM python:3.11-slim
+
+COPY --from=build /opt/flatfold /opt/flatfold
+RUN useradd --uid 10001 --create-home flatfold
+ENV PATH=/opt/flatfold/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 10001
+WORKDIR /data
+EXPOSE 8000
+HEALTHCHECK --interval=30s --timeout=5s --start-period=2m --retries=3 \
+  CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/healthz', timeout=4)"]
+ENTRYPOINT ["flatfold", "serve", "--host", "0.0.0.0", "--port", "8000"]
