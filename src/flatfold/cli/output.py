@@ -74,12 +74,15 @@ def note(text: str) -> None:
 
 
 def print_json(**summary: Any) -> None:
-    """Print the summary of a command on stdout if --json is given; numbers that are not finite become null."""
+    """Print the summary of a command on stdout if --json is given, on one line unless that is a terminal.
+
+    Numbers that are not finite become null.
+    """
     if _options.json:
         import msgspec
 
         text = msgspec.json.encode(summary, enc_hook=str)  # paths as text
-        typer.echo(msgspec.json.format(text, indent=2).decode())
+        typer.echo(msgspec.json.format(text, indent=2 if sys.stdout.isatty() else 0).decode())
 
 
 def open_console(listing: bool = False) -> Console:

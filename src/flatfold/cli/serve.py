@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import stat
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -46,10 +45,13 @@ def serve(
         Path | None, Option(help=f"File with a token that requests must carry. Or set the variable {TOKEN}.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None, Option(help="Another host name of the service, without port; repeatable.")
+        list[str] | None, Option(metavar="NAME", help="Another host name of the service, without port; repeatable.")
     ] = None,
     allow_origin: Annotated[
-        list[str] | None, Option(help="Origin of a web page that may use the service: https://example.org; repeatable.")
+        list[str] | None,
+        Option(
+            metavar="ORIGIN", help="Origin of a web page that may use the service: https://example.org; repeatable."
+        ),
     ] = None,
     max_batch: Annotated[int, Option(min=1, help="Largest number of inputs in one forward pass.")] = 64,
     max_waiting: Annotated[int, Option(min=1, help="Largest number of inputs that wait for the model.")] = 1024,
@@ -125,7 +127,6 @@ def serve(
         place = address_of(bound)
         say(f"{scorer.method} at a false-alarm rate of {rate:g}, for {inputs}, at {place}, {access}{by}")
         print_json(address=place, method=scorer.method, fpr=rate, inputs=inputs, token=token is not None)
-        sys.stdout.flush()  # for a program that waits for the address
         ended = run(app, bound, access_log)
     if not ended:
         note("the network or the decoding of an image did not end and was stopped")

@@ -59,7 +59,8 @@ _STYLE, _SCRIPT = _read("page.css"), f"{_read('chart.js')}\n{_read('page.js')}"
 def page_of(settings: Settings) -> bytes:
     """Return the page; it links to /docs where a browser can open it, which sends no token."""
     docs = settings.docs and settings.token is None
-    return Template(_read("page.html")).render(style=_STYLE, script=_SCRIPT, docs=docs).encode()
+    text: str = Template(_read("page.html")).render(style=_STYLE, script=_SCRIPT, docs=docs)
+    return text.encode()
 
 
 SECURITY_HEADERS = [
