@@ -230,7 +230,7 @@ def test_rows_of_texts_guard_a_bert_through_a_file_and_onnx(tmp_path):
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=by_word, pad_token="[PAD]", unk_token="[UNK]")
     torch.manual_seed(0)
     sizes = {"vocab_size": len(words), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.BertConfig(**sizes, intermediate_size=32, num_labels=3)
+    config = transformers.BertConfig(**sizes, intermediate_size=32, num_labels=3, initializer_range=0.3)
     model = transformers.BertForSequenceClassification(config).eval()
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 9))) for _ in range(120)]
