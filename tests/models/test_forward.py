@@ -131,9 +131,9 @@ def test_the_advice_suits_the_mistake(tmp_path):
             find_head(model.eval(), inputs)
     with pytest.raises(ValueError, match=r"\(9,\): .*width"):  # in a later batch
         ff.extract(nn.Linear(4, 3), [torch.zeros(2, 4), torch.zeros(2, 9)])
-    for features in (torch.eye(5), torch.eye(4, dtype=torch.float64)):
+    for features, keyword in ((torch.eye(5), "width"), (torch.eye(4, dtype=torch.float64), "float64")):
         ff.save_bank(ff.FeatureBank(features), tmp_path / "bank")
-        with refused(features, rf"\({len(features)},\): .*width"):
+        with refused(features, rf"\({len(features)},\): .*{keyword}"):
             ff.extract(nn.Linear(4, 3), FeatureRows(tmp_path / "bank", labels=False))
 
 

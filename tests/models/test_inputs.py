@@ -218,3 +218,33 @@ def test_guards_and_features_come_from_any_of_them():
         assert_close(guard(x).score, guards[0](x).score)
     with pytest.raises(ValueError, match="takes 99"):  # before the model runs
         ff.Guard.fit(model, (x, y), "knn:k=3", 0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_rows_of_texts_guard_a_bert_through_a_file_and_onnx(tmp_path):
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *"abcdefgh"])}
+    by_word = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    by_word.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=by_word, pad_token="[PAD]", unk_token="[UNK]")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(words), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=32, num_labels=3, initializer_range=0.3)
+    model = transformers.BertForSequenceClassification(config).eval()
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 9))) for _ in range(120)]
+    encoded = tokenizer(texts, padding="max_length", max_length=10, return_tensors="pt")
+    with torch.no_grad():
+        labels = model(**encoded).logits.argmax(-1)
+    columns = {name: encoded[name].tolist() for name in ("input_ids", "attention_mask")}
+    data = make_columns({"id": texts, "label": labels.tolist(), **columns})
+    guard = ff.Guard.fit(model, make_columns({"text": texts, "label": labels.tolist()}), collate=tokenizer)
+    assert guard.fit_result.accuracy == 1
+    same = ff.Guard.fit(model, data)  # tokenised before, and padded to another length
+    assert_close(same(encoded).score, guard(encoded).score, rtol=1e-3, atol=1e-3)
+    guard.save(tmp_path / "guard")
+    loaded = ff.Guard.load(tmp_path / "guard", model)
+    assert torch.equal(loaded(encoded).score, guard(encoded).score)
+    assert "direction" in str(loaded.explain(encoded)[0])
+    assert loaded.export(tmp_path / "guard.onnx", encoded).inputs == 120

@@ -47,8 +47,8 @@ METHODS: dict[str, Method] = {}
 
 ALIASES = {"mahalanobis": "mds", "energy": "ebo", "maxlogit": "mls"}
 NOT_METHODS = {
-    "residual": "the residual alone is not a method here, only the first part of the score of vim. Use vim, which "
-    "subtracts the energy from it."
+    "residual": "The residual alone is not a method here, only the first part of the score of vim. Use vim, which also "
+    "takes the logits into account."
 }
 
 

@@ -115,8 +115,8 @@ def _class_indices(labels: Any, rows: int) -> Tensor:
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or kind == torch.bool:
         raise TypeError(
             f"labels must be integer class indices, one per input, got {kind}. "
-            "Turn one-hot rows into indices with .argmax(1); leave out targets that are no classes; join "
-            "a list of inputs with torch.stack."
+            "Convert 0.0 and 1.0 with .long(), one-hot rows with .argmax(1); leave out targets that are no classes; "
+            "join a list of inputs with torch.stack."
         )
     indices: Tensor = labels.detach().cpu().long()
     check_labels(indices, rows)
@@ -226,7 +226,7 @@ def input_errors(inputs: Tensor) -> Iterator[None]:
 def _advice(inputs: Tensor, reason: str) -> str:
     if "unexpected keyword argument" in reason:
         return "Entries of a dict go to the model by name; wrap a model that takes the dict itself."
-    if inputs.ndim > 2 and any(words in reason for words in _TYPE_ERRORS):
+    if (inputs.ndim > 2 or inputs.is_floating_point()) and any(words in reason for words in _TYPE_ERRORS):
         return f"They are {inputs.dtype}: prepare them as in training, and in the type of the model's weights."
     if inputs.ndim == 3:
         return "Is this a single image? A batch of one is x[None]."

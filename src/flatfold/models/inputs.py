@@ -174,8 +174,8 @@ def _as_arrays(data: Any) -> tuple[Any, Any] | None:
     if y.ndim != 1 or _is_float(y) or len(x) != len(y):
         raise ValueError(
             f"(X, y) must have a class index in y for each row of X, got X of shape {tuple(x.shape)} and y of shape "
-            f"{tuple(y.shape)}, {y.dtype}. Turn one-hot rows into indices with .argmax(1), a column with .ravel(); "
-            "leave out targets that are no classes."
+            f"{tuple(y.shape)}, {y.dtype}. Convert 0.0 and 1.0 to whole numbers, one-hot rows with .argmax(1), a "
+            "column with .ravel(); leave out targets that are no classes."
         )
     return x, y
 

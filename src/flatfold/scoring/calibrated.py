@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
     """What a guard says about a batch."""
 
     logits: Tensor
-    """``(n, c)``, as the model's last linear layer gives them."""
+    """``(n, c)``, as the model's last linear layer gives them; a single logit z as ``(-z/2, z/2)``."""
     score: Tensor
     """``(n,)``, higher = more out-of-distribution."""
     p_value: Tensor

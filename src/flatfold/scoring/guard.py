@@ -112,7 +112,8 @@ class Guard:
         """Fit a detector and calibrate it, on in-distribution data that the model was not trained on.
 
         Args:
-            model: Any classifier that ends in a linear layer.
+            model: Any classifier that ends in a linear layer; one with a single output z has two classes, with
+                ``sigmoid(z)`` as the probability of class 1.
             loader: Labelled in-distribution data (labels may be missing if the detector needs none): whatever
                 :func:`~flatfold.models.inputs.as_batches` takes, such as a ``DataLoader``, a data set of torch or
                 Hugging Face, a path of images, or arrays ``(X, y)``.
