@@ -14,10 +14,12 @@ IDS, MASK = torch.randint(3, 50, (40, 7)), torch.ones(40, 7, dtype=torch.bool)
 
 def test_made_up_inputs_have_the_shape_type_and_range_of_real_ones():
     image = 3 * torch.rand(5, 3, 9, 7) - 1
-    for batch in (image, image.double(), torch.rand(6, 4), {"ids": IDS, "mask": MASK, "rate": 0.5, "norm": None}):
+    for batch in (image, image.double(), torch.rand(6, 4), {"words": IDS, "mask": MASK, "rate": 0.5, "all": None}):
         spec, real = InputSpec.of(split_batch(batch)), split_batch(batch)
         made, again = spec.make(INPUTS), spec.make(INPUTS)
-        for mine, twin, value in zip(*((*b.args, *b.kwargs.values()) for b in (made, again, real)), strict=True):
+        for mine, twin, value in zip(
+            *((*b.args, *map(b.kwargs.get, sorted(b.kwargs))) for b in (made, again, real)), strict=True
+        ):
             if isinstance(value, torch.Tensor):
                 assert (mine.dtype, mine.shape) == (value.dtype, (INPUTS, *value.shape[1:]))
                 assert value.min() <= mine.min() <= mine.max() <= value.max()
@@ -38,11 +40,11 @@ def test_made_up_inputs_have_the_shape_type_and_range_of_real_ones():
 def test_models_of_dicts_have_evidence_and_random_ones_have_none(tmp_path):
     torch.manual_seed(0)
     words = Net(
-        lambda m, ids, mask: m.head((m.table(ids) * mask[..., None]).mean(1)),
+        lambda m, words, mask: m.head((m.table(words) * mask[..., None]).mean(1)),
         table=nn.Embedding(50, 8),
         head=nn.Linear(8, 3),
     )
-    guard = ff.Guard.fit(words, [{"ids": IDS, "mask": MASK}], "ebo", 0.1)
+    guard = ff.Guard.fit(words, [{"words": IDS, "mask": MASK}], "ebo", 0.1)
     assert guard.evidence.features.shape == (INPUTS, 8)
     guard.save(tmp_path / "guard.safetensors")
     loaded = ff.Guard.load(tmp_path / "guard.safetensors", words)

@@ -137,9 +137,7 @@ def fit(
     threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
     typer.echo(f"images       {result.samples:,} of {images}; {right}")
     if result.copies:
-        typer.echo(
-            f"copies       {count(result.copies, 'image')} with the features of another one; see the how-to on thresholds"
-        )
+        typer.echo(f"copies       {count(result.copies, 'image')} with the features of another one, up to rounding")
     typer.echo(f"runtime      {result.runtime}")
     if runtime == "auto":  # and keep the graph for them, if that is the fastest
         guard.use_runtime(runtime, MANY, graph_path(out))

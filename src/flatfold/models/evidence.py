@@ -94,7 +94,7 @@ class InputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         try:
             args = [describe(value) for value in batch.args]
-            return cls(args, {name: describe(value) for name, value in batch.kwargs.items()})
+            return cls(args, {name: describe(batch.kwargs[name]) for name in sorted(batch.kwargs)})  # as in JSON
         except (RuntimeError, TypeError, ValueError) as error:
             log.info("inputs like those of this model cannot be made up: %s", error)
             return None
