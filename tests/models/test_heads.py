@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import conv2d, linear, normalize
 from torch.testing import assert_close
 
-from flatfold import UnsupportedHead, extract
+from flatfold import Guard, UnsupportedHead, extract
 from flatfold.models.forward import evaluating, split_batch
 from flatfold.models.heads import find_head, probe, run
 from tests.architectures import Net
@@ -68,6 +68,8 @@ AROUND = {
     "hugging face output": lambda m, x: SimpleNamespace(loss=None, logits=m.head(m.body(x)), hidden=x),
     "dict output": lambda m, x: {"logits": m.head(m.body(x)), "hidden": x},
     "tuple output": lambda m, x: (m.head(m.body(x)), x),
+    "embedding and logits": lambda m, x: (h := m.body(x), m.head(h)),
+    "loss and logits": lambda m, x: (x.mean(), m.head(m.body(x))),
     "squeezed afterwards": lambda m, x: m.head(m.body(x)[:, None]).squeeze(1),
     "one row squeezed to a vector": lambda m, x: m.head(m.body(x)).squeeze(),
     "called with a keyword": lambda m, x: m.head(input=m.body(x)),
@@ -169,6 +171,7 @@ REFUSED = {
     "not linear": (lambda m, x: m.cosine(m.body(x)), "Cosine"),
     "one input alone": (lambda m, x: m.head(m.body(x[0])), "'head' runs at every token"),
     "rows cut by the model": (lambda m, x: m.head(m.body(x[1:])), "2 rows for a batch of 3"),
+    "two heads returned": (lambda m, x: (m.other(m.body(x)), m.head(m.body(x))), "'other' with 5 .*'head' with 5"),
     "no logits in the output": (lambda m, x: {"scores": m.head(m.body(x))}, "returned dict"),
 }
 POOL = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
@@ -222,6 +225,38 @@ def test_a_name_that_cannot_be_used_is_refused():
     ]:  # fmt: skip
         with refused(name, keyword, UnsupportedHead):
             find_head(case, x, name)
+
+
+class Clipped(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).clamp(-20, 20)
+
+
+def test_a_head_that_is_not_linear_in_a_later_batch_is_refused():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), Clipped(7, C)), vectors(40)
+    later = x.clone()
+    later[17] *= 1000
+    for runtime in ("torch", "onnx"):
+        extract(model, [x, x], runtime=runtime)
+        with pytest.raises(UnsupportedHead, match=r"Clipped.*something else"):
+            extract(model, [x, later], runtime=runtime)
+    guard = Guard.fit(model, [x], "ebo", 0.1)
+    with pytest.raises(UnsupportedHead, match="Clipped"):
+        guard(later)
+    for dtype in (torch.bfloat16, torch.float16):  # products of opposite signs leave small logits with few digits
+        half = nn.Linear(512, 100).to(dtype)
+        extract(half, [torch.randn(8, 512).to(dtype) for _ in range(20)])
+
+
+def test_of_two_linear_outputs_the_labels_tell_which_are_logits():
+    pair = body_and_head(lambda m, x: (m.short(m.body(x)), m.head(m.body(x))), short=nn.Linear(7, 3))[0]
+    assert find_head(pair, (vectors(), torch.tensor([0, 4, 1]))).name == "head"
+    with pytest.raises(UnsupportedHead, match=r"'short' with 3 .*'head' with 5.*head='head'"):
+        find_head(pair, (vectors(), torch.tensor([0, 2, 1])))
+    assert find_head(pair, vectors(), "short").gives_logits
+    bank, head = extract(pair, [(vectors(), torch.tensor([0, 4, 1])), (vectors(), torch.tensor([0, 0, 0]))])
+    assert (len(bank), head.n_classes) == (6, C)
 
 
 def test_a_later_batch_that_takes_another_way_is_refused():

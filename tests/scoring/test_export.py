@@ -137,6 +137,7 @@ def test_a_file_says_where_its_decisions_come_from_and_tells_nothing_private(suf
         "detector": "mls",
         "hyper": guard.detector.made_by[1],
         "fpr": 0.1,
+        "confidence": None,
         "threshold": guard.calibration.threshold.tolist(),
         "calibration_samples": 200,
         "weights_sha256": weights_hash(guard.model),

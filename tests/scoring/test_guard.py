@@ -120,7 +120,7 @@ def with_frames(n, seed):
 
 
 @pytest.mark.parametrize(
-    "detector, draw, copies",
+    ("detector", "draw", "copies"),
     [("knn:k=1", plain, 5), ("klm", plain, 5), ("knn:k=1", with_frames, 1), ("ebo", with_frames, 1)],
 )
 def test_copies_do_not_break_the_rate_whether_they_come_again_or_not(detector, draw, copies):
@@ -208,8 +208,8 @@ def test_an_input_that_comes_again_and_again_does_not_break_the_rate_by_its_last
         torch.manual_seed(seed)
         net, frame = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10)), 3 * torch.rand(1, 64)
         stream = torch.cat([frame.repeat(64, 1), torch.randn(19, 64)])
-        for detector, known in (("fdbd", torch.randn(10, 64)), ("klm", frame.repeat(64, 1))):  # near 0 for klm
-            guard = ff.Guard.fit(net, [known], detector, calibration=[stream])
+        for detector, learnt in (("fdbd", torch.randn(10, 64)), ("klm", frame.repeat(64, 1))):  # near 0 for klm
+            guard = ff.Guard.fit(net, [learnt], detector, calibration=[stream])
             assert not guard(frame).is_ood
             assert not guard(stream).is_ood[:64].any()
 

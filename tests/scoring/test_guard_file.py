@@ -159,7 +159,8 @@ def test_settings_tell_people_what_the_tensors_hold(per_class, model, tmp_path):
     assert said["weights_sha256"] == weights_hash(model)
     tensors = load_file(tmp_path / "guard.safetensors")
     learnt = {f"detector.{name}": value for name, value in guard.detector.state_dict().items()}
-    assert set(tensors) == {*learnt, "calibration.scores", "calibration.counts", "probe.features", "probe.scores"}
+    others = {"calibration.scores", "calibration.counts", "probe.features", "probe.scores", "evidence.features"}
+    assert set(tensors) == {*learnt, *others}
     assert all(torch.equal(tensors[name], value) for name, value in learnt.items())
     assert torch.equal(tensors["probe.scores"], guard.detector(tensors["probe.features"]))
     forge(tmp_path / "guard.safetensors")
@@ -276,6 +277,59 @@ def test_a_guard_of_another_model_is_refused(refused):
     others = {first: "other weights", last: "other weights", nn.Linear(8, 4): "'3'", relus: "'3'", more_classes: "7"}
     for other, keyword in {**others, make_model().half(): "float16", make_model().double(): "float64"}.items():
         refused(keyword, other, other)
+
+
+class Scaled(nn.Module):
+    """A network whose state dict does not tell all that it computes."""
+
+    def __init__(self, eps=1e-5, act=nn.ReLU, gain=1.0, buffer=1.0, crash=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, eps=eps), act(), nn.Flatten(), nn.Linear(288, 6)
+        )
+        self.head, self.gain, self.crash = nn.Linear(6, 4), gain, crash
+        self.register_buffer("scale", torch.tensor(buffer), persistent=False)
+
+    def forward(self, x):
+        assert not self.crash, "something is missing"
+        return self.head(self.body(x * self.gain) * self.scale)
+
+
+def test_a_model_that_computes_something_else_with_the_same_weights_is_refused(tmp_path, caplog):
+    path, x = tmp_path / "guard.safetensors", torch.rand(60, 3, 8, 8)
+    guard = ff.Guard.fit(Scaled(), [x], "ebo", 0.1)
+    guard.save(path)
+    changes = {"eps": 10.0, "act": partial(nn.LeakyReLU, 0.05), "gain": 1.02, "buffer": 0.98, "crash": True}
+    for name, value in changes.items():
+        other = Scaled(**{name: value})
+        assert weights_hash(other) == weights_hash(guard.model)
+        assert_refused(ValueError, "same weights|something is missing", ff.Guard.load, path, other, case=name)
+    other = ff.Guard.load(path, Scaled())
+    other.model.body[1].eps = 10.0
+    assert_refused(ValueError, "Fit the guard again", other.save, path)
+    for model in (Scaled(gain=1 + 1e-6), Scaled().to(memory_format=torch.channels_last)):
+        check = ff.Guard.load(path, model)
+        assert torch.equal(check.evidence.features, guard.evidence.features)
+    assert caplog.text == ""
+    forge(path, drop=("evidence", "evidence.features"))
+    assert ff.Guard.load(path, Scaled(eps=10.0)).evidence is None  # a file of an earlier version
+    assert "no evidence" in caplog.text
+
+
+def test_forged_evidence_is_refused(path, refused):
+    kept = settings_in(path)["evidence"]
+    inputs = kept["inputs"]["args"][0]
+    for case in (
+        {"rows": []}, {"rows": [0, 0, 1, 2]}, {"rows": [0, 1, 2, 9]}, {"rows": [0]}, {"device": 3},
+        *({"inputs": {"args": [{**inputs, **change}], "kwargs": {}}} for change in (
+            {"shape": [10**9]}, {"shape": [-1]}, {"dtype": "object"}, {"low": 2.0, "high": 1.0}, {"more": 1})),
+        {"inputs": {"args": [1], "kwargs": {}}},
+    ):  # fmt: skip
+        forge(path, {"evidence": {**kept, **case}})
+        refused("evidence|inputs|Expected|unknown", case)
+    forge(path, **{"evidence.features": torch.zeros(4, 16)})
+    refused("same weights")
 
 
 def test_what_is_not_a_regular_file_is_refused_without_waiting_for_it(tmp_path, model):

@@ -136,9 +136,7 @@ def fit(
     threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
     say(f"images       {result.samples:,} of {images}; {right}")
     if result.copies:
-        say(
-            f"copies       {count(result.copies, 'image')} with the features of another one; see the how-to on thresholds"
-        )
+        say(f"copies       {count(result.copies, 'image')} with the features of another one, up to rounding")
     if published is not None:
         steps = ", ".join(f"{name} {value}" for name, value in published.as_dict().items() if value is not None)
         say(f"transform    of the published weights: {steps}")

@@ -145,7 +145,7 @@ class BankWriter:
         self._covered: Counter[int] = Counter()  # how many rows of each shard are pending
         self._finished: set[int] = set()  # shards that are on disk
         self.unreadable: dict[int, str] = {}
-        self._tolerance = _HALF_TOLERANCE.get(computed_in, TOLERANCE)
+        self._tolerance = network_tolerance(computed_in)
         self._scores = scores
         if path is not None:
             self._open_store(Path(path), {**key, **form}, shard_rows)
@@ -264,6 +264,11 @@ class BankWriter:
                 f"the bank in {self._path} was begun with data of {before} rows, now there are {now}. "
                 f"The same key must mean the same data in the same order. {_ELSEWHERE}"
             )
+
+
+def network_tolerance(computed_in: torch.dtype) -> float:
+    """Return how far two runs of one network may differ, relative to what they gave."""
+    return _HALF_TOLERANCE.get(computed_in, TOLERANCE)
 
 
 def shard_name(index: int) -> str:

@@ -16,6 +16,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.validation import UnreadableImage, check_finite
 from ..io.progress import track
 from .bank_store import BankWriter
+from .evidence import InputSpec
 from .fingerprint import data_key, weights_hash
 from .forward import Batch, evaluating, split_batch
 from .heads import FoundHead, probe, warn_of_other_logits
@@ -43,6 +44,8 @@ class Extraction(NamedTuple):
     """That of one input, ``(c, h, w)`` for images."""
     predicted: Tensor | None
     """The class of the largest logit of each row, as the model gave it; None for a bank on disk."""
+    inputs: InputSpec | None
+    """How the model was called; None where inputs like them cannot be made up."""
 
 
 def extract(
@@ -207,6 +210,7 @@ def extract_features(
                 runtime,
                 tuple(first.first_tensor.shape[1:]),
                 torch.cat(predicted) if out is None else None,
+                InputSpec.of(first),
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
@@ -185,17 +185,23 @@ def one_row_each(layer: nn.Module, values: Tensor, rows: int | None = None) -> T
 
 def logits_of(output: Any) -> Tensor:
     """Return the logits in the output of a model, which may be in an object (Hugging Face), a dict or a tuple."""
+    return outputs_of(output)[0]
+
+
+def outputs_of(output: Any) -> list[Tensor]:
+    """Return what may be the logits in the output of a model: several tensors only if it is a tuple of them."""
     logits = getattr(output, "logits", output)
+    others: Sequence[Any] = ()
     if isinstance(logits, Mapping):
         logits = logits.get("logits")
     elif isinstance(logits, (tuple, list)) and logits:
-        logits = logits[0]
-    if not isinstance(logits, Tensor):
-        raise UnsupportedHead(
-            "the model must return logits: a tensor, an object with .logits, a dict with 'logits', or a tuple that "
-            f"starts with a tensor. It returned {type(output).__name__}. Wrap it in a module that returns its logits."
-        )
-    return logits
+        logits, *others = logits
+    if isinstance(logits, Tensor):
+        return [logits, *(other for other in others if isinstance(other, Tensor))]
+    raise UnsupportedHead(
+        "the model must return logits: a tensor, an object with .logits, a dict with 'logits', or a tuple that "
+        f"starts with a tensor. It returned {type(output).__name__}. Wrap it in a module that returns its logits."
+    )
 
 
 def forward(model: nn.Module, batch: Batch) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..core.bank import as_two_classes
 from ..core.validation import UnsupportedHead
-from .forward import COMPILED, Batch, evaluating, logits_of, one_row_each
+from .forward import COMPILED, Batch, evaluating, one_row_each, outputs_of
 from .heads import FoundHead, module_named
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class HeadModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return features ``(n, d)`` and logits ``(n, c)`` of a batch; takes what the model takes."""
         self._calls.clear()  # an earlier batch may have failed half-way
-        returned = logits_of(self.model(*args, **kwargs))
+        returned = outputs_of(self.model(*args, **kwargs))
         # Not len(), which turns the size of a batch into a constant while a graph is traced.
         rows = next(value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         features, logits = self._select_call(returned, rows)
@@ -79,13 +79,13 @@ class HeadModule(nn.Module):
         features = args[0] if args else kwargs["input"]
         self._calls.append((output, features.detach().clone(), output.detach().clone()))  # they may change in place
 
-    def _select_call(self, returned: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    def _select_call(self, returned: list[Tensor], rows: int) -> tuple[Tensor, Tensor]:
         """Return input and output of the head in the call whose output was returned, or else in the last."""
         layer, flat = self._layer(), []
         for output, *call in self._calls:
             features, logits = (one_row_each(layer, values, rows) for values in call)
             if features is not None and logits is not None:
-                if output is returned:
+                if any(output is each for each in returned):
                     return features, logits
                 flat.append((features, logits))
         if not flat:

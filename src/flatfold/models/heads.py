@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..core.bank import Head, as_two_classes
 from ..core.validation import UnsupportedHead, check_finite
-from .forward import Batch, Call, evaluating, forward, is_linear, logits_of, plain_name, record_calls, split_batch
+from .forward import Batch, Call, evaluating, forward, is_linear, outputs_of, plain_name, record_calls, split_batch
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 _SHOWN = 8  # a transformer has hundreds of linear layers
+_CHECKED = 32  # classes whose logits are computed again for one row of each batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +96,14 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
         raise ValueError("a batch with at least one input is needed to find the head, got an empty one. Take another.")
     layers = _linear_layers(model) if name is None else {plain_name(name): _named_layer(model, name)}
     with record_calls(layers, batch.rows) as calls:
-        logits = logits_of(forward(model, batch))
-    call = _last_that_gives(calls, logits)
+        outputs = outputs_of(forward(model, batch))
+    call = _call_of_head(calls, outputs, batch.labels)
     gives_logits = call is not None
     if call is None and name is not None:
         call = _last_flat(calls)
     if call is None:
         need = "flatfold needs logits that come straight out of one linear layer, z = W h + b."
-        raise UnsupportedHead(f"{need} {_not_a_head(calls, logits, name)}")
+        raise UnsupportedHead(f"{need} {_not_a_head(calls, outputs[0], name)}")
     module = layers[call.name]
     found = FoundHead(call.name, module, head_of(module), gives_logits)
     result = _as_pass(call, batch, found)
@@ -115,15 +116,17 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
 def run(model: nn.Module, found: FoundHead, batch: Batch) -> Pass:
     """Run one batch through a model whose head is known."""
     with record_calls({found.name: found.module}, batch.rows) as calls:
-        logits = logits_of(forward(model, batch))
-    call = _last_that_gives(calls, logits) if found.gives_logits else _last_flat(calls)
+        outputs = outputs_of(forward(model, batch))
+    call = next(iter(_calls_that_give(calls, outputs)), None) if found.gives_logits else _last_flat(calls)
     if call is None:
         raise UnsupportedHead(
             f"{_quoted(found.name)} gave the logits of the first batch but not those of a later one. Does the model "
             "choose its way by the input? Wrap it so that all inputs go through one head, or name a layer with "
             "head='module.name'."
         )
-    return _as_pass(call, batch, found)
+    result = _as_pass(call, batch, found)
+    check_one_row(found, result)
+    return result
 
 
 def head_of(layer: nn.Module) -> Head:
@@ -163,6 +166,38 @@ def _named_layer(model: nn.Module, name: str) -> nn.Module:
     )
 
 
+def _call_of_head(calls: list[Call], outputs: list[Tensor], labels: Tensor | None) -> Call | None:
+    """Return the call whose output is the logits among the outputs of a model; None if no linear layer gives any.
+
+    Of several layers, an embedding that another one takes is not the head, nor is one with too few outputs for the
+    labels. If there are several still, the user must say which.
+    """
+    given = _calls_that_give(calls, outputs)
+    if len(given) > 1:
+        given = [call for call in given if not any(_feeds(call, other) for other in given)]
+        given = [call for call in given if labels is None or call.outputs > int(labels.max())] or given
+    if len(given) > 1:
+        both = " and ".join(f"{_quoted(call.name)} with {call.outputs} outputs" for call in given)
+        raise UnsupportedHead(
+            f"the model returns what several linear layers give: {both}. Name the one that gives the logits: "
+            f"head={given[-1].name!r}, say."
+        )
+    return given[0] if given else None
+
+
+def _feeds(call: Call, other: Call) -> bool:
+    """Return whether the output of one layer is the input of another one."""
+    if call is other or call.logits is None or other.features is None or call.logits.shape != other.features.shape:
+        return False
+    return torch.equal(call.logits, other.features)
+
+
+def _calls_that_give(calls: list[Call], outputs: list[Tensor]) -> list[Call]:
+    """Return the calls whose output a model returns, in the order of its outputs and one for each layer."""
+    given = (_last_that_gives(calls, output) for output in outputs)
+    return list({call.name: call for call in reversed([call for call in given if call is not None])}.values())[::-1]
+
+
 def _last_that_gives(calls: list[Call], logits: Tensor) -> Call | None:
     """Return the last call with the numbers of ``logits``, apart from dimensions of size 1 and the type."""
     shape, logits = [n for n in logits.shape if n != 1], logits.detach().flatten()
@@ -197,11 +232,37 @@ def _check_affine(found: FoundHead, result: Pass) -> None:
     actual = result.logits.to("cpu", expected.dtype)
     error, size = float((expected - actual).norm()), float(torch.maximum(expected.norm(), actual.norm()))
     if not error <= TOLERANCE[result.logits.dtype] * size:
-        raise UnsupportedHead(
-            f"the head must compute z = W h + b, but {_quoted(found.name)} ({type(found.module).__name__}) gives "
-            f"something else: |W h + b - z| is {error:.3g} for |z| = {size:.3g}. "
-            "Use a plain nn.Linear, or name another layer with head='module.name'."
-        )
+        raise _not_affine(found, error, size)
+
+
+def check_one_row(found: FoundHead, result: Pass) -> None:
+    """Raise unless ``W h + b`` gives the logits of the row with the largest one, at that class and at some others.
+
+    A layer may be linear at the first batch and clip its output later. Where products cancel and leave small logits,
+    the error is compared with the size of the products.
+    """
+    features, logits, head = *result, found.head
+    if not len(logits):
+        return
+    row = int(logits.amax(dim=-1).argmax())
+    h, z = features[row].to("cpu", head.weight.dtype), logits[row].to("cpu", head.weight.dtype)
+    top, allowed = int(z.argmax()), TOLERANCE[logits.dtype]
+    for classes in (slice(top, top + 1), slice(0, None, max(1, len(z) // _CHECKED))):
+        weight, bias = head.weight[classes], None if head.bias is None else head.bias[classes]
+        products = weight @ h if bias is None else torch.addmv(bias, weight, h)
+        error, size = float((products - z[classes]).norm()), float(z[classes].norm())
+        if error > allowed * size:  # false for features that are not finite, which are another matter
+            size = max(size, float((weight.abs() @ h.abs()).norm()))
+            if error > allowed * size:
+                raise _not_affine(found, error, size)
+
+
+def _not_affine(found: FoundHead, error: float, size: float) -> UnsupportedHead:
+    return UnsupportedHead(
+        f"the head must compute z = W h + b, but {_quoted(found.name)} ({type(found.module).__name__}) gives "
+        f"something else: |W h + b - z| is {error:.3g} for |z| = {size:.3g}. "
+        "Use a plain nn.Linear, or name another layer with head='module.name'."
+    )
 
 
 def _not_a_head(calls: list[Call], logits: Tensor, name: str | None) -> str:

@@ -28,7 +28,7 @@ from .cores import free_cores
 from .fingerprint import weights_hash
 from .forward import Batch, input_errors
 from .graph import ONNX_PACKAGES, HeadModule, by_name, check_onnx_packages, open_onnx, trace, write_onnx
-from .heads import FoundHead, Pass, run
+from .heads import FoundHead, Pass, check_one_row, run
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class CompiledRuntime(Runtime):
     name = "torch-compile"
 
     def __init__(self, model: nn.Module, found: FoundHead, channels_last: bool, dtype: torch.dtype | None) -> None:
-        self.dtype, self.channels_last, self.head_dtype = dtype, channels_last, found.head.weight.dtype
+        self.dtype, self.channels_last, self.found = dtype, channels_last, found
         self.module = torch.compile(HeadModule(model, found))
 
     def __call__(self, batch: Batch) -> Pass:  # noqa: D102
@@ -109,7 +109,9 @@ class CompiledRuntime(Runtime):
             if self.dtype is not None:
                 contexts.enter_context(torch.autocast(batch.first_tensor.device.type, self.dtype))
             features, logits = self.module(*batch.args, **batch.kwargs)
-        return Pass(features.to(self.head_dtype), logits)
+        result = Pass(features.to(self.found.head.weight.dtype), logits)
+        check_one_row(self.found, result)
+        return result
 
 
 class OnnxRuntime(Runtime):
@@ -133,7 +135,10 @@ class OnnxRuntime(Runtime):
             return self.torch_runtime(batch)
         with input_errors(batch.first_tensor):
             features, logits = map(torch.from_numpy, self.session(batch))
-        return Pass(features.to(self.torch_runtime.found.head.weight.dtype), logits)
+        found = self.torch_runtime.found
+        result = Pass(features.to(found.head.weight.dtype), logits)
+        check_one_row(found, result)
+        return result
 
 
 class FastestRuntime(Runtime):

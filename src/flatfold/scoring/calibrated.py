@@ -336,8 +336,8 @@ def _split(groups: Tensor, fpr: float, seed: int) -> tuple[Tensor, Tensor]:
 
 MANY_COPIES = 0.01  # share of the inputs, above which a warning is logged
 COPIES = (
-    "they have the same features. Copies stay on one side of the split into fit and calibration data, and the threshold "
-    "holds both if inputs to come repeat as often and if they are all different."
+    "they have the same features. Copies stay on one side of the split into fit and calibration data, and the "
+    "threshold holds both if inputs to come repeat as often and if they are all different."
 )
 _WITHOUT_COPIES = ("", ", copies not counted,")
 
@@ -374,9 +374,10 @@ def with_rounding_margin(scores: Tensor, distinct: Tensor | None = None) -> Tens
 
     .. math:: s + 10^{-4} \max(|s|, q_{75} - q_{25})
 
-    with the quartiles q of the scores, those of ``distinct`` inputs if these are given. The last digits of a score differ between an input alone and in a batch, and
-    between runtimes. Without this margin, an input that comes again and again, such as a black frame, could have a
-    score at the threshold when it was calibrated on and above it from then on, and all of them would raise an alarm.
+    with the quartiles q of the scores, those of ``distinct`` inputs if these are given: where one input comes again and
+    again, the quartiles of all may be equal. The last digits of a score differ between an input alone and in a batch,
+    and between runtimes. Without this margin, such an input, a black frame say, could have a score at the threshold
+    when it was calibrated on and above it from then on, and all of them would raise an alarm.
     """
     spread = spread_of(scores if distinct is None else scores[distinct.to(scores.device)])
     return scores + ROUNDING * scores.abs().clamp_min(spread)

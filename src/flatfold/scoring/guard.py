@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..detectors.base import Detector
+from ..models.evidence import Evidence
 from ..models.extract import extract_features
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating, split_batch
@@ -61,6 +62,8 @@ class Guard:
         weights: The sha256 of the model's weights, by default as they are now.
         dtype: ``torch.bfloat16`` if the model computes in mixed precision, else None.
         input_shape: That of one input, ``(c, h, w)`` for images, if it is known.
+        evidence: Features that the model gave for made-up inputs, by which a model that computes something else with
+            the same weights is recognised; None if that is not possible.
         runtime: Runs the model; see :meth:`use_runtime`.
         fit_result: What :meth:`fit` reports, such as the model's accuracy; None for a guard that was loaded.
     """
@@ -76,6 +79,7 @@ class Guard:
         weights: str | None = None,
         dtype: torch.dtype | None = None,
         input_shape: tuple[int, ...] | None = None,
+        evidence: Evidence | None = None,
     ) -> None:
         self.model = model
         self.found = found
@@ -84,6 +88,7 @@ class Guard:
         self.weights = weights_hash(model) if weights is None else weights
         self.dtype = dtype
         self.input_shape = input_shape
+        self.evidence = evidence
         self.runtime: Runtime = TorchRuntime(model, found, dtype=dtype)
 
     @classmethod
@@ -157,7 +162,7 @@ class Guard:
         elif isinstance(calibration, Source):
             check_enough(fpr, calibration.rows, "the calibration data", confidence)
         passing = partial(extract_features, model, device=device, workers=workers, unreadable=unreadable, dtype=dtype)
-        bank, found, _, used, shape, predicted = passing(loader, head=head, runtime=runtime, graph=graph)
+        bank, found, _, used, shape, predicted, inputs = passing(loader, head=head, runtime=runtime, graph=graph)
         held_out = None if calibration is None else passing(calibration, head=found.name, runtime=used)
         result = fit_detector(
             detector,
@@ -175,7 +180,8 @@ class Guard:
         if transform is None and isinstance(loader, ImageSource):
             transform = loader.transform
         calibrated = CalibratedDetector(result.detector, result.calibration)
-        guard = cls(model, found, calibrated, transform, dtype=dtype, input_shape=shape)
+        evidence = None if inputs is None else Evidence.of(model, found, inputs, dtype)
+        guard = cls(model, found, calibrated, transform, dtype=dtype, input_shape=shape, evidence=evidence)
         guard.fit_result = replace(result, runtime=str(used))
         return guard
 
@@ -202,7 +208,8 @@ class Guard:
             confidence: As in :meth:`fit`; by default that of this guard.
         """
         calibrated = self.calibrated.at(fpr, confidence)
-        guard = Guard(self.model, self.found, calibrated, self.transform, self.weights, self.dtype, self.input_shape)
+        kept = (self.transform, self.weights, self.dtype, self.input_shape, self.evidence)
+        guard = Guard(self.model, self.found, calibrated, *kept)
         guard.runtime = self.runtime
         return guard
 
@@ -240,7 +247,11 @@ class Guard:
 
         By default inputs are made up; where their shape is not known, the runtime becomes torch.
         """
-        if batch is None:
+        if batch is not None:
+            inputs = split_batch(batch)
+        elif self.evidence is not None:
+            inputs = self.evidence.inputs.make(WARM_UP)
+        else:
             transform, shape = self.transform, self.input_shape
             if shape is None and transform is not None and transform.crop is not None:
                 shape = (len(transform.mode), transform.crop, transform.crop)
@@ -248,10 +259,10 @@ class Guard:
                 self.use_runtime("torch")
                 return
             dtype, generator = next(self.model.parameters()).dtype, torch.Generator().manual_seed(0)
-            batch = torch.randn(WARM_UP, *shape, generator=generator).to(dtype)
+            inputs = split_batch(torch.randn(WARM_UP, *shape, generator=generator).to(dtype))
         if isinstance(self.runtime, FastestRuntime):
             with evaluating(self.model) as device:
-                self.runtime.choose(split_batch(batch).to(device))
+                self.runtime.choose(inputs.to(device))
 
     @torch.no_grad()
     def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> list[Explanation]:
@@ -298,18 +309,22 @@ class Guard:
     def save(self, path: Path | str) -> None:
         """Write everything but the model to a safetensors file."""
         self._check_unchanged()
-        save_guard(Path(path), self.found, self.calibrated, self.transform, self.weights, self.dtype, self.input_shape)
+        kept = (self.transform, self.weights, self.dtype, self.input_shape, self.evidence)
+        save_guard(Path(path), self.found, self.calibrated, *kept)
 
     @classmethod
     def load(cls, path: Path | str | GuardFile, model: nn.Module) -> Self:
-        """Read a guard for ``model``; a file made for another model is refused."""
+        """Read a guard for ``model``; a file made for another model is refused.
+
+        The weights must be the same, and so must be the features of a few made-up inputs, up to rounding: a model that
+        computes something else with its weights is another model.
+        """
         _check_model(model)
         file = path if isinstance(path, GuardFile) else read_guard(Path(path))
-        weights, dtype, shape = file.settings.weights_sha256, file.dtype, file.settings.input_shape
-        found = file.match(model)
-        return cls(
-            model, found, file.calibrated, file.transform, weights, dtype, None if shape is None else tuple(shape)
-        )
+        settings, found = file.settings, file.match(model)
+        shape = None if settings.input_shape is None else tuple(settings.input_shape)
+        kept = (file.transform, settings.weights_sha256, file.dtype, shape, file.evidence)
+        return cls(model, found, file.calibrated, *kept)
 
     def __repr__(self) -> str:
         name = self.detector.method_text or type(self.detector).__name__
@@ -322,6 +337,11 @@ class Guard:
             raise ValueError(
                 "a guard belongs to the weights that it was fitted on, but those of its model have changed since. "
                 "Was the model trained on, or converted? Fit the guard again."
+            )
+        if self.evidence is not None and self.evidence.difference(self.model, self.found, self.dtype):
+            raise ValueError(
+                "a guard belongs to what its model computed when it was fitted, but the same inputs give other "
+                "features now. Was a layer without weights exchanged, or a setting of one? Fit the guard again."
             )
 
 

@@ -1,8 +1,9 @@
 """Guard files: one safetensors file with the settings as JSON in its header. Nothing in it is executed.
 
 A file holds :class:`Settings` and these tensors: ``detector.*``, the fitted state; ``calibration.scores`` and
-``calibration.counts``; ``probe.features`` and ``probe.scores``, the self-test. Reading it checks its checksum, the
-type, shape and order of all parts, and the self-test. This finds damage, mixtures and other versions; anyone who can
+``calibration.counts``; ``probe.features`` and ``probe.scores``, the self-test; ``evidence.features``, by which the
+model is recognised (:mod:`flatfold.models.evidence`). Reading it checks its checksum, the type, shape and order of all
+parts, and the self-test. This finds damage, mixtures and other versions; anyone who can
 write the file can write another guard, so accept files only from people you trust, as with models.
 
 The self-test: features that were scored when the file was written are scored again when it is read. A checksum finds
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -32,6 +34,7 @@ from ..core.validation import FLOATS
 from ..detectors import METHODS, create
 from ..detectors.base import Detector
 from ..io.artifacts import checksum, decode, read_tensors, write_tensors
+from ..models.evidence import INPUTS, Evidence, InputSpec
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating, is_linear
 from ..models.heads import FoundHead, head_of, module_named
@@ -51,6 +54,17 @@ NARROWEST, WIDEST = 1.0, 40.0  # distance of the largest and the smallest logit;
 NUDGE = 1e-6  # what float32 may lose in a sum of thousands of products
 TOLERANCE = 1e-5  # relative, of the scores of the self-test
 OTHERS = {"calibration.scores", "calibration.counts", "probe.features", "probe.scores"}
+EVIDENCE = "evidence.features"
+
+log = logging.getLogger(__name__)
+
+
+class EvidenceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The inputs that the model's evidence was made from; the features are a tensor."""
+
+    inputs: InputSpec
+    rows: list[int]
+    device: str
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -78,6 +92,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     mixed_precision: str = ""  # the type that the model computes in, if it is not that of its weights
     input_shape: list[int] | None = None
     confidence: float | None = None
+    evidence: EvidenceSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,7 @@ class GuardFile:
     calibrated: CalibratedDetector
     transform: Transform | None
     settings: Settings
+    evidence: Evidence | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _read_again, (self.path, self.settings.sha256)
@@ -114,7 +130,27 @@ class GuardFile:
                 )
             if weights_hash(model) != settings.weights_sha256 or head_hash(head) != settings.head_sha256:
                 raise self._mismatch("with other weights", "does not fit its calibration")
-            return FoundHead(settings.head, layer, head, settings.gives_logits)
+        found = FoundHead(settings.head, layer, head, settings.gives_logits)
+        self._check_evidence(model, found)
+        return found
+
+    def _check_evidence(self, model: nn.Module, found: FoundHead) -> None:
+        """Raise if a model with the right weights computes something else with them."""
+        if self.evidence is None:
+            log.warning("%s has no evidence of what its model computes: only the weights were compared", self.path)
+            return
+        try:
+            difference = self.evidence.difference(model, found, self.dtype)
+        except Exception as error:  # a network may raise anything for inputs that it was not made for
+            text = " ".join(str(error).split())[:LONGEST].rstrip(".")
+            raise self._mismatch("that takes inputs of another kind", f"does not: {text}") from error
+        if difference:
+            raise ValueError(
+                f"{self.path} was made for a model that computes something else with the same weights: for the same "
+                f"inputs, features differ by {100 * difference:.2g} % of their size. Build the model as it was for the "
+                "guard (activations, settings of layers such as eps, scaling of inputs, buffers that are not saved "
+                "with the weights), or fit a new guard."
+            )
 
     def _mismatch(self, needed: str, found: str) -> ValueError:
         return ValueError(
@@ -146,7 +182,11 @@ def read_guard(path: Path) -> GuardFile:
             if getattr(settings, name) != value:
                 raise ValueError(f"the setting {name} does not follow from its tensors")
         check_probes(calibrated, tensors["probe.features"], tensors["probe.scores"])
-        return GuardFile(path, calibrated, _make_transform(settings.transform), settings)
+        evidence = None
+        if settings.evidence is not None:
+            kept = settings.evidence
+            evidence = Evidence(kept.inputs, kept.rows, kept.device, tensors[EVIDENCE])
+        return GuardFile(path, calibrated, _make_transform(settings.transform), settings, evidence)
 
 
 def save_guard(
@@ -157,6 +197,7 @@ def save_guard(
     weights: str,
     computed_in: torch.dtype | None = None,
     input_shape: tuple[int, ...] | None = None,
+    evidence: Evidence | None = None,
 ) -> None:
     """Write a guard to ``path`` in one step; the same guard gives the same bytes."""
     if path.is_dir():
@@ -194,6 +235,7 @@ def save_guard(
         weights_sha256=weights,
         mixed_precision=next(name for name, value in MIXED_PRECISION.items() if value == computed_in),
         input_shape=None if input_shape is None else list(input_shape),
+        evidence=None if evidence is None else EvidenceSettings(evidence.inputs, evidence.rows, evidence.device),
         **_derived_settings(calibrated),
     )
     tensors = {f"{STATE}{key}": value for key, value in detector.state_dict().items()}
@@ -205,6 +247,8 @@ def save_guard(
             )
     tensors |= {"calibration.scores": calibration.scores, "calibration.counts": calibration.counts}
     tensors["probe.features"], tensors["probe.scores"] = make_probes(calibrated, fitted_head(calibrated))
+    if evidence is not None:
+        tensors[EVIDENCE] = evidence.features
     settings = msgspec.structs.replace(settings, sha256=checksum(_text(settings), tensors))
     write_tensors(path, _text(settings), tensors, name="guard")
 
@@ -300,10 +344,11 @@ def _type_name(layer: nn.Module) -> str:
 
 def _check_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> None:
     """Raise unless all tensors are there, with types and shapes that go together."""
-    if missing := sorted(OTHERS - set(tensors)):
+    others = OTHERS if settings.evidence is None else OTHERS | {EVIDENCE}
+    if missing := sorted(others - set(tensors)):
         raise ValueError(f"the tensor {missing[0]!r} is missing")
     for name, tensor in tensors.items():
-        if name not in OTHERS and not name.startswith(STATE):
+        if name not in others and not name.startswith(STATE):
             raise ValueError(f"the tensor {ascii(name)[:60]} is unknown")
         if tensor.dtype not in TYPES:
             raise ValueError(f"{ascii(name)[:60]} has none of the types {', '.join(map(str, TYPES))}")
@@ -319,6 +364,11 @@ def _check_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> None:
         raise ValueError(f"its self-test must have {PROBES} rows of {settings.features} features")
     if scores.dtype not in FLOATS or features.dtype != scores.dtype or probe_scores.dtype != scores.dtype:
         raise ValueError("its scores must have one type, float32 or float64")
+    if settings.evidence is not None:
+        rows, kept = settings.evidence.rows, tensors[EVIDENCE]
+        known = rows and rows == sorted(set(rows) & set(range(INPUTS)))
+        if not known or kept.shape != (len(rows), settings.features) or kept.dtype not in FLOATS:
+            raise ValueError("the evidence of its model must have a row of features for each of its inputs")
 
 
 def _check_calibration(scores: Tensor, counts: Tensor) -> None:

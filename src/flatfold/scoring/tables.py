@@ -21,7 +21,7 @@ from ..core.validation import check_finite, check_width
 from ..detectors.base import ROWS_AT_ONCE, Detector
 from ..io.files import replacing
 from ..models.feature_files import FeatureFile
-from .calibrated import CalibratedDetector, Calibration, FitResult, calibrate, fit_detector, learns
+from .calibrated import CalibratedDetector, Calibration, FitResult, Verdict, calibrate, fit_detector, learns
 
 Columns = dict[str, NDArray[Any]]
 
@@ -84,7 +84,7 @@ def score_features(
             check_finite(score[:, None], f"scores of {source.path}", chunk.first)
             columns = {"row": rows, "predicted": logits.argmax(dim=-1).cpu().numpy(), "score": score.numpy()}
         else:
-            verdict = CalibratedDetector(detector, calibration).decide(features, logits)
+            verdict = Verdict(logits, *CalibratedDetector(detector, calibration)(features))
             columns = {"row": rows, **{name: values.numpy() for name, values in verdict.columns().items()}}
         if chunk.labels is not None:
             columns["label"] = chunk.labels.numpy()

@@ -24,7 +24,6 @@ from flatfold.models.images import FolderImages
 from flatfold.models.sources import read_batches
 from flatfold.scoring import guard_file
 from flatfold.scoring.batch import (
-    NO_SCORE,
     NOT_FINITE,
     PART_ROWS,
     Shard,
@@ -450,7 +449,7 @@ class Touchy(nn.Module):
         return self.head(torch.where(black[:, None], torch.tensor(self.value), self.body(x)))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_images_without_a_finite_answer_are_named(tmp_path, value):
     model = partial(Touchy, value)
     write_guard(tmp_path / "guard.safetensors", model(), detector="gradnorm")
@@ -459,7 +458,22 @@ def test_images_without_a_finite_answer_are_named(tmp_path, value):
     for rows in ([5], [0, 3, 5, 11], range(12)):
         for row in rows:
             Image.new("RGB", (SIDE, SIDE)).save(task.source.name(row))
-        assert check_without(rows, task, whole) == {NO_SCORE if value == 3e38 else NOT_FINITE}
+        assert check_without(rows, task, whole) == {NOT_FINITE}
+
+
+def test_images_with_a_score_that_is_not_finite_raise_an_alarm(tmp_path):
+    model = partial(Touchy, 3e38)
+    write_guard(tmp_path / "guard.safetensors", model(), detector="gradnorm")
+    task = make_task(tmp_path, images=12, model=model)
+    Image.new("RGB", (SIDE, SIDE)).save(task.source.name(5))
+    for name in ("a.csv", "a.jsonl"):
+        summary = score_images(task, tmp_path / name)
+        assert (summary.scored, summary.unreadable, summary.monitor.histogram().stream[-1]) == (12, 0, 1)
+    row = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[5])
+    assert (row["score"], row["is_ood"]) == (None, True)
+    (*_, score, p_value, is_ood) = (tmp_path / "a.csv").read_text().splitlines()[6].split(",")
+    smallest = 1 / (task.calibrated().calibration.samples + 1)
+    assert (score, float(p_value), is_ood) == ("nan", pytest.approx(smallest), "true")
 
 
 @given(rows=st.integers(0, 5000), batch_size=st.integers(1, 3000), of=st.integers(1, 40))
