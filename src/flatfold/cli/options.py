@@ -78,6 +78,9 @@ Rate = Annotated[
     Option(min=0, max=1, help=f"Share of ID inputs that may raise an alarm. Default: the guard's, or {FPR} without."),
 ]
 PerClass = Annotated[bool, Option("--per-class", help="Guarantee the false-alarm rate for every predicted class.")]
+AnySize = Annotated[
+    bool, Option("--allow-sizes", help="Accept images of other sizes than the guard was calibrated on.")
+]
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]

@@ -46,7 +46,8 @@ def read_image(
 
     Errors call it ``name``. Images of more than ``most_pixels`` pixels, or more than Pillow allows, and JPEG files of
     too many scans are not decoded: they may be meant to fill the memory or to take hours. An OSError is about the
-    system (no permission), whatever the image is like. A JPEG may be decoded at a half, a quarter or an eighth of its size, as long as its sides have twice ``draft``.
+    system (no permission), whatever the image is like. A JPEG may be decoded at a half, a quarter or an eighth of
+    its size, as long as its sides have twice ``draft``.
     """
     called = str(name or file)
     try:

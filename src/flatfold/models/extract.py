@@ -22,6 +22,7 @@ from .forward import Batch, evaluating, split_batch
 from .heads import FoundHead, probe, warn_of_other_logits
 from .runtime import FastestRuntime, RuntimeName, TorchRuntime
 from .sources import BatchResult, Source, read_batches
+from .transform import InputSizes, join_sizes
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ class Extraction(NamedTuple):
     """What ran the model; it has chosen nothing if all features were there already."""
     shape: tuple[int, ...]
     """That of one input, ``(c, h, w)`` for images."""
+    sizes: InputSizes | None
+    """Those of all inputs of this pass, None if some have more dimensions than others."""
 
 
 def extract(
@@ -168,6 +171,7 @@ def extract_features(
             shard_rows=shard_rows,
             computed_in=logits.dtype,
         )
+        sizes: InputSizes | None = _sizes_of(first)
         with closing(sink):
             if isinstance(loader, Source):
                 sink.confirm(first_rows, features)
@@ -178,6 +182,7 @@ def extract_features(
                 if batch is None:
                     features = found.head.weight.new_empty(0, found.head.width)
                 elif batch is not first:
+                    sizes = join_sizes(sizes, _sizes_of(batch))
                     features = runtime(batch.to(place)).features
                 features = features.cpu()
                 check_finite(features, "features", first=rows_read.start)
@@ -194,7 +199,13 @@ def extract_features(
                 sink.unreadable,
                 runtime,
                 tuple(first.first_tensor.shape[1:]),
+                sizes,
             )
+
+
+def _sizes_of(batch: Batch) -> InputSizes:
+    shape = tuple(batch.first_tensor.shape[1:])
+    return InputSizes(shape, shape)
 
 
 def check_loader(loader: Iterable[Any], workers: int | None = None) -> None:

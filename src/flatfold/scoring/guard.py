@@ -18,7 +18,7 @@ from ..models.forward import evaluating, split_batch
 from ..models.heads import FoundHead, Pass
 from ..models.runtime import FastestRuntime, Runtime, RuntimeName, TorchRuntime
 from ..models.sources import ImageSource, Source
-from ..models.transform import Transform
+from ..models.transform import InputSizes, Transform, join_sizes
 from .calibrated import (
     SAME_DATA,
     CalibratedDetector,
@@ -60,11 +60,13 @@ class Guard:
         weights: The sha256 of the model's weights, by default as they are now.
         dtype: ``torch.bfloat16`` if the model computes in mixed precision, else None.
         input_shape: That of one input, ``(c, h, w)`` for images, if it is known.
+        sizes: Of the inputs that it was calibrated on, if they are known; ``score`` and ``serve`` refuse others.
         runtime: Runs the model; see :meth:`use_runtime`.
         fit_result: What :meth:`fit` reports, such as the model's accuracy; None for a guard that was loaded.
     """
 
     fit_result: FitResult | None = None
+    sizes: InputSizes | None = None
 
     def __init__(
         self,
@@ -139,14 +141,19 @@ class Guard:
         elif isinstance(calibration, Source):
             check_enough(fpr, calibration.rows, "the calibration data")
         passing = partial(extract_features, model, device=device, workers=workers, unreadable=unreadable, dtype=dtype)
-        bank, found, _, used, shape = passing(loader, head=head, runtime=runtime, graph=graph)
-        held_out = None if calibration is None else passing(calibration, head=found.name, runtime=used).bank
+        bank, found, _, used, shape, sizes = passing(loader, head=head, runtime=runtime, graph=graph)
+        held_out = None
+        if calibration is not None:
+            other = passing(calibration, head=found.name, runtime=used)
+            held_out = other.bank
+            sizes = join_sizes(sizes, other.sizes)
         result = fit_detector(detector, bank, found.head, fpr, held_out=held_out, per_class=per_class, seed=seed)
         assert result.calibration is not None
         if transform is None and isinstance(loader, ImageSource):
             transform = loader.transform
         calibrated = CalibratedDetector(result.detector, result.calibration)
         guard = cls(model, found, calibrated, transform, dtype=dtype, input_shape=shape)
+        guard.sizes = sizes
         guard.fit_result = replace(result, runtime=str(used))
         return guard
 
@@ -169,7 +176,7 @@ class Guard:
         """Return this guard with another false-alarm rate; nothing is fitted again."""
         calibrated = self.calibrated.at(fpr)
         guard = Guard(self.model, self.found, calibrated, self.transform, self.weights, self.dtype, self.input_shape)
-        guard.runtime = self.runtime
+        guard.runtime, guard.sizes = self.runtime, self.sizes
         return guard
 
     def use_runtime(self, runtime: RuntimeName = "auto", rows: int | None = None, graph: Path | None = None) -> None:
@@ -263,7 +270,8 @@ class Guard:
     def save(self, path: Path | str) -> None:
         """Write everything but the model to a safetensors file."""
         self._check_unchanged()
-        save_guard(Path(path), self.found, self.calibrated, self.transform, self.weights, self.dtype, self.input_shape)
+        parts = (self.found, self.calibrated, self.transform, self.weights, self.dtype, self.input_shape, self.sizes)
+        save_guard(Path(path), *parts)
 
     @classmethod
     def load(cls, path: Path | str | GuardFile, model: nn.Module) -> Self:
@@ -272,9 +280,11 @@ class Guard:
         file = path if isinstance(path, GuardFile) else read_guard(Path(path))
         weights, dtype, shape = file.settings.weights_sha256, file.dtype, file.settings.input_shape
         found = file.match(model)
-        return cls(
+        guard = cls(
             model, found, file.calibrated, file.transform, weights, dtype, None if shape is None else tuple(shape)
         )
+        guard.sizes = file.sizes
+        return guard
 
     def __repr__(self) -> str:
         name = self.detector.made_by[0] if self.detector.made_by else type(self.detector).__name__
