@@ -256,6 +256,8 @@ class Metrics(Collector):
         self._refused = Counter("flatfold_refused", "Answers with a status of 400 or more.", registry=registry)
         self._seconds = Histogram("flatfold_request_seconds", "From request to answer.", ["route"], registry=registry)
         self.batches = Histogram("flatfold_batch_size", "Inputs per batch.", buckets=BATCH_SIZES, registry=registry)
+        what = "Connections closed without an answer, because there were too many."
+        self.aborted = Counter("flatfold_aborted_connections", what, registry=registry)
         Info("flatfold_build", "What is running.", registry=registry).info({"version": __version__, "method": method})
         registry.register(self)
 
