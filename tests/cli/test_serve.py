@@ -17,7 +17,7 @@ import pytest
 import flatfold as ff
 from flatfold.cli.serve import TOKEN, _hosts
 from tests.cli.images import MODEL, PREPARED, TRANSFORM
-from tests.cli.running import assert_mistakes, succeed
+from tests.cli.running import assert_mistakes, succeed, words
 from tests.command import flatfold, uncovered_environment
 
 SECRET = "a-very-secret-token-of-mine"
@@ -75,8 +75,13 @@ def test_a_guard_without_a_transform_serves_features_or_takes_it_from_options(fo
 
 
 def test_tokens_and_hosts(folder, served, monkeypatch):
-    """The token of a file wins over that of the environment; a service without one has a note for other machines."""
-    done = succeed(*SERVE, "--host", "0.0.0.0")
+    """The token of a file wins over that of the environment; other machines need one unless that is said."""
+    for host in ("0.0.0.0", "::", "guard.lan"):
+        refused = flatfold(*SERVE, "--host", host)
+        assert (refused.returncode, "--no-token" in words(refused.stderr)) == (2, True), host
+    assert flatfold(*SERVE, "--no-token", "--token-file", "token").returncode == 2
+    assert served == []
+    done = succeed(*SERVE, "--host", "0.0.0.0", "--no-token")
     assert ("note: everybody who can reach 0.0.0.0" in done.stderr, settings_of(served).hosts) == (True, None)
     monkeypatch.setenv(TOKEN, "another-token-of-the-environment")
     assert "at http://127.0.0.2:" in succeed(*SERVE, "--host", "127.0.0.2").stdout
@@ -100,7 +105,7 @@ def test_mistakes(folder, served, monkeypatch):
         (["--names", "gap.txt"], 1, "line 2"),
         (["--fpr", "0.0001"], 1, "0.0001"),
         (["--model", "nets:tiny"], 1, "other weights"),
-        (["--host", "192.0.2.1"], 1, "192.0.2.1"),
+        (["--host", "192.0.2.1", "--no-token"], 1, "192.0.2.1"),
         *(([f"--max-{what}", "0"], 2, f"--max-{what}") for what in ("body", "batch", "waiting", "images", "pixels")),
     ]
     assert_mistakes(SERVE, cases, folder)

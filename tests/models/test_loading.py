@@ -145,7 +145,7 @@ def asked(monkeypatch):
     models.get_model = timm.create_model = get_model
     hub.AutoModelForImageClassification = SimpleNamespace(
         from_pretrained=lambda name, **options: (get_model(name, **options).eval(), {"missing_keys": missing}),
-        from_config=Net,
+        from_config=lambda config, trust_remote_code=True: Net(None if trust_remote_code else config),
     )
     hub.AutoConfig = SimpleNamespace(from_pretrained=lambda name, **options: asked.append((name, options)) or 3)
     hub.missing = missing
@@ -174,11 +174,12 @@ def test_a_file_of_weights_is_loaded_and_gives_the_classes(asked, tmp_path):
     assert same(named_model("timm/resnet50.a1_in1k", path), state)
     path, state = saved(tmp_path / "w.pt", Net(3))
     assert same(named_model("transformers/someone/vit", path), state)  # only the configuration is read, from this disk
-    assert asked == [("resnet50.a1_in1k", {"pretrained": False}), ("someone/vit", {"local_files_only": True})]
+    config = {"local_files_only": True, "trust_remote_code": False}
+    assert asked == [("resnet50.a1_in1k", {"pretrained": False}), ("someone/vit", config)]
 
 
 def test_published_weights_are_asked_for_by_name_tag_or_revision(asked, tmp_path):
-    hub = {"local_files_only": False, "output_loading_info": True}
+    hub = {"local_files_only": False, "output_loading_info": True, "trust_remote_code": False}
     for name, pretrained, wanted in [
         ("torchvision/resnet50", "IMAGENET1K_V1", ("resnet50", {"weights": "IMAGENET1K_V1"})),
         ("torchvision/resnet50", "DEFAULT", ("resnet50", {"weights": "DEFAULT"})),

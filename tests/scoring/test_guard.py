@@ -10,6 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
+from flatfold.models.transform import InputSizes
 from flatfold.scoring.calibrated import fit_detector
 from tests.four_classes import known, make_model
 from tests.refusals import assert_refused
@@ -326,3 +327,27 @@ def test_two_classes_get_a_guard_by_default():
     guard = ff.Guard.fit(model, (x, model(x).argmax(1)))
     assert repr(guard).startswith("Guard(fourfold")
     assert guard(20 * torch.randn(50, 6)).is_ood.float().mean() > 0.5
+
+
+def test_a_guard_keeps_the_sizes_that_it_was_calibrated_on(tmp_path):
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.head(x.mean((2, 3)))
+
+    model = Pooled().eval()
+    batches = {side: [(torch.rand(60, 3, *side), torch.arange(60) % 2)] for side in ((8, 6), (4, 9), (5, 12))}
+    one, *others = batches.values()
+    for loader, calibration, least, most, text in [
+        (one, None, (3, 8, 6), (3, 8, 6), "8 x 6"),
+        (one, others[1], (3, 5, 6), (3, 8, 12), "5 x 6 to 8 x 12"),
+        (one + others[0], None, (3, 4, 6), (3, 8, 9), "4 x 6 to 8 x 9"),
+    ]:
+        guard = ff.Guard.fit(model, loader, "fold", calibration=calibration)
+        guard.save(tmp_path / "guard")
+        loaded = ff.Guard.load(tmp_path / "guard", model)
+        assert loaded.sizes == loaded.at(0.5).sizes == guard.sizes == InputSizes(least, most)
+        assert str(loaded.sizes) == text

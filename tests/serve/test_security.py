@@ -303,6 +303,12 @@ def crowd(start, guard, monkeypatch):
         yield opened
 
 
+def metric(service, name):
+    """Return the value of a metric, 0 if it has none yet, without asking for it over a connection."""
+    lines = service.service.metrics.text().decode().splitlines()
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + " ")), 0.0)
+
+
 def is_open(link):
     link.settimeout(0.3)
     try:
@@ -315,21 +321,42 @@ def is_open(link):
 
 def test_the_connection_that_is_idle_for_longest_makes_room(crowd):
     service, links = crowd(3, idle=0.2)
-    until(lambda: service.get("/healthz").status == 200)
+    until(lambda: service.get("/stream").status == 200)
     assert [is_open(link) for link in links] == [False, True, True]
 
 
-def test_too_many_busy_connections_are_told_so_and_twice_as_many_are_not(crowd):
+REFUSED = 'flatfold_requests_total{route="/stream",status="503"}'
+
+
+@pytest.mark.parametrize("limit", ["MAX_CONNECTIONS", "MAX_PER_CLIENT"])
+def test_slow_bodies_take_the_place_of_others_but_not_of_the_health_check(crowd, monkeypatch, limit):
     service, links = crowd(3)
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 99)
+    monkeypatch.setattr(connection, limit, 3)
     for link in links:
         link.sendall(HEAD + b"Content-Length: 100\r\n\r\n")
-    until(lambda: service.get("/healthz").status == 503)
-    answer = service.get("/healthz")
+    until(lambda: service.get("/stream").status == 503)
+    assert service.get("/healthz").status == 200
+    before, answer = metric(service, REFUSED), service.get("/stream")
     assert answer.headers["retry-after"] == "1"
     assert "default-src" in answer.headers["content-security-policy"]
+    assert metric(service, REFUSED) == before + 1
     for link in links:
         link.close()
-    until(lambda: service.get("/healthz").status == 200)
-    _, links = crowd(7)
+    until(lambda: service.get("/stream").status == 200)
+
+
+def test_twice_as_many_connections_are_cut_off_and_counted(crowd):
+    service, links = crowd(7)
     assert links[6].recv(1) == b""
     assert is_open(links[5])
+    assert metric(service, "flatfold_aborted_connections_total") == 1
+
+
+def test_another_version_of_http_is_refused_and_leaves_no_trace_in_the_log(start, guard, caplog):
+    service = start(guard, hosts=None)
+    for sent in (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/3.0\r\nHost: a\r\n\r\n"):
+        assert status(talk(service, sent)) == 505
+    assert status(talk(service, b"GET\r\n\r\n")) == 400
+    assert metric(service, 'flatfold_requests_total{route="other",status="400"}') == 1
+    assert caplog.records == []

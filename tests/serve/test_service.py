@@ -2,14 +2,17 @@
 
 import http.client
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from starlette.exceptions import HTTPException
 
-from flatfold.serve.service import MemoryLimit
+from flatfold.serve.scorer import Input
+from flatfold.serve.service import Batcher, MemoryLimit
 from tests.serve.small_service import TRANSFORM, WIDTH, encoded, form, held, make_guard, pixels, until
 
 GOOD = encoded(pixels(1)[0][0])
@@ -62,6 +65,30 @@ def test_requests_that_wait_go_through_the_model_together_and_a_bad_one_harms_no
     for i, (answer, array) in enumerate(zip(answers, arrays, strict=True)):
         if i != 13:
             assert answer.json["rows"][0]["score"] == pytest.approx(score_of(guard, array), rel=1e-5), i
+
+
+def test_images_of_sizes_that_the_guard_does_not_know_never_reach_the_network(start):
+    guard = make_guard()
+    guard.transform = replace(guard.transform, resize=None, crop=None)
+    service, calls = start(guard), guard.model.calls
+    for shape in ((5, 4), (4, 1500)):
+        refused = service.score(encoded(np.zeros(shape, np.uint8)))
+        assert (refused.status, f"{shape[0]} x {shape[1]}" in refused.error) == (422, True)
+        assert "calibrated on 4 x 4" in refused.error
+    assert guard.model.calls == calls
+    wide = start(guard, any_size=True)
+    assert wide.score(encoded(np.zeros((2, 8), np.uint8))).status == 200
+    assert wide.score(encoded(np.zeros((5, 4), np.uint8))).status == 422  # this network itself takes 16 pixels only
+
+
+def test_a_batch_of_large_images_has_the_pixels_of_a_batch_of_known_ones():
+    batcher = Batcher(None, max_batch=8, max_waiting=99, count_batch=None, largest=16)
+    sizes = [(16, "image", 8), (4, "image", 8), (32, "image", 4), (999, "image", 1), (999, "features", 8)]
+    for numbers, kind, rows in sizes:
+        entries = [Input(kind, torch.zeros(numbers), "x") for _ in range(9)]
+        batcher._queue = [(entry, Mock(done=lambda: False)) for entry in entries]
+        assert len(batcher._next_batch()) == rows, (numbers, kind)
+    batcher.close()
 
 
 def test_too_many_waiting_inputs_are_refused_for_now(start):

@@ -80,6 +80,9 @@ Rate = Annotated[
 PerClass = Annotated[
     bool, Option("--per-class", help="A threshold for every predicted class, so that the rate holds in each.")
 ]
+AnySize = Annotated[
+    bool, Option("--allow-sizes", help="Accept images of other sizes than the guard was calibrated on.")
+]
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
 ]

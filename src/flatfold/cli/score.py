@@ -19,6 +19,7 @@ from .options import (
     FPR,
     IMAGES,
     METHOD,
+    AnySize,
     Device,
     ImageOptions,
     ModelOptions,
@@ -63,6 +64,7 @@ def score(
     model: ModelOptions,
     out: Annotated[Path, Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
     fpr: Rate = None,
+    allow_sizes: AnySize = False,
     shard: Annotated[str | None, Option(help="Part of the images, as i/n; `flatfold join` merges the tables.")] = None,
     resume: Resume = True,
     workers: Workers = None,
@@ -84,7 +86,8 @@ def score(
 
     Images are prepared with the transform stored in the guard file, else with --resize, --crop, --mean, --std, --mode
     and --interpolation. Memory use does not grow with the number of images. An interrupted run resumes when the same
-    command is given again. Images that cannot be read or scored are listed in OUT.unreadable.csv; OUT.summary.json has
+    command is given again. Images that cannot be read or scored, or are of another size than the guard was calibrated
+    on, are listed in OUT.unreadable.csv; OUT.summary.json has
     the counts. Use `flatfold score-features` for features.
 
     Exit codes: 0 all images are scored; 1 invalid input; 2 invalid usage; 3 done, but some images have no score; 130
@@ -123,7 +126,7 @@ def score(
     file = read_guard(guard)
     source = options.open(images, transform.transform(guard, file.transform))
     on_ray = engine == "ray" and runtime == "auto"  # there, every worker would choose its own
-    job = ScoringJob(file, model.open, source, fpr, device, "torch" if on_ray else runtime)
+    job = ScoringJob(file, model.open, source, fpr, device, "torch" if on_ray else runtime, allow_sizes)
     now, start = 0, perf_counter()  # now: images that no earlier run has scored
 
     def counted(job: ScoringJob, parts: Parts) -> Iterator[tuple[int, Part]]:

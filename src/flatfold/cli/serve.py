@@ -9,10 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from typer import Argument, Option
 
 from .options import (
     NETWORK,
+    AnySize,
     Device,
     ModelOptions,
     Pretrained,
@@ -44,6 +46,9 @@ def serve(
     token_file: Annotated[
         Path | None, Option(help=f"File with a token that requests must carry. Or set the variable {TOKEN}.")
     ] = None,
+    no_token: Annotated[
+        bool, Option("--no-token", help="Listen on addresses that others can reach without asking for a token.")
+    ] = False,
     allow_host: Annotated[
         list[str] | None, Option(metavar="NAME", help="Another host name of the service, without port; repeatable.")
     ] = None,
@@ -58,6 +63,7 @@ def serve(
     max_body: Annotated[float, Option(min=0.001, max=100_000, help="Largest request body in megabytes.")] = 16,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = 64,
     max_pixels: Annotated[int, Option(min=1, help="Largest number of pixels of an image.")] = 50_000_000,
+    allow_sizes: AnySize = False,
     timeout: Annotated[float, Option(help="Seconds for a request to arrive, and then to be answered.")] = 30,
     docs: Annotated[bool, Option("--docs/--no-docs", help="Describe the interface at /docs and /openapi.json.")] = True,
     access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
@@ -101,11 +107,19 @@ def serve(
         max_waiting=max_waiting,
         max_images=max_images,
         max_pixels=max_pixels,
+        any_size=allow_sizes,
         timeout=timeout,
         docs=docs,
     )
+    if no_token and token is not None:
+        message = f"a token was given, by --token-file or the variable {TOKEN}. Leave one of them out."
+        raise typer.BadParameter(message, param_hint="--no-token")
     if not is_loopback(host) and token is None:
-        note(f"everybody who can reach {host} can use this service: it has no --token-file")
+        everybody = f"everybody who can reach {host} could use the service"
+        if not no_token:
+            advice = f"Give a --token-file or the variable {TOKEN}, or say --no-token if that is wanted"
+            raise typer.BadParameter(f"{everybody}: it has no token. {advice}.", param_hint="--host")
+        note(f"{everybody}: it has no token")
     processor = usable_device(device)
     served: Guard | CalibratedDetector
     if model is None:
@@ -117,6 +131,9 @@ def serve(
         use_free_cores()
         served.use_runtime(runtime, graph=graph_path(guard))
         served.warm_up()
+        if served.sizes is None and not allow_sizes:
+            sizes = f"{guard} does not store the sizes of its images: all up to --max-pixels are scored. Add a --crop"
+            note(f"{sizes}, or fit the guard again")
     app = create_app(served if fpr is None else served.at(fpr), settings)
     scorer = app.state.service.scorer
     with bind(host, port) as bound:

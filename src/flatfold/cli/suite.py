@@ -101,12 +101,16 @@ def doctor(
     limit: Annotated[int, Option(min=1, help="Largest number of test images per network.")] = 1000,
     read: Annotated[bool, Option("--read/--no-read", help="Decode every image, or 20 per data set.")] = False,
     seed: Annotated[int | None, Option(min=0, help="Check only the networks of this seed.")] = None,
+    code: Annotated[bool, Option("--code/--no-code", help="Load each network, or run no code of the suite.")] = True,
 ) -> None:
     """Check a suite before a long run.
 
     Lists what it needs, where, and what is missing or wrong. Checks every list, folder and checkpoint, counts images
     and runs each network on some test images: an unexpected accuracy points to another transform, class order or
     checkpoint. With --read every image is decoded, which finds broken ones and different sizes.
+
+    A suite file names Python functions, which are run to make the networks. Look at the file of a stranger with
+    --no-code first: no code is run, and only files are looked for.
 
     Exit codes: 0 everything is there; 1 something is missing or wrong; 2 invalid usage.
 
@@ -124,7 +128,7 @@ def doctor(
     from ..evaluate.suites.library import open_suite_file
 
     file = open_suite_file(suite, None if seed is None else [seed], data=data, any_counts=True)
-    findings = examine(file, accuracy, limit, read)
+    findings = examine(file, accuracy, limit, read, code)
     open_console(listing=True).print(_findings_table(suite, findings))
     for sentence in dict.fromkeys(finding.sentence for finding in findings if finding.sentence):
         parts = [finding.what for finding in findings if finding.sentence == sentence]

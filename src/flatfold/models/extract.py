@@ -23,6 +23,7 @@ from .heads import FoundHead, probe, warn_of_other_logits
 from .inputs import as_batches
 from .runtime import FastestRuntime, RuntimeName, TorchRuntime
 from .sources import BatchResult, Source, read_batches
+from .transform import InputSizes, join_sizes
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class Extraction(NamedTuple):
     """The class of the largest logit of each row, as the model gave it; None for a bank on disk."""
     inputs: InputSpec | None
     """How the model was called; None where inputs like them cannot be made up."""
+    sizes: InputSizes | None
+    """Those of all inputs of this pass, None if some have more dimensions than others."""
 
 
 def extract(
@@ -181,6 +184,7 @@ def extract_features(
             computed_in=logits.dtype,
         )
         predicted: list[Tensor] = []
+        sizes: InputSizes | None = _sizes_of(first)
         with closing(sink):
             if isinstance(loader, Source):
                 sink.confirm(first_rows, features)
@@ -191,6 +195,7 @@ def extract_features(
                 if batch is None:
                     features, logits = (found.head.weight.new_empty(0, n) for n in (found.head.width, 1))
                 elif batch is not first:
+                    sizes = join_sizes(sizes, _sizes_of(batch))
                     features, logits = runtime(batch.to(place))
                 features = features.cpu()
                 if out is None:
@@ -211,7 +216,13 @@ def extract_features(
                 tuple(first.first_tensor.shape[1:]),
                 torch.cat(predicted) if out is None else None,
                 InputSpec.of(first),
+                sizes,
             )
+
+
+def _sizes_of(batch: Batch) -> InputSizes:
+    shape = tuple(batch.first_tensor.shape[1:])
+    return InputSizes(shape, shape)
 
 
 def check_workers(loader: Iterable[Any], workers: int | None) -> None:

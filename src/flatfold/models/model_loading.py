@@ -280,12 +280,13 @@ def _transformers(name: str, state: State | None, pretrained: str | None) -> nn.
     with _library_errors("transformers"):
         kind = library.AutoModelForImageClassification
         if state is not None:
-            empty: nn.Module = kind.from_config(library.AutoConfig.from_pretrained(name, local_files_only=True))
+            config = library.AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+            empty: nn.Module = kind.from_config(config, trust_remote_code=False)
             return empty
         options = {} if pretrained in (None, DEFAULT) else {"revision": pretrained}
         trained: nn.Module
         trained, report = kind.from_pretrained(
-            name, local_files_only=pretrained is None, output_loading_info=True, **options
+            name, local_files_only=pretrained is None, output_loading_info=True, trust_remote_code=False, **options
         )
     missing = sorted(report["missing_keys"])
     if missing:  # transformers fills them with random numbers and goes on

@@ -22,7 +22,7 @@ from ..core.validation import UnreadableImage
 from ..io.progress import track
 from .cores import usable_cores
 from .forward import Batch, split_batch
-from .transform import Transform
+from .transform import InputSizes, Transform
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -82,6 +82,8 @@ def check_batch_size(batch_size: int) -> None:
 class ImageSource(Source):
     """Images prepared by one transform, as batches ``x`` of shape ``(n, c, h, w)``, or ``(x, y)`` with labels."""
 
+    sizes: InputSizes | None = None  # prepared images of other sizes count as unreadable
+
     def __init__(self, transform: Transform, batch_size: int) -> None:
         super().__init__(batch_size)
         self.transform = transform
@@ -125,7 +127,10 @@ class ImageSource(Source):
             try:
                 name, picture = self.picture(row)
                 try:
-                    prepared[row] = name, self.transform.pixels(picture)
+                    pixels = self.transform.pixels(picture)
+                    if self.sizes is not None:
+                        self.sizes.check(pixels, "the image")
+                    prepared[row] = name, pixels
                 except ValueError as error:  # too small for the crop, or 16 bits: it may be this image alone
                     unreadable[row] = f"{name}: {error}"
             except UnreadableImage as error:

@@ -293,6 +293,40 @@ def _checked(transform: Transform, run: Callable[[Image.Image], Any] | None = No
     return transform
 
 
+@dataclass(frozen=True)
+class InputSizes:
+    """Shapes of single inputs ``(c, h, w)``: every side from that of ``least`` to that of ``most``, both included.
+
+    A calibration holds for inputs like those it was made of, and a network takes time and memory for every pixel, so a
+    guard keeps the sizes that it was calibrated on.
+    """
+
+    least: tuple[int, ...]
+    most: tuple[int, ...]
+
+    def __str__(self) -> str:
+        texts = (" x ".join(map(str, shape[-2:])) for shape in dict.fromkeys((self.least, self.most)))
+        return " to ".join(texts)
+
+    def check(self, pixels: NDArray[np.uint8], called: str) -> None:
+        """Raise a ValueError if a prepared image, ``(h, w, c)``, has another height or width."""
+        sides = zip(self.least[-2:], pixels.shape[:2], self.most[-2:], strict=False)
+        if not all(low <= side <= high for low, side, high in sides):
+            raise ValueError(
+                f"{called} has (h, w) = {pixels.shape[0]} x {pixels.shape[1]} after preparation, but the guard was "
+                f"calibrated on {self}. Scale it to that size, or allow other sizes with --allow-sizes."
+            )
+
+
+def join_sizes(first: InputSizes | None, second: InputSizes | None) -> InputSizes | None:
+    """Return the sizes of both, with all in between; None if one is unknown or they have other numbers of sides."""
+    if first is None or second is None or len(first.most) != len(second.most):
+        return None
+    pairs = ((min, first.least, second.least), (max, first.most, second.most))
+    least, most = (tuple(map(choose, one, other)) for choose, one, other in pairs)
+    return InputSizes(least, most)
+
+
 def _as_image(image: Image.Image | NDArray[np.uint8]) -> Image.Image:
     if isinstance(image, Image.Image):
         return image

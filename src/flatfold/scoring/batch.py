@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -64,6 +65,12 @@ class ScoringJob:
     fpr: float | None = None  # default: that of the file
     device: str | None = None  # default: where the model is made
     runtime: RuntimeName = "torch"
+    any_size: bool = False  # score images of other sizes than the guard was calibrated on
+
+    def __post_init__(self) -> None:
+        source = copy(self.source)  # the user's stays as it is
+        source.sizes = None if self.any_size else self.guard.sizes
+        object.__setattr__(self, "source", source)
 
     def calibrated(self) -> CalibratedDetector:
         """Return the detector with the false-alarm rate of this job; it needs no model."""
@@ -87,7 +94,7 @@ class ScoringJob:
             "place": hashlib.sha256(json.dumps(names).encode()).hexdigest(),  # the table names images by their place
             "batch_size": str(source.batch_size),
             "rows": str(source.rows),
-        }
+        } | ({"sizes": "any"} if self.any_size else {})
 
 
 def score_batches(guard: Guard, source: ImageSource, batches: Iterable[BatchResult]) -> Part:

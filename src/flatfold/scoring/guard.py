@@ -21,7 +21,7 @@ from ..models.heads import FoundHead, Pass
 from ..models.inputs import as_batches
 from ..models.runtime import FastestRuntime, Runtime, RuntimeName, TorchRuntime
 from ..models.sources import ImageSource, Source
-from ..models.transform import Transform
+from ..models.transform import InputSizes, Transform, join_sizes
 from .calibrated import (
     SAME_DATA,
     CalibratedDetector,
@@ -64,11 +64,13 @@ class Guard:
         input_shape: That of one input, ``(c, h, w)`` for images, if it is known.
         evidence: Features that the model gave for made-up inputs, by which a model that computes something else with
             the same weights is recognised; None if that is not possible.
+        sizes: Of the inputs that it was calibrated on, if they are known; ``score`` and ``serve`` refuse others.
         runtime: Runs the model; see :meth:`use_runtime`.
         fit_result: What :meth:`fit` reports, such as the model's accuracy; None for a guard that was loaded.
     """
 
     fit_result: FitResult | None = None
+    sizes: InputSizes | None = None
 
     def __init__(
         self,
@@ -162,8 +164,9 @@ class Guard:
         elif isinstance(calibration, Source):
             check_enough(fpr, calibration.rows, "the calibration data", confidence)
         passing = partial(extract_features, model, device=device, workers=workers, unreadable=unreadable, dtype=dtype)
-        bank, found, _, used, shape, predicted, inputs = passing(loader, head=head, runtime=runtime, graph=graph)
+        bank, found, _, used, shape, predicted, inputs, sizes = passing(loader, head=head, runtime=runtime, graph=graph)
         held_out = None if calibration is None else passing(calibration, head=found.name, runtime=used)
+        sizes = sizes if held_out is None else join_sizes(sizes, held_out.sizes)
         result = fit_detector(
             detector,
             bank,
@@ -182,6 +185,7 @@ class Guard:
         calibrated = CalibratedDetector(result.detector, result.calibration)
         evidence = None if inputs is None else Evidence.of(model, found, inputs, dtype)
         guard = cls(model, found, calibrated, transform, dtype=dtype, input_shape=shape, evidence=evidence)
+        guard.sizes = sizes
         guard.fit_result = replace(result, runtime=str(used))
         return guard
 
@@ -210,7 +214,7 @@ class Guard:
         calibrated = self.calibrated.at(fpr, confidence)
         kept = (self.transform, self.weights, self.dtype, self.input_shape, self.evidence)
         guard = Guard(self.model, self.found, calibrated, *kept)
-        guard.runtime = self.runtime
+        guard.runtime, guard.sizes = self.runtime, self.sizes
         return guard
 
     def use_runtime(self, runtime: RuntimeName = "auto", rows: int | None = None, graph: Path | None = None) -> None:
@@ -309,7 +313,7 @@ class Guard:
     def save(self, path: Path | str) -> None:
         """Write everything but the model to a safetensors file."""
         self._check_unchanged()
-        kept = (self.transform, self.weights, self.dtype, self.input_shape, self.evidence)
+        kept = (self.transform, self.weights, self.dtype, self.input_shape, self.evidence, self.sizes)
         save_guard(Path(path), self.found, self.calibrated, *kept)
 
     @classmethod
@@ -324,7 +328,9 @@ class Guard:
         settings, found = file.settings, file.match(model)
         shape = None if settings.input_shape is None else tuple(settings.input_shape)
         kept = (file.transform, settings.weights_sha256, file.dtype, shape, file.evidence)
-        return cls(model, found, file.calibrated, *kept)
+        guard = cls(model, found, file.calibrated, *kept)
+        guard.sizes = file.sizes
+        return guard
 
     def __repr__(self) -> str:
         name = self.detector.method_text or type(self.detector).__name__

@@ -38,7 +38,7 @@ from ..models.evidence import INPUTS, Evidence, InputSpec
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating, is_linear
 from ..models.heads import FoundHead, head_of, module_named
-from ..models.transform import Transform
+from ..models.transform import InputSizes, Transform
 from .calibrated import CalibratedDetector, Calibration
 
 TYPES = (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
@@ -93,6 +93,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     input_shape: list[int] | None = None
     confidence: float | None = None
     evidence: EvidenceSettings | None = None
+    input_sizes: tuple[list[int], list[int]] | None = None  # least and most, if not all had the shape
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,16 @@ class GuardFile:
     def dtype(self) -> torch.dtype | None:
         """The type in which the model computes, None for that of its weights."""
         return MIXED_PRECISION[self.settings.mixed_precision]
+
+    @property
+    def sizes(self) -> InputSizes | None:
+        """The sizes of the inputs that it was calibrated on, None if they are not known."""
+        shape, transform = self.settings.input_shape, self.transform
+        if self.settings.input_sizes is not None:
+            return InputSizes(*map(tuple, self.settings.input_sizes))
+        if shape is None and transform is not None and transform.crop is not None:
+            shape = [len(transform.mode), transform.crop, transform.crop]
+        return None if shape is None else InputSizes(tuple(shape), tuple(shape))
 
     def match(self, model: nn.Module) -> FoundHead:
         """Return the head of ``model``; raise if the file was made for another model."""
@@ -198,6 +209,7 @@ def save_guard(
     computed_in: torch.dtype | None = None,
     input_shape: tuple[int, ...] | None = None,
     evidence: Evidence | None = None,
+    sizes: InputSizes | None = None,
 ) -> None:
     """Write a guard to ``path`` in one step; the same guard gives the same bytes."""
     if path.is_dir():
@@ -236,6 +248,7 @@ def save_guard(
         mixed_precision=next(name for name, value in MIXED_PRECISION.items() if value == computed_in),
         input_shape=None if input_shape is None else list(input_shape),
         evidence=None if evidence is None else EvidenceSettings(evidence.inputs, evidence.rows, evidence.device),
+        input_sizes=None if sizes is None or sizes.least == sizes.most else (list(sizes.least), list(sizes.most)),
         **_derived_settings(calibrated),
     )
     tensors = {f"{STATE}{key}": value for key, value in detector.state_dict().items()}

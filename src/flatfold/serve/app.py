@@ -228,6 +228,8 @@ class AccessMiddleware:
         await app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
+        if scope["http_version"] not in ("1.0", "1.1"):  # such as PRI * HTTP/2.0, by which HTTP/2 begins
+            raise HTTPException(505, "only HTTP/1.1 is spoken here.", {"Connection": "close"})
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
             # Request smuggling: a proxy that believes the other length would take a part of the body for a request.
             message = "the request gives the length of its body twice. Send Content-Length or Transfer-Encoding."

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..core.validation import TooManyPixels, UnreadableImage
 from ..models.decoding import read_image
-from ..models.transform import Transform
+from ..models.transform import InputSizes, Transform
 from .settings import too_large, unavailable
 
 FEATURES, FORM = "application/octet-stream", "multipart/form-data"
@@ -136,8 +136,10 @@ def decode_features(body: bytes, width: int, max_rows: int) -> Tensor:
     return torch.from_numpy(values)
 
 
-def decode_image(content: bytes, label: str, transform: Transform, max_pixels: int) -> Tensor:
-    """Return an encoded image as the model takes it, ``(c, h, w)``; errors call it by its label."""
+def decode_image(
+    content: bytes, label: str, transform: Transform, max_pixels: int, sizes: InputSizes | None = None
+) -> Tensor:
+    """Return an encoded image as the model takes it, ``(c, h, w)``, if it has such a size; errors use its label."""
 
     def check_pixels(size: tuple[int, int], problem: str) -> None:
         if size[0] * size[1] > max_pixels:
@@ -153,7 +155,12 @@ def decode_image(content: bytes, label: str, transform: Transform, max_pixels: i
         if transform.resize is not None:  # to a shorter side: a narrow image may become enormous
             scale = transform.resize / min(image.size)
             check_pixels((round(image.width * scale), round(image.height * scale)), "would be resized to")
-        return transform(image)
+        pixels = transform.pixels(image)
+        if sizes is not None:
+            sizes.check(pixels, "it")
+        values = np.empty((pixels.shape[2], *pixels.shape[:2]), np.float32)
+        transform.normalise(pixels, values)
+        return torch.from_numpy(values)
     except TooManyPixels as error:
         raise HTTPException(413, str(error)) from None
     except UnreadableImage as error:

@@ -47,6 +47,7 @@ class Scorer:
         self._guard = guard if isinstance(guard, Guard) else None
         self.calibrated = guard.calibrated if isinstance(guard, Guard) else guard
         self.transform = None if self._guard is None else self._guard.transform  # None: features only
+        self.sizes = None if self._guard is None else self._guard.sizes  # None: not known
         if self._guard is not None and self.transform is None:
             raise ValueError(
                 "the guard has no transform, so the service cannot prepare images. "

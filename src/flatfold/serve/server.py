@@ -16,13 +16,15 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from .app import SECURITY_HEADERS
-from .service import Service
+from .app import PUBLIC_PATH, SECURITY_HEADERS
+from .service import Metrics, Service
 from .settings import error_response, unavailable
 
-MAX_CONNECTIONS = 512  # that are served; each is an open file
+MAX_CONNECTIONS = 512  # that are served; each is an open file, and as many more are told that there is no place
+MAX_PER_CLIENT = 128  # of one address
 IDLE_SECONDS = 1.0  # without a request, after which a connection is closed when others need its place
 LINGER_SECONDS = 2.0  # for a client to read its last answer
 KEEP_ALIVE_SECONDS = 5
@@ -76,13 +78,14 @@ def run(app: FastAPI, bound: socket.socket, access_log: bool = False) -> bool:
 
 def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
     """Return a uvicorn server for an application of :func:`~flatfold.serve.app.create_app`."""
-    timeout = _service(app).settings.timeout
+    service = _service(app)
+    timeout = service.settings.timeout
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns about every broken form
     log_config = deepcopy(uvicorn.config.LOGGING_CONFIG)
     log_config["loggers"]["uvicorn.error"]["level"] = "ERROR"  # with an access log: requests, and else only errors
     config = uvicorn.Config(
         app,
-        http=type("DeadlineProtocol", (_DeadlineProtocol,), {"seconds": timeout}),
+        http=type("DeadlineProtocol", (_DeadlineProtocol,), {"seconds": timeout, "metrics": service.metrics}),
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -115,16 +118,22 @@ class _DeadlineProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol with deadlines and a bound on connections, which it has no settings for.
 
     uvicorn waits without limit for the head of a request, for the rest of a refused body, and for a client that does
-    not read its answer. Clients that open connections and stay silent would use up all of them.
+    not read its answer. Clients that open connections and stay silent, or send bodies slowly, would use up all of them.
+    So one address has a share of the connections, and those beyond either limit answer nothing but ``/healthz``: a
+    service must not be taken for dead because it is busy.
     """
 
     seconds = 30.0
+    metrics: Metrics
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._timer: asyncio.TimerHandle | None = None
         self._set_deadline(self.seconds)
-        if len(self.connections) > MAX_CONNECTIONS:
+        others = sum(other._address == self._address for other in self._all())
+        if others > MAX_PER_CLIENT:
+            self._refuse("too many connections from this address", others > 2 * MAX_PER_CLIENT)
+        elif len(self.connections) > MAX_CONNECTIONS:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -149,6 +158,7 @@ class _DeadlineProtocol(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()  # the answer was sent already
             return
+        self.metrics.count_answer("", 400, 0.0)
         answer = _last_answer(HTTPException(400, "invalid HTTP/1.1 request."))
         head = h11.Response(status_code=400, headers=answer.raw_headers, reason=STATUS_PHRASES[400])
         for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
@@ -177,16 +187,37 @@ class _DeadlineProtocol(H11Protocol):
     def _make_room(self) -> None:
         """Close the connection that is idle for longest; without an idle one, answer this one with 503."""
         latest = self.loop.time() - IDLE_SECONDS
-        others = cast("set[_DeadlineProtocol]", self.connections)
-        idle = [other for other in others if not other._is_busy() and not other.transport.is_closing()]
+        idle = [other for other in self._all() if not other._is_busy() and not other.transport.is_closing()]
         oldest = min(idle, key=lambda other: other._waiting_since)  # this one is idle too
         if oldest._waiting_since < latest:
             oldest.transport.abort()
-        elif len(self.connections) > 2 * MAX_CONNECTIONS:
-            self.transport.abort()  # even an answer takes an open file
         else:
-            self.app = _last_answer(unavailable("too many connections"))
-            self._set_deadline(LINGER_SECONDS)
+            self._refuse("too many connections", len(self.connections) > 2 * MAX_CONNECTIONS)
+
+    def _refuse(self, problem: str, at_once: bool) -> None:
+        """Answer 503 to every request but one for ``/healthz``, or nothing: even an answer takes an open file."""
+        if at_once:
+            self.metrics.aborted.inc()
+            self.transport.abort()
+            return
+        app, refusal = self.app, _last_answer(unavailable(problem))
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] == PUBLIC_PATH:
+                await app(scope, receive, send)
+                return
+            self.metrics.count_answer(scope["path"], refusal.status_code, 0.0)
+            await refusal(scope, receive, send)
+
+        self.app = answer
+        self._set_deadline(LINGER_SECONDS)
+
+    def _all(self) -> set[_DeadlineProtocol]:
+        return cast("set[_DeadlineProtocol]", self.connections)
+
+    @property
+    def _address(self) -> str | None:
+        return None if self.client is None else self.client[0]
 
 
 def _last_answer(error: HTTPException) -> JSONResponse:

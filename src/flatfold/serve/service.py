@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -42,7 +43,10 @@ class Service:
         self.scorer = Scorer(guard, settings.names)
         fpr = float(self.scorer.calibrated.calibration.fpr)
         self.metrics = Metrics(self.scorer.monitor, self.scorer.method, fpr, lambda: self.batcher.waiting)
-        self.batcher = Batcher(self.scorer, settings.max_batch, settings.max_waiting, self.metrics.batches.observe)
+        sizes = self.scorer.sizes
+        largest = None if sizes is None else prod(sizes.most)
+        limits = (settings.max_batch, settings.max_waiting)
+        self.batcher = Batcher(self.scorer, *limits, self.metrics.batches.observe, largest)
         self.memory = MemoryLimit(max(MEMORY, 4 * settings.max_body))
         self.closing = False  # whether the service is about to end
         self._decoders = ThreadPoolExecutor(DECODERS, "flatfold-images")
@@ -105,10 +109,11 @@ class Service:
             features = await in_thread(decode_features, files[0].content, width, max_rows)
             return [Input("features", row, f"row {i} of the features", explain) for i, row in enumerate(features)]
         transform, inputs = self.scorer.transform, []
+        sizes = None if self.settings.any_size else self.scorer.sizes
         assert transform is not None  # as _media_type has checked
         for i, (name, content) in enumerate(files):  # one by one, so that memory is taken before the next is decoded
             label = "the image" if name is None else f"the image {name!r}" if name else f"image {i}"
-            values = await in_thread(decode_image, content, label, transform, self.settings.max_pixels)
+            values = await in_thread(decode_image, content, label, transform, self.settings.max_pixels, sizes)
             take(values.nbytes)
             inputs.append(Input("image", values, label, explain))
         return inputs
@@ -165,12 +170,21 @@ class Batcher:
     """A queue of inputs in front of the thread that runs the model.
 
     No input waits for a timer: one that arrives while the thread is idle is scored alone, and those that arrive
-    meanwhile are its next batch. Inputs of cancelled requests leave the queue. Everything except ``score`` runs in the
-    event loop's thread.
+    meanwhile are its next batch, which has at most the pixels of ``max_batch`` images of ``largest`` numbers, the
+    largest that the guard was calibrated on. Inputs of cancelled requests leave the queue. Everything except ``score``
+    runs in the event loop's thread.
     """
 
-    def __init__(self, score: Score, max_batch: int, max_waiting: int, count_batch: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        score: Score,
+        max_batch: int,
+        max_waiting: int,
+        count_batch: Callable[[int], object],
+        largest: int | None = None,
+    ) -> None:
         self._score, self._max_batch, self._max_waiting, self._count_batch = score, max_batch, max_waiting, count_batch
+        self._largest = largest
         self._queue: list[Waiting] = []
         self._thread = ThreadPoolExecutor(1, "flatfold-model")
         self._worker: asyncio.Task[None] | None = None
@@ -217,6 +231,11 @@ class Batcher:
                 else:
                     row.set_result(outcome)
 
+    def _most_rows(self, entry: Input) -> int:
+        if self._largest is None or entry.kind == "features":
+            return self._max_batch
+        return min(self._max_batch, self._max_batch * self._largest // entry.values.numel())
+
     def _next_batch(self) -> list[Waiting]:
         """Take the first input from the queue, and those after it that have the same kind and shape."""
         batch: list[Waiting] = []
@@ -224,7 +243,7 @@ class Batcher:
         for entry, row in self._queue:
             if row.done():
                 continue
-            fits = not batch or (len(batch) < self._max_batch and entry.group == batch[0][0].group)
+            fits = not batch or (len(batch) < self._most_rows(entry) and entry.group == batch[0][0].group)
             (batch if fits else rest).append((entry, row))
         self._queue = rest
         return batch
@@ -241,6 +260,8 @@ class Metrics(Collector):
         self._seconds = Histogram("flatfold_request_seconds", "From request to answer.", ["route"], registry=registry)
         self.batches = Histogram("flatfold_batch_size", "Inputs per batch.", buckets=BATCH_SIZES, registry=registry)
         Gauge("flatfold_allowed_alarm_rate", "Share of ID inputs that may raise an alarm.", registry=registry).set(fpr)
+        what = "Connections closed without an answer, because there were too many."
+        self.aborted = Counter("flatfold_aborted_connections", what, registry=registry)
         Info("flatfold_build", "What is running.", registry=registry).info({"version": __version__, "method": method})
         registry.register(self)
 

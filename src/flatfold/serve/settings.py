@@ -29,6 +29,7 @@ class Settings:
     max_body: int = 16_000_000  # bytes of a request
     max_images: int = 64  # images of a request
     max_pixels: int = 50_000_000  # pixels of an image, before and after it is resized
+    any_size: bool = False  # whether images of other sizes than the guard was calibrated on are scored
     timeout: float = 30.0  # seconds for a request to arrive, and then to be answered
     docs: bool = True  # whether /docs and /openapi.json describe the interface
 

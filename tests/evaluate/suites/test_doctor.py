@@ -90,6 +90,14 @@ def test_every_part_of_a_valid_suite_is_ok(patient):
     assert needy == {"ok": False, "note": False, "missing": True, "wrong": True}
 
 
+def test_without_code_none_of_the_suite_is_run_and_files_are_looked_for_all_the_same(patient):
+    (patient.folder / "nets.py").write_text("raise SystemExit('this was run')")
+    assert patient.check("network tiny", "note", "no code", code=False).found == ""
+    assert patient.findings(code=False)["test"].state == "ok"
+    (patient.folder / "w.pt").unlink()
+    patient.check("network tiny", "missing", "w.pt", code=False)
+
+
 def test_a_file_or_folder_that_is_not_there_is_missing_where_it_should_lie(patient):
     for source, where in (
         ({"npz": "none.npz"}, "none.npz"), ({"folder": "none"}, "none"),

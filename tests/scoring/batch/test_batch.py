@@ -421,16 +421,21 @@ def test_what_cannot_be_prepared_counts_as_what_cannot_be_read(tmp_path):
     assert len(record.tensors["row"]) == 8
 
 
-def test_images_of_another_size_than_most_of_their_batch_are_named(tmp_path):
-    task = make_task(tmp_path, images=12)
+def test_images_of_another_size_are_named(tmp_path):
+    """Of sizes that the guard does not know, or, if all are allowed, that most others in the batch do not have."""
+    tasks = [(make_task(tmp_path, images=12), "calibrated on 6 x 6")]
+    tasks += [(replace(tasks[0][0], any_size=True), "one size")]
     for odd, named in (([5], [5]), ([4, 5, 6], [7]), ([4, 5], [6, 7]), ([0, 1, 2, 3], [])):
         write(tmp_path / "images", 12)
         for row in odd:
             broken("another size", tmp_path / "images" / f"{row:04d}.png")
-        record = record_of(task)
-        assert list(record.info["unreadable"]) == named, odd
-        assert len(record.tensors["row"]) == 12 - len(named), odd
-        assert all("one size" in reason for reason in record.info["unreadable"].values()), odd
+        for (task, reason), rows in zip(tasks, (odd, named), strict=True):
+            record = record_of(task)
+            assert list(record.info["unreadable"]) == rows, odd
+            assert len(record.tensors.get("row", ())) == 12 - len(rows), odd
+            assert all(reason in text for text in record.info["unreadable"].values()), odd
+    assert tasks[0][0].source.fingerprint == tasks[1][0].source.fingerprint
+    assert tasks[0][0].key() != tasks[1][0].key()
     grey = make_task(tmp_path, transform=replace(TRANSFORM, mode="L", mean=None, std=None))
     with pytest.raises(ValueError, match=r"0004\.png to .*0007\.png: .*\(1, 6, 6\)"):
         record_of(grey, range(4, 6))

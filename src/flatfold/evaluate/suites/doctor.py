@@ -27,6 +27,7 @@ SHOWN = 3  # names of images in a sentence
 ALWAYS_READ = 20  # images at the beginning of each data set
 CAUSES = "Typical causes: another transform, another order of classes, another checkpoint."
 UNNORMALISED = " No mean and std are set: does the network take values from 0 to 1?"
+NOT_IMPORTED = "It was not loaded: no code is run. Only its files were looked for."
 UNCHECKED = "Its accuracy is unchecked, because there are no usable test images."
 
 
@@ -60,14 +61,17 @@ class Diagnosis:
             self.add("missing" if missing else "wrong", reason)
 
 
-def examine(suite_file: SuiteFile, accuracy: bool = True, limit: int = 1000, read: bool = False) -> list[Diagnosis]:
+def examine(
+    suite_file: SuiteFile, accuracy: bool = True, limit: int = 1000, read: bool = False, code: bool = True
+) -> list[Diagnosis]:
     """Check every part of a suite; a problem with one of them does not keep the others from being checked.
 
     The file should allow ``any_counts``, lest images of another number than expected are not looked at any further.
     Images are counted and looked for, and the first of each data set are decoded: prepared, all must have one size. As
     in a benchmark, up to 1 % of a data set may be unreadable. Networks are loaded, which downloads those that the file
     calls ``pretrained``, and run on at most ``limit`` test images, unless ``accuracy`` is False. An accuracy is as
-    expected within three standard errors and one point. With ``read`` every image is decoded.
+    expected within three standard errors and one point. With ``read`` every image is decoded. Loading a network runs
+    the code that the suite file names; with ``code=False`` none is loaded, and only their files are looked for.
     """
     document, first = suite_file.document, suite_file.networks[0]
     diagnoses: list[Diagnosis] = []
@@ -86,7 +90,7 @@ def examine(suite_file: SuiteFile, accuracy: bool = True, limit: int = 1000, rea
     diagnoses += _check_together(suite_file, {what: check.source for what, check in checks.items()})
     test = checks["test"]
     for network in track(suite_file.networks, "trying networks"):
-        diagnosis, model = _check_network(suite_file, network)
+        diagnosis, model = _check_network(suite_file, network, code)
         diagnoses.append(diagnosis)
         if model is not None and accuracy and test.source is not None and test.diagnosis.state != "missing":
             _check_accuracy(diagnosis, model, suite_file, network, limit, test)
@@ -213,8 +217,8 @@ def _check_together(file: SuiteFile, sources: dict[str, Source | None]) -> list[
     return []
 
 
-def _check_network(suite_file: SuiteFile, network: Network) -> tuple[Diagnosis, nn.Module | None]:
-    """Load a network, and return it if that succeeds."""
+def _check_network(suite_file: SuiteFile, network: Network, code: bool) -> tuple[Diagnosis, nn.Module | None]:
+    """Load a network, and return it if that succeeds; without ``code`` look only for its file."""
     table = network.table
     key = next((key for key in ("weights", *MAKERS) if key in table), "")
     where = str(table.get(key, "")).replace("{seed}", str(network.seed))
@@ -223,6 +227,11 @@ def _check_network(suite_file: SuiteFile, network: Network) -> tuple[Diagnosis, 
     try:
         if key in ("weights", "linear"):
             diagnosis.where = str(suite_file.expand(where))
+            if not Path(diagnosis.where).is_file():
+                raise FileNotFoundError(f"there is no file {diagnosis.where}. Check the path.")
+        if not code:
+            diagnosis.add("note", NOT_IMPORTED)
+            return diagnosis, None
         return diagnosis, suite_file.load_network(network)
     except FAILURES as error:
         diagnosis.add_error(error, section_title("network", table))
