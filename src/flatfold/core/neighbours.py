@@ -244,7 +244,7 @@ def group_copies(*features: Tensor) -> list[Tensor]:
             graph = coo_matrix((near[near], (own[near], other[near])), shape=(len(rows), len(rows)))
             component = connected_components(graph, directed=False)[1]
             group = rows[np.unique(component, return_index=True)[1][component]][places]
-    return list(torch.from_numpy(group).split([len(matrix) for matrix in features]))
+    return list(torch.split(torch.from_numpy(group), [len(matrix) for matrix in features]))
 
 
 def _projections(features: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:

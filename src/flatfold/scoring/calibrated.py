@@ -259,11 +259,11 @@ def fit_detector(
     copies = 0
     if fpr is not None and bank is not None:
         groups = torch.cat(group_copies(bank.features, *([] if held_out is None else [held_out.features])))
-        copies = len(groups) - len(groups.unique())
+        copies = len(groups) - len(torch.unique(groups))
         if held_out is None:
             to_fit, to_hold = _split(groups, fpr, seed)
             check_enough(
-                fpr, len(groups[to_hold].unique()), f"half of the data{_WITHOUT_COPIES[copies > 0]}", confidence
+                fpr, len(torch.unique(groups[to_hold])), f"half of the data{_WITHOUT_COPIES[copies > 0]}", confidence
             )
             held_out_predicted = None if predicted is None else predicted[to_hold]
             bank, held_out = bank[to_fit], bank[to_hold]
@@ -323,7 +323,7 @@ def _split(groups: Tensor, fpr: float, seed: int) -> tuple[Tensor, Tensor]:
     What makes up more than a share ``fpr`` of the data, such as a black frame, is calibrated on: the detector might
     give it any score, and only the calibration shows how often it comes.
     """
-    _, number, sizes = groups.unique(return_inverse=True, return_counts=True)
+    _, number, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
     if len(sizes) < 2:
         raise ValueError("one sample cannot both fit and calibrate. Give more, or other data as calibration=.")
     order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))

@@ -167,8 +167,8 @@ class Monitor(
     def count(self, predicted: NDArray[np.integer], score: NDArray[np.floating], is_ood: NDArray[np.bool_]) -> None:
         """Count rows of a table: the class, score and decision of each input, ``(n,)`` each."""
         group = predicted if len(self._seen) > 1 else np.zeros(len(score), np.int64)
-        score = np.where(np.isfinite(score), score, inf).astype(np.float64)  # an alarm, whatever it is
-        stream = bin_counts(score, self._bounds)
+        # What is not finite is an alarm, and counted with the highest scores.
+        stream = bin_counts(np.where(np.isfinite(score), score, inf).astype(np.float64), self._bounds)
         seen, alarms = (np.bincount(inputs, minlength=len(self._seen)) for inputs in (group, group[is_ood]))
         self._increase(seen, alarms, stream)
 
