@@ -124,7 +124,8 @@ def separation(kind, dataset, scores, sets):
     known = scores[f"{kind}/id"].astype(np.float64)
     unknown = np.concatenate([scores[f"{kind}/{name}"] for name in names]).astype(np.float64)
     d = float(cohens_d(known, unknown))
-    return Separation(kind, ALPHAS[kind], dataset, d, d - 0.1, d + 0.1, -0.4)
+    moments = unknown.mean() - known.mean(), known.var(), unknown.var()
+    return Separation(kind, ALPHAS[kind], dataset, d, d - 0.1, d + 0.1, *map(float, moments), 0.5, -0.4)
 
 
 def cohens_d(known, unknown):

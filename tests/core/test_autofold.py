@@ -170,6 +170,17 @@ def test_the_influences_give_delongs_standard_error():
     assert_close(float(torch.cat([got.low_influence, got.high_influence], -1).norm()), float(delong))
 
 
+def test_the_error_of_a_paired_auroc_is_that_of_leaving_out_samples_with_their_copies():
+    rng = np.random.default_rng(2)
+    known = rng.normal(size=60)
+    for copies in (known + 0.5 + 0.2 * rng.normal(size=60), 0.5 - known):  # that move with them, and against them
+        labels = torch.zeros(60, dtype=torch.int64)
+        scores = torch.from_numpy(known), torch.from_numpy(copies)
+        _, error = paired_auroc(*scores, group_rows(labels, labels[:1])).mean()
+        without = [auroc(np.delete(known, i), np.delete(copies, i)) for i in range(60)]
+        assert float(error) == pytest.approx(np.std(without) * 59**0.5, rel=0.05)
+
+
 # --- criteria
 
 CENTRES = 3 * torch.randn(6, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -20,6 +20,7 @@ from flatfold.core.class_statistics import (
     class_means,
     fit_gaussian,
     fit_tails,
+    likeliest_temperature,
     logits_by_rows,
     mean_row,
     reference_temperature,
@@ -115,6 +116,7 @@ def test_the_best_temperature_minimises_the_cross_entropy_and_leaves_the_bias_al
             return float(torch.nn.functional.cross_entropy(z / t + b, y))
 
         found = best_temperature(logits, labels, bias)
+        assert likeliest_temperature(logits, labels, bias) == found
         assert found == pytest.approx(minimize_scalar(loss, bounds=(0.01, 50), method="bounded").x, rel=1e-4), sharpness
 
         def slope(t, z=logits, y=labels, b=0.0 if bias is None else bias):

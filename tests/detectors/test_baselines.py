@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import flatfold as ff
 from flatfold import detectors
+from flatfold.detectors.vim import _dimension
 from tests.refusals import assert_refused
 
 
@@ -246,6 +247,8 @@ def test_vim_takes_256_dimensions_where_they_fit_else_the_papers_rule():
         head = ff.Head(torch.randn(3, width, generator=g))
         got = tuple(int(detectors.Vim(dim).fit(bank, head).dim_) for dim in (None, "paper", 5))
         assert got == expected, width
+    rule = {767: 383, 768: 512, 2047: 512, 2048: 1000}  # too wide to fit here
+    assert {width: _dimension("paper", width) for width in rule} == rule
 
 
 def test_float16_halves_the_bank_of_knn(make_world):

@@ -86,6 +86,12 @@ def test_a_divisor_of_zero_gives_a_finite_score():
     """Opposite classes and a feature of zero: neither the mean weight nor the feature has a length."""
     head = ff.Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
     bank = ff.FeatureBank(torch.zeros(12, 2), torch.arange(12) % 4)
+    small = ff.Head(torch.tensor([[1.0, 0.01], [-1.0, 0.01]]))  # a mean weight of (0, 0.01), a trace of 1
+    even = torch.tensor([[0.0, 1.0], [0.0, 1e-3]])
+    for score_norm, expected in (("weight", [1e4, 1e4]), ("feature", [1.0, 1e6])):
+        assert_close(
+            ff.Fold(0.0, score_norm).fit(ff.FeatureBank(even), small)(even), torch.tensor(expected), rtol=1e-4, atol=0
+        )
     for score_norm in ("weight", "feature"):
         assert ff.Fold(0.5, score_norm).fit(bank, head)(bank.features).isfinite().all(), score_norm
         assert ff.AutoFold(grid=[0.5], score_norm=score_norm).fit(bank, head).curve_.isfinite().all(), score_norm

@@ -209,6 +209,8 @@ def test_separations_are_those_of_folds_scores_and_the_norms(banks):
         unknown = np.concatenate([scores[f"{row.normalisation}/{name}"] for name in names]).astype(np.float64)
         sizes = np.concatenate([norms[name] for name in ("id", *names)])
         assert row.cohens_d == pytest.approx(textbook(known, unknown))
+        assert (row.gap, row.id_variance) == pytest.approx((unknown.mean() - known.mean(), known.var()))
+        assert (row.ood_variance, row.fpr95) == pytest.approx((unknown.var(), ff.fpr_at_tpr(known, unknown)))
         assert row.correlation == pytest.approx(spearmanr(sizes, np.concatenate([known, unknown])).statistic)
         assert row.low < row.cohens_d < row.high
     assert module.measure_separations(banks, ALPHAS, seed=5)[0] == separations
@@ -229,6 +231,6 @@ def test_ablations_are_loaded_as_they_were_saved_and_a_mixture_of_two_is_refused
         arrays.write_bytes(data)
         assert "damaged" in refusal(load_ablations, tmp_path), len(data)
     arrays.write_bytes(whole)
-    for damaged in ("{", "null", text.replace('"version": 3', '"version": 2'), text.replace('"costs"', '"prices"')):
+    for damaged in ("{", "null", text.replace('"version": 4', '"version": 2'), text.replace('"costs"', '"prices"')):
         (tmp_path / "ablations.json").write_text(damaged)
         assert "damaged" in refusal(load_ablations, tmp_path), damaged[:40]

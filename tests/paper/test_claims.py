@@ -108,7 +108,12 @@ def test_ablations_are_judged_by_their_intervals():
         assert holds("Table 3", ablations=make_ablations(gain=gain)) == [expected] * 7, gain
     for full, expected in (((1.0, 1.6, 0.3), True), ((1.0, 0.6, 1.3), False), ((1.0, 1.0, 1.0), None)):
         shifts = dict(zip(("none", "partial", "full"), full, strict=True))
-        assert holds("Figure 5", ablations=make_ablations(shifts=shifts)) == [expected] * 2, shifts
+        assert holds("Figure 5", ablations=make_ablations(shifts=shifts))[:3] == [expected] * 3, shifts
+    for factor, expected in ((0.5, True), (1.5, False), (1.0, None)):  # of the spread of the OOD scores
+        made = make_ablations(shifts={"none": 1.0, "partial": 1.0, "full": 1.0})
+        names = ("near-set", "far-set")
+        spread = {f"partial/{n}": 1 + factor * (made.scores[f"none/{n}"] - 1) for n in names}
+        assert holds("Figure 5", ablations=replace(made, scores={**made.scores, **spread}))[3] is expected, factor
     ablations = make_ablations()
     kept = [each for each in ablations.effects if (each.method, each.normalisation) != ("ash", "partial")]
     assert holds("Table 3", ablations=replace(ablations, effects=kept)) == [True] * 6

@@ -15,6 +15,7 @@ from flatfold.paper.page import build_content
 from flatfold.paper.theory import Theorem, bayes_weight, compare, expected_trace, monte_carlo_trace, random_theorems
 from flatfold.report.figure import ACCENT, RC
 from tests.toy_ablations import make_ablations, make_costs, make_network_run
+from tests.toy_study import make_study
 
 
 def drawn(panel):
@@ -61,6 +62,18 @@ def test_the_scatter_has_a_panel_per_normalisation_with_its_d():
     assert len(near) == 80
     inside = np.abs(near[:, 1] - ablations.scores["partial/near-set"]) < 1e-6
     assert inside.mean() > 0.95  # the outermost are moved onto the edge
+
+
+def test_figures_of_single_data_sets_show_those_of_the_paper_where_there_are():
+    for sets, shown in (
+        ({"cifar100": "near", "tin": "near", "mnist": "far", "svhn": "far"}, ["tin", "svhn"]),
+        ({"ssb_hard": "near", "ninco": "near", "textures": "far", "inaturalist": "far"}, ["ninco", "inaturalist"]),
+        ({"pens": "near", "ink": "near", "noise": "far"}, ["pens", "noise"]),
+    ):
+        study = make_study(sets)
+        assert [key.label for key in figures.typical_traces(study, "x").keys][-2:] == shown
+        titles = [panel.title for panel in figures.typical_spectra(study, "x").panels]
+        assert titles == [f"{name}, over {over}" for over in ("parameters", "features") for name in ("ID", *shown)]
 
 
 def test_the_trend_goes_through_the_traces_of_every_network():

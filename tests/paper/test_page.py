@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from flatfold.paper import page as exhibits
-from flatfold.paper.exhibits import EXHIBITS, JOINT_EXHIBITS, compute_verdicts
+from flatfold.paper.exhibits import EXHIBITS, JOINT_EXHIBITS, compute_verdicts, judge
 from flatfold.paper.page import find_paper_lines, select_lines, write_reproduction
 from flatfold.paper.run import Reproduction
 from flatfold.paper.tables import OTHERS
@@ -49,9 +49,13 @@ def folder(tmp_path_factory):
     return place
 
 
+def page_of(folder):
+    return Page((folder / "reproduction.html").read_text(encoding="utf8"))
+
+
 @pytest.fixture(scope="module")
 def page(folder):
-    return Page((folder / "reproduction.html").read_text(encoding="utf8")).check()
+    return page_of(folder).check()
 
 
 def test_every_exhibit_has_a_section_with_claim_verdict_and_both_networks(page, folder):
@@ -81,7 +85,7 @@ def test_tables_and_figures_are_files_with_the_numbers(folder):
         path.stem: list(csv.DictReader(io.StringIO(path.read_text(encoding="utf8"))))
         for path in (folder / "exhibits").glob("*.csv")
     }
-    assert set(lines) == {*(f"table-{number}" for number in range(1, 8)), "tables-8-11", "figure-3"}
+    assert set(lines) == {*(f"table-{number}" for number in range(1, 8)), "tables-8-11", "figure-3", "figure-5"}
     assert {line["network"] for table in lines.values() for line in table} == {"one", "two"}
     first = lines["table-1"][0]
     assert (first["data"], float(first["trace"])) == ("ID", material.study.cells["id", "parameter", "trace"].value)
@@ -91,6 +95,12 @@ def test_tables_and_figures_are_files_with_the_numbers(folder):
     assert {line["over"] for line in lines["table-5"]} == {"all"}
     assert len(lines["table-3"]) == 2 * len(material.ablations.effects)
     assert {line["space"] for line in lines["table-4"]} == {"feature", "logit"}
+    everything = {line["space"]: float(line["auroc"]) for line in lines["table-4"] if line["dataset"] == "all"}
+    check = judge("Table 4", [material]).checks[0].what  # of the same images
+    assert all(f"{100 * auroc:.2f} % over {space}s" in check for space, auroc in everything.items())
+    fifth = next(line for line in lines["figure-5"] if (line["normalisation"], line["dataset"]) == ("partial", "all"))
+    assert float(fifth["gap"]) > 0
+    assert "gap of the means" in page_of(folder).text("figure-5")
     assert {line["space"] for line in lines["table-7"]} == {"parameter", "feature"}
     assert [line["method"] for line in lines["figure-3"]][: len(material.ablations.costs)] == [
         cost.method for cost in material.ablations.costs
@@ -170,7 +180,7 @@ def test_numbers_of_the_paper_are_compared_with_comparable_runs_alone(monkeypatc
     others = [replace(line, table=OTHERS) for line in lines]
     assert select_lines(lines, "Table 5") == select_lines(others, "Table 2") == []
     assert select_lines(others, "Table 5") == others
-    assert empty(material).text().count("The paper's numbers:") == 2
+    assert empty(material).text().count("The paper's numbers:") == 7  # Tables 1 to 4 and 6 to 11
     line = replace(fold, reported=90.0, measured=88.5, difference=-1.5, low=87.0, high=91.0, inside=True)
     monkeypatch.setattr(
         exhibits, "compare_with_paper", lambda _: [line, replace(line, low=None, high=None, inside=False)]

@@ -68,7 +68,7 @@ def test_loss_matrix_and_method_are_told_by_space(study, undrawn):
     text = shown(study).text("curvature")
     assert "the Hessian of the energy logsumexp(z) over parameters, features and logits" in text
     assert "λmax was computed by lanczos, the trace by xtrace" in text
-    assert "share the random directions" in shown(study).text("curvature-traces")
+    assert "errors are independent" in shown(study).text("curvature-traces")
     exact = replace(
         study, trace_stderr={}, statistics=[replace(s, method="exact", loss="ce_pred") for s in study.statistics]
     )
@@ -78,7 +78,7 @@ def test_loss_matrix_and_method_are_told_by_space(study, undrawn):
     assert "the Gauss-Newton matrix of the cross-entropy of the predicted class over parameters; the Hessian" in text
     assert "the trace exactly" in text
     assert "negative eigenvalues" in text  # a trace is smaller than its largest eigenvalue
-    assert "share the random directions" not in shown(exact).text("curvature-traces")
+    assert "errors are independent" not in shown(exact).text("curvature-traces")
 
 
 def test_names_cannot_become_markup(monkeypatch):

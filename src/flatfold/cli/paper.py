@@ -35,7 +35,7 @@ def paper(
     folders: Annotated[
         list[Path] | None,
         Argument(
-            help="Folder that `flatfold bench` wrote, for one network or several; several folders: one for each benchmark."
+            help="Folder that `flatfold bench` wrote, of one network or several. Several folders: one per benchmark."
         ),
     ] = None,
     table: Annotated[

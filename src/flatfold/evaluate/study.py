@@ -1,7 +1,7 @@
 """Run a curvature study: the curvature of the loss on ID and OOD images, over parameters, features and logits."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from .results import ID, columns_of
 from .runner import describe, provenance
 from .study_results import SPACES, STORED, Detection, Name, Space, Statistic, Study
 from .suites.library import limit_suite
-from .suites.suite import OodSet, Suite
+from .suites.suite import Suite
 
 PARTS = "curvature"  # folder of what is finished
 TOP = 50  # eigenvalues of single inputs, as in the paper's figure
@@ -273,10 +273,15 @@ def studied_suite(suite: Suite, samples: int) -> Suite:
     return limit_suite(suite, samples)
 
 
-def detections(space: Space, alpha: float, traces: Mapping[str, Array], ood: Sequence[OodSet]) -> list[Detection]:
-    """Return the AUROC of traces on every OOD data set and its mean over near, far and all, with 95 % intervals."""
+def detections(
+    space: Space, alpha: float, traces: Mapping[str, NDArray[np.floating]], groups: Mapping[str, str]
+) -> list[Detection]:
+    """Return the AUROC of traces on every OOD data set and its mean over near, far and all, with 95 % intervals.
+
+    ``traces`` are keyed by space/dataset, ``groups`` by OOD data set.
+    """
     rows = []
-    for column, members in columns_of({it.name: it.group for it in ood}).items():
+    for column, members in columns_of(groups).items():
         it = column_influence(traces, space, members)
         rows.append(Detection(space, alpha, column, it.auroc, *interval(it.auroc, it.stderr, it.pairs, it.pairs)))
     return rows
@@ -304,10 +309,10 @@ def _choose_alpha(plan: Plan, banks: Banks) -> float:
 
 def _add_detections(study: Study, suite: Suite, banks: Banks) -> None:
     """Add the traces as detectors: at alpha = 0, and over features and logits also at the exponent."""
-    alpha = study.alphas["partial"]
+    alpha, groups = study.alphas["partial"], {ood.name: ood.group for ood in suite.ood}
     for space in SPACES:
-        study.detections.extend(detections(space, 0.0, study.traces, suite.ood))
+        study.detections.extend(detections(space, 0.0, study.traces, groups))
         if space != "parameter" and alpha > 0:
             curvatures = {name: FeatureCurvature(bank, banks.head) for name, bank in banks.test_sets.items()}
             traces = {f"{space}/{name}": it.traces(space, alpha) for name, it in curvatures.items()}
-            study.detections.extend(detections(space, alpha, traces, suite.ood))
+            study.detections.extend(detections(space, alpha, traces, groups))

@@ -124,12 +124,18 @@ def _row(family: str, method: str, column: str, group: Sequence[Results]) -> Sum
 
 def _interval(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the 95 % interval of the mean of ``values`` from that of each; see :func:`summarise`."""
-    n = len(values)
-    if n == 1:
+    if len(values) == 1:
         return ends[0]
-    images = fmean(((high - low) / 2) ** 2 for low, high in ends)  # 1.96^2 times the variance
-    half = sqrt(images + student_quantile(0.95, n - 1) ** 2 * variance(values) / n)
-    return max(0.0, fmean(values) - half), min(1.0, fmean(values) + half)
+    low, high = mean_interval(values, [(high - low) / 2 for low, high in ends])
+    return max(0.0, low), min(1.0, high)
+
+
+def mean_interval(values: Sequence[float], halves: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over seeds from half of that of each value; see :func:`summarise`."""
+    n = len(values)
+    images = fmean(half**2 for half in halves)  # 1.96^2 times the variance
+    seeds = student_quantile(0.95, n - 1) ** 2 * variance(values) / n if n > 1 else 0.0
+    return fmean(values) - sqrt(images + seeds), fmean(values) + sqrt(images + seeds)
 
 
 def _flatten(row: SummaryRow) -> dict[str, Any]:

@@ -94,6 +94,10 @@ class Separation:
     cohens_d: float  # of OOD against ID scores, with the 95 % interval of a bootstrap over images
     low: float
     high: float
+    gap: float  # mean of the OOD scores minus that of the ID scores
+    id_variance: float
+    ood_variance: float
+    fpr95: float  # OOD as positive
     correlation: float  # Spearman's, between norm and score, over ID and OOD images together
 
 
@@ -117,7 +121,7 @@ class Ablations:
     """All measurements of a network beyond its benchmark and its curvature study."""
 
     FORMAT: ClassVar[str] = "flatfold-ablations"
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     ARRAYS: ClassVar[Mapping[str, tuple[str, str]]] = {
         name: (ARRAYS, f"{name}/") for name in ("scores", "logits", "norms")
     }
@@ -273,7 +277,8 @@ def measure_separations(
         for kind, ours, theirs, replicates in zip(NORMALISATIONS, known, unknown, redrawn, strict=True):
             d, correlation = cohens_d(ours, theirs), spearman(norm, np.concatenate([ours, theirs]))
             interval = percentile_interval(d, replicates)
-            rows.append(Separation(kind, alphas[kind], column, d, *interval, correlation))
+            moments = theirs.mean() - ours.mean(), ours.var(), theirs.var(), fpr_at_tpr(ours, theirs)
+            rows.append(Separation(kind, alphas[kind], column, d, *interval, *map(float, moments), correlation))
     rows.sort(key=lambda row: NORMALISATIONS.index(row.normalisation))
     return rows, {f"{kind}/{name}": values for kind, of in kinds.items() for name, values in of.items()}, norms
 

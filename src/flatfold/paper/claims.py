@@ -164,8 +164,8 @@ def unimodality(values: Values) -> float:
     """Return the p-value of Silverman's test that a density has a single mode, on the axis on which it is drawn.
 
     The critical bandwidth is the smallest one at which a Gaussian kernel estimate has one mode. Data of several modes
-    need a large one: p is the share of smooth redraws from that estimate that still have more than one mode at it. Below
-    three different values it is 1.
+    need a large one: p is the share of smooth redraws from that estimate that still have more than one mode at it. For
+    fewer than three different values it is 1.
     """
     points = values[np.isfinite(values)]
     if points.size and points.min() >= 0:
@@ -259,13 +259,19 @@ def check_eigenvalues(run: NetworkRun) -> Finding:
 def check_logits(run: NetworkRun) -> Finding:
     """Check that the trace over features is the better score than that over logits (Table 4)."""
     ablations = run.ablations
-    feature = mean_auroc({name: ablations.scores[f"partial/{name}"] for name in ablations.logits})
-    logit = mean_auroc(ablations.logits)
+    feature, logit = trace_aurocs(run).values()
     lead = paired_difference(feature, logit)
     a, b = _percent(feature.auroc), _percent(logit.auroc)
     text = f"average AUROC {a} over features, {b} over logits, {_points(lead.value, lead.low, lead.high)} points"
     shows = f"at α {ablations.alphas['partial']:g} average AUROC {a} over features and {b} over logits"
     return Finding(shows, [(text, _above_zero(lead.low, lead.high))])
+
+
+def trace_aurocs(run: NetworkRun) -> dict[str, Influence]:
+    """Return the mean AUROC of the trace over features and over logits, on all images, partially normalised."""
+    ablations = run.ablations
+    features = {name: ablations.scores[f"partial/{name}"] for name in ablations.logits}
+    return {"feature": mean_auroc(features), "logit": mean_auroc(ablations.logits)}
 
 
 def check_theorem(_: Sequence[NetworkRun]) -> Finding:
@@ -427,13 +433,15 @@ def check_normalisation(run: NetworkRun) -> Finding:
 
 
 def check_separation(run: NetworkRun) -> Finding:
-    """Check that Cohen's d rises with partial and falls with full normalisation (Figure 5)."""
-    d: dict[str, float] = {row.normalisation: row.cohens_d for row in run.ablations.separations if row.dataset == "all"}
-    influences, checks = dict[str, Values](), list[Check]()
+    """Check that Cohen's d rises with partial and falls with full normalisation (Figure 5), and why it rises."""
+    together = [row for row in run.ablations.separations if row.dataset == "all"]
+    d: dict[str, float] = {row.normalisation: row.cohens_d for row in together}
+    scores, influences, checks = dict[str, tuple[Values, Values]](), dict[str, Values](), list[Check]()
     for kind in d:
-        scores = [run.ablations.scores[f"{kind}/{ood['name']}"] for ood in run.results.suite["ood"]]
-        known, unknown = run.ablations.scores[f"{kind}/{ID}"], np.concatenate(scores)
-        influences[kind] = cohens_d_influence(known.astype(np.float64), unknown.astype(np.float64), d[kind])
+        members = [run.ablations.scores[f"{kind}/{ood['name']}"] for ood in run.results.suite["ood"]]
+        sides = run.ablations.scores[f"{kind}/{ID}"], np.concatenate(members)
+        scores[kind] = sides[0].astype(np.float64), sides[1].astype(np.float64)
+        influences[kind] = cohens_d_influence(*scores[kind], d[kind])
     for before, after in (("none", "partial"), ("full", "none")):
         value = d[after] - d[before]
         error = NORMAL * float(np.linalg.norm(influences[after] - influences[before]))
@@ -441,7 +449,24 @@ def check_separation(run: NetworkRun) -> Finding:
         both = ", ".join(f"{d[kind]:.3f} {kind}" for kind in (before, after))
         text = f"Cohen's d rises from {before} to {after}: {both}, {value:+.3f} ({low:+.3f} to {high:+.3f})"
         checks.append((text.replace("-", "−"), _above_zero(low, high)))
-    return Finding(f"Cohen's d {', '.join(f'{value:.3f} {kind}' for kind, value in d.items())}", checks)
+    (known, unknown), (known_after, unknown_after) = scores["none"], scores["partial"]
+    moved, other = unknown_after - unknown, known_after - known
+    narrowed = (unknown - unknown.mean()) ** 2 - (unknown_after - unknown_after.mean()) ** 2
+    for what, value, error in (
+        ("the gap of the means rises", moved.mean() - other.mean(), hypot(_mean_error(moved), _mean_error(other))),
+        ("the variance of the OOD scores falls", narrowed.mean(), _mean_error(narrowed)),
+    ):
+        low, high = float(value) - NORMAL * error, float(value) + NORMAL * error
+        text = f"{what} from none to partial, by {_number(float(value))} ({_number(low)} to {_number(high)})"
+        checks.append((text, _above_zero(low, high)))
+    parts = {
+        "Cohen's d": [f"{row.cohens_d:.3f}".replace("-", "−") for row in together],
+        "gap of the means": [_number(row.gap) for row in together],
+        "variance of OOD scores": [_number(row.ood_variance) for row in together],
+        "FPR95": [_percent(row.fpr95) for row in together],
+    }
+    shows = ", ".join(f"{name} {' / '.join(values)}" for name, values in parts.items())
+    return Finding(f"{shows} ({' / '.join(d)})", checks)
 
 
 def cohens_d_influence(known: Values, unknown: Values, d: float) -> Values:

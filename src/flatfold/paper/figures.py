@@ -32,6 +32,7 @@ from . import theory
 from .ablations import FORWARD, NORMALISATIONS, Ablations, Cost, Sensitivity
 from .claims import REGIMES, SHOWN, NetworkRun, list_regimes, statistic
 
+PAPERS = ("tin", "svhn", "ninco", "inaturalist")  # the near and far data sets of the paper's Figure 2
 LEAST = 1e-3  # milliseconds: below the resolution of the clock
 BAR = 0.21  # inches, height of a bar
 POINTS = 400  # of a data set in the scatter plot
@@ -62,14 +63,14 @@ def cost_against_auroc(run: NetworkRun, name: str, size: tuple[float, float] = W
 
 
 def typical_traces(study: Study, name: str) -> Drawing:
-    """Return the traces over parameters of the ID, the first near and the first far data set."""
-    drawing = trace_densities(_first_of_each_group(study))
+    """Return the traces over parameters of the ID, a near and a far data set, those of the paper if there are."""
+    drawing = trace_densities(_one_of_each_group(study))
     return replace(drawing, name=name, panels=drawing.panels[:1])
 
 
 def typical_spectra(study: Study, name: str) -> Drawing:
-    """Return the spectra of the ID, the first near and the first far data set, over parameters and features."""
-    drawings = {space: spectral_densities(_first_of_each_group(study), space) for space in SHOWN}
+    """Return the spectra of the same data sets, over parameters and features."""
+    drawings = {space: spectral_densities(_one_of_each_group(study), space) for space in SHOWN}
     panels = [
         replace(panel, title=f"{panel.title}, over {SPACES[space]}")
         for space, drawing in drawings.items()
@@ -78,9 +79,13 @@ def typical_spectra(study: Study, name: str) -> Drawing:
     return replace(drawings["feature"], name=name, panels=panels)
 
 
-def _first_of_each_group(study: Study) -> Study:
-    firsts = [next(ood for ood in study.suite["ood"] if ood["group"] == group) for group in study.groups]
-    return replace(study, suite={**study.suite, "ood": firsts})
+def _one_of_each_group(study: Study) -> Study:
+    """Return the study with one data set of each group: that of the paper if the suite has it, else the first."""
+    shown = []
+    for group in study.groups:
+        members = [ood for ood in study.suite["ood"] if ood["group"] == group]
+        shown.append(next((ood for ood in members if ood["name"] in PAPERS), members[0]))
+    return replace(study, suite={**study.suite, "ood": shown})
 
 
 def trace_by_regime(runs: Sequence[NetworkRun], name: str) -> Drawing:

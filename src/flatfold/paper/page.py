@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple, get_args
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 from markupsafe import Markup
 
 from ..evaluate.results import ID, METRICS, Average, Row, as_csv
+from ..evaluate.study import detections
 from ..evaluate.study_results import NAMES, SPACES, Space, above
 from ..evaluate.summary import families, family_of
 from ..io.artifacts import write_json
@@ -22,6 +24,7 @@ from ..report.templates import factor, percent, render
 from . import figures
 from .ablations import NORMALISED_METHODS
 from .claims import BOTH, REGIMES, SHOWN, NetworkRun, list_regimes, statistic
+from .comparison import COMPARED, SEEDS, SeedRow, average_seeds, compare_curvature, list_seed_means
 from .exhibits import Agreement, Verdict
 from .run import Reproduction
 from .tables import OTHERS, Line, compare_with_paper, incomparable, table_of
@@ -30,7 +33,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 PAGE, JSON, FILES = "reproduction.html", "reproduction.json", "exhibits"
 FULL = "the exponent of partial normalisation is 1, so that it is full normalisation"
 COMPUTED = "Errors in this table are of the computation alone; the checks also cover the sampling of images."
-STUDIED = "AUROC in percent on the images of the curvature study, which are fewer than those of the check above."
+ALL_IMAGES = "AUROC in percent of the traces at partially normalised features, on all images, as in the check above."
 
 CsvLine = dict[str, Any]
 
@@ -68,6 +71,9 @@ def write_reproduction(folder: Path, reproduction: Reproduction) -> Path:
             drawing.save(folder / FILES)
         if content.lines:
             write_atomically(folder / FILES / f"{slug(number)}.csv", as_csv(content.lines))
+    numbers = [line for chosen in find_paper_numbers(runs).values() for line in chosen]
+    if numbers:
+        write_atomically(folder / FILES / "paper-numbers.csv", as_csv(map(asdict, numbers)))
     write_json(folder / JSON, Verdicts([run.network for run in runs], reproduction.verdicts))
     write_atomically(folder / PAGE, render_reproduction(reproduction, contents))
     return folder / PAGE
@@ -77,8 +83,7 @@ def render_reproduction(reproduction: Reproduction, contents: Mapping[str, Conte
     """Return the page, with the content of exhibits by their number."""
     runs, verdicts = reproduction.runs, reproduction.verdicts
     suite, agreements = runs[0].results.suite, [verdict.agreement for verdict in verdicts]
-    lines = find_paper_lines(runs)
-    selected = {number: select_lines(lines, number) for number in ("Table 2", "Table 5", "Tables 8 to 11")}
+    selected = find_paper_numbers(runs)
     facts = [
         (len(runs), "network" + "s" * (len(runs) > 1)),
         (f"{' / '.join(percent(run.results.suite['accuracy']) for run in runs)} %", "accuracy"),
@@ -98,7 +103,8 @@ def render_reproduction(reproduction: Reproduction, contents: Mapping[str, Conte
         verdicts=verdicts,
         slugs={verdict.number: slug(verdict.number) for verdict in verdicts},
         contents=contents,
-        paper_numbers={number: chosen for number, chosen in selected.items() if chosen},
+        paper_numbers=selected,
+        seeds={number: _seed_table(number, rows) for number, rows in list_seed_means(runs)},
     )
 
 
@@ -121,7 +127,6 @@ def build_content(number: str, runs: Sequence[NetworkRun]) -> Content:
 DRAWINGS: dict[str, Callable[[NetworkRun, str], Drawing]] = {
     "Figure 2": lambda run, name: figures.typical_traces(run.study, name),
     "Figure 4": lambda run, name: figures.alpha_sensitivity(run.ablations.sensitivities, name),
-    "Figure 5": lambda run, name: figures.norm_scatter(run.ablations, run.study.datasets[1:], name),
     "Figure 6": lambda run, name: replace(top_eigenvalues(run.study), name=name),
     "Figure 7": lambda run, name: figures.typical_spectra(run.study, name),
     "Figures 8 and 10": lambda run, name: replace(spectral_densities(run.study, "parameter"), name=name),
@@ -154,6 +159,7 @@ def _build_regimes(runs: Sequence[NetworkRun], space: Space) -> Content:
                 cells.append({"value": value.value, "stderr": value.stderr, "ratio": ratio, "verdict": verdict})
             rows.append({"network": run.network, "regime": REGIMES[at], "cells": cells})
             lines.append({"network": run.network, "data": REGIMES[at], **_statistics(run, at, space)})
+    lines += _seed_lines(runs, (space,), by_data_set=False)
     values = {"space": SPACES[space], "names": [NAMES[name] for name in BOTH], "rows": rows}
     return Content("regimes", values, lines=lines)
 
@@ -195,10 +201,26 @@ def _build_effects(runs: Sequence[NetworkRun]) -> Content:
 def _build_detections(runs: Sequence[NetworkRun]) -> Content:
     parts, lines = [], list[CsvLine]()
     for run in runs:
-        shown = [detection for detection in run.study.detections if detection.space != "parameter"]
-        parts.append((run.network, detection_table(replace(run.study, detections=shown))))
+        ablations, groups = run.ablations, {ood["name"]: ood["group"] for ood in run.results.suite["ood"]}
+        traces = {f"logit/{name}": values for name, values in ablations.logits.items()}
+        traces |= {f"feature/{name}": ablations.scores[f"partial/{name}"] for name in ablations.logits}
+        alpha, spaces = ablations.alphas["partial"], ("feature", "logit")
+        shown = [row for space in spaces for row in detections(space, alpha, traces, groups)]  # type: ignore[arg-type]
+        parts.append((run.network, detection_table(replace(run.study, detections=shown, suite=run.results.suite))))
         lines += [{"network": run.network, **asdict(detection)} for detection in shown]
-    return Content("tables", {"text": STUDIED, "parts": parts}, lines=lines)
+    return Content("tables", {"text": ALL_IMAGES, "parts": parts}, lines=lines)
+
+
+def _build_separations(runs: Sequence[NetworkRun]) -> Content:
+    drawings = [
+        figures.norm_scatter(run.ablations, run.study.datasets[1:], _file_name("figure-5", run.network)) for run in runs
+    ]
+    parts = []
+    for run, drawing in zip(runs, drawings, strict=True):
+        together = [row for row in run.ablations.separations if row.dataset == "all"]
+        parts.append((run.network, {"drawing": drawing, "rows": together}))
+    lines = [{"network": run.network, **asdict(row)} for run in runs for row in run.ablations.separations]
+    return Content("separations", parts, drawings, lines)
 
 
 def _build_statistics(runs: Sequence[NetworkRun]) -> Content:
@@ -209,6 +231,8 @@ def _build_statistics(runs: Sequence[NetworkRun]) -> Content:
         for space in SHOWN:
             for at in run.study.datasets:
                 lines.append({"network": run.network, "space": space, "data": at, **_statistics(run, at, space)})
+    for space in SHOWN:
+        lines += [{**line, "space": space} for line in _seed_lines(runs, (space,), by_data_set=True)]
     return Content("tables", {"text": COMPUTED, "parts": parts}, lines=lines)
 
 
@@ -224,6 +248,7 @@ BUILDERS: dict[str, Callable[[Sequence[NetworkRun]], Content]] = {
     "Table 1": lambda runs: _build_regimes(runs, "parameter"),
     "Table 2": lambda runs: _build_methods(runs, averages=True),
     "Figure 3": _build_costs,
+    "Figure 5": _build_separations,
     "Table 3": _build_effects,
     "Table 4": _build_detections,
     "Table 5": _build_networks,
@@ -245,8 +270,20 @@ def _statistics(run: NetworkRun, at: str, space: Space) -> CsvLine:
     line: CsvLine = {}
     for name in BOTH:
         value = statistic(run.study, at, space, name)
-        line |= {name: value.value, f"{name}_stderr": value.stderr}
+        error = value.stderr if value.stderr is None or isfinite(value.stderr) else None
+        line |= {name: value.value, f"{name}_stderr": error, f"{name}_std": None}
     return line
+
+
+def _seed_lines(runs: Sequence[NetworkRun], spaces: Sequence[Space], by_data_set: bool) -> list[CsvLine]:
+    """Return the means over networks that differ by their seed, with the deviation, as lines of a CSV file."""
+    lines = list[CsvLine]()
+    for row in average_seeds(runs, spaces, by_data_set):
+        line: CsvLine = {"network": f"mean of {row.n}: {row.family}", "data": REGIMES.get(row.data, row.data)}
+        for name, (mean, deviation) in zip(BOTH, row.cells, strict=True):
+            line |= {name: mean, f"{name}_stderr": None, f"{name}_std": deviation}
+        lines.append(line)
+    return lines
 
 
 def _rates(cell: Row | Average) -> CsvLine:
@@ -278,6 +315,21 @@ def find_paper_lines(runs: Sequence[NetworkRun]) -> list[Line]:
         return compare_with_paper([run.results for run in runs])
     except ValueError:  # nothing in common, or one network twice
         return []
+
+
+def find_paper_numbers(runs: Sequence[NetworkRun]) -> dict[str, list[Line]]:
+    """Return the lines of every table of the paper that has any."""
+    lines = find_paper_lines(runs)
+    found = {number: select_lines(lines, number) for number in ("Table 2", "Table 5", "Tables 8 to 11")}
+    if lines:  # the suite is the paper's
+        found |= {number: compare_curvature(runs, number) for number in COMPARED}
+    return {number: chosen for number, chosen in found.items() if chosen}
+
+
+def _seed_table(number: str, rows: Sequence[SeedRow]) -> dict[str, Any]:
+    """Return the values of a table of means over seeds."""
+    heads = [(NAMES[name], f"over {SPACES[space]}") for space in SEEDS[number][0] for name in BOTH]
+    return {"heads": heads, "rows": rows, "n": rows[0].n}
 
 
 def select_lines(lines: Sequence[Line], number: str) -> list[Line]:

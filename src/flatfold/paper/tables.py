@@ -355,12 +355,12 @@ def _find_column(column: str, table: str, suite: Mapping[str, Any]) -> str | Non
             return None
         column, table = AVERAGE, "imagenet1k"
     if column != AVERAGE:
-        return _find_data_set(column, here)
-    wanted = {_find_data_set(number.column, here) for number in read_table(table) if number.column != AVERAGE}
+        return find_data_set(column, here)
+    wanted = {find_data_set(number.column, here) for number in read_table(table) if number.column != AVERAGE}
     return "all" if wanted == set(here) else None
 
 
-def _find_data_set(column: str, here: Sequence[str]) -> str | None:
+def find_data_set(column: str, here: Sequence[str]) -> str | None:
     """Return the data set of a suite that the paper calls ``column``; OpenOOD has both "texture" and "textures"."""
     plain = column.lower()
     name = plain.replace("-", "") if plain.startswith("cifar") else plain.replace("-", "_")

@@ -104,8 +104,8 @@ def detection_table(study: Study) -> Markup:
     """Return a line per trace, a column per data set and mean: the AUROC with its interval; empty without any.
 
     The best of a column is marked, with every other whose interval overlaps that of the best, unless it has no rival;
-    and so is an AUROC that is significantly worse than guessing. Estimated traces are never marked: their intervals do
-    not include the errors that inputs share.
+    and so is an AUROC that is significantly worse than guessing. Estimated traces are never marked: their AUROC is that
+    of the estimates, not of the exact traces.
     """
     if not study.detections:
         return Markup()

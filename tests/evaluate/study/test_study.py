@@ -193,7 +193,7 @@ def test_detections_have_intervals_and_unweighted_means_over_groups():
     rng = np.random.default_rng(0)
     shifts = {"id": (0, 40), "pens": (0.5, 40), "noise": (1, 9), "photos": (2, 40)}
     traces = {name: rng.normal(shift, 1, n) for name, (shift, n) in shifts.items()}
-    ood = OodSet("pens", "near", None, ""), OodSet("noise", "far", None, ""), OodSet("photos", "far", None, "")
+    ood = {"pens": "near", "noise": "far", "photos": "far"}
     by_space = {f"feature/{name}": values for name, values in traces.items()}
     found = {each.dataset: each for each in detections("feature", 0.38, by_space, ood)}
     assert list(found) == ["pens", "noise", "photos", "near", "far", "all"]
