@@ -110,16 +110,17 @@ def bench(
 def _summarise(folder: Path, networks: Sequence[str], report: bool) -> None:
     """Write and print the means over the networks of each family, as far as they have results."""
     from ..evaluate.results import load_results
-    from ..evaluate.summary import save_summary, summarise
+    from ..evaluate.summary import families, save_summary, summarise
     from ..report.summary import write_summary
 
     finished = [network for network in networks if (folder / network / "results.json").exists()]
-    rows = summarise(load_results(folder / network) for network in finished)
+    runs = [load_results(folder / network) for network in finished]
+    rows = summarise(runs)
     save_summary(rows, folder, finished)
     page = f", {write_summary(folder)}" if report else ""
-    console = open_console()
-    for family in dict.fromkeys(row.family for row in rows if row.n > 1):
-        console.print(_summary_table(family, [row for row in rows if row.family == family]))
+    for family, group in families(runs).items():
+        if len(group) > 1 and (means := [row for row in rows if row.family == family]):
+            print_summary(group, means)
     typer.echo(f"all runs -> {folder / 'summary.csv'}{page}")
 
 
@@ -174,23 +175,36 @@ def title_of(suite: dict[str, str]) -> str:
     return escape(f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"])
 
 
-def _summary_table(family: str, rows: Sequence[SummaryRow]) -> Table:
+def print_summary(group: Sequence[Results], rows: Sequence[SummaryRow]) -> None:
+    """Print the means of one family, best average AUROC first, and the sentence that answers which method is best."""
+    from ..evaluate.summary import answer
+
+    console = open_console()
+    columns, averages = (
+        [column for column in each if any(row.column == column for row in rows)]
+        for each in (group[0].columns, group[0].groups)
+    )
+    if not print_table(console, *(_summary_table(rows, each) for each in (columns, averages))):
+        console.print("The terminal is too narrow for every data set; summary.csv and the report have them.")
+    console.print(answer(group), markup=False, highlight=False)
+
+
+def _summary_table(rows: Sequence[SummaryRow], columns: Sequence[str]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    title = f"{escape(family)}: mean ± population standard deviation (as OpenOOD) over {rows[0].n} runs."
+    title = f"{escape(rows[0].family)}: mean ± population standard deviation (as OpenOOD) over {rows[0].n} runs."
     table = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left")
     table.add_column("method", no_wrap=True)
-    groups = [group for group in ("near", "far", "all") if any(row.column == group for row in rows)]
-    for group in groups:
-        table.add_column("average" if group == "all" else group, justify="right", no_wrap=True)
+    for column in columns:
+        table.add_column("average" if column == "all" else column, justify="right", no_wrap=True)
     cells = {(row.method, row.column): row for row in rows}
     methods = dict.fromkeys(row.method for row in rows)
     for method in sorted(methods, key=lambda method: -cells[method, "all"].means["auroc"]):
         metrics = ("auroc", "fpr95_ood_positive")
         figures = (
             " / ".join(f"{100 * row.means[metric]:.2f} ± {100 * row.stds[metric]:.2f}" for metric in metrics)
-            for row in (cells[method, group] for group in groups)
+            for row in (cells[method, column] for column in columns)
         )
         table.add_row(escape(method), *figures)
     return table

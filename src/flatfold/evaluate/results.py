@@ -186,15 +186,17 @@ class Results:
 
     @property
     def groups(self) -> list[str]:
-        """The averages worth showing: ``near``, ``far`` and ``all``, or ``all`` alone where it repeats another."""
-        here = {mean.over for mean in self.averages}
-        return ["near", "far", "all"] if {"near", "far"} <= here else ["all"]
+        """The averages worth showing: ``all``, and ``near`` and ``far`` unless they repeat it or a single data set."""
+        sizes = {column: len(members) for column, members in self.members.items()}
+        return [over for over in ("near", "far") if 1 < sizes.get(over, 0) < sizes["all"]] + ["all"]
 
     @cached_property
     def members(self) -> dict[str, tuple[str, ...]]:
-        """The data sets of each column, sorted."""
+        """The data sets of every column that there is a figure of, sorted; tables may leave some of them out."""
         members = columns_of({row.dataset: row.group for row in self.rows})
-        return {column: tuple(sorted(members[column])) for column in self.columns}
+        averages = ["near", "far", "all"] if {"near", "far"} <= members.keys() else ["all"]
+        datasets = [ood["name"] for ood in self.suite["ood"]]
+        return {column: tuple(sorted(members[column])) for column in (*datasets, *averages)}
 
     @property
     def left_out(self) -> dict[str, str]:
