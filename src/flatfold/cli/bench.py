@@ -29,10 +29,20 @@ if TYPE_CHECKING:
     from ..evaluate.results import Results
     from ..evaluate.summary import SummaryRow
 
+STDOUT = Path("-")
+
 LEGEND = (
     "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the share of ID inputs flagged by the threshold that "
     "flags 95 % of the OOD inputs."
 )
+
+
+Latex = Annotated[
+    Path | None,
+    Option(
+        metavar="FILE", help="Write the table of results in LaTeX to this file; - for stdout, and nothing else there."
+    ),
+]
 
 
 def bench(
@@ -52,6 +62,7 @@ def bench(
             "Network, images and settings must be those of the finished run.",
         ),
     ] = None,
+    latex: Latex = None,
     batch_size: BatchSize = 256,
     limit: Limit = None,
     limit_fit: LimitFit = None,
@@ -98,16 +109,34 @@ def bench(
         results.save(place)
         page = f"\nreport -> {write_report(place)}" if options.report else ""
         failed |= {spec.label: results.failed[spec.label] for spec in specs if spec.label in results.failed}
-        print_results(results)
-        typer.echo(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}{page}")
+        if latex != STDOUT:
+            print_results(results)
+        files = f"{place / 'results.csv'}, {place / 'results.json'}"
+        typer.echo(f"{count(len(results.rows), 'row')} -> {files}{page}", err=latex == STDOUT)
     if folder not in suites:
-        _summarise(folder, each.siblings, options.report)
+        _summarise(folder, each.siblings, options.report, quiet=latex == STDOUT)
+    if latex is not None:
+        _write_latex(folder, latex)
     if failed:
         typer.echo(f"flatfold: {', '.join(failed)} failed, see above; all other results were written.", err=True)
         raise typer.Exit(1)
 
 
-def _summarise(folder: Path, networks: Sequence[str], report: bool) -> None:
+def _write_latex(folder: Path, latex: Path) -> None:
+    """Write the table of a folder's run, or that of the means of each family of its runs, to a file or stdout."""
+    from ..evaluate.summary import families, load_runs, summary_latex
+    from ..io.files import write_atomically
+
+    groups = families(load_runs(folder).values()).values()
+    text = "\n".join(group[0].to_latex() if len(group) == 1 else summary_latex(group) for group in groups)
+    if latex == STDOUT:
+        typer.echo(text, nl=False)
+    else:
+        write_atomically(latex, text)
+        typer.echo(f"LaTeX -> {latex}")
+
+
+def _summarise(folder: Path, networks: Sequence[str], report: bool, quiet: bool) -> None:
     """Write and print the means over the networks of each family, as far as they have results."""
     from ..evaluate.results import load_results
     from ..evaluate.summary import families, save_summary, summarise
@@ -119,9 +148,9 @@ def _summarise(folder: Path, networks: Sequence[str], report: bool) -> None:
     save_summary(rows, folder, finished)
     page = f", {write_summary(folder)}" if report else ""
     for family, group in families(runs).items():
-        if len(group) > 1 and (means := [row for row in rows if row.family == family]):
+        if len(group) > 1 and not quiet and (means := [row for row in rows if row.family == family]):
             print_summary(group, means)
-    typer.echo(f"all runs -> {folder / 'summary.csv'}{page}")
+    typer.echo(f"all runs -> {folder / 'summary.csv'}{page}", err=quiet)
 
 
 def print_results(results: Results) -> None:
@@ -212,14 +241,23 @@ def _summary_table(rows: Sequence[SummaryRow], columns: Sequence[str]) -> Table:
 
 def report(
     folder: Annotated[Path, Argument(help="Output folder of `flatfold bench` or `flatfold curvature`.")],
+    latex: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Write only the table of results, in LaTeX, to this file; - for stdout."),
+    ] = None,
 ) -> None:
-    """Write the HTML pages again from result files.
+    """Write the HTML pages again from result files, or a table in LaTeX.
 
     Writes report.html, curvature.html and their figures, as far as the folder holds results; for several networks,
     those of each and one with their means.
 
     Example: flatfold report out/digits
+
+    Example: flatfold report out/digits --latex table.tex
     """
+    if latex is not None:
+        _write_latex(folder, latex)
+        return
     from ..evaluate.summary import load_runs
     from ..report.page import write_curvature, write_report
     from ..report.summary import write_summary

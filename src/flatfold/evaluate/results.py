@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..io.artifacts import read_document, write_document
+from .latex import LatexCell, interval_after, latex_table
 from .suites.suite import Group
 
 METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
@@ -213,6 +214,37 @@ class Results:
     def ranked(self) -> list[MethodRun]:
         """The methods, best average AUROC first."""
         return sorted(self.methods, key=lambda run: -self.cells[run.method, "all"].auroc)
+
+    def to_latex(
+        self,
+        metrics: Sequence[str] = ("auroc", "fpr95_ood_positive"),
+        intervals: bool = False,
+        caption: str = "",
+        label: str = "",
+    ) -> str:
+        """Return the table of results in LaTeX: best average AUROC first, the best of each column in bold.
+
+        Args:
+            metrics: Some of ``METRICS``: AUROC and FPR95 by default.
+            intervals: Whether the 95 % interval follows each value that has one.
+            caption: In LaTeX. With it or a label the table is a ``table`` environment, else a ``tabular``.
+            label: Of the ``table`` environment.
+        """
+        lines = {}
+        for run in self.ranked:
+            cells = [self.cells[run.method, column] for column in self.columns]
+            lines[run.method] = [
+                LatexCell(
+                    {metric: getattr(cell, metric) for metric in METRICS},
+                    {metric: interval_after(ends) for metric, ends in cell.certainty.intervals.items()}
+                    if intervals and cell.certainty is not None
+                    else {},
+                )
+                for cell in cells
+            ]
+        columns = ["average" if column == "all" else column for column in self.columns]
+        notes = [f"{self.suite['name']}: {note}" for note in self.suite.get("deviations", ())]
+        return latex_table(columns, lines, metrics, caption, label, notes)
 
     def check(self) -> None:
         """Raise a KeyError or ValueError unless every method has a figure in every column."""

@@ -11,6 +11,7 @@ from ..core.intervals import paired_difference, student_quantile
 from ..io.artifacts import encode, read_json
 from ..io.files import write_atomically
 from .compare import SIGNIFICANT, column_influence
+from .latex import LatexCell, deviation_after, latex_table
 from .results import ID, METRICS, Results, as_csv, load_results, remove_pages
 
 NAMED = 3  # methods in a sentence, unless there is just one more
@@ -152,6 +153,32 @@ def answer(group: Sequence[Results]) -> str:
         joined = ", ".join(names) if more else " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
         text += f"; no significant difference from {joined}{more}" if rivals else "; all others are significantly worse"
     return f"{text}."
+
+
+def summary_latex(
+    group: Sequence[Results],
+    metrics: Sequence[str] = ("auroc", "fpr95_ood_positive"),
+    caption: str = "",
+    label: str = "",
+) -> str:
+    """Return the means over the runs of a family in LaTeX, with their population standard deviation.
+
+    The arguments are those of :meth:`Results.to_latex`.
+    """
+    rows = {(row.method, row.column): row for row in summarise(group)}
+    columns = [column for column in group[0].columns if any(key[1] == column for key in rows)]
+    methods = [run.method for run in group[0].methods if all((run.method, column) in rows for column in columns)]
+    lines = {
+        method: [
+            LatexCell(row.means, {metric: deviation_after(row.stds[metric]) for metric in metrics})
+            for row in (rows[method, column] for column in columns)
+        ]
+        for method in sorted(methods, key=lambda method: -rows[method, columns[-1]].means["auroc"])
+    }
+    notes = dict.fromkeys(f"{run.suite['name']}: {note}" for run in group for note in run.suite.get("deviations", ()))
+    spread = f"mean and population standard deviation over {len(group)} runs"
+    titles = ["average" if column == "all" else column for column in columns]
+    return latex_table(titles, lines, metrics, caption, label, [spread, *notes])
 
 
 def _differs(group: Sequence[Results], first: str, second: str, level: float) -> bool:
