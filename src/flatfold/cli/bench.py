@@ -305,7 +305,9 @@ def methods(own: With = None) -> None:
     console = open_console()
     console.print(table)
     console.print("\nAny other method that scores features takes alpha=..., partial normalisation h / |h|^alpha.")
-    console.print("From Python: flatfold.create(name, alpha=..., preset='authors').")
+    names = ", ".join(f"{alias} is {name}" for alias, name in detectors.ALIASES.items())
+    console.print(f"A method is written name:key=value everywhere, as in mds:alpha=1; {names}.")
+    console.print("From Python: flatfold.create('mds:alpha=1'), or flatfold.create(name, alpha=..., preset='authors').")
     tunable = [name for name, method in entries.items() if method.grid]
     on_features = [name for name in tunable if entries[name].sees == "features"]
     console.print(f"A benchmark tunes name@id on ID data and name@ood on OOD data: {', '.join(on_features)}.")

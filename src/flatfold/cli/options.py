@@ -47,7 +47,10 @@ NETWORK = (
 METHOD = "name from `flatfold methods`, hyper-parameters after colons (knn:k=10)"
 
 Weights = Annotated[Path | None, Option(help="File with the network's state dict (safetensors or torch.save).")]
-Pretrained = Annotated[str | None, Option(help="Name of published weights of a library's network, such as DEFAULT.")]
+Pretrained = Annotated[
+    str | None,
+    Option(help="Name of published weights of a library's network, such as DEFAULT; brings their transform."),
+]
 Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
 
 
@@ -168,6 +171,13 @@ class ModelOptions:
             )
         return named_model(model, self.weights, self.pretrained)
 
+    def published_transform(self, network: nn.Module) -> Transform | None:
+        """Return how images are prepared for published weights, None for weights of one's own."""
+        from ..models.model_loading import published_transform
+
+        named = "/" in self.model and self.weights is None
+        return published_transform(self.model, network, self.pretrained) if named else None
+
 
 @dataclass(frozen=True)
 class TransformOptions:
@@ -184,18 +194,33 @@ class TransformOptions:
     draft: Annotated[
         bool | None, Option("--draft", help="Decode much larger JPEG files at reduced size: faster, changes pixels.")
     ] = None
+    squash: Annotated[
+        bool | None, Option("--squash", help="Resize both sides to --resize, whatever the shape of the image.")
+    ] = None
 
-    def transform(self, guard: Path | None = None, stored: Transform | None = None) -> Transform:
-        """Return the transform stored in the guard's file, else that of the options; both at once are refused."""
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that were given."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def transform(
+        self, guard: Path | None = None, stored: Transform | None = None, published: Transform | None = None
+    ) -> Transform:
+        """Return the transform stored in the guard's file, else that of the options, else the published one.
+
+        Options beside a stored transform are refused.
+        """
         from ..models.transform import Transform
 
-        given: dict[str, Any] = {name: value for name, value in asdict(self).items() if value is not None}
+        given = self.given
         if stored is not None:
             if given:
                 raise ValueError(
                     f"{guard} stores the transform it was calibrated with: {stored}. Remove --{next(iter(given))}."
                 )
             return stored
+        if not given and published is not None:
+            return published
         if not given:
             silent = "no option sets" if guard is None else f"{guard} does not store"
             raise ValueError(

@@ -26,6 +26,7 @@ from .norm_cap import NormCap as NormCap
 from .odin import Odin as Odin
 from .openmax import OpenMax as OpenMax
 from .react import ReAct as ReAct
+from .registry import ALIASES as ALIASES
 from .registry import METHODS as METHODS
 from .registry import create as create
 from .registry import get_method as get_method

@@ -29,6 +29,8 @@ class Fittable(nn.Module):
 
     made_by: tuple[str, dict[str, Any]] | None = None
     """Name and hyper-parameters of a detector that was made by ``create``, from which a file can make it again."""
+    method_text: str | None = None
+    """The same as one text such as ``"knn:k=10"``, without defaults."""
 
     def register_buffers(self, **buffers: Tensor) -> None:
         """Keep what was learnt, each tensor under its name."""
@@ -41,6 +43,10 @@ class Fittable(nn.Module):
         name = type(self).__name__ if self.made_by is None else self.made_by[0]
         check_scores(scores, n, f"{name} ({code.co_filename}, line {code.co_firstlineno})")
         return scores
+
+    def __repr__(self) -> str:
+        """Return the call that makes such a detector, or what torch writes for one that was not made by ``create``."""
+        return super().__repr__() if self.method_text is None else f"create({self.method_text!r})"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert every buffer, in float32 where the device it goes to has no float64 (MPS)."""
