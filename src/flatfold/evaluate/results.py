@@ -215,6 +215,24 @@ class Results:
         """The methods, best average AUROC first."""
         return sorted(self.methods, key=lambda run: -self.cells[run.method, "all"].auroc)
 
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame`` with the columns of ``results.csv``: a row per method and data set.
+
+        ``frame.pivot(index="method", columns="dataset", values="auroc")`` makes a table of it.
+        """
+        try:
+            import pandas  # type: ignore[import-untyped, unused-ignore]
+        except ModuleNotFoundError as error:
+            message = "to_pandas needs pandas, which is not installed. Run: pip install pandas"
+            raise ModuleNotFoundError(message) from error
+        return pandas.DataFrame(self._lines())
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Return the rows with intervals, settings and costs as columns."""
+        runs = {run.method: asdict(run) for run in self.methods}
+        extra = ("hyper", "learnt", "fits_on", "fit_seconds", "microseconds_per_sample", "peak_megabytes")
+        return [_flatten(row) | {name: runs[row.method][name] for name in extra} for row in self.rows]
+
     def to_latex(
         self,
         metrics: Sequence[str] = ("auroc", "fpr95_ood_positive"),
@@ -260,10 +278,7 @@ class Results:
 
         A report of earlier results in the folder is removed, since it shows other numbers.
         """
-        runs = {run.method: asdict(run) for run in self.methods}
-        extra = ("hyper", "learnt", "fits_on", "fit_seconds", "microseconds_per_sample", "peak_megabytes")
-        rows = as_csv(_flatten(row) | {name: runs[row.method][name] for name in extra} for row in self.rows)
-        tables = {"results.csv": rows, "averages.csv": as_csv(map(_flatten, self.averages))}
+        tables = {"results.csv": as_csv(self._lines()), "averages.csv": as_csv(map(_flatten, self.averages))}
         write_document(folder / "results.json", self, tables)
         remove_pages(folder, "report.html", *(f"figures/{name}.*" for name in FIGURES))
 
