@@ -8,7 +8,7 @@ from pathlib import Path
 import flatfold as ff
 
 NAMES = """
-    Head FeatureBank save_bank load_bank create methods register tune
+    Head FeatureBank save_bank load_bank create methods register tune benchmark BenchmarkResults load_results
     Detector InputDetector Shaped PartialNorm Fold AutoFold
     extract logits_function layers_of FolderImages Transform Guard CalibratedDetector Monitor
     auroc auroc_interval aupr fpr_at_tpr MethodRefused NotFittedError UnsupportedHead DamagedBank UnreadableImage

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # the names of _HOMES, for type checkers and the documentatio
     from .models.extract import extract as extract
     from .models.images import FolderImages as FolderImages, Transform as Transform
     from .models.layers import layers_of as layers_of, logits_function as logits_function
+    from .report.benchmark import BenchmarkResults as BenchmarkResults, benchmark as benchmark
+    from .report.benchmark import load_results as load_results
     from .scoring.calibrated import CalibratedDetector as CalibratedDetector
     from .scoring.guard import Guard as Guard
     from .scoring.monitor import Monitor as Monitor
@@ -43,6 +45,7 @@ _HOMES = {
     "models.extract": "extract",
     "models.images": "FolderImages Transform",
     "models.layers": "layers_of logits_function",
+    "report.benchmark": "BenchmarkResults benchmark load_results",
     "scoring.calibrated": "CalibratedDetector",
     "scoring.guard": "Guard",
     "scoring.monitor": "Monitor",

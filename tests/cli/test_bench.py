@@ -281,6 +281,10 @@ def test_methods_are_added_to_finished_results_and_an_outdated_report_never_stay
     assert {case.method for case in added.wrong} == {"autofold", "msp", "ebo"}
     assert added.thumbnails.keys() == {f"{case.dataset}/{case.row}" for case in added.wrong}
     assert added.provenance["command"].count("bench") == 2
+    piped = succeed(*add, "ebo", "--latex", "-", cwd=own[0]).stdout
+    assert piped == load_results(folder).to_latex() == succeed("report", "added", "--latex", "-", cwd=own[0]).stdout
+    succeed("report", "out/toy", "--latex", "tables/toy.tex", cwd=own[0])
+    assert (own[0] / "tables" / "toy.tex").read_text().count("toprule") == 2  # networks of two families
     assert [page.exists() for page in pages] == [False, False, True]  # another command draws the last
     assert_mistakes(
         add, [(["msp", "--methods", "msp"], 2, "--add"), (["msp", "--out", "no"], 1, "results.json")], own[0]

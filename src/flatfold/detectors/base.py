@@ -39,7 +39,8 @@ class Fittable(nn.Module):
 
     def _checked(self, scores: Tensor, n: int) -> Tensor:
         """Return scores, or raise an error that says where they were computed unless there is one number per row."""
-        code = type(getattr(self, "innermost", self)).score.__code__
+        scorer: Any = getattr(self, "innermost", self)
+        code = type(scorer).score.__code__
         name = type(self).__name__ if self.made_by is None else self.made_by[0]
         check_scores(scores, n, f"{name} ({code.co_filename}, line {code.co_firstlineno})")
         return scores

@@ -168,7 +168,7 @@ class ImageData:
 
     def __init__(self, suite: Suite, folder: Path, settings: Settings) -> None:
         if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
-            raise MethodRefused("it runs the network on images, but this suite holds their features only.")
+            raise MethodRefused("it runs the network on images, but here are only their features or tensors.")
         self.suite, self.folder, self.settings = suite, folder, settings
 
     def tune(self, spec: Spec) -> Tuning:

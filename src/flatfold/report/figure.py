@@ -175,6 +175,12 @@ class Drawing:
 
     def _saved(self, *kinds: str) -> dict[str, bytes]:
         with matplotlib.rc_context({**RC, "svg.hashsalt": self.name}):
+            figure = self.figure()
+            return {kind: _file(figure, kind) for kind in kinds}
+
+    def figure(self) -> Figure:
+        """Return the whole figure, with titles and legend."""
+        with matplotlib.rc_context(RC):
             across = 2 if len(self.panels) == 4 else min(self.columns, len(self.panels))
             rows = -(-len(self.panels) // across)
             width, height = self.size
@@ -189,7 +195,7 @@ class Drawing:
                 panel.draw(axes)
             figure.draw_without_rendering()
             figure.set_layout_engine("none")  # a second layout would change nothing
-            return {kind: _file(figure, kind) for kind in kinds}
+            return figure
 
     def _add_legend(self, figure: Figure) -> None:
         if not self.keys:

@@ -68,7 +68,7 @@ def _reason(method: str, group: Sequence[Results]) -> str:
 
 def _family(group: Sequence[Results], rows: Sequence[SummaryRow]) -> dict[str, Any]:
     """Return the table of one family, best mean AUROC of the last column first."""
-    columns = list(dict.fromkeys(row.column for row in rows))
+    columns = [column for column in group[0].columns if any(row.column == column for row in rows)]
     cells: dict[str, dict[str, SummaryRow]] = {row.method: {} for row in rows}
     for row in rows:
         cells[row.method][row.column] = row
