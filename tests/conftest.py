@@ -76,7 +76,8 @@ def digits(shared_folder):
         if not (folder / "curvature.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy(GOLDEN / "digits_network.safetensors", folder / "network-seed0.safetensors")
-            run("bench", "digits", "--limit", 150, "--bootstrap", 100, "--no-report", cwd=folder.parents[1])
+            small = ("--limit", 150, "--limit-fit", 150, "--bootstrap", 100, "--no-report")
+            run("bench", "digits", *small, cwd=folder.parents[1])
             small = ("--samples", 8, "--probes", 2, "--steps", 4, "--batch-size", 8, "--no-report")
             run("curvature", "digits", *small, cwd=folder.parents[1])
     assert cmp(GOLDEN / "digits_network.safetensors", folder / "network-seed0.safetensors", shallow=False)

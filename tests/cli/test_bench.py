@@ -19,7 +19,7 @@ from tests.command import flatfold
 from tests.openood_tree import make_openood
 from tests.toy_study import draw_nothing
 
-SMALL = ("--limit", 150, "--bootstrap", 100)
+SMALL = ("--limit", 150, "--limit-fit", 150, "--bootstrap", 100)
 
 
 def results_of(folder):
@@ -182,15 +182,15 @@ def test_seeds_are_run_one_after_the_other_and_averaged(own):
     assert f"{100 * np.mean(values):.2f} ± {100 * np.std(values):.2f} / " in done.stdout
 
 
-def test_a_limit_takes_some_images_of_each_data_set_and_workers_change_nothing(own):
+def test_limits_take_some_images_of_each_data_set_and_workers_change_nothing(own):
     folder, _ = own
     for workers in (0, 2):
-        options = ("--limit", 6, "--batch-size", 4, "--workers", workers, "--out", f"few{workers}")
+        options = ("--limit", 6, "--limit-fit", 9, "--batch-size", 4, "--workers", workers, "--out", f"few{workers}")
         done = bench(folder, "--networks", "tiny", *options, methods="msp,knn:k=5,odin")
     suite = results_of(folder / "few0" / "tiny")["suite"]
-    assert (suite["n_train"], suite["n_val"], suite["n_test"], suite["ood"][0]["n"]) == (6, 6, 6, 6)
-    assert len(suite["deviations"]) == 1
-    assert suite["deviations"][0] in done.stdout
+    assert (suite["n_train"], suite["n_val"], suite["n_test"], suite["ood"][0]["n"]) == (9, 9, 6, 6)
+    assert len(suite["deviations"]) == 2
+    assert all(deviation in done.stdout for deviation in suite["deviations"])
     assert results_of(folder / "few0" / "tiny")["rows"] == results_of(folder / "few2" / "tiny")["rows"]
 
 
@@ -231,6 +231,38 @@ def test_a_method_that_fails_unexpectedly_ends_in_an_error_after_all_files_are_w
     assert "mls failed" in done.stderr
     results = results_of(own[0] / "failed")
     assert ({row["method"] for row in results["rows"]}, list(results["failed"])) == ({"msp"}, ["mls"])
+
+
+def test_methods_are_added_to_finished_results_and_an_outdated_report_never_stays(own, monkeypatch):
+    folder = own[0] / "added"
+    single = {"suite": "alone.toml"}
+    bench(own[0], "--out", "whole", methods="autofold,msp,ebo", **single)
+    monkeypatch.setattr(ff.detectors.Ebo, "score", lambda self, h: h[:, 9999])
+    assert bench(own[0], "--out", "added", methods="autofold,msp,ebo", **single).returncode == 1
+    add = ("bench", "alone.toml", "--bootstrap", 0, "--no-report", "--out", "added", "--add")
+    assert_mistakes(add, [(["ebo"], 1, "line"), (["msp", "--limit", 5], 1, "images of test")], own[0])
+    assert list(results_of(folder)["failed"]) == ["ebo"]
+    monkeypatch.undo()
+    pages = [folder / "report.html", folder / "figures" / "roc.pdf", folder / "figures" / "curvature-traces.pdf"]
+    pages[1].parent.mkdir()
+    for page in pages:
+        page.touch()
+    succeed(*add, "ebo,msp", cwd=own[0])
+    whole, added = load_results(own[0] / "whole"), load_results(folder)
+    assert [run.method for run in added.methods] == ["autofold", "msp", "ebo"]
+    assert added.failed == {}
+    assert {(row.method, row.dataset): row for row in added.rows} == {(r.method, r.dataset): r for r in whole.rows}
+    assert {case.method for case in added.wrong} == {"autofold", "msp", "ebo"}
+    assert added.thumbnails.keys() == {f"{case.dataset}/{case.row}" for case in added.wrong}
+    assert added.provenance["command"].count("bench") == 2
+    piped = succeed(*add, "ebo", "--latex", "-", cwd=own[0]).stdout
+    assert piped == load_results(folder).to_latex() == succeed("report", "added", "--latex", "-", cwd=own[0]).stdout
+    succeed("report", "out/toy", "--latex", "tables/toy.tex", cwd=own[0])
+    assert (own[0] / "tables" / "toy.tex").read_text().count("toprule") == 2  # networks of two families
+    assert [page.exists() for page in pages] == [False, False, True]  # another command draws the last
+    assert_mistakes(
+        add, [(["msp", "--methods", "msp"], 2, "--add"), (["msp", "--out", "no"], 1, "results.json")], own[0]
+    )
 
 
 def test_an_interrupted_run_says_how_to_go_on(own, interrupt):

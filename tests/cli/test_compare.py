@@ -51,7 +51,7 @@ def test_table_and_csv_have_every_figure(runs):
         (method, column): words(line)
         for line in done.stdout.splitlines()
         for method in GAPS
-        for column in ("digits-6-9", "photos", "near", "far", "average")
+        for column in ("digits-6-9", "photos", "average")
         if line.startswith(method) and f" {column} " in line
     }
     for line, change in zip(lines, changes, strict=True):
@@ -63,7 +63,8 @@ def test_table_and_csv_have_every_figure(runs):
         steps = (f"{100 * x:+z.2f}" for x in (change.difference, change.low, change.high))
         figures = "{:.2f} {:.2f} {} {}..{}".format(100 * change.a, 100 * change.b, *steps)
         figures += " *" if change.significant else ""
-        assert figures in printed[change.method, "average" if change.column == "all" else change.column]
+        if change.column not in ("near", "far"):  # each repeats a data set
+            assert figures in printed[change.method, "average" if change.column == "all" else change.column]
     assert " * <0.001 " in printed["msp", "average"]
 
 

@@ -44,7 +44,6 @@ def test_bad_labels_are_refused():
 
 def test_bad_heads_are_refused():
     for weight, bias, keyword in (
-        (torch.ones(1, 3), None, "two classes"),
         (torch.full((2, 3), torch.nan), None, "weight must be finite"),
         (torch.ones(2, 3), torch.ones(3), "bias must have shape"),
         (torch.ones(2, 3), torch.ones(2, dtype=torch.float64), "float64"),

@@ -1,7 +1,10 @@
 """Detectors by name."""
 
+import torch
+
 import flatfold as ff
 from flatfold.detectors import METHODS, hyperparameters
+from flatfold.evaluate.methods import parse_spec
 from tests.refusals import assert_refused
 
 PAPER = {"msp", "openmax", "tempscale", "odin", "mds", "mdsens", "rmds"}
@@ -24,8 +27,38 @@ def test_unknown_names_and_hyperparameters_are_refused_with_a_suggestion():
         (TypeError, "chooses alpha itself", "autofold-r", {"alpha": 0.3}),
         (ValueError, "preset.*'paper'", "fold", {"preset": "paper"}),
         (ValueError, "preset.*msp", "msp", {"preset": "authors"}),
-    ):
+        (ValueError, "vim", "residual", {}), (ValueError, "mahalanobis", "mahalanobi", {}),
+        (TypeError, "k twice", "knn:k=10", {"k": 5}), (ValueError, "is not a method", "knn:k", {}),
+    ):  # fmt: skip
         assert_refused(error, keyword, ff.create, name, **hyper)
+
+
+def test_a_method_is_written_the_same_way_everywhere(make_world):
+    world = make_world()
+    for text, same, hyper, written in (
+        ("mds:alpha=1", "mds", {"alpha": 1}, "mds:alpha=1"),
+        ("mahalanobis : alpha=1", "mds", {"alpha": 1}, "mds:alpha=1"),
+        ("energy", "ebo", {}, "ebo"), ("maxlogit:alpha=0.5", "mls", {"alpha": 0.5}, "mls:alpha=0.5"),
+        ("knn:k=50", "knn", {}, "knn"),
+        ("fold-r:percentile=95:alpha=0.3", "fold-r", {"alpha": 0.3, "percentile": 95}, None),
+        ("autofold:grid=[0.1, 0.3]", "autofold", {"grid": [0.1, 0.3]}, "autofold:grid=[0.1, 0.3]"),
+    ):  # fmt: skip
+        detector, expected = ff.create(text), ff.create(same, **hyper)
+        assert detector.made_by == expected.made_by == parse_spec_made_by(text), text
+        assert repr(detector) == repr(expected), text
+        assert written is None or repr(detector) == f"create({written!r})"
+        assert eval(repr(detector), {"create": ff.create}).made_by == detector.made_by, text
+    assert repr(ff.Fold()).startswith("Fold(")  # made by hand
+    assert torch.equal(
+        ff.create("energy").fit(world.bank, world.head)(world.bank.features),
+        ff.create("ebo").fit(world.bank, world.head)(world.bank.features),
+    )
+
+
+def parse_spec_made_by(text):
+    """Return what the benchmark makes of a word of --methods."""
+    spec = parse_spec(text)
+    return ff.create(spec.name, **spec.hyper).made_by
 
 
 def test_hyperparameters_come_with_their_defaults():

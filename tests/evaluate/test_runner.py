@@ -1,6 +1,8 @@
 """The runner on a toy suite: one pass over each data set, every method, the same results after an interruption."""
 
+import logging
 import mmap
+import re
 import warnings
 from dataclasses import replace
 
@@ -257,19 +259,31 @@ def test_a_method_that_refuses_or_fails_costs_that_method_only_and_a_failure_is_
 ):
     scores = ff.detectors.Ebo.forward
     monkeypatch.setattr(ff.detectors.Mls, "score", lambda self, h: h[:, 99])
+    monkeypatch.setattr(ff.detectors.Gen, "score", lambda self, h: self.logits(h))
     monkeypatch.setattr(
         ff.detectors.Ebo, "forward", lambda self, h: scores(self, h) * (float("nan") if len(h) == 20 else 1)
     )
-    results = run(suite, ["knn:k=121", "mls", "ebo", "msp"], tmp_path)
+    results = run(suite, ["knn:k=121", "mls", "ebo", "gen", "msp"], tmp_path)
     assert {row.method for row in results.rows} == {run.method for run in results.methods} == {"msp"}
     assert results.refused.keys() == {"knn:k=121"}
     assert "120" in results.refused["knn:k=121"]
     assert {name: words.partition(":")[0] for name, words in results.failed.items()} == {
-        "mls": "IndexError", "ebo": "ValueError",
+        "mls": "IndexError", "ebo": "ValueError", "gen": "ValueError",
     }  # fmt: skip
+    for failure in (results.failed["mls"], results.failed["gen"]):  # the line of the user's code
+        assert re.search(r"test_runner\.py, line \d+", failure)
+    assert "h[:, 99]" in results.failed["mls"]
+    assert "gen" in results.failed["gen"]
+    assert "(80, 4)" in results.failed["gen"]
     assert "dark" in results.failed["ebo"]
-    assert [record.exc_info[0] for record in caplog.records if "mls failed" in record.message] == [IndexError]
+    ((kind, _, trace),) = (record.exc_info for record in caplog.records if "mls failed" in record.message)
+    assert (kind, trace.tb_frame.f_code.co_filename) == (IndexError, __file__)  # from the user's code on
     assert "knn:k=121" not in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "flatfold"):
+        run(suite, ["mls", "msp"], tmp_path, Settings(replicates=0))
+    ((_, _, trace),) = (record.exc_info for record in caplog.records if "mls failed" in record.message)
+    assert trace.tb_frame.f_code.co_filename.endswith("runner.py")  # the whole stack
     for name in ("knn:k=121", "mls"):
         with pytest.raises(ValueError, match=name):
             run(suite, [name], tmp_path)
@@ -329,13 +343,14 @@ def test_images_that_cannot_be_read_are_counted_named_and_logged_and_the_rest_is
     whole = run(suite, ["msp", "odin"], tmp_path / "whole", Settings(replicates=0))
     for method in ("msp", "odin"):
         expected = np.delete(whole.scores[f"{method}/noise"], [4, 7])
-        np.testing.assert_array_equal(results.scores[f"{method}/noise"], expected)
+        np.testing.assert_allclose(results.scores[f"{method}/noise"], expected, rtol=1e-6)  # of other batches
     assert {name: list(rows) for name, rows in results.unreadable.items()} == {"noise": ["4", "7"]}
     assert "04.png" in results.unreadable["noise"]["4"]
     assert results.rows[0].n_ood == 28
     assert any("2 images of noise" in sentence for sentence in results.suite["deviations"])
     shown = [wrong for wrong in results.wrong if wrong.dataset == "noise"]
-    assert all(wrong.score == whole.scores[f"{wrong.method}/noise"][wrong.row] for wrong in shown)
+    of_whole = [whole.scores[f"{wrong.method}/noise"][wrong.row] for wrong in shown]
+    assert [wrong.score for wrong in shown] == pytest.approx(of_whole, rel=1e-6)
     assert all(wrong.row not in (4, 7) and wrong.name.endswith(f"{wrong.row:02d}.png") for wrong in shown)
     assert [message for message in caplog.messages if "noise: 2 of 30" in message and "04.png" in message]
     with pytest.raises(ff.UnreadableImage, match=r"^noise: .*04\.png"):

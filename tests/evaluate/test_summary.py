@@ -2,15 +2,18 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from math import sqrt
 
+import numpy as np
 import pytest
 from scipy import stats
 
-from flatfold.evaluate.results import METRICS
-from flatfold.evaluate.summary import SummaryRow, load_runs, save_summary, summarise
-from tests.evaluate.runs import make_run
+from flatfold.evaluate.compare import tabulate
+from flatfold.evaluate.results import ID, METRICS
+from flatfold.evaluate.summary import SummaryRow, answer, load_runs, save_summary, summarise
+from tests.evaluate.runs import SETS, make_run
 
 
 def cell(rows, method="msp", column="pens"):
@@ -40,6 +43,22 @@ def test_rows_come_by_family_method_and_column_in_the_order_of_the_first_run():
         (family, method, column) for family in "ab" for method in ("msp", "ebo") for column in columns
     ]
     assert {row.n for row in rows if row.family == "a"} == {2}
+
+
+def test_the_answer_names_the_best_method_and_those_without_a_significant_difference():
+    rng = np.random.default_rng(0)
+    known, unknown = rng.normal(size=(2, 400))
+    shifts = {"ebo": (3.0, 3.1, 3.2), "msp": (1.0, 1.1, 1.2), "knn": (3.05, 3.05, 3.19)}
+
+    def scored(number):
+        scores = {f"{m}/{d}": known if d == ID else unknown + shifts[m][number] for m in shifts for d in (ID, *SETS)}
+        rows, averages = tabulate(scores, dict.fromkeys(shifts, "nothing"), SETS, replicates=0)
+        return replace(make_run(0.5, methods=tuple(shifts)), scores=scores, rows=rows, averages=averages)
+
+    text = answer([scored(number) for number in range(3)])
+    assert re.match(r"ebo has .* 3 runs; it is the best in 2 of them; no significant difference from knn\.$", text)
+    assert "significantly worse" in answer([replace(run, methods=run.methods[:2]) for run in map(scored, range(3))])
+    assert answer([make_run(0.7), make_run(0.8)]).startswith("msp has the best average AUROC, 75.00 %")
 
 
 def test_the_interval_holds_the_uncertainty_of_the_images_and_of_the_seeds():

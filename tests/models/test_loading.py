@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from flatfold.models.model_loading import load_weights, make_model, named_model, read_weights
+from flatfold.models.model_loading import load_weights, make_model, named_model, published_transform, read_weights
 from flatfold.models.openood import openood_network
+from flatfold.models.transform import Transform
 from tests.refusals import refused
 
 
@@ -190,6 +191,39 @@ def test_published_weights_are_asked_for_by_name_tag_or_revision(asked, tmp_path
     ]:
         assert not named_model(name, pretrained=pretrained).training
         assert asked.pop() == wanted, (name, pretrained)
+
+
+def test_published_weights_bring_their_transform(asked, tmp_path, monkeypatch):
+    config = {
+        "input_size": (3, 8, 8),
+        "crop_pct": 0.8,
+        "interpolation": "bicubic",
+        "mean": (0.5,) * 3,
+        "std": (0.5,) * 3,
+    }
+    expected = Transform(10, 8, (0.5,) * 3, (0.5,) * 3, interpolation="bicubic")
+    data, models = ModuleType("timm.data"), sys.modules["torchvision.models"]
+    data.resolve_data_config = lambda args, model: config
+    monkeypatch.setitem(sys.modules, "timm.data", data)
+    weights = {"IMAGENET1K_V1": SimpleNamespace(transforms=lambda: expected)}
+    monkeypatch.setattr(models, "get_model_weights", {"resnet50": weights}.__getitem__)
+    sys.modules["transformers"].AutoImageProcessor = SimpleNamespace(
+        from_pretrained=lambda name, **options: asked.append((name, options)) or config
+    )
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    for name, pretrained in [
+        ("timm/resnet50", "DEFAULT"), ("torchvision/resnet50", "IMAGENET1K_V1"), ("transformers/someone/vit", "4f1c"),
+        (f"transformers/{tmp_path}", None),
+    ]:  # fmt: skip
+        assert published_transform(name, Net(), pretrained) == expected, name
+    files = {"local_files_only": False, "revision": "4f1c"}, {"local_files_only": True}
+    assert asked == [("someone/vit", files[0]), (str(tmp_path), files[1])]
+    (tmp_path / "preprocessor_config.json").unlink()
+    for name in ("timm/resnet50", "openood/resnet18_32x32", f"transformers/{tmp_path}"):  # with weights of one's own
+        assert published_transform(name, Net(), None) is None
+    config["crop_mode"] = "border"
+    with refused("border", "as timm/resnet50 wants it: .*'border'"):
+        published_transform("timm/resnet50", Net(), "DEFAULT")
 
 
 def test_weights_of_another_network_are_refused(asked, tmp_path):

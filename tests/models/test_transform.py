@@ -1,6 +1,8 @@
 """`Transform` against a slow resize in float64 and against arithmetic by hand."""
 
 import json
+from enum import Enum
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,3 +113,116 @@ def test_equal_settings_have_one_representation():
     assert json.loads(json.dumps(one.as_dict())) == one.as_dict()
     assert list(one.as_dict()) == ["resize", "crop", "mean", "std", "mode", "interpolation"]
     assert Transform(**one.as_dict()) == one
+
+
+def test_squash_resizes_both_sides():
+    pixels = make_pixels(12, 20)
+    got = Transform(resize=6, squash=True)(pixels)
+    resized = np.array(Image.fromarray(pixels).resize((6, 6), Image.Resampling.BILINEAR))
+    assert torch.equal(got, torch.from_numpy(resized).permute(2, 0, 1).float() / 255)
+    assert Transform(**Transform(resize=6, squash=True).as_dict()).squash
+    assert "squash" not in Transform(resize=6).as_dict()  # as in files of versions without it
+    with refused("squash", "resize="):
+        Transform(squash=True)
+
+
+class InterpolationMode(Enum):
+    """Of torchvision."""
+
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    LANCZOS = "lanczos"
+
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+BICUBIC = {"mean": MEAN, "std": STD, "interpolation": "bicubic"}
+
+
+class ImageClassification:
+    """Torchvision's preset: its attributes, and what it does to a PIL image."""
+
+    def __init__(self, crop_size, resize_size=256, interpolation=InterpolationMode.BICUBIC, odd=False):
+        self.crop_size, self.resize_size = [crop_size], [resize_size]
+        self.mean, self.std, self.interpolation, self.antialias = list(MEAN), list(STD), interpolation, True
+        self.odd = odd
+
+    def __call__(self, picture):
+        width, height = picture.size
+        scale, crop = self.resize_size[0] / min(width, height), self.crop_size[0]
+        picture = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.BICUBIC)
+        left, top = (picture.width - crop) // 2, (picture.height - crop) // 2
+        values = torch.from_numpy(np.array(picture)[top : top + crop, left : left + crop] / 255.0)
+        values = ((values - torch.tensor(MEAN)) / torch.tensor(STD)).permute(2, 0, 1).float()
+        return values.flip(0) if self.odd else values
+
+
+class Compose:
+    """Torchvision's list of steps, which are recognised by the names of their classes."""
+
+    def __init__(self, *steps):
+        self.transforms = [type(name, (), values)() for name, values in steps]
+
+    def __call__(self, picture):
+        return ImageClassification(224)(picture)
+
+
+RESIZE = ("Resize", {"size": 256, "interpolation": InterpolationMode.BICUBIC})
+CROP, NORMALISE = ("CenterCrop", {"size": (224, 224)}), ("Normalize", {"mean": torch.tensor(MEAN), "std": STD})
+TIMM = {"input_size": (3, 224, 224), "crop_pct": 0.9, "crop_mode": "center", **BICUBIC}
+
+
+def test_published_preparations_become_transforms():
+    preset = ImageClassification(224)
+    for preparation, expected in [
+        (preset, Transform(256, 224, **BICUBIC)),
+        (SimpleNamespace(transforms=lambda: preset), Transform(256, 224, **BICUBIC)),  # an entry of the weights
+        (Compose(RESIZE, CROP, ("ToTensor", {}), NORMALISE), Transform(256, 224, **BICUBIC)),
+        (TIMM, Transform(248, 224, **BICUBIC)),
+        (TIMM | {"crop_mode": "squash", "crop_pct": 1.0}, Transform(224, 224, squash=True, **BICUBIC)),
+        (TIMM | {"input_size": (1, 28, 28), "mean": (0.5,), "std": (0.5,)},
+            Transform(31, 28, (0.5,), (0.5,), "L", "bicubic")),
+        (Transform(crop=4), Transform(crop=4)),
+    ]:  # fmt: skip
+        assert Transform.of(preparation) == expected, preparation
+
+
+def test_preparations_that_a_transform_cannot_do_are_refused_with_the_reason():
+    for preparation, error, keyword in [
+        (ImageClassification(224, interpolation=InterpolationMode.LANCZOS), ValueError, "lanczos"),
+        (ImageClassification(224, odd=True), ValueError, "differ by"),
+        (ImageClassification(256, 224), ValueError, "pads"),
+        (Compose(RESIZE, ("RandomCrop", {})), ValueError, "RandomCrop"),
+        (Compose(RESIZE, NORMALISE), ValueError, "makes"),
+        (TIMM | {"crop_mode": "border"}, ValueError, "'border'"),
+        (TIMM | {"input_size": (3, 224, 160)}, ValueError, "160"),
+        (TIMM | {"input_size": (4, 9, 9), "mean": (0.5,) * 4}, ValueError, "4 channels"),
+        (TIMM | {"crop_pct": 1.1}, ValueError, "pads"),
+        ({"resize": 256}, TypeError, "dict"), (len, TypeError, "image processor"),
+    ]:  # fmt: skip
+        with refused(preparation, keyword, error):
+            Transform.of(preparation)
+
+
+@pytest.mark.slow
+def test_image_processors_of_transformers_become_transforms_or_are_refused():
+    transformers = pytest.importorskip("transformers")
+    half = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    picture = Image.fromarray(make_pixels(90, 130))
+    for name, options, expected in [
+        ("ViT", {"size": 64}, Transform(64, squash=True, **half)),
+        ("DeiT", {}, Transform(256, 224, squash=True, interpolation="bicubic", **half)),
+        ("ConvNext", {"size": {"shortest_edge": 56}}, Transform(64, 56, interpolation="bicubic", **half)),
+        ("ConvNext", {}, Transform(384, squash=True, interpolation="bicubic", **half)),
+        ("MobileNetV2", {"do_normalize": False}, Transform(256, 224)),
+    ]:
+        processor = getattr(transformers, f"{name}ImageProcessorPil")(**options)
+        assert Transform.of(processor) == expected, name
+        assert_close(
+            expected(picture), processor(images=picture, return_tensors="pt")["pixel_values"][0], atol=1e-5, rtol=0
+        )
+    for name, options, keyword in [
+        ("ViT", {"rescale_factor": 1.0}, "255"), ("ViT", {"resample": 1}, "lanczos"), ("Detr", {}, "longest_edge"),
+        ("Levit", {}, "differ by"), ("MobileViT", {"size": {"shortest_edge": 288}}, "differ by"),
+    ]:  # fmt: skip
+        with refused(name, keyword):
+            Transform.of(getattr(transformers, f"{name}ImageProcessorPil")(**options))

@@ -94,7 +94,7 @@ def test_of_digits_all_networks_are_taken_unless_some_are_named(tmp_path, interr
     asked = interrupt("flatfold.evaluate.suites.library.load_suites")
     for options in ((), ("--networks", "mlp, cnn")):
         assert flatfold("reproduce", "digits", *options, cwd=tmp_path).returncode == 130
-    assert [(name, str(out), names) for name, out, *_, names, _ in (call.args for call in asked.call_args_list)] == [
+    assert [(name, str(out), names) for name, out, *_, names, _, _ in (call.args for call in asked.call_args_list)] == [
         ("digits", "out/paper/digits", names) for names in (["cnn", "mlp", "residual"], ["mlp", "cnn"])
     ]
 

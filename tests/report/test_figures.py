@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from flatfold.evaluate.results import AlphaCurve
+from flatfold.evaluate.results import FIGURES, AlphaCurve
 from flatfold.report.figure import Drawing, Key, Panel, Span, line_style
 from flatfold.report.figures import (
     all_figures,
@@ -90,6 +90,7 @@ def test_norms_are_drawn_for_the_best_fold_and_for_the_best_method(make_run):
     without = all_figures(make_run(extras=False))
     assert not without["norms-fold"].panels
     assert not without["norms-best"].panels
+    assert without.keys() - {"costs-tall"} == set(FIGURES)  # the files that new results remove
 
 
 def test_an_axis_holds_all_but_one_percent_and_is_logarithmic_over_decades():

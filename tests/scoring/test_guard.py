@@ -154,10 +154,7 @@ def test_fits_that_cannot_be_are_refused(model, guard, tmp_path):
         (partial(fit, model, [known(100)], "fold", 0.05, per_class=True), ValueError, "each class takes 19"),
         (partial(fit, model, [known(1)], "fold", 0.5), ValueError, "cannot both"),
         *((partial(fit, None, [], fpr=fpr), ValueError, "between 0 and 1") for fpr in (0.0, 1.0, -0.1, float("nan"))),
-        *(
-            (partial(guard.export, tmp_path / "a.pt2", given), TypeError, "batches")
-            for given in (torch.ones(4, 8), "a")
-        ),
+        (partial(guard.export, tmp_path / "a.pt2", "a"), ValueError, "transform="),
     ]
     for use, kind, keyword in cases:
         assert_refused(kind, keyword, use)
@@ -205,3 +202,49 @@ def test_labels_that_may_be_right_are_not_remarked_on(caplog):
     swapped = torch.tensor([1, 0, *range(2, CLASSES)])
     assert notes(swapped[TRUE], caplog) == []  # two classes may just be alike
     assert notes(torch.zeros_like(TRUE), caplog, signal=2.0, classes=torch.full((1200,), 5)) == []
+
+
+class Squeezed(nn.Sequential):
+    """A model with one logit per input, (n,)."""
+
+    def forward(self, x):
+        return super().forward(x).squeeze(-1)
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Squeezed])
+def test_a_single_logit_is_guarded_as_the_two_class_model_with_the_same_probabilities(kind, tmp_path):
+    torch.manual_seed(0)
+    single = kind(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+    pair = nn.Sequential(*single[:2], nn.Linear(16, 2))
+    with torch.no_grad():
+        pair[2].weight.copy_(torch.cat([-single[2].weight, single[2].weight]) / 2)
+        pair[2].bias.copy_(torch.cat([-single[2].bias, single[2].bias]) / 2)
+    x = torch.randn(200, 6)
+    z = single(x).flatten()
+    y = (z > 0).long()
+    for method in ("fourfold", "energy", "fold:alpha=0.3", "msp", "maxlogit", "mahalanobis", "knn:k=5"):
+        got, expected = ff.Guard.fit(single, (x, y), method), ff.Guard.fit(pair, (x, y), method)
+        verdict = got(x)
+        assert_close(verdict.score, expected(x).score)
+        assert_close(verdict.logits.softmax(1)[:, 1], z.sigmoid())
+        assert got.fit_result.accuracy == 1
+        swapped = kind(*single[:2], nn.Linear(16, 1))  # the other class is called 1
+        with torch.no_grad():
+            swapped[2].weight.copy_(-single[2].weight)
+            swapped[2].bias.copy_(-single[2].bias)
+        assert_close(ff.Guard.fit(swapped, (x, 1 - y), method)(x).score, verdict.score)
+    guard = ff.Guard.fit(single, (x, y))
+    guard.save(tmp_path / "guard")
+    loaded = ff.Guard.load(tmp_path / "guard", single)
+    assert torch.equal(loaded(x).score, guard(x).score)
+    assert torch.equal(loaded.as_module()(x).logits, guard(x).logits)
+    assert loaded.explain(x[:1], ["no", "yes"])
+    assert_close(ff.logits_function(single.eval())(x), guard(x).logits)
+
+
+def test_two_classes_get_a_guard_by_default():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(400, 6)
+    guard = ff.Guard.fit(model, (x, model(x).argmax(1)))
+    assert repr(guard).startswith("Guard(fourfold")
+    assert guard(20 * torch.randn(50, 6)).is_ood.float().mean() > 0.5

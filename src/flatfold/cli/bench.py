@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import METHOD, BatchSize, SuiteName, SuiteOptions, With, count, load_plugins, open_console, print_table
+from .options import (
+    METHOD,
+    BatchSize,
+    Limit,
+    LimitFit,
+    SuiteName,
+    SuiteOptions,
+    With,
+    count,
+    load_plugins,
+    open_console,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,10 +29,20 @@ if TYPE_CHECKING:
     from ..evaluate.results import Results
     from ..evaluate.summary import SummaryRow
 
+STDOUT = Path("-")
+
 LEGEND = (
     "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the share of ID inputs flagged by the threshold that "
     "flags 95 % of the OOD inputs."
 )
+
+
+Latex = Annotated[
+    Path | None,
+    Option(
+        metavar="FILE", help="Write the table of results in LaTeX to this file; - for stdout, and nothing else there."
+    ),
+]
 
 
 def bench(
@@ -32,8 +54,18 @@ def bench(
             "validation images, NAME@id on ID images only. Default: all methods, untuned."
         ),
     ] = None,
+    add: Annotated[
+        str | None,
+        Option(
+            metavar="METHODS",
+            help="Add these methods to the finished results in --out, and replace those of the same name. "
+            "Network, images and settings must be those of the finished run.",
+        ),
+    ] = None,
+    latex: Latex = None,
     batch_size: BatchSize = 256,
-    limit: Annotated[int | None, Option(min=2, help="Largest number of images per data set.")] = None,
+    limit: Limit = None,
+    limit_fit: LimitFit = None,
     bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for those of AUROC only.")] = 1000,
     *,
     options: SuiteOptions,
@@ -49,48 +81,76 @@ def bench(
     Exit codes: 0 done; 1 invalid input, or a method failed unexpectedly; 2 invalid usage; 130 interrupted.
 
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
+
+    Example: flatfold bench digits --add mine --with mine.py
     """
     from .. import detectors
     from ..evaluate.methods import split_methods
     from ..evaluate.runner import check_specs, forget, run
+    from ..evaluate.summary import load_runs
     from ..report.page import write_report
 
+    if methods is not None and add is not None:
+        raise typer.BadParameter("--methods starts new results, --add extends finished ones.", param_hint="--add")
     load_plugins(own)
-    specs = check_specs(detectors.methods() if methods is None else split_methods(methods))
+    wanted = methods if add is None else add
+    specs = check_specs(detectors.methods() if wanted is None else split_methods(wanted))
     settings = options.settings(bootstrap)
     folder = options.out or Path("out") / Path(suite).stem
-    suites = options.suites(suite, folder, batch_size, limit)
+    finished = {} if add is None else load_runs(folder)  # first: suites may take long to load
+    suites = options.suites(suite, folder, batch_size, (limit, limit_fit))
+    if add is not None and (missing := [place for place in suites if place not in finished]):
+        raise ValueError(f"--add extends finished results, but {missing[0]} has none. Leave it out with --networks.")
     failed: dict[str, str] = {}
     for place, each in suites.items():
         if not options.resume:
             forget(place)
-        results = run(each, specs, place, settings)
+        results = run(each, specs, place, settings, finished.get(place))
         results.save(place)
         page = f"\nreport -> {write_report(place)}" if options.report else ""
-        failed |= results.failed
-        print_results(results)
-        typer.echo(f"{count(len(results.rows), 'row')} -> {place / 'results.csv'}, {place / 'results.json'}{page}")
+        failed |= {spec.label: results.failed[spec.label] for spec in specs if spec.label in results.failed}
+        if latex != STDOUT:
+            print_results(results)
+        files = f"{place / 'results.csv'}, {place / 'results.json'}"
+        typer.echo(f"{count(len(results.rows), 'row')} -> {files}{page}", err=latex == STDOUT)
     if folder not in suites:
-        _summarise(folder, each.siblings, options.report)
+        _summarise(folder, each.siblings, options.report, quiet=latex == STDOUT)
+    if latex is not None:
+        _write_latex(folder, latex)
     if failed:
-        typer.echo(f"flatfold: {', '.join(failed)} failed unexpectedly; the log has the traceback.", err=True)
+        typer.echo(f"flatfold: {', '.join(failed)} failed, see above; all other results were written.", err=True)
         raise typer.Exit(1)
 
 
-def _summarise(folder: Path, networks: Sequence[str], report: bool) -> None:
+def _write_latex(folder: Path, latex: Path) -> None:
+    """Write the table of a folder's run, or that of the means of each family of its runs, to a file or stdout."""
+    from ..evaluate.summary import families, load_runs, summary_latex
+    from ..io.files import write_atomically
+
+    groups = families(load_runs(folder).values()).values()
+    text = "\n".join(group[0].to_latex() if len(group) == 1 else summary_latex(group) for group in groups)
+    if latex == STDOUT:
+        typer.echo(text, nl=False)
+    else:
+        write_atomically(latex, text)
+        typer.echo(f"LaTeX -> {latex}")
+
+
+def _summarise(folder: Path, networks: Sequence[str], report: bool, quiet: bool) -> None:
     """Write and print the means over the networks of each family, as far as they have results."""
     from ..evaluate.results import load_results
-    from ..evaluate.summary import save_summary, summarise
+    from ..evaluate.summary import families, save_summary, summarise
     from ..report.summary import write_summary
 
     finished = [network for network in networks if (folder / network / "results.json").exists()]
-    rows = summarise(load_results(folder / network) for network in finished)
+    runs = [load_results(folder / network) for network in finished]
+    rows = summarise(runs)
     save_summary(rows, folder, finished)
     page = f", {write_summary(folder)}" if report else ""
-    console = open_console()
-    for family in dict.fromkeys(row.family for row in rows if row.n > 1):
-        console.print(_summary_table(family, [row for row in rows if row.family == family]))
-    typer.echo(f"all runs -> {folder / 'summary.csv'}{page}")
+    for family, group in families(runs).items():
+        if len(group) > 1 and not quiet and (means := [row for row in rows if row.family == family]):
+            print_summary(group, means)
+    typer.echo(f"all runs -> {folder / 'summary.csv'}{page}", err=quiet)
 
 
 def print_results(results: Results) -> None:
@@ -144,23 +204,36 @@ def title_of(suite: dict[str, str]) -> str:
     return escape(f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"])
 
 
-def _summary_table(family: str, rows: Sequence[SummaryRow]) -> Table:
+def print_summary(group: Sequence[Results], rows: Sequence[SummaryRow]) -> None:
+    """Print the means of one family, best average AUROC first, and the sentence that answers which method is best."""
+    from ..evaluate.summary import answer
+
+    console = open_console()
+    columns, averages = (
+        [column for column in each if any(row.column == column for row in rows)]
+        for each in (group[0].columns, group[0].groups)
+    )
+    if not print_table(console, *(_summary_table(rows, each) for each in (columns, averages))):
+        console.print("The terminal is too narrow for every data set; summary.csv and the report have them.")
+    console.print(answer(group), markup=False, highlight=False)
+
+
+def _summary_table(rows: Sequence[SummaryRow], columns: Sequence[str]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    title = f"{escape(family)}: mean ± population standard deviation (as OpenOOD) over {rows[0].n} runs."
+    title = f"{escape(rows[0].family)}: mean ± population standard deviation (as OpenOOD) over {rows[0].n} runs."
     table = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left")
     table.add_column("method", no_wrap=True)
-    groups = [group for group in ("near", "far", "all") if any(row.column == group for row in rows)]
-    for group in groups:
-        table.add_column("average" if group == "all" else group, justify="right", no_wrap=True)
+    for column in columns:
+        table.add_column("average" if column == "all" else column, justify="right", no_wrap=True)
     cells = {(row.method, row.column): row for row in rows}
     methods = dict.fromkeys(row.method for row in rows)
     for method in sorted(methods, key=lambda method: -cells[method, "all"].means["auroc"]):
         metrics = ("auroc", "fpr95_ood_positive")
         figures = (
             " / ".join(f"{100 * row.means[metric]:.2f} ± {100 * row.stds[metric]:.2f}" for metric in metrics)
-            for row in (cells[method, group] for group in groups)
+            for row in (cells[method, column] for column in columns)
         )
         table.add_row(escape(method), *figures)
     return table
@@ -168,14 +241,23 @@ def _summary_table(family: str, rows: Sequence[SummaryRow]) -> Table:
 
 def report(
     folder: Annotated[Path, Argument(help="Output folder of `flatfold bench` or `flatfold curvature`.")],
+    latex: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Write only the table of results, in LaTeX, to this file; - for stdout."),
+    ] = None,
 ) -> None:
-    """Write the HTML pages again from result files.
+    """Write the HTML pages again from result files, or a table in LaTeX.
 
     Writes report.html, curvature.html and their figures, as far as the folder holds results; for several networks,
     those of each and one with their means.
 
     Example: flatfold report out/digits
+
+    Example: flatfold report out/digits --latex table.tex
     """
+    if latex is not None:
+        _write_latex(folder, latex)
+        return
     from ..evaluate.summary import load_runs
     from ..report.page import write_curvature, write_report
     from ..report.summary import write_summary
@@ -231,7 +313,9 @@ def methods(
     console = open_console()
     console.print(table)
     console.print("\nAny other method that scores features takes alpha=..., partial normalisation h / |h|^alpha.")
-    console.print("From Python: flatfold.create(name, alpha=..., preset='authors').")
+    names = ", ".join(f"{alias} is {name}" for alias, name in detectors.ALIASES.items())
+    console.print(f"A method is written name:key=value everywhere, as in mds:alpha=1; {names}.")
+    console.print("From Python: flatfold.create('mds:alpha=1'), or flatfold.create(name, alpha=..., preset='authors').")
     console.print("What to cite for a method, as BibTeX: flatfold methods --cite NAME.")
     tunable = [name for name, method in entries.items() if method.grid]
     on_features = [name for name in tunable if entries[name].sees == "features"]

@@ -71,7 +71,7 @@ def compare(
     else:
         changes = compare_runs(runs[a], runs[b], labels or None)
         remarks = only_one_has(runs[a], runs[b]) + deviations({"A": runs[a], "B": runs[b]})
-    print_changes(changes, remarks)
+    print_changes([change for change in changes if change.column in runs[a].columns], remarks)
     if csv is not None:
         lines = (asdict(change) | {"significant": change.significant} for change in changes)
         write_atomically(csv, as_csv(lines))

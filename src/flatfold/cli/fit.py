@@ -66,15 +66,16 @@ def fit(
     IMAGES must look like the inputs to come, show classes that the model knows, and must not be its training images, on
     which it is overconfident. Labels come from class folders, the numbers of a list (path, space, class), a column or
     an array; methods that need none also take images without. The transform options must be those of the model's
-    training; they are stored in the file. `flatfold score`, `export` and `serve` use the guard.
+    training; without them, --pretrained brings the transform that was published with the weights. It is stored in the
+    file. `flatfold score`, `export` and `serve` use the guard.
 
     Exit codes: 0 done; 1 invalid input; 2 invalid usage; 130 interrupted.
 
     Example: flatfold fit val/ --model nets:resnet20 --weights resnet20.pt --mean 0.485,0.456,0.406 --std
     0.229,0.224,0.225 --out guard.safetensors
 
-    Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --resize 256 --crop 224 --mean
-    0.485,0.456,0.406 --std 0.229,0.224,0.225 --method knn:k=10 --fpr 0.01 --out guard.safetensors
+    Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --method knn:k=10 --fpr 0.01
+    --out guard.safetensors
     """
     load_plugins(own)
     detector = make_detector(method, images, calibration, "IMAGES")
@@ -87,7 +88,9 @@ def fit(
     from ..scoring.guard import Guard
 
     use_free_cores()
-    prepared = transform.transform()
+    network = model.open()
+    published = None if transform.given else model.published_transform(network)
+    prepared = transform.transform(published=published)
     source = take_subset(options.open(images, prepared, labels and (label_column or True)), limit, seed)
     held_out = None
     if calibration is not None:
@@ -101,7 +104,7 @@ def fit(
         )
     with captured_warnings():
         guard = Guard.fit(
-            model.open(),
+            network,
             source,
             detector,
             fpr,
@@ -130,12 +133,15 @@ def fit(
     low, high = (float(edge) for edge in calibrated.threshold.aminmax())
     threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
     typer.echo(f"images       {result.samples:,} of {images}; {right}")
+    if published is not None:
+        steps = ", ".join(f"{name} {value}" for name, value in published.as_dict().items() if value is not None)
+        typer.echo(f"transform    of the published weights: {steps}")
     typer.echo(f"runtime      {result.runtime}")
     if runtime == "auto":  # and keep the graph for them, if that is the fastest
         guard.use_runtime(runtime, MANY, graph_path(out))
         guard.warm_up()
         typer.echo(f"             for many images: {guard.runtime}")
-    typer.echo(f"method       {method}{chosen}")
+    typer.echo(f"method       {detector.method_text}{chosen}")
     typer.echo(f"calibration  {count(calibrated.samples, 'image')}, {calibration or 'a random half of them'}")
     typer.echo(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm")
     typer.echo(f"threshold    alarm if the score is above {threshold}")

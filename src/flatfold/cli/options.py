@@ -47,7 +47,10 @@ NETWORK = (
 METHOD = "name from `flatfold methods`, hyper-parameters after colons (knn:k=10)"
 
 Weights = Annotated[Path | None, Option(help="File with the network's state dict (safetensors or torch.save).")]
-Pretrained = Annotated[str | None, Option(help="Name of published weights of a library's network, such as DEFAULT.")]
+Pretrained = Annotated[
+    str | None,
+    Option(help="Name of published weights of a library's network, such as DEFAULT; brings their transform."),
+]
 Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
 
 
@@ -81,6 +84,13 @@ Rate = Annotated[
 PerClass = Annotated[bool, Option("--per-class", help="Guarantee the false-alarm rate for every predicted class.")]
 MaxUnreadable = Annotated[
     float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
+]
+Limit = Annotated[
+    int | None, Option(min=2, help="Most images of each data set that methods are evaluated on. Default: all.")
+]
+LimitFit = Annotated[
+    int | None,
+    Option(min=2, help="Most images of each data set that methods learn from, which changes results. Default: all."),
 ]
 SuiteName = Annotated[
     str,
@@ -161,6 +171,13 @@ class ModelOptions:
             )
         return named_model(model, self.weights, self.pretrained)
 
+    def published_transform(self, network: nn.Module) -> Transform | None:
+        """Return how images are prepared for published weights, None for weights of one's own."""
+        from ..models.model_loading import published_transform
+
+        named = "/" in self.model and self.weights is None
+        return published_transform(self.model, network, self.pretrained) if named else None
+
 
 @dataclass(frozen=True)
 class TransformOptions:
@@ -177,18 +194,33 @@ class TransformOptions:
     draft: Annotated[
         bool | None, Option("--draft", help="Decode much larger JPEG files at reduced size: faster, changes pixels.")
     ] = None
+    squash: Annotated[
+        bool | None, Option("--squash", help="Resize both sides to --resize, whatever the shape of the image.")
+    ] = None
 
-    def transform(self, guard: Path | None = None, stored: Transform | None = None) -> Transform:
-        """Return the transform stored in the guard's file, else that of the options; both at once are refused."""
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that were given."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def transform(
+        self, guard: Path | None = None, stored: Transform | None = None, published: Transform | None = None
+    ) -> Transform:
+        """Return the transform stored in the guard's file, else that of the options, else the published one.
+
+        Options beside a stored transform are refused.
+        """
         from ..models.transform import Transform
 
-        given: dict[str, Any] = {name: value for name, value in asdict(self).items() if value is not None}
+        given = self.given
         if stored is not None:
             if given:
                 raise ValueError(
                     f"{guard} stores the transform it was calibrated with: {stored}. Remove --{next(iter(given))}."
                 )
             return stored
+        if not given and published is not None:
+            return published
         if not given:
             silent = "no option sets" if guard is None else f"{guard} does not store"
             raise ValueError(
@@ -252,7 +284,7 @@ class SuiteOptions:
     ] = None
     resume: Resume = True
     report: Annotated[
-        bool, Option("--report/--no-report", help="Write the HTML page, or leave that to `flatfold report`.")
+        bool, Option("--report/--no-report", help="Write the HTML page, or only remove an outdated one.")
     ] = True
     data: Data = None
     device: Device = "cpu"
@@ -265,7 +297,12 @@ class SuiteOptions:
     ] = False
 
     def suites(
-        self, suite: str, folder: Path, batch_size: int, limit: int | None = None, default: list[str] | None = None
+        self,
+        suite: str,
+        folder: Path,
+        batch_size: int,
+        limits: tuple[int | None, int | None] = (None, None),
+        default: list[str] | None = None,
     ) -> dict[Path, Suite]:
         """Return the suite of each network and seed by the folder of its results; ``default`` names the networks."""
         from ..evaluate.suites.library import load_suites
@@ -280,7 +317,7 @@ class SuiteOptions:
             )
         numbers = None if seeds is None else list(dict.fromkeys(map(int, seeds)))
         names = default if self.networks is None else [name.strip() for name in self.networks.split(",")]
-        suites = load_suites(suite, folder, numbers, batch_size, self.data, self.any_counts, names, limit)
+        suites = load_suites(suite, folder, numbers, batch_size, self.data, self.any_counts, names, *limits)
         several = len(suites[0].siblings) > 1
         if several and any((folder / name).exists() for name in ("results.json", "curvature.json")):
             raise ValueError(f"{folder} holds the results of a single run. Choose another --out for several runs.")
@@ -337,7 +374,9 @@ def load_plugins(paths: Iterable[Path] | None) -> tuple[str, ...]:
         try:
             spec.loader.exec_module(module)
         except Exception as error:  # any error of the user's file
-            raise ValueError(f"{path} failed to run: {type(error).__name__}: {error}") from error
+            from ..evaluate.methods import describe_error
+
+            raise ValueError(f"{path} failed to run: {describe_error(error)}") from error
         finally:
             sys.path.remove(str(path.parent))
         if len(METHODS) == registered:

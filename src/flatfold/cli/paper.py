@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import SuiteName, SuiteOptions, With, load_plugins, open_console
+from .options import Limit, LimitFit, SuiteName, SuiteOptions, With, load_plugins, open_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,9 +76,8 @@ def reproduce(
     bootstrap: Annotated[
         int, Option(min=0, help="Bootstrap samples for the intervals of the benchmark; 0 leaves some out.")
     ] = 1000,
-    limit: Annotated[
-        int | None, Option(min=2, help="Most images of each data set, for a quick look. Default: all.")
-    ] = None,
+    limit: Limit = None,
+    limit_fit: LimitFit = None,
     methods: Annotated[
         str | None, Option(help="As for bench. Default: the paper's, tuned as in the paper where the suite allows it.")
     ] = None,
@@ -112,7 +111,7 @@ def reproduce(
     settings = options.settings(bootstrap)
     folder = options.out or Path("out") / "paper" / Path(suite).stem
     every = list(DIGIT_NETWORKS) if suite == DIGITS else None  # the paper has several networks
-    suites = options.suites(suite, folder, batch_size, limit, every)
+    suites = options.suites(suite, folder, batch_size, (limit, limit_fit), every)
     first = next(iter(suites.values()))
     names = [""] if folder in suites else first.siblings
     check_suite(folder, names, first.name)

@@ -16,6 +16,9 @@ from .validation import MethodRefused, as_matrix, as_tensor, check_labels
 class Head:
     """Weight and bias of the layer that turns features into logits, ``z = W h + b``.
 
+    A single row is the head of a binary model with one logit z, whose probability of class 1 is ``sigmoid(z)``. It
+    becomes the head of two classes with the same probabilities (:func:`as_two_classes`).
+
     Args:
         weight: ``(c, d)``, one row per class; a tensor or a numpy array, float32 or float64.
         bias: ``(c,)``, or None for a head without one.
@@ -31,11 +34,6 @@ class Head:
 
     def __init__(self, weight: Tensor | np.ndarray, bias: Tensor | np.ndarray | None = None) -> None:
         weight = as_matrix(weight, "the head's weight")
-        if weight.shape[0] < 2:
-            raise ValueError(
-                "a head needs at least two classes, got one row of weights. "
-                "For a binary model with one output put a zero row on top of the weight."
-            )
         if bias is not None:
             bias = as_tensor(bias, "the head's bias")
             if bias.shape != weight.shape[:1] or bias.dtype != weight.dtype:
@@ -43,8 +41,8 @@ class Head:
                     f"the head's bias must have shape ({weight.shape[0]},) and type {weight.dtype} like its weight, "
                     f"got {tuple(bias.shape)} and {bias.dtype}."
                 )
-            bias = as_matrix(bias[:, None], "the head's bias")[:, 0]
-        object.__setattr__(self, "weight", weight)
+            bias = as_two_classes(as_matrix(bias[:, None], "the head's bias")[:, 0], dim=0)
+        object.__setattr__(self, "weight", as_two_classes(weight, dim=0))
         object.__setattr__(self, "bias", bias)
 
     @property
@@ -76,6 +74,24 @@ class Head:
     def __repr__(self) -> str:
         bias = "no bias" if self.bias is None else "bias"
         return f"Head({self.n_classes} classes, {self.width} features, {bias}, {self.weight.dtype})"
+
+
+def as_two_classes(values: Tensor, dim: int) -> Tensor:
+    """Return single logits z, or the weights of one, as those of two classes, (-z/2, z/2); others as they are.
+
+    Probabilities only depend on differences of logits, so (0, z) would give the same ones. But the energy and the
+    largest logit would then be high for class 1 only, and every input of class 0 would look like OOD data. With -z/2
+    and z/2 no score depends on which of the classes is called 1.
+
+    Example:
+        >>> z = torch.tensor([[2.0], [-4.0]])
+        >>> as_two_classes(z, dim=1)
+        tensor([[-1.,  1.],
+                [ 2., -2.]])
+        >>> torch.allclose(as_two_classes(z, dim=1).softmax(dim=1)[:, 1:], z.sigmoid())
+        True
+    """
+    return torch.cat([-values / 2, values / 2], dim) if values.shape[dim] == 1 else values
 
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

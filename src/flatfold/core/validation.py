@@ -57,6 +57,18 @@ def check_finite(values: Tensor, name: str, first: int = 0) -> None:
             )
 
 
+def check_scores(scores: Tensor, n: int, who: str) -> None:
+    """Raise unless the scores that the method ``who`` returned are ``n`` floating-point numbers."""
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        kind = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        raise TypeError(f"score() of {who} must return a floating-point tensor, got {kind}.")
+    if scores.shape != (n,):
+        raise ValueError(
+            f"score() of {who} must return one number per row, shape ({n},), got {tuple(scores.shape)}. "
+            "Reduce the other dimensions, for example with .amax(dim=-1) or .squeeze(-1)."
+        )
+
+
 def check_labels(labels: Tensor, n: int) -> None:
     """Raise unless ``labels`` are ``n`` non-negative class indices in int64."""
     if labels.dtype != torch.int64:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..core.bank import FeatureBank, Head, without_class
 from ..core.hessian import row_chunks
 from ..core.pairs import Pairs
-from ..core.validation import MethodRefused, NotFittedError, check_features, check_finite, check_fit
+from ..core.validation import MethodRefused, NotFittedError, check_features, check_finite, check_fit, check_scores
 
 ROWS_AT_ONCE = 4096
 LOGITS_AT_ONCE = 2**24  # 64 MB in float32: fewer rows at once for more than 4096 classes
@@ -29,11 +29,24 @@ class Fittable(nn.Module):
 
     made_by: tuple[str, dict[str, Any]] | None = None
     """Name and hyper-parameters of a detector that was made by ``create``, from which a file can make it again."""
+    method_text: str | None = None
+    """The same as one text such as ``"knn:k=10"``, without defaults."""
 
     def register_buffers(self, **buffers: Tensor) -> None:
         """Keep what was learnt, each tensor under its name."""
         for name, buffer in buffers.items():
             self.register_buffer(name, buffer)
+
+    def _checked(self, scores: Tensor, n: int) -> Tensor:
+        """Return scores, or raise an error that says where they were computed unless there is one number per row."""
+        code = type(getattr(self, "innermost", self)).score.__code__
+        name = type(self).__name__ if self.made_by is None else self.made_by[0]
+        check_scores(scores, n, f"{name} ({code.co_filename}, line {code.co_firstlineno})")
+        return scores
+
+    def __repr__(self) -> str:
+        """Return the call that makes such a detector, or what torch writes for one that was not made by ``create``."""
+        return super().__repr__() if self.method_text is None else f"create({self.method_text!r})"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert every buffer, in float32 where the device it goes to has no float64 (MPS)."""
@@ -129,13 +142,15 @@ class Detector(Fittable, ABC):
         score: Callable[..., Tensor] = self.score if logits is None else self.score_given
         inputs = (h,) if logits is None else (h, logits)
         size = min(ROWS_AT_ONCE, max(1, LOGITS_AT_ONCE // len(self.fitted_weight)))
-        if torch.compiler.is_compiling() or len(h) <= size:
+        if torch.compiler.is_compiling():
             return score(*inputs)
+        if len(h) <= size:
+            return self._checked(score(*inputs), len(h))
         parts = zip(*(torch.split(rows, size) for rows in inputs), strict=True)
         scores = h.new_empty(len(h))
         for rows, part in zip(row_chunks(len(h), size), parts, strict=True):
             # Not joined at the end: kept small tensors would take places in memory where the next logits fit.
-            scores[rows] = score(*part)
+            scores[rows] = self._checked(score(*part), len(part[0]))
         return scores
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
@@ -239,7 +254,7 @@ class InputDetector(Fittable, ABC):
             raise TypeError(f"inputs must be a floating-point tensor, prepared as for the network, not {kind}.")
         check_finite(x, "inputs")
         with torch.inference_mode(False):  # which has no gradients
-            return self.score(x.detach().clone())
+            return self._checked(self.score(x.detach().clone()), len(x))
 
     @property
     def is_fitted(self) -> bool:

@@ -1,9 +1,9 @@
-"""Detectors by name: ``create("fold-r", alpha=0.3, percentile=90)``."""
+"""Detectors by name: ``create("fold-r:alpha=0.3:percentile=90")``, or with hyper-parameters as keyword arguments."""
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from inspect import getdoc, signature
+from inspect import Parameter, getdoc, signature
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from .base import Detector, InputDetector, Sees
@@ -45,6 +45,12 @@ class Method(NamedTuple):
 
 METHODS: dict[str, Method] = {}
 
+ALIASES = {"mahalanobis": "mds", "energy": "ebo", "maxlogit": "mls"}
+NOT_METHODS = {
+    "residual": "the residual alone is not a method here, only the first part of the score of vim. Use vim, which "
+    "subtracts the energy from it."
+}
+
 
 def register(
     name: str,
@@ -69,7 +75,7 @@ def register(
     """
 
     def add(factory: Factory) -> Factory:
-        if name in METHODS:
+        if name in METHODS or name in ALIASES:
             raise ValueError(f"a method called {name!r} is registered already. Choose another name.")
         labelled = fits_on != "nothing" if needs_labels is None else needs_labels
         METHODS[name] = Method(factory, fits_on, tuned_on, grid or {}, sees, labelled)
@@ -83,23 +89,35 @@ def methods() -> tuple[str, ...]:
     return tuple(sorted(METHODS))
 
 
+def method_name(name: str) -> str:
+    """Return the name under which a method is registered, given that or a common name of it.
+
+    Example:
+        >>> method_name("mahalanobis")
+        'mds'
+    """
+    name = ALIASES.get(name, name)
+    if name not in METHODS:
+        near = get_close_matches(name, [*METHODS, *ALIASES], n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(methods())}."
+        raise ValueError(f"no method is called {name!r}. {NOT_METHODS.get(name, hint)}")
+    return name
+
+
 def get_method(name: str) -> Method:
     """Return the registry's entry for ``name``."""
-    if name not in METHODS:
-        near = get_close_matches(name, METHODS, n=3, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(methods())}."
-        raise ValueError(f"no method is called {name!r}. {hint}")
-    return METHODS[name]
+    return METHODS[method_name(name)]
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the hyper-parameters of a method that is written as on the command line.
+    """Return the name and the hyper-parameters of a method that is written as one text, here as everywhere.
 
     Example:
-        >>> parse_method("knn:k=10")
-        ('knn', {'k': 10})
+        >>> parse_method("knn:k=10"), parse_method("energy")
+        (('knn', {'k': 10}), ('ebo', {}))
     """
-    name, *settings = text.strip().split(":")
+    name, *settings = (part.strip() for part in text.split(":"))
+    name = method_name(name)
     hyper: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = (part.strip() for part in setting.partition("="))
@@ -110,6 +128,28 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
         hyper[key] = _parse_value(value)
     hyperparameters(name, **hyper)  # raises for names that do not exist
     return name, hyper
+
+
+def format_method(name: str, hyper: Mapping[str, Any]) -> str:
+    """Return the text that :func:`parse_method` reads, without hyper-parameters that have their default.
+
+    Example:
+        >>> format_method("knn", {"k": 10}), format_method("knn", hyperparameters("knn"))
+        ('knn:k=10', 'knn')
+    """
+    usual = {key: _as_list(parameter.default) for key, parameter in _parameters(name).items()}
+    given = {key: _as_list(value) for key, value in hyper.items()}
+    changed = (f":{key}={value}" for key, value in given.items() if key not in usual or usual[key] != value)
+    return method_name(name) + "".join(changed)
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value  # a file knows no tuples
+
+
+def _parameters(name: str) -> dict[str, Parameter]:
+    named = signature(get_method(name).factory).parameters.values()
+    return {p.name: p for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _parse_value(text: str) -> Any:
@@ -133,11 +173,21 @@ def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector | 
     """Build an unfitted detector by name: a :class:`Detector`, or an :class:`InputDetector` (odin, mdsens).
 
     Args:
-        name: One of :func:`methods`.
+        name: One of :func:`methods` or a common name of it (mahalanobis, energy, maxlogit), with or without
+            hyper-parameters after colons, as in ``"mds:alpha=1"``.
         preset: ``"authors"`` starts from the settings of the authors' code instead of the paper's text.
         **hyper: Hyper-parameters of that method. ``alpha`` for a method without that hyper-parameter puts partial
             normalisation before its score.
+
+    Example:
+        >>> create("mahalanobis:alpha=1")
+        create('mds:alpha=1')
     """
+    name, written = parse_method(name) if ":" in name else (method_name(name), {})
+    twice = sorted(written.keys() & hyper.keys())
+    if twice:
+        raise TypeError(f"{name} got {', '.join(twice)} twice, in the text and as an argument. Leave one of them out.")
+    hyper = written | hyper
     full = hyperparameters(name, preset=preset, **hyper)
     factory = get_method(name).factory
     own = {key: value for key, value in full.items() if key in signature(factory).parameters}
@@ -145,13 +195,14 @@ def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector | 
     if own.keys() != full.keys() and isinstance(detector, Detector):
         detector = with_partial_normalisation(detector, full["alpha"])
     detector.made_by = (name, full)
+    detector.method_text = format_method(name, full)
     return detector
 
 
 def hyperparameters(name: str, *, preset: str | None = None, **hyper: Any) -> dict[str, Any]:
     """Return every hyper-parameter that :func:`create` would use with these arguments, defaults included."""
-    named = signature(get_method(name).factory).parameters.values()
-    parameters = {p.name: p for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    name = method_name(name)
+    parameters = _parameters(name)
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"no preset is called {preset!r}. Known: {', '.join(PRESETS)}.")
     if preset is not None and name not in PRESETS[preset]:

@@ -1,6 +1,8 @@
 """Methods as ``--methods`` names them (``knn:k=10``, ``knn@id``), and their evaluation on every data set of a suite."""
 
 import logging
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -8,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +38,7 @@ TIMED_ROUNDS, TIMED_SECONDS = 3, 0.1  # scoring is timed this often, unless it t
 MEGABYTE = 1e6
 RESET = Path("/proc/self/clear_refs")  # writing 5 there resets the peak
 STATUS = Path("/proc/self/status")
+LIBRARIES = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 log = logging.getLogger(__name__)
 
@@ -226,6 +230,31 @@ class ImageData:
         out = self.folder / f"{name}-{dataset}-{short_key(*key.values(), source.fingerprint)}"
         device, workers = self.settings.device, self.settings.workers
         return score_inputs(detector, self.suite.model, source, out, key, device, f"{label} on {dataset}", workers)
+
+
+def own_traceback(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an error from the first line of the user's own code on; None if it has none."""
+    step = error.__traceback__
+    while step is not None and not _is_own(step.tb_frame.f_code.co_filename):
+        step = step.tb_next
+    return step
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type and message of an error, and the last line of the user's own code that led to it, if any."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    message = f"{type(error).__name__}: {error}"
+    if not frames:
+        return message
+    path, line = Path(frames[-1].filename), frames[-1].line
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{message} ({path}, line {frames[-1].lineno}, in {frames[-1].name}{f': {line}' if line else ''})"
+
+
+def _is_own(filename: str) -> bool:
+    """Return whether code is the user's: neither ours nor in Python's libraries."""
+    return not filename.startswith(("<frozen", *LIBRARIES))
 
 
 def learnt_numbers(detector: Detector | InputDetector) -> dict[str, float]:

@@ -8,7 +8,8 @@ cases.
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..io.artifacts import read_document, write_document
+from .latex import LatexCell, interval_after, latex_table
 from .suites.suite import Group
 
 METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
 OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # whose averages: near and far, or over all data sets
+FIGURES = ("alpha", "costs", "histograms", "norms-best", "norms-fold", "roc")  # files that a report draws
 ID = "id"  # the name of the in-distribution test data among the scores
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -182,15 +187,17 @@ class Results:
 
     @property
     def groups(self) -> list[str]:
-        """The averages worth showing: ``near``, ``far`` and ``all``, or ``all`` alone where it repeats another."""
-        here = {mean.over for mean in self.averages}
-        return ["near", "far", "all"] if {"near", "far"} <= here else ["all"]
+        """The averages worth showing: ``all``, and ``near`` and ``far`` unless they repeat it or a single data set."""
+        sizes = {column: len(members) for column, members in self.members.items()}
+        return [over for over in ("near", "far") if 1 < sizes.get(over, 0) < sizes["all"]] + ["all"]
 
     @cached_property
     def members(self) -> dict[str, tuple[str, ...]]:
-        """The data sets of each column, sorted."""
+        """The data sets of every column that there is a figure of, sorted; tables may leave some of them out."""
         members = columns_of({row.dataset: row.group for row in self.rows})
-        return {column: tuple(sorted(members[column])) for column in self.columns}
+        averages = ["near", "far", "all"] if {"near", "far"} <= members.keys() else ["all"]
+        datasets = [ood["name"] for ood in self.suite["ood"]]
+        return {column: tuple(sorted(members[column])) for column in (*datasets, *averages)}
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -208,6 +215,37 @@ class Results:
         """The methods, best average AUROC first."""
         return sorted(self.methods, key=lambda run: -self.cells[run.method, "all"].auroc)
 
+    def to_latex(
+        self,
+        metrics: Sequence[str] = ("auroc", "fpr95_ood_positive"),
+        intervals: bool = False,
+        caption: str = "",
+        label: str = "",
+    ) -> str:
+        """Return the table of results in LaTeX: best average AUROC first, the best of each column in bold.
+
+        Args:
+            metrics: Some of ``METRICS``: AUROC and FPR95 by default.
+            intervals: Whether the 95 % interval follows each value that has one.
+            caption: In LaTeX. With it or a label the table is a ``table`` environment, else a ``tabular``.
+            label: Of the ``table`` environment.
+        """
+        lines = {}
+        for run in self.ranked:
+            cells = [self.cells[run.method, column] for column in self.columns]
+            lines[run.method] = [
+                LatexCell(
+                    {metric: getattr(cell, metric) for metric in METRICS},
+                    {metric: interval_after(ends) for metric, ends in cell.certainty.intervals.items()}
+                    if intervals and cell.certainty is not None
+                    else {},
+                )
+                for cell in cells
+            ]
+        columns = ["average" if column == "all" else column for column in self.columns]
+        notes = [f"{self.suite['name']}: {note}" for note in self.suite.get("deviations", ())]
+        return latex_table(columns, lines, metrics, caption, label, notes)
+
     def check(self) -> None:
         """Raise a KeyError or ValueError unless every method has a figure in every column."""
         self.suite["name"]
@@ -218,12 +256,16 @@ class Results:
             raise ValueError(f"there are no methods, or figures are missing: {missing[:3]}")
 
     def save(self, folder: Path) -> None:
-        """Write the files, ``results.json`` last; it knows the arrays by their sha256."""
+        """Write the files, ``results.json`` last; it knows the arrays by their sha256.
+
+        A report of earlier results in the folder is removed, since it shows other numbers.
+        """
         runs = {run.method: asdict(run) for run in self.methods}
         extra = ("hyper", "learnt", "fits_on", "fit_seconds", "microseconds_per_sample", "peak_megabytes")
         rows = as_csv(_flatten(row) | {name: runs[row.method][name] for name in extra} for row in self.rows)
         tables = {"results.csv": rows, "averages.csv": as_csv(map(_flatten, self.averages))}
         write_document(folder / "results.json", self, tables)
+        remove_pages(folder, "report.html", *(f"figures/{name}.*" for name in FIGURES))
 
 
 def load_results(folder: Path) -> Results:
@@ -233,6 +275,13 @@ def load_results(folder: Path) -> Results:
         ValueError: There are no results in the folder, or they are damaged, mixed or of another version.
     """
     return read_document(folder / "results.json", Results, "flatfold bench")
+
+
+def remove_pages(folder: Path, *patterns: str) -> None:
+    """Remove the pages and figures of a folder that show earlier results than its files now hold."""
+    for path in (path for pattern in patterns for path in folder.glob(pattern)):
+        path.unlink()
+        log.debug("%s showed earlier results and was removed", path)
 
 
 def columns_of(groups: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -29,7 +30,7 @@ from ..models.sources import ImageSource
 from ..models.transform import in_mode
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .compare import tabulate
-from .methods import MethodResult, Spec, evaluate_method, parse_spec
+from .methods import MethodResult, Spec, describe_error, evaluate_method, own_traceback, parse_spec
 from .results import ID, AlphaCurve, Results, WorstCase
 from .suites.suite import Suite
 
@@ -39,21 +40,32 @@ SIDE = 64  # pixels of the longer side of a thumbnail
 log = logging.getLogger(__name__)
 
 
-def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settings | None = None) -> Results:
+def run(
+    suite: Suite,
+    methods: Sequence[str | Spec],
+    out: Path,
+    settings: Settings | None = None,
+    previous: Results | None = None,
+) -> Results:
     """Return the results of some methods on a suite.
 
     A method that refuses the data, such as ASH with negative features, is left out with its reason. A method that fails
-    in any other way is logged with its traceback and noted in ``results.failed``; the others go on. When no method is
-    left, the reasons are raised.
+    in any other way is noted in ``results.failed`` with the line of the user's code that led to it, if any, and logged
+    with the traceback from there on (the whole one at level DEBUG); the others go on. When no method is left, the
+    reasons are raised.
 
     Args:
         suite: Network and data.
         methods: As on the command line: ``"knn"``, ``"knn:k=10"``, ``"knn@ood"``. One that comes twice is run once.
         out: Folder under which the features are kept, so that an interrupted run resumes.
         settings: How to run it.
+        previous: Finished results of the same network and images, to which the methods are added; those that they have
+            already are replaced.
     """
     settings = settings or Settings()
     specs = check_specs(methods, suite)
+    if previous is not None:
+        check_same(previous, suite, settings)
     start = perf_counter()
     banks = extract_all(suite, out / "banks", settings, tuning=any(spec.tune == "ood" for spec in specs))
     try:  # a warm-up, or the first method would pay for torch's start
@@ -69,21 +81,19 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
         except (MethodRefused, UnreadableImage) as error:
             refused[spec.label] = str(error)
         except Exception as error:
-            log.exception("%s failed with an unexpected error", spec.label)
-            failed[spec.label] = f"{type(error).__name__}: {error}"
+            failed[spec.label] = describe_error(error)
+            _log_failure(spec.label, error)
     if not evaluated:
         raise ValueError("; ".join(f"{label}: {reason}" for label, reason in {**refused, **failed}.items()))
     scores = {f"{it.run.method}/{dataset}": values for it in evaluated for dataset, values in it.scores.items()}
-    tuned_on = {it.run.method: it.run.tuned_on for it in evaluated}
-    rows, means = tabulate(scores, tuned_on, {o.name: o.group for o in suite.ood}, settings.replicates, suite.seed)
     curves = (alpha_curve(result.run.method, result.detector, banks) for result in evaluated)
     wrong, thumbnails = _worst_cases(evaluated, suite, banks)
-    return Results(
+    results = Results(
         suite=describe(suite, banks),
         methods=[result.run for result in evaluated],
         refused=refused,
-        rows=rows,
-        averages=means,
+        rows=[],
+        averages=[],
         alpha_curves=[curve for curve in curves if curve is not None],
         provenance={**provenance(suite, settings, perf_counter() - start), "runtime": banks.runtime},
         scores=scores,
@@ -95,6 +105,71 @@ def run(suite: Suite, methods: Sequence[str | Spec], out: Path, settings: Settin
         },
         failed=failed,
     )
+    if previous is not None:
+        results = _merge(previous, results)
+    tuned_on = {run.method: run.tuned_on for run in results.methods}
+    groups = {ood.name: ood.group for ood in suite.ood}
+    rows, averages = tabulate(results.scores, tuned_on, groups, settings.replicates, suite.seed)
+    return replace(results, rows=rows, averages=averages)
+
+
+def check_same(previous: Results, suite: Suite, settings: Settings) -> None:
+    """Raise unless finished results come from the network, the images and the settings of a run."""
+    facts, prints = previous.provenance, previous.suite.get("fingerprints", {})
+    now = {name: source.fingerprint for name, source in suite.sources.items()}
+    images = [name for name in {**prints, **now} if prints.get(name) != now.get(name)]
+    differences = {
+        "the suite": (previous.suite["name"], previous.suite.get("network")) != (suite.name, suite.network),
+        "the weights of the network": facts.get("weights, sha256") != weights_hash(suite.model),
+        "the seed": facts.get("seed") != suite.seed,
+        "the precision (--dtype)": facts.get("mixed precision", "") != _precision(settings),
+        f"the images of {', '.join(images)}": bool(images),
+    }
+    if any(differences.values()):
+        what = "; ".join(difference for difference, found in differences.items() if found)
+        command = f" They were computed by: {facts['command']}" if facts.get("command") else ""
+        raise ValueError(
+            f"methods can only be added to results of the same network, images and settings. Different are {what}. "
+            f"Use the options of the finished run, or another output folder.{command}"
+        )
+
+
+def _merge(previous: Results, new: Results) -> Results:
+    """Return the results of both, without rows; methods of ``new`` replace those of the same label."""
+    if previous.unreadable.keys() != new.unreadable.keys() or any(
+        previous.unreadable[name].keys() != rows.keys() for name, rows in new.unreadable.items()
+    ):
+        raise ValueError("other images could be read than in the finished run. Run all methods again.")
+    attempted = {run.method for run in new.methods} | new.left_out.keys()
+    finished = {run.method for run in new.methods}
+    runs = {run.method: run for run in (*previous.methods, *new.methods)}
+    old_wrong = [case for case in previous.wrong if case.method not in finished]
+    wrong = sorted([*old_wrong, *new.wrong], key=lambda case: list(runs).index(case.method))
+    thumbnails = {**previous.thumbnails, **new.thumbnails}
+    commands = dict.fromkeys(run.provenance.get("command", "") for run in (previous, new))
+    seconds = round(previous.provenance.get("seconds", 0.0) + new.provenance["seconds"], 2)
+    return replace(
+        new,
+        methods=list(runs.values()),
+        refused={name: why for name, why in previous.refused.items() if name not in attempted} | new.refused,
+        failed={name: why for name, why in previous.failed.items() if name not in attempted} | new.failed,
+        alpha_curves=[c for c in previous.alpha_curves if c.method not in finished] + new.alpha_curves,
+        provenance={**new.provenance, "command": " && ".join(filter(None, commands)), "seconds": seconds},
+        scores={**previous.scores, **new.scores},
+        wrong=wrong,
+        thumbnails={key: thumbnails[key] for key in dict.fromkeys(f"{case.dataset}/{case.row}" for case in wrong)},
+    )
+
+
+def _log_failure(label: str, error: Exception) -> None:
+    """Log an unexpected error with the user's part of its traceback; a message of our checks stands for itself."""
+    own = own_traceback(error)
+    if log.isEnabledFor(logging.DEBUG) or (own is None and not isinstance(error, (TypeError, ValueError))):
+        log.error("%s failed with an unexpected error", label, exc_info=error)
+    elif own is not None:
+        log.error("%s failed with an unexpected error", label, exc_info=(type(error), error, own))
+    else:
+        log.error("%s failed: %s", label, error)
 
 
 def check_specs(methods: Sequence[str | Spec], suite: Suite | None = None) -> list[Spec]:
@@ -158,9 +233,14 @@ def provenance(suite: Suite, settings: Settings, seconds: float) -> dict[str, An
         "bootstrap": settings.replicates,
         "weights, sha256": weights_hash(suite.model),
         "command": settings.command,
+        **({"mixed precision": _precision(settings)} if settings.dtype is not None else {}),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 2),
     }
+
+
+def _precision(settings: Settings) -> str:
+    return "" if settings.dtype is None else str(settings.dtype).removeprefix("torch.")
 
 
 def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> AlphaCurve | None:

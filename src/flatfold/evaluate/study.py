@@ -260,7 +260,7 @@ def studied_suite(suite: Suite, samples: int) -> Suite:
     if not all(isinstance(source, ImageSource) for source in (suite.test, *(ood.images for ood in suite.ood))):
         deviations.append("the suite holds features only, so the parameters are those of the last layer alone")
     suite = replace(suite, train=None, ood_val=None, deviations=tuple(deviations))
-    return limit_suite(suite, samples, keep_val=True)
+    return limit_suite(suite, samples)
 
 
 def detections(space: Space, alpha: float, traces: Mapping[str, Array], ood: Sequence[OodSet]) -> list[Detection]:

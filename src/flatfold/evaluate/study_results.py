@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..curvature.estimate import Loss, Matrix
 from ..io.artifacts import read_document, write_document
-from .results import ID, as_csv
+from .results import ID, as_csv, remove_pages
 from .suites.suite import Group
 
 Space = Literal["parameter", "feature", "logit"]
@@ -133,9 +133,13 @@ class Study:
                 self.eigenvalues[f"{alpha}/{dataset}"]
 
     def save(self, folder: Path) -> None:
-        """Write the files, ``curvature.json`` last; it knows the arrays by their sha256."""
+        """Write the files, ``curvature.json`` last; it knows the arrays by their sha256.
+
+        Pages that show an earlier study of the folder are removed.
+        """
         lines = ({**asdict(s), "factor": self.factor(s.dataset, s.space, s.name)} for s in self.statistics)
         write_document(folder / JSON, self, {CSV: as_csv(lines)})
+        remove_pages(folder, "curvature.html", "report.html", "figures/curvature-*")
 
 
 class _OodSet(msgspec.Struct):

@@ -7,10 +7,14 @@ from pathlib import Path
 from statistics import fmean, pstdev, variance
 from typing import Any, ClassVar
 
-from ..core.intervals import student_quantile
+from ..core.intervals import paired_difference, student_quantile
 from ..io.artifacts import encode, read_json
 from ..io.files import write_atomically
-from .results import METRICS, Results, as_csv, load_results
+from .compare import SIGNIFICANT, column_influence
+from .latex import LatexCell, deviation_after, latex_table
+from .results import ID, METRICS, Results, as_csv, load_results, remove_pages
+
+NAMED = 3  # methods in a sentence, unless there is just one more
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,11 @@ def load_runs(folder: Path) -> dict[Path, Results]:
 
 
 def save_summary(rows: Sequence[SummaryRow], folder: Path, runs: Sequence[str]) -> None:
-    """Write ``summary.csv`` and ``summary.json``; ``runs`` are the sub-folders with the results."""
+    """Write ``summary.csv`` and ``summary.json``, and remove a page of earlier runs; ``runs`` are the sub-folders."""
     text = encode(_Summary(list(runs), list(rows)))  # raises before anything is written
     write_atomically(folder / "summary.csv", as_csv(map(_flatten, rows)))
     write_atomically(folder / "summary.json", text)
+    remove_pages(folder, "report.html")
 
 
 def family_of(run: Results) -> str:
@@ -114,21 +119,92 @@ def _row(family: str, method: str, column: str, group: Sequence[Results]) -> Sum
         means={metric: fmean(numbers) for metric, numbers in values.items()},
         stds={metric: pstdev(numbers) for metric, numbers in values.items()},
         intervals={
-            metric: _interval(numbers, [ends[metric] for ends in intervals])
+            metric: _clip(*_interval(numbers, [ends[metric] for ends in intervals]))
             for metric, numbers in values.items()
             if all(metric in ends for ends in intervals)
         },
     )
 
 
-def _interval(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of ``values`` from that of each; see :func:`summarise`."""
+def answer(group: Sequence[Results]) -> str:
+    """Return one sentence on which method is the best of the runs of a family, by the mean of its average AUROC.
+
+    It names the methods without a significant difference from it: zero lies in the interval of the mean difference,
+    which is computed as that of a mean in :func:`summarise`, from paired differences, at a level of 5 % shared among
+    all methods.
+    """
+    rows = {row.method: row for row in summarise(group) if row.column == "all"}
+    if not rows:
+        return "No method is in every run."
+    best = max(rows.values(), key=lambda row: row.means["auroc"])
+    leads = sum(max(rows, key=lambda name: run.cells[name, "all"].auroc) == best.method for run in group)
+    text = f"{best.method} has the best average AUROC, {100 * best.means['auroc']:.2f} %"
+    if "auroc" in best.intervals:
+        text += " (95 % interval {:.2f} to {:.2f})".format(*(100 * end for end in best.intervals["auroc"]))
+    if best.n > 1:
+        text += f", as the mean of {best.n} runs; it is the best in {leads if leads < best.n else 'all'} of them"
+    others = [method for method in rows if method != best.method]
+    if others and all(f"{method}/{ID}" in run.scores for method in rows for run in group):
+        level = 1 - SIGNIFICANT / len(others)
+        rivals = [method for method in others if not _differs(group, best.method, method, level)]
+        rivals.sort(key=lambda method: -rows[method].means["auroc"])
+        more = f" and {len(rivals) - NAMED} others" if len(rivals) > NAMED + 1 else ""
+        names = rivals[:NAMED] if more else rivals
+        joined = ", ".join(names) if more else " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+        text += f"; no significant difference from {joined}{more}" if rivals else "; all others are significantly worse"
+    return f"{text}."
+
+
+def summary_latex(
+    group: Sequence[Results],
+    metrics: Sequence[str] = ("auroc", "fpr95_ood_positive"),
+    caption: str = "",
+    label: str = "",
+) -> str:
+    """Return the means over the runs of a family in LaTeX, with their population standard deviation.
+
+    The arguments are those of :meth:`Results.to_latex`.
+    """
+    rows = {(row.method, row.column): row for row in summarise(group)}
+    columns = [column for column in group[0].columns if any(key[1] == column for key in rows)]
+    methods = [run.method for run in group[0].methods if all((run.method, column) in rows for column in columns)]
+    lines = {
+        method: [
+            LatexCell(row.means, {metric: deviation_after(row.stds[metric]) for metric in metrics})
+            for row in (rows[method, column] for column in columns)
+        ]
+        for method in sorted(methods, key=lambda method: -rows[method, columns[-1]].means["auroc"])
+    }
+    notes = dict.fromkeys(f"{run.suite['name']}: {note}" for run in group for note in run.suite.get("deviations", ()))
+    spread = f"mean and population standard deviation over {len(group)} runs"
+    titles = ["average" if column == "all" else column for column in columns]
+    return latex_table(titles, lines, metrics, caption, label, [spread, *notes])
+
+
+def _differs(group: Sequence[Results], first: str, second: str, level: float) -> bool:
+    """Return whether the mean difference of two methods over the runs is significant."""
+    differences = []
+    for run in group:
+        members = run.members["all"]
+        influences = [column_influence(run.scores, method, members) for method in (first, second)]
+        differences.append(paired_difference(influences[0], influences[1], level))
+    ends = [(difference.low, difference.high) for difference in differences]
+    low, high = _interval([difference.value for difference in differences], ends, level)
+    return not low <= 0 <= high
+
+
+def _clip(low: float, high: float) -> tuple[float, float]:
+    return max(0.0, low), min(1.0, high)
+
+
+def _interval(values: Sequence[float], ends: Sequence[tuple[float, float]], level: float = 0.95) -> tuple[float, float]:
+    """Return the interval of the mean of ``values`` from that of each; see :func:`summarise`."""
     n = len(values)
     if n == 1:
         return ends[0]
     images = fmean(((high - low) / 2) ** 2 for low, high in ends)  # 1.96^2 times the variance
-    half = sqrt(images + student_quantile(0.95, n - 1) ** 2 * variance(values) / n)
-    return max(0.0, fmean(values) - half), min(1.0, fmean(values) + half)
+    half = sqrt(images + student_quantile(level, n - 1) ** 2 * variance(values) / n)
+    return fmean(values) - half, fmean(values) + half
 
 
 def _flatten(row: SummaryRow) -> dict[str, Any]:

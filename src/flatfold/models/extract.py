@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
 
 from ..core.bank import FeatureBank, Head
 from ..core.validation import UnreadableImage, check_finite
@@ -20,6 +19,7 @@ from .bank_store import BankWriter
 from .fingerprint import data_key, weights_hash
 from .forward import Batch, evaluating, split_batch
 from .heads import FoundHead, probe, warn_of_other_logits
+from .inputs import as_batches
 from .runtime import FastestRuntime, RuntimeName, TorchRuntime
 from .sources import BatchResult, Source, read_batches
 
@@ -45,7 +45,7 @@ class Extraction(NamedTuple):
 
 def extract(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: Any,
     *,
     device: torch.device | str | None = None,
     head: str | None = None,
@@ -56,6 +56,9 @@ def extract(
     unreadable: float = 0.0,
     runtime: RuntimeName = "torch",
     dtype: torch.dtype | None = None,
+    batch_size: int = 64,
+    transform: Any = None,
+    collate: Any = None,
 ) -> tuple[FeatureBank, Head]:
     """Run a data set through a model once and return the inputs of its last linear layer, and that layer.
 
@@ -63,7 +66,8 @@ def extract(
 
     Args:
         model: Any classifier that ends in a linear layer.
-        loader: Any iterable of batches, a generator too: tensors, ``(x, y)`` or dicts (see ``split_batch``).
+        loader: Any data that :func:`~flatfold.models.inputs.as_batches` takes: a ``DataLoader`` or another iterable of
+            batches, a data set of torch or Hugging Face, a path of images, or arrays ``(X, y)``.
         device: Where to run; by default where the model is.
         head: Name of the last layer, when it cannot be found by itself (see ``find_head``).
         out: A directory to write to during the run. After an interruption the same call continues and loses at most
@@ -80,6 +84,9 @@ def extract(
         runtime: ``"torch"``, ``"torch-compile"``, ``"onnx"``, or ``"auto"`` for the fastest of them, measured on the
             first batch (:mod:`flatfold.models.runtime`).
         dtype: ``torch.bfloat16`` for mixed precision.
+        batch_size: Inputs in a batch, for data that does not come in batches.
+        transform: How images become tensors, for paths and for data sets of images.
+        collate: A function that makes a batch of a list of items of a data set, or a tokeniser.
 
     Returns:
         The bank, on the CPU in float32 (float64 for a float64 model), with labels if the loader gives them, and the
@@ -100,7 +107,7 @@ def extract(
     """
     result = extract_features(
         model,
-        loader,
+        as_batches(loader, batch_size, transform=transform, collate=collate),
         device,
         head,
         workers,
@@ -138,7 +145,7 @@ def extract_features(
         raise TypeError(
             f"the model must be a torch.nn.Module, not {type(model).__name__}. Call extract(model, loader)."
         )
-    check_loader(loader, workers)
+    check_workers(loader, workers)
     data = None if out is None else data_key(loader, key)
     rows = loader.rows if isinstance(loader, Source) else 0
     with evaluating(model, device) as place:
@@ -197,19 +204,8 @@ def extract_features(
             )
 
 
-def check_loader(loader: Iterable[Any], workers: int | None = None) -> None:
-    """Raise unless ``loader`` gives batches, and can be read by several threads if that is wanted."""
-    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
-        raise TypeError(
-            f"the loader must give batches, but {type(loader).__name__} is a data set of single items. "
-            "Wrap it: torch.utils.data.DataLoader(dataset, batch_size=64)."
-        )
-    if _is_pair(loader) or isinstance(loader, (Tensor, Mapping, str)) or not isinstance(loader, Iterable):
-        raise TypeError(
-            f"the loader must be an iterable of batches, not {type(loader).__name__}. "
-            "Wrap a single batch in a list, [batch]; read a folder with FolderImages(path, transform), an .npz with "
-            "NpzImages."
-        )
+def check_workers(loader: Iterable[Any], workers: int | None) -> None:
+    """Raise unless ``loader`` can be read by so many threads."""
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise ValueError(f"workers must be 0 or the number of threads that read images, got {workers!r}.")
     if workers and not isinstance(loader, Source):
@@ -280,14 +276,6 @@ def _count_rows(loader: Iterable[Any], first: Batch) -> int | None:
     """Return about how many inputs a loader gives, None if it does not say."""
     batches = _count_batches(loader)
     return None if batches is None else batches * first.rows
-
-
-def _is_pair(loader: object) -> bool:
-    """Return whether this is one batch (x, y) where a list of batches was meant."""
-    if not isinstance(loader, tuple) or len(loader) != 2 or not all(isinstance(part, Tensor) for part in loader):
-        return False
-    x, y = loader
-    return x.ndim > 1 and y.ndim == 1 and len(x) == len(y) and not y.is_floating_point()
 
 
 def _check_share(unreadable: Mapping[int, str], rows: int, most: float) -> None:

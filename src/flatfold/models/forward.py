@@ -115,8 +115,8 @@ def _class_indices(labels: Any, rows: int) -> Tensor:
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or kind == torch.bool:
         raise TypeError(
             f"labels must be integer class indices, one per input, got {kind}. "
-            "Turn one-hot rows into indices with .argmax(1); leave out targets that are no classes; join "
-            "a list of inputs with torch.stack."
+            "Convert 0.0 and 1.0 with .long(), one-hot rows with .argmax(1); leave out targets that are no classes; "
+            "join a list of inputs with torch.stack."
         )
     indices: Tensor = labels.detach().cpu().long()
     check_labels(indices, rows)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..core.bank import as_two_classes
 from ..core.validation import UnsupportedHead
 from .forward import COMPILED, Batch, evaluating, logits_of, one_row_each
 from .heads import FoundHead, module_named
@@ -61,9 +62,9 @@ class HeadModule(nn.Module):
         returned = logits_of(self.model(*args, **kwargs))
         # Not len(), which turns the size of a batch into a constant while a graph is traced.
         rows = next(value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        call = self._select_call(returned, rows)
+        features, logits = self._select_call(returned, rows)
         self._calls.clear()
-        return call
+        return features, as_two_classes(logits, dim=1)
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode, whatever is asked for."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..core.bank import Head
+from ..core.bank import Head, as_two_classes
 from ..core.validation import UnsupportedHead, check_finite
 from .forward import Batch, Call, evaluating, forward, is_linear, logits_of, plain_name, record_calls, split_batch
 
@@ -46,7 +46,10 @@ class FoundHead:
 
 
 class Pass(NamedTuple):
-    """The result of one batch: features ``(n, d)`` in the head's type, logits ``(n, c)`` as the head gave them."""
+    """The result of one batch: features ``(n, d)`` in the head's type, logits ``(n, c)`` as the head gave them.
+
+    A single logit is given as those of two classes, ``(n, 2)`` (:func:`~flatfold.core.bank.as_two_classes`).
+    """
 
     features: Tensor
     logits: Tensor
@@ -104,7 +107,8 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
     found = FoundHead(call.name, module, head_of(module), gives_logits)
     result = _as_pass(call, batch, found)
     _check_affine(found, result)
-    logger.info("the head is %s: %r", _quoted(found.name), found.head)
+    single = ", whose one output is taken as the logit of class 1 against class 0" if call.outputs == 1 else ""
+    logger.info("the head is %s: %r%s", _quoted(found.name), found.head, single)
     return found, result
 
 
@@ -183,7 +187,7 @@ def _as_pass(call: Call, batch: Batch, found: FoundHead) -> Pass:
             f"one row of features per input is needed, but {_quoted(call.name)} got {len(call.features)} rows for a "
             f"batch of {batch.rows}. Does the model cut its inputs? Wrap it so that each input gives one row."
         )
-    return Pass(call.features.to(found.head.weight.dtype), call.logits)
+    return Pass(call.features.to(found.head.weight.dtype), as_two_classes(call.logits, dim=1))
 
 
 def _check_affine(found: FoundHead, result: Pass) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..core.bank import as_two_classes
 from ..core.validation import check_finite
 from .bank_store import BankWriter
 from .extract import missing_batches
@@ -49,7 +50,8 @@ def logits_function(model: nn.Module) -> Callable[[Tensor], Tensor]:
     def logits(x: Tensor) -> Tensor:
         _check_mode(model)
         with input_errors(x):
-            return logits_of(model(x))
+            returned = logits_of(model(x))
+        return as_two_classes(returned if returned.ndim > 1 else returned[:, None], dim=1)
 
     return logits
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from .openood import NETWORKS, openood_network
+from .transform import Transform
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +196,51 @@ def named_model(name: str, weights: Path | None = None, pretrained: str | None =
     return model.eval()
 
 
+def published_transform(name: str, model: nn.Module, pretrained: str | None) -> Transform | None:
+    """Return the preparation of images that a library publishes with the weights of a network, None if it has none.
+
+    Args:
+        name: As in ``named_model``.
+        model: What that returned.
+        pretrained: As in ``named_model``; None for a folder of ``save_pretrained``.
+    """
+    library, _, network = name.partition("/")
+    if library not in PREPARATIONS or (pretrained is None and library != "transformers"):
+        return None
+    with _library_errors(library, "tell how images are prepared"):
+        preparation = PREPARATIONS[library](network, model, pretrained)
+    if preparation is None:
+        return None
+    try:
+        return Transform.of(preparation)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"images cannot be prepared as {name} wants it: {error}") from error
+
+
+def _torchvision_preparation(name: str, model: nn.Module, pretrained: str | None) -> Any:
+    return _import_library("torchvision.models").get_model_weights(name)[pretrained].transforms()
+
+
+def _timm_preparation(name: str, model: nn.Module, pretrained: str | None) -> Any:
+    return _import_library("timm.data").resolve_data_config({}, model=model)
+
+
+def _transformers_preparation(name: str, model: nn.Module, pretrained: str | None) -> Any:
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "preprocessor_config.json").is_file():
+        return None
+    options = {} if pretrained in (None, DEFAULT) else {"revision": pretrained}
+    library = _import_library("transformers")
+    return library.AutoImageProcessor.from_pretrained(name, local_files_only=pretrained is None, **options)
+
+
+PREPARATIONS: dict[str, Callable[[str, nn.Module, str | None], Any]] = {
+    "torchvision": _torchvision_preparation,
+    "timm": _timm_preparation,
+    "transformers": _transformers_preparation,
+}
+
+
 def _openood(name: str, state: State | None, pretrained: str | None) -> nn.Module:
     _check_known("openood", "network", name, NETWORKS)
     classes = (state or {}).get("fc.weight")
@@ -293,7 +339,7 @@ def listed(names: list[str]) -> str:
 
 
 @contextmanager
-def _library_errors(library: str) -> Iterator[None]:
+def _library_errors(library: str, what: str = "make the network") -> Iterator[None]:
     """Turn any error into one that names the library and what may help."""
     try:
         yield
@@ -301,4 +347,4 @@ def _library_errors(library: str) -> Iterator[None]:
         download = "If it had to be downloaded, check the connection or give weights=, a file."
         hint = INSTALL[library] if isinstance(error, ImportError) else download  # transformers imports late as well
         reason = f"{type(error).__name__}: {str(error).rstrip('. ')}"
-        raise ValueError(f"{library} could not make the network: {reason}. {hint}") from error
+        raise ValueError(f"{library} could not {what}: {reason}. {hint}") from error

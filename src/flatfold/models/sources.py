@@ -40,8 +40,7 @@ class Source(ABC):
     labels: Tensor | None = None
 
     def __init__(self, batch_size: int) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}. 64 is customary.")
+        check_batch_size(batch_size)
         self.batch_size = batch_size
 
     @property
@@ -72,6 +71,12 @@ class Source(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         return (self.read(rows) for rows in self.batch_ranges([range(self.rows)]))
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raise unless this is a number of inputs."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}. 64 is customary.")
 
 
 class ImageSource(Source):

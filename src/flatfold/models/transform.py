@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from math import floor
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -12,6 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+TRIED = 640, 448  # width and height of the picture on which a preparation is compared with its transform
+ROUNDING = 0.01  # mean difference there of values in [0, 1] that makes no difference
+WARPED = 384  # from this size on, processors with a crop_pct resize both sides and do not crop
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Transform:
         interpolation: Of the resize, ``"bilinear"`` or ``"bicubic"``.
         draft: Decode JPEG files that are more than four times as large as ``resize`` at a half, a quarter or an eighth
             of their size. This is faster and changes pixels a little, so a model's guard must be fitted with it too.
+        squash: Resize both sides to ``resize``, whatever the shape of the image was.
 
     Example:
         >>> Transform(resize=8, crop=4)(np.zeros((20, 30), np.uint8)).shape
@@ -40,6 +46,7 @@ class Transform:
     mode: Literal["RGB", "L"] = "RGB"
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     draft: bool = False
+    squash: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("RGB", "L"):
@@ -48,6 +55,8 @@ class Transform:
             raise ValueError(f'interpolation must be "bilinear" or "bicubic", got {self.interpolation!r}.')
         if self.draft and self.resize is None:
             raise ValueError("draft decodes large images at the size of the resize, but there is none. Give resize=.")
+        if self.squash and self.resize is None:
+            raise ValueError("squash is a way to resize, but there is no size. Give resize=.")
         for name in ("resize", "crop"):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -64,11 +73,57 @@ class Transform:
                 raise ValueError(f"{name} must be finite, and std above 0, got {values}. Channels are in [0, 1].")
             object.__setattr__(self, name, values)
 
+    @classmethod
+    def of(cls, preparation: Any) -> Transform:
+        """Return the preparation that belongs to published weights as a transform.
+
+        Args:
+            preparation: ``weights`` or ``weights.transforms()`` of torchvision, a ``Compose`` of ``Resize``,
+                ``CenterCrop``, ``ToTensor`` and ``Normalize``, the dict of timm's ``resolve_data_config``, an image
+                processor of transformers, or a transform, which is returned.
+
+        Returns:
+            The same preparation. Unless it is a dict, both are compared on a picture first.
+
+        Raises:
+            ValueError: A transform cannot do the same; the message says why.
+            TypeError: This is no preparation of images.
+
+        Example:
+            >>> config = {"input_size": (3, 224, 224), "crop_pct": 0.875, "interpolation": "bicubic",
+            ...     "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+            >>> transform = Transform.of(config)
+            >>> transform.resize, transform.crop, transform.interpolation
+            (256, 224, 'bicubic')
+        """
+        if isinstance(preparation, cls):
+            return preparation
+        if callable(getattr(preparation, "transforms", None)):  # an entry of torchvision's weights
+            preparation = preparation.transforms()
+        if isinstance(preparation, Mapping) and "input_size" in preparation:
+            return _checked(cls(**_timm_settings(preparation)))
+        if hasattr(preparation, "crop_size") and hasattr(preparation, "resize_size"):
+            settings, run = _preset_settings(preparation), preparation
+        elif isinstance(getattr(preparation, "transforms", None), (list, tuple)):
+            settings, run = _compose_settings(preparation.transforms), preparation
+        elif hasattr(preparation, "image_mean") and hasattr(preparation, "to_dict"):
+            settings = _processor_settings(preparation.to_dict())
+            run = lambda picture: preparation(images=picture, return_tensors="pt")["pixel_values"][0]  # noqa: E731
+        else:
+            raise TypeError(
+                f"transform must be a Transform or a preparation of images, not {type(preparation).__name__}. "
+                "Transform.of takes torchvision's weights.transforms(), timm's resolve_data_config and an image "
+                "processor of transformers."
+            )
+        return _checked(cls(**settings), run)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values for JSON."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if not self.draft:
             del values["draft"]  # so that files and fingerprints stay those of versions without it
+        if not self.squash:
+            del values["squash"]
         return values
 
     @property
@@ -88,7 +143,10 @@ class Transform:
         picture = in_mode(_as_image(image), self.mode)
         if self.resize is not None:
             short = min(picture.size)
-            width, height = (int(self.resize * side / short) if side != short else self.resize for side in picture.size)
+            width, height = (
+                self.resize if self.squash or side == short else int(self.resize * side / short)
+                for side in picture.size
+            )
             picture = picture.resize((width, height), RESAMPLING[self.interpolation])
         if self.crop is not None:
             if min(picture.size) < self.crop:
@@ -111,6 +169,128 @@ class Transform:
             out -= np.array(self.mean, np.float32)[:, None, None]
         if self.std is not None:
             out /= np.array(self.std, np.float32)[:, None, None]
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ValueError(
+        f"this preparation of images cannot be a Transform: {reason}. Apply it in a Dataset or DataLoader of your own, "
+        "which gives tensors, and leave transform= out."
+    )
+
+
+def _side(size: Any, what: str) -> int:
+    """Return the side of a square that is given as a number or as one or two of them."""
+    sides = [*size] if isinstance(size, (list, tuple)) else [size]
+    if not sides or any(side != sides[0] for side in sides) or not isinstance(sides[0], int):
+        _refuse(f"{what} must be a square, and is {size!r}")
+    return sides[0]
+
+
+def _interpolation(kind: Any) -> str:
+    """Return the name of an interpolation, given as that, as torchvision's enumeration or as Pillow's number."""
+    name = Image.Resampling(kind).name.lower() if isinstance(kind, int) else str(getattr(kind, "value", kind))
+    if name not in RESAMPLING:
+        _refuse(f"it resizes with {name}, not with {' or '.join(RESAMPLING)}")
+    return name
+
+
+def _channels(values: Any) -> dict[str, Any]:
+    """Return the mean and deviation of the channels, and the mode that goes with their number."""
+    # The shortest number of each entry of a float32 tensor: 0.485, not 0.48500001430511475
+    mean, std = (tuple(float(str(x)) for x in np.asarray(value)) for value in values)
+    if len(mean) not in (1, 3):
+        _refuse(f"its images have {len(mean)} channels, not 1 or 3")
+    return {"mean": mean, "std": std, "mode": "RGB" if len(mean) == 3 else "L"}
+
+
+def _timm_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of timm's evaluation transform: resize to ``size / crop_pct``, then crop."""
+    mode = config.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        _refuse(f"crop_mode {mode!r} pads images, and a transform only crops")
+    crop = _side(tuple(config["input_size"])[1:], "its input_size")
+    return {
+        "resize": floor(crop / (config.get("crop_pct") or 0.875)),
+        "crop": crop,
+        "squash": mode == "squash",
+        "interpolation": _interpolation(config.get("interpolation") or "bilinear"),
+        **_channels((config["mean"], config["std"])),
+    }
+
+
+def _preset_settings(preset: Any) -> dict[str, Any]:
+    """Return the settings of torchvision's preset for classification."""
+    return {
+        "resize": _side(preset.resize_size, "the size to resize to"),
+        "crop": _side(preset.crop_size, "the crop"),
+        "interpolation": _interpolation(preset.interpolation),
+        **_channels((preset.mean, preset.std)),
+    }
+
+
+def _compose_settings(steps: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
+    """Return the settings of steps of torchvision, recognised by the names of their classes."""
+    settings: dict[str, Any] = {}
+    for step in steps:
+        kind = type(step).__name__
+        if kind == "Resize":
+            both = isinstance(step.size, (list, tuple)) and len(step.size) == 2
+            settings |= {"resize": _side(step.size, "the size to resize to"), "squash": both}
+            settings["interpolation"] = _interpolation(step.interpolation)
+        elif kind == "CenterCrop":
+            settings["crop"] = _side(step.size, "the crop")
+        elif kind == "Normalize":
+            settings |= _channels((step.mean, step.std))
+        elif kind not in ("ToTensor", "MaybeToTensor", "PILToTensor", "ToImage", "ConvertImageDtype", "ToDtype"):
+            _refuse(f"a transform has no step {kind}")
+    return settings
+
+
+def _processor_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an image processor of transformers."""
+    settings: dict[str, Any] = {}
+    size = values.get("size") or {}
+    if not values.get("do_rescale") or abs(values.get("rescale_factor", 0) * 255 - 1) > 1e-6:
+        _refuse("pixels are not divided by 255")
+    if values.get("do_center_crop"):
+        settings["crop"] = _side(tuple((values.get("crop_size") or {}).values()), "the crop")
+    if values.get("do_resize"):
+        if not size or not size.keys() <= {"height", "width", "shortest_edge"}:
+            _refuse(f"it resizes to {dict(size)}, not to a square or a shortest_edge")
+        resize = _side(tuple(size.values()), "the size to resize to")
+        squash = "shortest_edge" not in size
+        if values.get("crop_pct") and not squash:
+            squash = resize >= WARPED
+            settings |= {} if squash else {"crop": settings.get("crop", resize)}
+            resize = resize if squash else int(resize / values["crop_pct"])
+        settings |= {"resize": resize, "squash": squash, "interpolation": _interpolation(values.get("resample"))}
+    if values.get("do_normalize"):
+        settings |= _channels((values["image_mean"], values["image_std"]))
+    return settings
+
+
+def _checked(transform: Transform, run: Callable[[Image.Image], Any] | None = None) -> Transform:
+    """Return a transform that makes of a picture what ``run`` makes of it, apart from rounding."""
+    if transform.crop is not None and transform.resize is not None and transform.crop > transform.resize:
+        _refuse(f"it resizes to {transform.resize} and pads to {transform.crop}, and a transform only crops")
+    if run is None:
+        return transform
+    coarse = np.random.default_rng(0).integers(0, 256, (7, 10, 3), dtype=np.uint8)
+    picture = in_mode(Image.fromarray(coarse).resize(TRIED, Image.Resampling.BICUBIC), transform.mode)
+    try:
+        theirs = torch.as_tensor(run(picture)).float()
+    except Exception as error:  # of another library
+        _refuse(f"it failed on a picture of {TRIED[0]} x {TRIED[1]} pixels ({type(error).__name__}: {error})")
+    ours = transform(picture)
+    if ours.shape != theirs.shape:
+        _refuse(f"it makes {tuple(theirs.shape)} of a picture of which {transform} makes {tuple(ours.shape)}")
+    scale = torch.tensor(transform.std or (1.0,))[:, None, None]
+    difference = float(((ours - theirs) * scale).abs().mean())
+    # Libraries round the place of a crop differently, so it may be one pixel aside.
+    aside = float(((ours[:, 1:, 1:] - ours[:, :-1, :-1]) * scale).abs().mean())
+    if not difference <= max(ROUNDING, aside):
+        _refuse(f"its values differ by {difference:.2g} on average from those of {transform}")
+    return transform
 
 
 def _as_image(image: Image.Image | NDArray[np.uint8]) -> Image.Image:

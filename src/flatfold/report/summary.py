@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..detectors import cited_works, full_name
 from ..evaluate.results import METRICS, MethodRun, Results
-from ..evaluate.summary import SummaryRow, families, family_of, load_runs, summarise
+from ..evaluate.summary import SummaryRow, answer, families, family_of, load_runs, summarise
 from ..io.files import write_atomically
 from .page import columns_of, groups_of
 from .templates import interval, percent, render, suite_title
@@ -68,7 +68,7 @@ def _reason(method: str, group: Sequence[Results]) -> str:
 
 def _family(group: Sequence[Results], rows: Sequence[SummaryRow]) -> dict[str, Any]:
     """Return the table of one family, best mean AUROC of the last column first."""
-    columns = list(dict.fromkeys(row.column for row in rows))
+    columns = [column for column in group[0].columns if any(row.column == column for row in rows)]
     cells: dict[str, dict[str, SummaryRow]] = {row.method: {} for row in rows}
     for row in rows:
         cells[row.method][row.column] = row
@@ -80,6 +80,7 @@ def _family(group: Sequence[Results], rows: Sequence[SummaryRow]) -> dict[str, A
     methods = sorted((run for run in group[0].methods if run.method in cells), key=mean_auroc, reverse=True)
     return {
         "name": family_of(group[0]),
+        "answer": answer(group),
         "runs": len(group),
         "accuracy": fmean(run.suite["accuracy"] for run in group),
         "columns": columns_of(group[0], columns),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..core.bank import FeatureBank, Head
 from ..core.conformal import allowed_ranks, p_values, samples_needed
 from ..core.hessian import row_chunks
-from ..detectors import create, get_method, parse_method
+from ..detectors import create, get_method
 from ..detectors.base import Detector
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     """What a guard says about a batch."""
 
     logits: Tensor
-    """``(n, c)``, as the model's last linear layer gives them."""
+    """``(n, c)``, as the model's last linear layer gives them; a single logit z as ``(-z/2, z/2)``."""
     score: Tensor
     """``(n,)``, higher = more out-of-distribution."""
     p_value: Tensor
@@ -261,8 +261,7 @@ def make_detector(detector: str | Detector) -> Detector:
         name = detector.__name__
         raise TypeError(f"a guard takes a detector or the name of one, got the class {name}. Make one: {name}(...).")
     if isinstance(detector, str):
-        name, hyper = parse_method(detector)
-        new: object = create(name, **hyper)
+        new: object = create(detector)
     else:
         new = deepcopy(detector)
     if not isinstance(new, Detector):

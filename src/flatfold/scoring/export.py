@@ -16,9 +16,9 @@ from torch.export import ExportedProgram
 from .. import __version__
 from ..io.files import replacing
 from ..io.progress import track
-from ..models.extract import check_loader
 from ..models.forward import Batch, evaluating, split_batch
 from ..models.graph import by_name, check_onnx_packages, explain_export_errors, open_onnx, quiet, trace, write_onnx
+from ..models.inputs import as_batches
 from .calibrated import ROUNDING, Calibration, Verdict, spread_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Parity:
         )
 
 
-def export(guard: Guard, path: Path | str, inputs: Iterable[Any]) -> Parity:
+def export(guard: Guard, path: Path | str, inputs: Any) -> Parity:
     """Write a guard and its model as one graph, ``x -> logits, score, p_value, is_ood``, for batches of any size.
 
     The file is only written after it has given the same answers as the guard. Inputs of the graph are called x, or as
@@ -79,7 +79,7 @@ def export(guard: Guard, path: Path | str, inputs: Iterable[Any]) -> Parity:
     Args:
         guard: Fitted.
         path: File to write; ``.onnx`` for ONNX runtimes, ``.pt2`` for torch without this library.
-        inputs: Batches of real inputs of one shape, like a loader, prepared as for the model; some hundred are plenty.
+        inputs: Real inputs of one shape, any data that ``Guard.fit`` takes; some hundred are plenty.
 
     Returns:
         How well the file agrees with the guard.
@@ -114,12 +114,11 @@ def check_target(path: Path) -> None:
         raise IsADirectoryError(f"a guard is exported to one file, but {path} is a folder. Choose another name.")
 
 
-def _collect_inputs(guard: Guard, inputs: Iterable[Any]) -> Batch:
+def _collect_inputs(guard: Guard, inputs: Any) -> Batch:
     """Return the first inputs of a loader as one batch, on the model's device and without labels."""
-    check_loader(inputs)
     batches: list[Batch] = []
     rows = 0
-    for raw in inputs:
+    for raw in as_batches(inputs, transform=guard.transform):
         batches.append(split_batch(raw)._replace(labels=None))
         rows += batches[-1].rows
         if rows >= MOST:

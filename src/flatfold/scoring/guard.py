@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from ..models.extract import extract_features
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating, split_batch
 from ..models.heads import FoundHead, Pass
+from ..models.inputs import as_batches
 from ..models.runtime import FastestRuntime, Runtime, RuntimeName, TorchRuntime
 from ..models.sources import ImageSource, Source
 from ..models.transform import Transform
@@ -89,51 +90,62 @@ class Guard:
     def fit(
         cls,
         model: nn.Module,
-        loader: Iterable[Any],
+        loader: Any,
         detector: str | Detector = "fourfold",
         fpr: float = 0.05,
         *,
-        calibration: Iterable[Any] | None = None,
+        calibration: Any = None,
         per_class: bool = False,
         head: str | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
-        transform: Transform | None = None,
+        transform: Any = None,
         workers: int | None = None,
         unreadable: float = 0.0,
         runtime: RuntimeName = "torch",
         dtype: torch.dtype | None = None,
         graph: Path | None = None,
+        batch_size: int = 64,
+        collate: Any = None,
     ) -> Self:
         """Fit a detector and calibrate it, on in-distribution data that the model was not trained on.
 
         Args:
-            model: Any classifier that ends in a linear layer.
-            loader: Labelled in-distribution batches (labels may be missing if the detector needs none).
+            model: Any classifier that ends in a linear layer; one with a single output z has two classes, with
+                ``sigmoid(z)`` as the probability of class 1.
+            loader: Labelled in-distribution data (labels may be missing if the detector needs none): whatever
+                :func:`~flatfold.models.inputs.as_batches` takes, such as a ``DataLoader``, a data set of torch or
+                Hugging Face, a path of images, or arrays ``(X, y)``.
             detector: A method such as ``"knn"`` or ``"knn:k=10"``, or a detector, which is copied. Only one that came
                 from a method string or ``create`` can be saved.
             fpr: The share of ID inputs that may raise an alarm.
-            calibration: More such batches of other data, to calibrate on. Without it, a random half of ``loader``'s
+            calibration: Other such data, to calibrate on. Without it, a random half of ``loader``'s
                 data is held out for that.
             per_class: Give each predicted class its own threshold, so that the rate holds for every one of them; each
                 needs enough calibration data.
             head: As in ``extract``.
             device: As in ``extract``.
             seed: Seed of the random half.
-            transform: How images are prepared for the model, to be kept with the guard; sources such as
-                ``FolderImages`` know it.
+            transform: How images are prepared for the model, which is kept with the guard: a :class:`Transform`, or the
+                preparation of published weights that :meth:`Transform.of` takes. It is applied to paths and to data
+                sets of images, not to tensors. Sources such as ``FolderImages`` know theirs.
             workers: As in ``extract``.
             unreadable: As in ``extract``.
             runtime: As in ``extract``. The guard itself runs the model with torch until :meth:`use_runtime` is called.
             dtype: ``torch.bfloat16`` to compute in mixed precision, now and in every later call: scores of another
                 precision would not fit the calibration.
             graph: File in which a graph that is exported for the runtime ``onnx`` is kept.
+            batch_size: As in ``extract``.
+            collate: As in ``extract``.
         """
         check_rate(fpr)
         _check_model(model)
         detector = make_detector(detector)
         if calibration is loader and learns(detector):
             raise ValueError(SAME_DATA)
+        transform = None if transform is None else Transform.of(transform)
+        batching = partial(as_batches, batch_size=batch_size, transform=transform, collate=collate)
+        loader, calibration = batching(loader), None if calibration is None else batching(calibration)
         if calibration is None and isinstance(loader, Source):  # before the pass; afterwards unreadable inputs are gone
             check_enough(fpr, loader.rows - loader.rows // 2, "half of the data")
         elif isinstance(calibration, Source):
@@ -246,12 +258,13 @@ class Guard:
             )
         return GuardModule(self.model, self.found, self.calibrated)
 
-    def export(self, path: Path | str, inputs: Iterable[Any]) -> Parity:
+    def export(self, path: Path | str, inputs: Any) -> Parity:
         """Write model and detector as one graph for another runtime, ``.onnx`` or ``.pt2``, for batches of any size.
 
         Args:
             path: File to write.
-            inputs: Batches of real inputs, on which the file must give this guard's answers before it is written.
+            inputs: Real inputs, any data that :meth:`fit` takes, on which the file must give this guard's answers
+                before it is written.
 
         Returns:
             The errors of the file; see :func:`flatfold.scoring.export.export`.
@@ -277,7 +290,7 @@ class Guard:
         )
 
     def __repr__(self) -> str:
-        name = self.detector.made_by[0] if self.detector.made_by else type(self.detector).__name__
+        name = self.detector.method_text or type(self.detector).__name__
         per_class = " per class" if self.calibration.per_class else ""
         return f"Guard({name}, fpr={self.fpr:g}{per_class}, {self.calibration.samples} calibration samples)"
 

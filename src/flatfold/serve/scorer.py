@@ -60,8 +60,8 @@ class Scorer:
                 "Give them in the order of the model's outputs, or leave them out."
             )
         self.names = names
-        made_by = self.calibrated.detector.made_by
-        self.method = made_by[0] if made_by else type(self.calibrated.detector).__name__
+        detector = self.calibrated.detector
+        self.method = detector.method_text or type(detector).__name__
         self._live, self._empty = Monitor.of(self.calibrated), Monitor.of(self.calibrated)
         self._lock = threading.Lock()  # other threads read the live monitor
 

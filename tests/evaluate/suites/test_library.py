@@ -78,31 +78,37 @@ def test_networks_of_the_digits_that_are_named_have_folders_of_their_own(made, t
     assert len(made) == 3
 
 
-def test_a_limited_suite_has_at_most_so_many_images_of_each_data_set_and_says_so(world):
+def test_one_limit_is_for_what_methods_are_evaluated_on_and_one_for_what_they_learn_from_and_both_are_stated(world):
     world.document["ood_val"] = {"npz": "train.npz", "x": "twin"}
     world.document["val"]["expect"] = 31
-    whole, few = (load(world, any_counts=True, limit=limit)[0] for limit in (None, 9))
+    whole, judged, few = (
+        load(world, any_counts=True, limit=limit, limit_fit=fit)[0] for limit, fit in ((None, None), (9, None), (9, 8))
+    )
     assert [source.rows for source in whole.sources.values()] == [12, 12, 18, 12, 7]
-    assert [source.rows for source in few.sources.values()] == [9, 9, 9, 9, 7]
+    assert [source.rows for source in judged.sources.values()] == [12, 12, 9, 12, 7]
+    assert [source.rows for source in few.sources.values()] == [8, 8, 9, 8, 7]
     assert len(whole.deviations) == 1
-    assert few.deviations[:-1] == whole.deviations
-    assert "9 images" in few.deviations[-1]
+    assert judged.deviations[:-1] == whole.deviations
+    assert few.deviations[:-1] == judged.deviations
+    assert "evaluated on at most 9 images" in judged.deviations[-1]
+    assert "learned from at most 8 images" in few.deviations[-1]
     for name in ("train", "val", "test"):
         rows, of_all = row_numbers(getattr(few, name)), row_numbers(getattr(whole, name))
         assert rows == [row for row in of_all if row in rows]  # in their order, each once
         assert getattr(few, name).labels.tolist() == [row % 3 for row in rows]
-    half = limit_suite(whole, 12)
+    half = limit_suite(whole, 12, 12)
+    assert len(half.deviations) == len(whole.deviations) + 1  # the second limit cuts nothing
     assert (half.train, half.val, half.ood[0].images) == (whole.train, whole.val, whole.ood[0].images)
     assert (half.test.rows, half.ood[0].name, half.ood[0].group) == (12, "strange", "far")
-    rows = [row_numbers(load(world, any_counts=True, seeds=[seed], limit=10)[0].train) for seed in (0, 0, 1, 2)]
+    rows = [row_numbers(load(world, any_counts=True, seeds=[seed], limit_fit=10)[0].train) for seed in (0, 0, 1, 2)]
     assert rows[0] == rows[1] == rows[2] == rows[3] != list(range(10))  # the same for every seed of a network
     save_bank(FeatureBank(torch.arange(24.0).reshape(12, 2), torch.arange(12) % 3), world.folder / "train.bank")
     world.document["train"] = {"bank": "train.bank"}
-    bank = load(world, any_counts=True, limit=6)[0].train
+    bank = load(world, any_counts=True, limit_fit=6)[0].train
     assert bank.labels.bincount().tolist() == [2, 2, 2]
     assert (torch.cat([x for x, _ in bank])[:, 0].div(2) % 3).tolist() == bank.labels.tolist()
     del world.document["train"], world.document["ood_val"]
-    (without, _) = load(world, any_counts=True, limit=3)
+    (without, _) = load(world, any_counts=True, limit=3, limit_fit=3)
     assert (without.train, without.ood_val) == (None, None)
 
 

@@ -48,6 +48,7 @@ def load_suites(
     any_counts: bool = False,
     names: Sequence[str] | None = None,
     limit: int | None = None,
+    limit_fit: int | None = None,
 ) -> list[Suite]:
     """Return a suite for each network and seed.
 
@@ -59,7 +60,8 @@ def load_suites(
         data: Folder that holds OpenOOD's ``data`` and ``results``.
         any_counts: Whether a data set may have another number of images than expected.
         names: Of the networks wanted, all of them by default; of digits the first alone.
-        limit: Most images to take of any data set.
+        limit: Most images of any data set that methods are evaluated on (see :func:`limit_suite`).
+        limit_fit: Most images of any data set that methods learn from.
     """
     if name == DIGITS:
         if data or any_counts:
@@ -70,29 +72,39 @@ def load_suites(
         if place and not Path(place).is_dir():
             raise NotADirectoryError(f"OpenOOD's data and results should be in {place}, but there is no such folder.")
         suites = open_suite_file(name, seeds, batch_size, data, any_counts).suites(names)
-    return suites if limit is None else [limit_suite(suite, limit) for suite in suites]
+    return [limit_suite(suite, limit, limit_fit) for suite in suites]
 
 
-def limit_suite(suite: Suite, limit: int, keep_val: bool = False) -> Suite:
-    """Return a suite with at most ``limit`` random images of each data set, evenly over the classes where it has any.
+def limit_suite(suite: Suite, limit: int | None = None, limit_fit: int | None = None) -> Suite:
+    """Return a suite with at most so many random images of a data set, evenly over the classes where it has any.
 
-    Its results are not comparable with those of the whole suite, and a deviation says so. The images are the same for
-    every network. With ``keep_val`` all validation images stay.
+    ``limit`` is that of the data sets that methods are evaluated on. What they learn from or are tuned on (training,
+    validation and OOD validation images) is limited by ``limit_fit`` alone, because a method that learns from less is
+    another method: knn's rank among them can change. A deviation states each limit that took effect. The images are the
+    same for every network.
     """
-    if all(source.rows <= limit or (keep_val and source is suite.val) for source in suite.sources.values()):
-        return suite
+    judged = suite.test, *(ood.images for ood in suite.ood)
+    learnt = [source for source in (suite.train, suite.val, suite.ood_val) if source is not None]
+    deviations = list(suite.deviations)
+    if limit is not None and any(source.rows > limit for source in judged):
+        deviations.append(f"methods were evaluated on at most {limit} images of each data set")
+    if limit_fit is not None and any(source.rows > limit_fit for source in learnt):
+        deviations.append(
+            f"methods learned from at most {limit_fit} images each of the training and validation data, which changes "
+            "their results"
+        )
 
-    def take(source: Source) -> Source:
-        return take_subset(source, limit, seed=0, balanced=True)
+    def take(source: Source, count: int | None) -> Source:
+        return take_subset(source, count, seed=0, balanced=True)
 
     return replace(
         suite,
-        train=None if suite.train is None else take(suite.train),
-        val=suite.val if keep_val else take(suite.val),
-        test=take(suite.test),
-        ood=tuple(replace(ood, images=take(ood.images)) for ood in suite.ood),
-        ood_val=None if suite.ood_val is None else take(suite.ood_val),
-        deviations=(*suite.deviations, f"at most {limit} images of each data set were taken"),
+        train=None if suite.train is None else take(suite.train, limit_fit),
+        val=take(suite.val, limit_fit),
+        test=take(suite.test, limit),
+        ood=tuple(replace(ood, images=take(ood.images, limit)) for ood in suite.ood),
+        ood_val=None if suite.ood_val is None else take(suite.ood_val, limit_fit),
+        deviations=tuple(deviations),
     )
 
 

@@ -43,6 +43,7 @@ class TransformTable(TypedDict, total=False):
     std: Numbers
     mode: Literal["RGB", "L"]
     interpolation: Literal["bilinear", "bicubic"]
+    squash: bool
 
 
 class UnlabelledTable(TransformTable, total=False):

@@ -1,0 +1,104 @@
+r"""Tables of results in LaTeX, for a paper: booktabs rules, one column per data set and metric, the best in bold."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+HEADS = {
+    "auroc": r"AUROC $\uparrow$",
+    "fpr95_ood_positive": r"FPR95 $\downarrow$",
+    "fpr95_id_positive": r"FPR95 (ID positive) $\downarrow$",
+    "aupr_out": r"AUPR-out $\uparrow$",
+    "aupr_in": r"AUPR-in $\uparrow$",
+}
+HIGHER = ("auroc", "aupr_out", "aupr_in")  # is better
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
+class LatexCell(NamedTuple):
+    """The values of one method in one column by metric, between 0 and 1, and LaTeX that follows each of them."""
+
+    values: Mapping[str, float]
+    after: Mapping[str, str] = {}
+
+
+def latex_table(
+    columns: Sequence[str],
+    lines: Mapping[str, Sequence[LatexCell]],
+    metrics: Sequence[str] = ("auroc", "fpr95_ood_positive"),
+    caption: str = "",
+    label: str = "",
+    notes: Sequence[str] = (),
+) -> str:
+    """Return a table of figures in percent.
+
+    The best value of each column is bold, and so are those that read the same. With a ``caption`` or a ``label`` it is
+    a ``table`` environment, else a ``tabular``. ``lines`` are by method, with a cell per column; ``notes`` become
+    comments.
+    """
+    unknown = [metric for metric in metrics if metric not in HEADS]
+    if unknown or not metrics:
+        raise ValueError(f"metrics must be some of {', '.join(HEADS)}, got {list(metrics)}.")
+    width = len(metrics)
+    body = [r"\toprule"]
+    if width == 1:
+        body.append(_row(["Method", *(f"{escape(column)} {HEADS[metrics[0]]}" for column in columns)]))
+    else:
+        spans = (f"\\multicolumn{{{width}}}{{c}}{{{escape(column)}}}" for column in columns)
+        starts = range(2, 2 + width * len(columns), width)
+        body.append(_row(["", *spans]))
+        body.append(" ".join(f"\\cmidrule(lr){{{start}-{start + width - 1}}}" for start in starts))
+        body.append(_row(["Method", *(HEADS[metric] for _ in columns for metric in metrics)]))
+    body.append(r"\midrule")
+    best = {
+        (number, metric): (max if metric in HIGHER else min)(_digits(cells[number], metric) for cells in lines.values())
+        for number in range(len(columns))
+        for metric in metrics
+    }
+    for method, cells in lines.items():
+        texts = []
+        for number, cell in enumerate(cells):
+            for metric in metrics:
+                value = _digits(cell, metric)
+                text = f"\\textbf{{{value:.2f}}}" if value == best[number, metric] else f"{value:.2f}"
+                texts.append(text + cell.after.get(metric, ""))
+        body.append(_row([escape(method), *texts]))
+    alignment = "l" + "r" * width * len(columns)
+    tabular = "\n".join([f"\\begin{{tabular}}{{{alignment}}}", *body, r"\bottomrule", r"\end{tabular}"])
+    if caption or label:
+        titles = [f"\\caption{{{caption}}}"] * bool(caption) + [f"\\label{{{label}}}"] * bool(label)
+        tabular = "\n".join([r"\begin{table}", r"\centering", *titles, tabular, r"\end{table}"])
+    comments = [r"needs \usepackage{booktabs}; figures in percent", *notes]
+    return "".join(f"% {' '.join(comment.split())}\n" for comment in comments) + tabular + "\n"
+
+
+def escape(text: str) -> str:
+    r"""Return text in which no letter has a meaning for LaTeX.
+
+    Example:
+        >>> escape("knn:k=10 & 5 % of digits_6")
+        'knn:k=10 \\& 5 \\% of digits\\_6'
+    """
+    return "".join(SPECIAL.get(letter, letter) for letter in text)
+
+
+def interval_after(ends: tuple[float, float] | None) -> str:
+    """Return an interval as it follows its value."""
+    return "" if ends is None else "\\,{{\\scriptsize[{:.2f}, {:.2f}]}}".format(*(100 * end for end in ends))
+
+
+def deviation_after(deviation: float) -> str:
+    """Return a standard deviation as it follows its mean."""
+    return f"\\,{{\\scriptsize$\\pm${100 * deviation:.2f}}}"
+
+
+def _digits(cell: LatexCell, metric: str) -> float:
+    return round(100 * cell.values[metric], 2)
+
+
+def _row(texts: Sequence[str]) -> str:
+    return " & ".join(texts) + r" \\"
