@@ -31,6 +31,7 @@ def test_entries_are_bibtex_with_every_field_and_a_link_that_is_one():
         assert not work.link or (work.link.startswith("https://") and f"url = {{{work.link}}}" in entry)
         assert all(" " in author for author in work.authors)
     assert bibtex("fold-r").count("@") == 2
+    assert bibtex("mahalanobis") == bibtex("mds")
 
 
 def test_a_method_of_ones_own_has_no_citation_and_a_wrong_name_is_an_error():

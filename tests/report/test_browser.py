@@ -174,7 +174,7 @@ def test_without_a_script_and_on_paper_everything_is_there(visit, pages, run):
     assert not page.locator("form.controls").first.is_visible()
     assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
     page = visit(pages["reproduction"], java_script_enabled=False)
-    details = page.locator("#table-1 details")
+    details = page.locator("#table-1 details", has_text="checks hold")
     assert not details.locator("table").is_visible()
     details.locator("summary").click()
     assert details.locator("table").is_visible()

@@ -82,7 +82,7 @@ def bench(
     if methods is not None and add is not None:
         raise typer.BadParameter("--methods starts new results, --add extends finished ones.", param_hint="--add")
     if latex == STDOUT and get_output().json:
-        raise typer.BadParameter("--latex - and --json both write to stdout. Give --latex a file.", param_hint="--latex")
+        raise typer.BadParameter("--json writes to stdout too. Give --latex a file.", param_hint="--latex")
     load_plugins(own)
     wanted = methods if add is None else add
     specs = check_specs(detectors.methods() if wanted is None else split_methods(wanted))

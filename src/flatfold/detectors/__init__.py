@@ -33,6 +33,7 @@ from .react import ReAct as ReAct
 from .registry import ALIASES as ALIASES
 from .registry import METHODS as METHODS
 from .registry import create as create
+from .registry import format_method as format_method
 from .registry import get_method as get_method
 from .registry import hyperparameters as hyperparameters
 from .registry import methods as methods

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .registry import get_method
+from .registry import method_name
 
 SOFTWARE = "flatfold"  # key of this library among the works
 ARXIV = "https://arxiv.org/abs/"
@@ -92,13 +92,12 @@ def bibtex(method: str) -> str:
     """Return the BibTeX entries of the works to cite for a method.
 
     Args:
-        method: One of :func:`methods`.
+        method: One of :func:`methods`, or an alias.
 
     Raises:
         ValueError: No method has this name, or it is not one of this library.
     """
-    get_method(method)
-    works = cited_works(method)
+    works = cited_works(method_name(method))
     if not works:
         raise ValueError(
             f"{method} has no citation: it was registered outside of this library. Cite what its author names."

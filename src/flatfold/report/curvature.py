@@ -143,7 +143,8 @@ def _columns(study: Study) -> list[tuple[Space, Name]]:
 def _finding(study: Study) -> dict[str, Any]:
     """Return in how many OOD data sets both statistics exceed those of the ID images, by how much, and where not.
 
-    Statistics over logits are not counted.
+    ``ratios`` are the smallest and the largest ratio to the ID images in the data sets where they do. Statistics over
+    logits are not counted.
     """
     columns = [column for column in _columns(study) if column[0] != "logit"]
     cells, factors = study.cells, []
@@ -161,7 +162,15 @@ def _finding(study: Study) -> dict[str, Any]:
         if reference.value > 0 and min(values) > 0:
             least, most = factor(min(values), reference.value), quantity(max(values) / reference.value, 3)
             factors.append(f"{name} {least}" + f" to {most}" * (not least.endswith(f"\u00a0{most}")))
+    clear = [dataset for dataset, reasons in exceptions.items() if not reasons]
+    ratios = [
+        cells[dataset, *column].value / cells[ID, *column].value
+        for column in columns
+        for dataset in clear
+        if cells[ID, *column].value > 0
+    ]
     return {
+        "ratios": (min(ratios), max(ratios)) if ratios else None,
         "spaces": " and ".join(f"over {SPACES[space]}" for space in dict.fromkeys(space for space, _ in columns)),
         "count": len(exceptions),
         "higher": sum(not reasons for reasons in exceptions.values()),

@@ -1,14 +1,13 @@
 """Write the HTML pages of a folder: one self-contained file each, which works offline and without its script."""
 
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
 from markupsafe import Markup
 
-from ..detectors import METHODS, cited_works, full_name
+from ..detectors import METHODS, cited_works, format_method, full_name
 from ..evaluate.results import ID, OPENOOD, PAPER, MethodRun, Results, in_family, load_results
 from ..io.files import write_atomically
 from .figure import Drawing
@@ -136,10 +135,7 @@ def method_spec(run: MethodRun) -> str:
     """Return a method as ``flatfold fit --method`` takes it, with the hyper-parameters that are not the default."""
     if run.name not in METHODS:
         return run.method
-    defaults = {key: parameter.default for key, parameter in signature(METHODS[run.name].factory).parameters.items()}
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in run.hyper.items()}
-    changed = {key: value for key, value in plain.items() if key not in defaults or value != defaults[key]}
-    return quote(":".join([run.name, *(f"{key}={str(value).replace(' ', '')}" for key, value in changed.items())]))
+    return quote(format_method(run.name, run.hyper).replace(" ", ""))
 
 
 def columns_of(results: Results, columns: Sequence[str]) -> list[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..detectors import cited_works, full_name
 from ..evaluate.results import METRICS, MethodRun, Results
-from ..evaluate.summary import SummaryRow, families, family_of, load_runs, summarise
+from ..evaluate.summary import SummaryRow, answer, families, family_of, load_runs, summarise
 from ..io.files import write_atomically
 from .page import columns_of, groups_of
 from .templates import interval, percent, render, suite_title
@@ -80,6 +80,7 @@ def _family(group: Sequence[Results], rows: Sequence[SummaryRow]) -> dict[str, A
     methods = sorted((run for run in group[0].methods if run.method in cells), key=mean_auroc, reverse=True)
     return {
         "name": family_of(group[0]),
+        "answer": answer(group),
         "runs": len(group),
         "accuracy": fmean(run.suite["accuracy"] for run in group),
         "columns": columns_of(group[0], columns),
