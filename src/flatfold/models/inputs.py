@@ -73,8 +73,9 @@ def as_batches(
         ValueError: It is of a known kind, but something is missing or wrong.
 
     Example:
-        >>> [len(x) for x, y in as_batches((torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64)), batch_size=3)]
-        [3, 2]
+        >>> batches = as_batches((torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64)), batch_size=3)
+        >>> print(*(len(x) for x, y in batches))
+        3 2
     """
     check_batch_size(batch_size)
     transform = None if transform is None else Transform.of(transform)
