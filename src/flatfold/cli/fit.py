@@ -40,7 +40,11 @@ def fit(
     fpr: Annotated[float, Option(min=0, max=1, help="Share of ID inputs that may raise an alarm.")] = FPR,
     confidence: Annotated[
         float | None,
-        Option(help="Probability that this very guard keeps to --fpr, such as 0.95. Default: on average over guards."),
+        Option(
+            min=0,
+            max=1,
+            help="Probability that this very guard keeps to --fpr, such as 0.95. Default: on average over guards.",
+        ),
     ] = None,
     per_class: PerClass = False,
     calibration: Annotated[Path | None, Option(help="Images for calibration. Default: half of IMAGES.")] = None,
@@ -146,7 +150,8 @@ def fit(
         guard.warm_up()
         say(f"             for many images: {guard.runtime}")
     say(f"method       {detector.method_text}{''.join(f', {key} = {value:g}' for key, value in chosen.items())}")
-    say(f"calibration  {count(calibrated.samples, 'image')}, {calibration or 'a random half of them'}")
+    noun = "distinct image" if result.copies else "image"
+    say(f"calibration  {count(calibrated.samples, noun)}, {calibration or 'a random half of them'}")
     sure = "on average over draws of the calibration images"
     if confidence is not None:
         sure = f"with a probability of {100 * confidence:g} % for this guard"

@@ -414,7 +414,7 @@ def check_enough(fpr: float, samples: int, where: str, confidence: float | None 
         sure = "" if confidence is None else f" with confidence {confidence:g}"
         raise ValueError(
             f"a false-alarm rate of {fpr:g}{sure} takes {samples_needed(fpr, confidence)} calibration samples, {where} "
-            f"has {samples}. Give more in-distribution data, or allow a higher rate."
+            f"has {samples}. Give more in-distribution data, or allow a higher rate{sure and ' or a lower confidence'}."
         )
 
 
