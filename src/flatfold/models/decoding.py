@@ -85,10 +85,12 @@ def read_image(
 
 
 def _check_scans(image: JpegImageFile, called: str) -> None:
-    place = image.fp.tell()
-    image.fp.seek(0)
-    scans = count_scans(image.fp.read())
-    image.fp.seek(place)
+    file = image.fp
+    assert file is not None
+    place = file.tell()
+    file.seek(0)
+    scans = count_scans(file.read())
+    file.seek(place)
     most = max(USUAL_SCANS, min(MOST_SCANS, SCANNED_PIXELS // (image.width * image.height)))
     if scans > most:
         raise TooManyPixels(
