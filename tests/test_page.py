@@ -15,7 +15,7 @@ NAMES = """
     curvature detectors models __version__
 """
 CURVATURE = """
-    Density Estimate Spectrum feature_eigenvalues feature_lambda_max feature_spectrum feature_trace
+    Density Estimate Spectrum feature_eigenvalues feature_lambda_max feature_shares feature_spectrum feature_trace
     logit_eigenvalues logit_lambda_max logit_spectrum logit_trace
     param_lambda_max param_spectrum param_trace
 """

@@ -16,6 +16,7 @@ from flatfold.models.runtime import (
     FastestRuntime,
     OnnxRuntime,
     TorchRuntime,
+    choose_threads,
     disagreement,
     use_free_cores,
 )
@@ -220,3 +221,32 @@ def test_threads_are_those_of_the_free_cores_unless_the_user_has_set_them(monkey
         assert use_free_cores(7) == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_number_of_threads_is_the_fastest_one_and_few_where_more_hardly_help(monkeypatch):
+    state = {"threads": 4, "now": 0.0, "calls": 0}
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: state.update(threads=n))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: state["threads"])
+    monkeypatch.setattr("flatfold.models.runtime.perf_counter", lambda: state["now"])
+
+    def choose(times, cores=4):
+        def work():
+            state.update(now=state["now"] + times[state["threads"]], calls=state["calls"] + 1)
+
+        state.update(threads=4, calls=0)
+        return choose_threads(work, cores), state["threads"]
+
+    for times, expected in (
+        ({1: 1.0, 2: 0.6, 4: 0.35}, 4),
+        ({1: 1.0, 2: 11.0, 4: 30.0}, 1),  # a busy machine
+        ({1: 1.0, 2: 0.95, 4: 0.93}, 1),
+        ({1: 1.0, 2: 0.6, 4: 0.58}, 2),
+    ):
+        assert choose(times) == (expected, expected), times
+    assert choose({4: 1.0}, cores=1) == (1, 1)
+    assert state["calls"] == 0
+    choose({1: 0.01, 2: 0.02, 4: 0.03})
+    assert state["calls"] == 1 + 3 * 5
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert choose({}) == (4, 4)

@@ -90,7 +90,7 @@ def test_norms_are_drawn_for_the_best_fold_and_for_the_best_method(make_run):
     without = all_figures(make_run(extras=False))
     assert not without["norms-fold"].panels
     assert not without["norms-best"].panels
-    assert without.keys() - {"costs-tall"} == set(FIGURES)  # the files that new results remove
+    assert without.keys() - {"costs-tall", "threshold-tall"} == set(FIGURES)  # the files that new results remove
 
 
 def test_an_axis_holds_all_but_one_percent_and_is_logarithmic_over_decades():

@@ -257,7 +257,7 @@ def report(
         Option(metavar="FILE", help="Write only the table of results, in LaTeX, to this file; - for stdout."),
     ] = None,
 ) -> None:
-    """Write the HTML pages again from result files, or a table in LaTeX.
+    """Write the pages or a LaTeX table of finished results.
 
     Writes report.html, curvature.html and their figures, as far as the folder holds results; for several networks,
     those of each and one with their means.

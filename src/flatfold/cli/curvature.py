@@ -157,8 +157,8 @@ def _sentences(study: Study) -> Iterator[str]:
     yield f"The trace of a single image as a score, mean AUROC in percent: {aurocs}."
     if error is not None:
         yield (
-            f"Over parameters the trace is an estimate, typically ± {100 * error:.2g} %, with independent errors of the "
-            "images: its AUROC is not that of the exact trace."
+            f"Over parameters the trace is an estimate, typically ± {100 * error:.2g} %, with independent errors: its "
+            "AUROC is not that of the exact trace."
         )
     for space, name in (column for column in study.columns if column[0] in SHOWN):
         reference = cells[ID, space, name]

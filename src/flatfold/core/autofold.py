@@ -125,8 +125,11 @@ class KeptMoments:
         mass = 1 - self.r * q_k  # of all classes but this one
         others = self._moments(mean, second, self.r * left / mass, self.own / mass)
         likeliest = self._moments(self.mean, self.second, torch.ones_like(mass), torch.zeros_like(mass))
-        pairs = zip(likeliest, others, strict=True)
-        return Moments(*(None if a is None or b is None else torch.where(classes == self.top, a, b) for a, b in pairs))
+        top = classes == self.top
+        trace = torch.where(top, likeliest.trace, others.trace)
+        if likeliest.second is None or others.second is None:
+            return Moments(trace)
+        return Moments(trace, torch.where(top, likeliest.second, others.second))
 
     def _moments(self, mean: Tensor, second: Tensor, r: Tensor, own: Tensor) -> Moments:
         """Return those of a mixture of the likeliest class, with probability ``own``, and others with these moments."""
@@ -174,8 +177,8 @@ def without_each(logits: Tensor, classes: Tensor, weights: Weights, kept: Tensor
     if kept is not None:
         moments = KeptMoments(logits, weights, kept)
         each = [moments.without(torch.full_like(moments.top, int(k))) for k in classes]
-        second = [m.second for m in each if m.second is not None]
-        return Moments(torch.stack([m.trace for m in each]), torch.stack(second) if second else None)
+        squares = [m.second for m in each if m.second is not None]
+        return Moments(torch.stack([m.trace for m in each]), torch.stack(squares) if squares else None)
     few = 2 * len(classes) < logits.shape[-1]  # else picking their columns of each matrix costs more than all columns
     columns: Tensor | slice = classes if few else slice(None)
     top = logits.argmax(dim=-1)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..models.forward import Batch
-from .problem import Problem, logit_hessian_product
+from .estimate import Loss, Matrix
+from .problem import Problem, logit_hessian_product, open_problem
 
 ASYMMETRY = 1e-2  # of an entry: far beyond what rounding leaves
 ROUNDING = 1e-5  # of the norm of the matrix: a part of any network may compute in float32
@@ -117,6 +119,15 @@ def mean_operator(problem: Problem) -> Operator:
         return total / problem.rows
 
     return Operator(apply, problem.size, problem.dtype, problem.device)
+
+
+def multiply_once(
+    model: nn.Module, inputs: Any, params: Sequence[str], matrix: Matrix = "hessian", loss: Loss = "energy"
+) -> None:
+    """Multiply the matrix of one batch with one random vector: a sample of the work of an eigenvalue."""
+    with open_problem(model, [inputs], loss, params, matrix=matrix) as problem:
+        operator = mean_operator(problem)
+        operator(random_directions(operator, 1, torch.Generator().manual_seed(0)))
 
 
 def curvature_along(problem: Problem, vector: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """Run a curvature study: the curvature of the loss on ID and OOD images, over parameters, features and logits."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -28,12 +30,14 @@ from ..curvature.features import (
     logit_spectrum,
     logit_trace,
 )
+from ..curvature.operators import multiply_once
 from ..curvature.trace import param_trace
 from ..detectors.autofold import AutoFold
 from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating
+from ..models.runtime import choose_threads
 from ..models.sources import ImageSource, Source, read_batches
 from .banks import Banks, Settings, extract_all, short_key
 from .compare import column_influence
@@ -47,6 +51,9 @@ from .suites.suite import Suite
 PARTS = "curvature"  # folder of what is finished
 TOP = 50  # eigenvalues of single inputs, as in the paper's figure
 ROWS = 1024  # of features at once
+FEW = 16  # inputs on which numbers of threads are tried
+
+log = logging.getLogger(__name__)
 
 Array = NDArray[np.float64]
 
@@ -124,9 +131,18 @@ def measure_parameters(
     # Images are read when a part needs them, and then kept in memory: Lanczos steps go over them again and again.
     read = cache(lambda: readable_inputs(data, settings.workers))
 
+    @cache
+    def tune_threads() -> None:
+        """Look once per data set how many threads are fastest: other processes come and go during a long study."""
+        if torch.device(settings.device).type == "cpu":
+            few = read()[0][:FEW]
+            threads = choose_threads(lambda: multiply_once(model, few, names, plan.matrix, plan.loss))
+            log.info("%s: second derivatives with %d thread%s", data.name, threads, "s" * (threads > 1))
+
     def find(what: str, compute: Callable[..., Estimate | Spectrum], **options: Any) -> Part:
         def compute_part() -> Part:
             with evaluating(model, settings.device):
+                tune_threads()
                 result = vars(compute(model, read(), params=names, **asked, **options))
             tensors = {name: value.double() for name, value in result.items() if isinstance(value, Tensor)}
             kept = ("value", "stderr", "method", "matvecs", "size")
@@ -241,7 +257,8 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
     study = Study(describe(suite, banks), [], [], alphas, sizes={}, provenance={}, **arrays)
     id_set = DataSet(ID, ID, suite.test, banks.unreadable.get("test", {}))
     ood_sets = [DataSet(o.name, o.group, o.images, banks.unreadable.get(o.name, {})) for o in suite.ood]
-    with PartStore(out / PARTS, {"kind": "curvature"}) as store:
+    with PartStore(out / PARTS, {"kind": "curvature"}) as store, ExitStack() as undo:
+        undo.callback(torch.set_num_threads, torch.get_num_threads())
         parts = StudyParts(store, weights_hash(suite.model))
         for data in track([id_set, *ood_sets], "data sets"):
             measure_parameters(study, suite.model, data, plan, settings, parts)

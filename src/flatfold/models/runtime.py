@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from math import ceil, inf
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import ClassVar, Literal, get_args
@@ -39,6 +40,8 @@ HALF_TOLERANCE = 3e-2  # the same for networks that compute in bfloat16 or float
 FEW = 4  # inputs that a runtime is first tried on
 TIMED_SECONDS = 0.1  # about so long is one forward pass that is timed
 ROUNDS = 2  # of which the fastest counts
+TRIALS, TRIAL_SECONDS = 5, 2.0  # rounds in which numbers of threads are tried, and seconds after which none is begun
+WORTHWHILE = 0.9  # of the time with fewer threads that more of them may take
 WORTH_EXPORT = 20.0  # seconds that a job must take with torch before a graph is exported for it, which takes about five
 WORTH_COMPILE = 600.0  # the same for a compilation, which may take minutes
 _FAILURES = (RuntimeError, ValueError, TypeError, UnsupportedHead, OSError, ModuleNotFoundError)
@@ -336,6 +339,36 @@ def use_free_cores(cores: int | None = None) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(free_cores() if cores is None else cores)
     return torch.get_num_threads()
+
+
+def choose_threads(work: Callable[[], object], cores: int | None = None) -> int:
+    """Let torch compute with the number of threads that does some work fastest, and return it.
+
+    Tried are 1, half of the free cores and all of them, in turn and up to five times, until that has taken two seconds;
+    the medians decide. More threads must be faster by a tenth: beside other busy processes, and for small networks,
+    they often wait for each other. Where ``OMP_NUM_THREADS`` is set, nothing is tried or changed.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    most = free_cores() if cores is None else cores
+    counts = sorted({1, max(1, most // 2), most})
+    if len(counts) > 1:
+        work()  # without the clock: the first call allocates
+    times: dict[int, list[float]] = {count: [] for count in counts}
+    for _ in range(TRIALS if len(counts) > 1 else 0):
+        for count, seconds in times.items():
+            torch.set_num_threads(count)
+            start = perf_counter()
+            work()
+            seconds.append(perf_counter() - start)
+        if sum(map(sum, times.values())) > TRIAL_SECONDS:
+            break
+    best = 1
+    for count, seconds in times.items():
+        if seconds and median(seconds) < WORTHWHILE * median(times[best]):
+            best = count
+    torch.set_num_threads(best)
+    return best
 
 
 def signature_of(batch: Batch) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -277,8 +277,20 @@ def measure_separations(
         for kind, ours, theirs, replicates in zip(NORMALISATIONS, known, unknown, redrawn, strict=True):
             d, correlation = cohens_d(ours, theirs), spearman(norm, np.concatenate([ours, theirs]))
             interval = percentile_interval(d, replicates)
-            moments = theirs.mean() - ours.mean(), ours.var(), theirs.var(), fpr_at_tpr(ours, theirs)
-            rows.append(Separation(kind, alphas[kind], column, d, *interval, *map(float, moments), correlation))
+            rows.append(
+                Separation(
+                    kind,
+                    alphas[kind],
+                    column,
+                    d,
+                    *interval,
+                    gap=float(theirs.mean() - ours.mean()),
+                    id_variance=float(ours.var()),
+                    ood_variance=float(theirs.var()),
+                    fpr95=fpr_at_tpr(ours, theirs),
+                    correlation=correlation,
+                )
+            )
     rows.sort(key=lambda row: NORMALISATIONS.index(row.normalisation))
     return rows, {f"{kind}/{name}": values for kind, of in kinds.items() for name, values in of.items()}, norms
 
