@@ -114,8 +114,9 @@ def doctor(
         typer.echo("digits generates its images and trains its network: everything is there")
         return
 
-    from ..evaluate.suites.doctor import examine
+    from ..evaluate.suites.doctor import examine, how_to_download
     from ..evaluate.suites.library import open_suite_file
+    from ..evaluate.suites.schema import OPENOOD
 
     file = open_suite_file(suite, None if seed is None else [seed], data=data, any_counts=True)
     findings = examine(file, accuracy, limit, read)
@@ -124,6 +125,8 @@ def doctor(
         parts = [finding.what for finding in findings if finding.sentence == sentence]
         more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
         typer.echo(f"{', '.join(parts[:SHOWN])}{more}: {sentence}")
+    for line in how_to_download(findings, file.variables.get(OPENOOD) or f"${OPENOOD}"):
+        typer.echo(line)
     problems = sum(finding.needs_attention for finding in findings)
     if problems:
         typer.echo(f"{problems} of {len(findings)} need attention")
