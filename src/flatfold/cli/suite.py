@@ -124,8 +124,9 @@ def doctor(
         print_json(suite=suite, ok=not missing, findings=[])
         raise typer.Exit(1 if missing else 0)
 
-    from ..evaluate.suites.doctor import examine
+    from ..evaluate.suites.doctor import examine, how_to_download
     from ..evaluate.suites.library import open_suite_file
+    from ..evaluate.suites.schema import OPENOOD
 
     file = open_suite_file(suite, None if seed is None else [seed], data=data, any_counts=True)
     findings = examine(file, accuracy, limit, read, code)
@@ -134,6 +135,8 @@ def doctor(
         parts = [finding.what for finding in findings if finding.sentence == sentence]
         more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
         say(f"{', '.join(parts[:SHOWN])}{more}: {sentence}", listing=True)
+    for line in how_to_download(findings, file.variables.get(OPENOOD) or f"${OPENOOD}"):
+        say(line, listing=True)
     problems = sum(finding.needs_attention for finding in findings)
     print_json(suite=suite, ok=not problems, findings=findings)
     if problems:

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from PIL import Image
 
 from flatfold import UnreadableImage
 from flatfold.evaluate.banks import extract_all
-from flatfold.evaluate.suites.doctor import Diagnosis, examine
+from flatfold.evaluate.suites.doctor import Diagnosis, examine, how_to_download
+from flatfold.evaluate.suites.library import open_suite_file
 from tests.toy_suite import World, pixels
 
 
@@ -273,3 +275,26 @@ def test_a_network_without_usable_test_images_is_unchecked_and_one_that_cannot_b
         found = findings[f"network {name}"]
         assert (found.state, found.found) == ("wrong", ""), name
         assert keyword in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("suite", "images", "weights"),
+    [
+        ("cifar10", "cifar10 tin cifar100 mnist svhn texture places365", "cifar10_res18_v1.5"),
+        ("cifar100", "cifar100 tin cifar10 mnist svhn texture places365", "cifar100_res18_v1.5"),
+        ("imagenet200", "imagenet_1k openimage_o ssb_hard ninco inaturalist texture", "imagenet200_res18_v1.5"),
+        ("imagenet1k", "imagenet_1k openimage_o ssb_hard ninco inaturalist texture", "resnet50-0676ba61.pth"),
+    ],
+)
+def test_the_archives_of_openood_are_named_where_their_files_are_missing(suite, images, weights, tmp_path):
+    file = open_suite_file(suite, data=tmp_path, any_counts=True)
+    text = "\n".join(how_to_download(examine(file), "HERE"))
+    assert f"--datasets {images} --save_dir HERE/data HERE/results" in text
+    assert weights in text
+    large = {"imagenet_1k", "ssb_hard", "ninco", "inaturalist", "openimage_o"}
+    for archive in images.split():
+        folder = "images_largescale" if archive in large else "images_classic"
+        assert f": {archive}.zip, unpacked in HERE/data/{folder}/{archive}\n" in text
+    for network in file.networks:  # a file that the suite asks for
+        assert network.table["weights"].replace("$OPENOOD/", "").replace("{seed}", "0") in text
+    assert how_to_download([replace(d, absent=False) for d in examine(file)], "HERE") == []

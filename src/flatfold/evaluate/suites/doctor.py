@@ -1,5 +1,6 @@
 """Check every part of a suite before a long run: what is there, what is missing, what is not as expected."""
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from ...models.images import FolderImages, ListImages, Transform
 from ...models.sources import ImageSource, ImageSubset, Source, take_subset
 from ..banks import Settings, accuracy_fits
 from ..banks import accuracy as accuracy_of
-from .schema import KINDS, SPLITS, TRANSFORM, Table, section_title
+from .schema import KINDS, OPENOOD, SPLITS, TRANSFORM, Table, section_title
 from .suite import OodSet, Suite
 from .toml_file import MAKERS, Network, SuiteData, SuiteFile
 
@@ -25,6 +26,17 @@ FAILURES = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # of fil
 ALLOWED = Settings().unreadable  # share of unreadable images that a benchmark leaves out
 SHOWN = 3  # names of images in a sentence
 ALWAYS_READ = 20  # images at the beginning of each data set
+OPENOOD_URL = "https://github.com/Jingkang50/OpenOOD"
+ARCHIVES = {"imagenet": "imagenet_1k", "imagenet200": "imagenet_1k", "textures": "texture"}  # unlike the list's name
+LARGE = ("imagenet_1k", "ssb_hard", "ninco", "inaturalist", "openimage_o")  # the others are in images_classic
+RESNET50 = "https://download.pytorch.org/models/resnet50-0676ba61.pth"  # torchvision's IMAGENET1K_V1
+RESNET50_FILE = "results/pretrained_weights/resnet50_imagenet1k_v1.pth"
+CHECKPOINTS = {
+    f"${OPENOOD}/results/cifar10_resnet18_32x32_base_e100_lr0.1_default/": "cifar10_res18_v1.5",
+    f"${OPENOOD}/results/cifar100_resnet18_32x32_base_e100_lr0.1_default/": "cifar100_res18_v1.5",
+    f"${OPENOOD}/results/imagenet200_resnet18_224x224_base_e90_lr0.1_default/": "imagenet200_res18_v1.5",
+    f"${OPENOOD}/{RESNET50_FILE}": RESNET50,
+}
 CAUSES = "Typical causes: another transform, another order of classes, another checkpoint."
 UNNORMALISED = " No mean and std are set: does the network take values from 0 to 1?"
 NOT_IMPORTED = "It was not loaded: no code is run. Only its files were looked for."
@@ -41,6 +53,8 @@ class Diagnosis:
     expected: str = ""
     found: str = ""
     sentence: str = ""
+    absent: bool = False  # files are not there
+    download: str = ""  # of which archive they are part, if that is known
 
     @property
     def needs_attention(self) -> bool:
@@ -55,6 +69,7 @@ class Diagnosis:
     def add_error(self, error: Exception, title: str, optional: bool = False) -> None:
         """Add an error without the title of the section, which the diagnosis has already."""
         missing, reason = isinstance(error, FileNotFoundError), str(error).removeprefix(f"{title}: ")
+        self.absent |= missing
         if missing and optional:
             self.add("note", f"{reason} Without it, methods that learn from it are left out.")
         else:
@@ -101,6 +116,54 @@ def examine(
     return diagnoses
 
 
+def how_to_download(diagnoses: Sequence[Diagnosis], folder: str) -> list[str]:
+    """Return lines on where the missing files of OpenOOD can be had, and what they must be called in ``folder``.
+
+    OpenOOD's own script downloads archives by name and unpacks them. Nothing is returned if none of them is missing.
+    """
+    absent = [diagnosis for diagnosis in diagnoses if diagnosis.absent and diagnosis.download]
+    if not absent:
+        return []
+    lines = [f"Where to get what is missing, for {folder} as --data:"]
+    for archive in dict.fromkeys(diagnosis.download for diagnosis in absent):
+        parts = ", ".join(diagnosis.what for diagnosis in absent if diagnosis.download == archive)
+        if archive == RESNET50:
+            lines.append(f"  {parts}: {archive}, saved as {folder}/{RESNET50_FILE}")
+        elif archive in CHECKPOINTS.values():
+            unpacked = next(start for start, name in CHECKPOINTS.items() if name == archive)
+            path = unpacked.removeprefix(f"${OPENOOD}/")
+            lines.append(f"  {parts}: {archive}.zip, unpacked in {folder}/results so that there is {path}s0/best.ckpt")
+        else:
+            place = "images_largescale" if archive in LARGE else "images_classic"
+            lines.append(f"  {parts}: {archive}.zip, unpacked in {folder}/data/{place}/{archive}")
+    if any(diagnosis.download not in (RESNET50, *CHECKPOINTS.values()) for diagnosis in absent):
+        lines.append(f"  all lists of images: benchmark_imglist.zip, unpacked in {folder}/data")
+    archives = [name for name in dict.fromkeys(it.download for it in absent) if name != RESNET50]
+    images = [name for name in archives if name not in CHECKPOINTS.values()]
+    weights = [name for name in archives if name in CHECKPOINTS.values()]
+    if archives:
+        lines.append(
+            f"OpenOOD's script gets and unpacks the archives; run it in a clone of {OPENOOD_URL}, after "
+            "`pip install gdown`:"
+        )
+    script = "  python scripts/download/download.py --contents"
+    places = f"--save_dir {folder}/data {folder}/results"
+    if images:
+        lines.append(f"{script} datasets --dataset_mode dataset --datasets {' '.join(images)} {places}")
+    if weights:
+        lines.append(f"{script} checkpoints --checkpoints {' '.join(weights)} {places}")
+    if "imagenet_1k" in images:
+        lines.append("ImageNet's training images are at https://image-net.org, if that archive has none.")
+    return lines
+
+
+def _images_archive(table: Table) -> str:
+    """Return the name of OpenOOD's archive that holds the images of a section; nothing for other images."""
+    lists = rf"\${OPENOOD}/data/benchmark_imglist/\w+/(?:train|val|test)_(\w+)\.txt"
+    match = re.fullmatch(lists, table.get("list", ""))
+    return "" if match is None else ARCHIVES.get(match[1], match[1])
+
+
 def set_title(table: Table) -> str:
     """Return how diagnoses call an OOD data set that methods are evaluated on."""
     return f"{table['group']} {table['name']}"
@@ -118,6 +181,7 @@ class _DataCheck:
         written = " and ".join(table[key] for key in (*KINDS, "images") if key in table)
         expected = f"{table['expect']} images" if "expect" in table else ""
         self.diagnosis = Diagnosis(set_title(table) if section == "ood" else section, "ok", written, expected)
+        self.diagnosis.download = _images_archive(table)
         self.source: Source | None = None
         self.rows = self.tried = 0
         self.broken: dict[int, str] = {}
@@ -158,6 +222,7 @@ class _DataCheck:
         if gone:
             some = f"{len(gone)} of the {whole.rows} images of its list are not there: {_first(gone)}"
             diagnosis.add("missing", f"{some}. Get them again.")
+            diagnosis.absent = True
         return set(gone)
 
     def _read(self, source: ImageSource, gone: set[str], transforms: Sequence[Transform], every: bool) -> None:
@@ -224,6 +289,7 @@ def _check_network(suite_file: SuiteFile, network: Network, code: bool) -> tuple
     where = str(table.get(key, "")).replace("{seed}", str(network.seed))
     expected = f"{table['accuracy']:.2f} %" if "accuracy" in table else ""
     diagnosis = Diagnosis(f"network {network.name}", "ok", where, expected)
+    diagnosis.download = next((name for start, name in CHECKPOINTS.items() if where.startswith(start)), "")
     try:
         if key in ("weights", "linear"):
             diagnosis.where = str(suite_file.expand(where))
