@@ -51,7 +51,7 @@ from .suites.suite import Suite
 PARTS = "curvature"  # folder of what is finished
 TOP = 50  # eigenvalues of single inputs, as in the paper's figure
 ROWS = 1024  # of features at once
-FEW = 16  # inputs on which numbers of threads are tried
+FEW = 8  # inputs on which numbers of threads are tried
 
 log = logging.getLogger(__name__)
 

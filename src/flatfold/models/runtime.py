@@ -353,6 +353,7 @@ def choose_threads(work: Callable[[], object], cores: int | None = None) -> int:
     most = free_cores() if cores is None else cores
     counts = sorted({1, max(1, most // 2), most})
     if len(counts) > 1:
+        torch.set_num_threads(1)  # which is never very slow
         work()  # without the clock: the first call allocates
     times: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(TRIALS if len(counts) > 1 else 0):
