@@ -24,7 +24,7 @@ from .suites.suite import Group
 
 METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
 OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # whose averages: near and far, or over all data sets
-FIGURES = ("alpha", "costs", "histograms", "norms-best", "norms-fold", "roc")  # files that a report draws
+FIGURES = ("alpha", "costs", "histograms", "norms-best", "norms-fold", "roc", "threshold")  # files that a report draws
 ID = "id"  # the name of the in-distribution test data among the scores
 
 log = logging.getLogger(__name__)
