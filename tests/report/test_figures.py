@@ -11,6 +11,9 @@ from matplotlib.colors import to_hex
 from flatfold.evaluate.results import FIGURES, AlphaCurve
 from flatfold.report.figure import Drawing, Key, Panel, Span, line_style
 from flatfold.report.figures import (
+    BAND,
+    NARROW_BAND,
+    alarm_threshold,
     all_figures,
     alpha_curves,
     histograms,
@@ -18,6 +21,7 @@ from flatfold.report.figures import (
     regret,
     roc,
     roc_curves,
+    threshold_figure,
 )
 from tests.report.conftest import drawn
 
@@ -91,6 +95,17 @@ def test_norms_are_drawn_for_the_best_fold_and_for_the_best_method(make_run):
     assert not without["norms-fold"].panels
     assert not without["norms-best"].panels
     assert without.keys() - {"costs-tall", "threshold-tall"} == set(FIGURES)  # the files that new results remove
+
+
+def test_the_first_figure_draws_the_threshold_among_the_scores_of_a_method_for_guards(make_run):
+    results = make_run(("odin", "msp"))
+    for size in (BAND, NARROW_BAND):
+        (panel,) = threshold_figure(results, size).panels
+        axes = drawn(panel)
+        threshold = alarm_threshold(results.scores["msp/id"])
+        assert axes.lines[0].get_xdata()[0] == threshold
+        assert axes.get_xlim()[0] < threshold < axes.get_xlim()[1]
+        assert "msp" in axes.get_xlabel()
 
 
 def test_an_axis_holds_all_but_one_percent_and_is_logarithmic_over_decades():

@@ -90,17 +90,21 @@ def threshold_figure(results: Results, size: tuple[float, float] = BAND) -> Draw
     run = guard_method(results)
     scores = [results.scores[f"{run.method}/{name}"] for name in (ID, *_datasets(results))]
     keys = [*dataset_keys(_datasets(results)), THRESHOLD]
-    panel = Panel(f"Scores of {run.method}", partial(_draw_threshold, scores, f"score of {run.method}"))
+    label = f"score of {run.method}; the last bar collects all that are higher"
+    panel = Panel(f"Scores of {run.method}", partial(_draw_threshold, scores, label))
     return Drawing("threshold" if size == BAND else "threshold-tall", [panel], keys, columns=1, size=size)
 
 
 def _draw_threshold(scores: list[Numbers], label: str, axes: Axes) -> None:
     threshold = alarm_threshold(scores[0])
     far = max(threshold, float(np.quantile(np.concatenate(scores[1:]), FAR)))
-    _draw_scores([np.minimum(values, far) for values in scores], axes)
+    clipped = [np.minimum(values, far) for values in scores]
+    _draw_scores(clipped, axes)
+    edges = Span.of(np.concatenate(clipped)).edges(BINS)
+    tallest = max(float(np.histogram(values, edges)[0][:-1].max() / len(values)) for values in scores)
+    axes.set_ylim(0, 1.25 * tallest or None)  # the last bar may be higher, and is cut off
     axes.axvline(threshold, color=INK, lw=1.2, ls=THRESHOLD.style.stroke)
-    axes.margins(y=0.2)
-    text = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "va": "top"}
+    text: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "va": "top"}
     axes.annotate("alarm →", (threshold, 1.0), (5, 0), **text)
     axes.annotate("← no alarm", (threshold, 1.0), (-5, 0), ha="right", **text)
     axes.set_xlabel(label)
