@@ -25,7 +25,10 @@ def save_run(folder, methods=("msp", "knn"), family="net", certain=True, **suite
             ends = {"auroc": (value - 0.01, value + 0.01), "fpr95_ood_positive": (0.0, 1.0)}
             certainty = Certainty(ends, 0.0, 0.0, 0.0, 1.0, True) if certain else None
             rows.append(Row(method, "nothing", name, group, value, *[0.4] * 4, 10, 10, certainty))
-    averages = [Average(method, "nothing", "all", "us", 0.9, *[0.4] * 4, rows[0].certainty) for method in methods]
+    averages = [
+        Average(method, "nothing", column, "us", 0.9, *[0.4] * 4, rows[0].certainty)
+        for method, column in product(methods, ("near", "far", "all"))
+    ]
     protocol = {"protocol": "openood-1.5/cifar10", "architecture": "openood/resnet18_32x32", "deviations": []}
     suite = {"name": "cifar10", "family": family, "ood": [{"name": name} for name in SETS], **protocol, **suite}
     runs = [MethodRun(method, method, {}, "nothing", "nothing", 0.1, 1.0) for method in methods]
