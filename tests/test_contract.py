@@ -23,6 +23,7 @@ NAMES = sorted(name for name, method in METHODS.items() if method.sees == "featu
 every_method = pytest.mark.parametrize("name", NAMES)
 BAD = {
     "alpha": 1.5,
+    "batch_size": 0,
     "criterion": "paird",
     "curvature": -1.0,
     "dim": 24,

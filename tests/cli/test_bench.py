@@ -268,7 +268,9 @@ def test_methods_are_added_to_finished_results_and_an_outdated_report_never_stay
     monkeypatch.setattr(ff.detectors.Ebo, "score", lambda self, h: h[:, 9999])
     assert bench(own[0], "--out", "added", methods="autofold,msp,ebo", **single).returncode == 1
     add = ("bench", "alone.toml", "--bootstrap", 0, "--no-report", "--out", "added", "--add")
-    assert_mistakes(add, [(["ebo"], 1, "line"), (["msp", "--limit", 5], 1, "images of test")], own[0])
+    still = flatfold(*add, "ebo", cwd=own[0])
+    assert (still.returncode, "test_bench.py" in still.stderr) == (1, True)
+    assert_mistakes(add, [(["msp", "--limit", 5], 1, "images of test")], own[0])
     assert list(results_of(folder)["failed"]) == ["ebo"]
     monkeypatch.undo()
     pages = [folder / "report.html", folder / "figures" / "roc.pdf", folder / "figures" / "curvature-traces.pdf"]

@@ -127,7 +127,7 @@ With = Annotated[
 PANELS = {
     "Model": "guard model weights pretrained head networks accuracy",
     "Images": (
-        "train val test near far ood_val images resize crop mean std mode interpolation draft allow_sizes root "
+        "train val test near far ood_val images resize crop squash mean std mode interpolation draft allow_sizes root "
         "image_column label_column labels data limit limit_fit samples shard max_unreadable any_counts read"
     ),
     "Method": (
@@ -137,7 +137,7 @@ PANELS = {
     "Access": "host port token_file no_token allow_host allow_origin docs",
     "Limits": "max_batch max_waiting max_body max_images max_pixels timeout",
     "Output": "out names csv latex report force access_log cite quiet verbose debug json",
-    "Run": "seed device runtime dtype batch_size workers processes resume rounds engine actors gpus",
+    "Run": "seed device runtime dtype code batch_size workers processes resume rounds engine actors gpus",
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 

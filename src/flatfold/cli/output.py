@@ -137,7 +137,8 @@ def log_to_stderr() -> Iterator[None]:
     before, handler = (log.level, models.level, log.propagate), logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
     log.addHandler(handler)
-    log.setLevel(logging.ERROR if _options.quiet else logging.DEBUG if _options.verbose else logging.WARNING)
+    everything = _options.verbose or _options.debug
+    log.setLevel(logging.ERROR if _options.quiet else logging.DEBUG if everything else logging.WARNING)
     log.propagate = False  # a root logger that prints would repeat everything
     try:
         yield
