@@ -1,6 +1,6 @@
 # The HTTP service with torch for the CPU. Guard, network and weights are read from /data:
-#   docker build -t flatfold .
-#   docker run --rm -p 127.0.0.1:8000:8000 -e FLATFOLD_TOKEN -v "$PWD":/data:ro flatfold \
+#   docker build -t flatfold-serve .
+#   docker run --rm -p 127.0.0.1:8000:8000 -e FLATFOLD_TOKEN -v "$PWD":/data:ro flatfold-serve \
 #     guard.safetensors --model nets:resnet20 --weights resnet20.safetensors
 FROM python:3.11-slim AS build
 

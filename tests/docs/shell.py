@@ -20,7 +20,7 @@ from tests.docs.page import ROOT
 
 SERVICE = "http://127.0.0.1:8000"  # where `flatfold serve` listens unless told otherwise
 MOVED = {"/path/to/OpenOOD": "openood", "cuda": "cpu"}
-RECOGNISED = ("ray", "sbatch")  # a cluster and a scheduler are nothing for a test
+RECOGNISED = ("docker", "ray", "sbatch")  # containers, a cluster and a scheduler are nothing for a test
 
 
 class Shell:
