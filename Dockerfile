@@ -2,6 +2,7 @@
 #   docker build -t flatfold-serve .
 #   docker run --rm -p 127.0.0.1:8000:8000 -e FLATFOLD_TOKEN -v "$PWD":/data:ro flatfold-serve \
 #     guard.safetensors --model nets:resnet20 --weights resnet20.safetensors
+# Without a token in FLATFOLD_TOKEN it does not start, unless --no-token is added.
 FROM python:3.11-slim AS build
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
