@@ -106,7 +106,9 @@ def expanded(word):
 
 
 def pip(words):
-    """Of an installation only that it is one of this package, with extras that exist."""
+    """Of an installation only that it is one of torch, or of this package with extras that exist."""
+    if words == ["install", "torch", "--index-url", "https://download.pytorch.org/whl/cpu"]:
+        return
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]["optional-dependencies"]
     assert words[0] == "install", "pip is here to install"
     for word in words[1:]:
