@@ -204,15 +204,18 @@ def test_a_model_that_has_changed_is_refused_before_its_calibration_is_handed_on
             assert_refused(ValueError, "Fit the guard again", partial(getattr(each, use), *arguments), case=change)
 
 
-def test_an_input_that_comes_again_and_again_does_not_break_the_rate_by_its_last_digits():
+@pytest.mark.parametrize(("detector", "spread"), [("klm", 1e-4), ("klm", 1e-3), ("fdbd", 1e-4), ("knn:k=5", 1e-2)])
+def test_an_input_that_comes_again_and_again_gets_one_decision_alone_and_in_any_batch(detector, spread):
     for seed in range(20):  # for some of which the score is higher alone than in a batch
         torch.manual_seed(seed)
-        net, frame = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10)), 3 * torch.rand(1, 64)
-        stream = torch.cat([frame.repeat(64, 1), torch.randn(19, 64)])
-        for detector, learnt in (("fdbd", torch.randn(10, 64)), ("klm", frame.repeat(64, 1))):  # near 0 for klm
-            guard = ff.Guard.fit(net, [learnt], detector, calibration=[stream])
-            assert not guard(frame).is_ood
-            assert not guard(stream).is_ood[:64].any()
+        net, centre = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10)), 3 * torch.rand(1, 64)
+        learnt, others = (centre + spread * torch.randn(n, 64) for n in (100, 60))  # with scores of klm near 0
+        frame = others[ff.Guard.fit(net, [learnt], detector, calibration=[others])(others).score.argmax()][None]
+        stream = torch.cat([others, frame.repeat(64, 1)])  # whose threshold is the score of the frame
+        guard = ff.Guard.fit(net, [learnt], detector, calibration=[stream])
+        assert not guard(frame).is_ood
+        assert not guard(frame.repeat(64, 1)).is_ood.any()
+        assert not guard(stream).is_ood[60:].any()
 
 
 def test_fits_that_cannot_be_are_refused(model, guard, tmp_path):

@@ -20,6 +20,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.conformal import allowed_ranks, count_copies_once, p_values, samples_needed
 from ..core.hessian import row_chunks
 from ..core.neighbours import group_copies
+from ..core.shaping import split_norm
 from ..detectors import create, get_method
 from ..detectors.base import Detector
 
@@ -29,6 +30,8 @@ SHOWN = 3  # classes in a message
 GATHERED = 2**24  # calibration scores that are gathered at once, 64 MB: every input takes those of its class
 ROUNDING = 1e-4  # how far scores of one input may differ, alone and in a batch, here and in another runtime: relative
 # to the score, or to the spread of scores if that is larger
+MOVED = 1e-6  # by how much features are moved, relative to their length, to see what rounding does to a score
+MOVES, MOVES_MARGIN = 8, 3.0  # in how many directions, and how many times the largest change is allowed for
 
 
 class Verdict(NamedTuple):
@@ -311,10 +314,34 @@ def calibrate(
         if per_class and predicted is None:
             predicted = detector.innermost.logits(features).argmax(dim=-1)
         scores = with_rounding_margin(detector.eval()(features), distinct)
+        scores = torch.maximum(scores, _highest_of_copies(detector, features, groups.to(scores.device)))
         classes = predicted.to(scores.device) if per_class and predicted is not None else None
         return Calibration.of(
             scores, fpr, classes, len(detector.fitted_weight), confidence=confidence, distinct=distinct
         )
+
+
+def _highest_of_copies(detector: Detector, features: Tensor, groups: Tensor) -> Tensor:
+    """Return for each row the highest score that rounding may give to a copy of it; -inf for rows without copies.
+
+    Where a score is a small difference of large numbers, as that of klm near 0, rounding changes it by more than a part
+    of itself. So features are moved by a few times what rounding changes in them, in several directions.
+    """
+    _, first, sizes = np.unique(groups.cpu().numpy(), return_index=True, return_counts=True)
+    rows = torch.from_numpy(first[sizes > 1]).to(features.device)
+    highest = features.new_full((len(features),), -torch.inf)
+    if not len(rows):
+        return highest
+    h = features[rows]
+    score, generator = detector(h), torch.Generator().manual_seed(0)
+    change = torch.zeros_like(score)
+    step = MOVED * split_norm(h)[0] / h.shape[1] ** 0.5
+    for _ in range(MOVES):
+        moved = h + step * torch.randn(h.shape, generator=generator).to(h)
+        moved = torch.where(moved.sign() == h.sign(), moved, h)  # zeros stay, and nothing becomes negative
+        change = torch.maximum(change, (detector(moved) - score).abs().nan_to_num(0.0, posinf=0.0))
+    highest[rows] = score + MOVES_MARGIN * change
+    return highest[groups]
 
 
 def _split(groups: Tensor, fpr: float, seed: int) -> tuple[Tensor, Tensor]:
