@@ -31,8 +31,8 @@ class Work(NamedTuple):
         """Authors, venue and year in a few words.
 
         Example:
-            >>> [work.short for work in cited_works("fold-c")]
-            ['this library', 'Park et al., ECCV 2026']
+            >>> cited_works("fold")[0].short
+            'Park et al., ECCV 2026'
         """
         if self.is_library:
             return "this library"
