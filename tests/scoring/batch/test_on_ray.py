@@ -272,7 +272,7 @@ def test_a_killed_run_goes_on_quietly_and_leaves_no_process_whether_or_not_ray_s
     assert not rest.communicate()[0]
     assert rest.returncode == 0
     same_files("ray.csv", "local.csv")
-    calls = sum(workers("batches").values()) - 2 * len(workers("batches"))  # each worker first checks the layout
+    calls = sum(workers("batches").values()) - 3 * len(workers("batches"))  # each first checks the guard and the layout
     assert 0 < calls <= 12 - 4  # two parts of two batches were there
     until(lambda: not marked(mark))
 
