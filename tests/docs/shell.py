@@ -19,6 +19,7 @@ from tests.command import flatfold
 from tests.docs.page import ROOT
 
 SERVICE = "http://127.0.0.1:8000"  # where `flatfold serve` listens unless told otherwise
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 MOVED = {"/path/to/OpenOOD": "openood", "cuda": "cpu"}
 RECOGNISED = ("docker", "ray", "sbatch")  # containers, a cluster and a scheduler are nothing for a test
 
@@ -102,7 +103,9 @@ def expanded(word):
 
 
 def pip(words):
-    """Of an installation only that it is one of this package, with extras that exist."""
+    """Of an installation only that it is one of this package, with extras that exist, or of torch without CUDA."""
+    if words == ["install", "torch", "--index-url", CPU_BUILDS]:
+        return
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]["optional-dependencies"]
     assert words[0] == "install", "pip is here to install"
     for word in words[1:]:
