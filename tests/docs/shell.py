@@ -19,6 +19,7 @@ from tests.command import flatfold
 from tests.docs.page import ROOT
 
 SERVICE = "http://127.0.0.1:8000"  # where `flatfold serve` listens unless told otherwise
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 MOVED = {"/path/to/OpenOOD": "openood", "cuda": "cpu"}
 RECOGNISED = ("docker", "ray", "sbatch")  # containers, a cluster and a scheduler are nothing for a test
 
