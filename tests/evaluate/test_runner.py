@@ -5,6 +5,7 @@ import mmap
 import re
 import warnings
 from dataclasses import replace
+from time import perf_counter, sleep
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.detectors import METHODS
+from flatfold.evaluate import runner
 from flatfold.evaluate.banks import Settings, accuracy, accuracy_fits, extract_all
 from flatfold.evaluate.methods import RESET, peak_memory
 from flatfold.evaluate.results import ID, METRICS
-from flatfold.evaluate.runner import forget, run
+from flatfold.evaluate.runner import forget, run, tabulate
 from flatfold.evaluate.suites.suite import OodSet, Suite
 from flatfold.models.fingerprint import weights_hash
 from flatfold.models.images import ArrayImages
@@ -108,6 +110,13 @@ def test_each_image_goes_through_the_network_once_and_its_weights_are_hashed_onc
     with torch.no_grad():
         suite.model.head.weight *= 2  # another network gets features of its own
     assert np.allclose(run(suite, ["mls"], tmp_path).scores["mls/noise"], 2 * first.scores["mls/noise"])
+
+
+def test_the_seconds_of_a_run_are_those_of_all_its_steps(suite, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "tabulate", lambda *given: sleep(0.5) or tabulate(*given))
+    start = perf_counter()
+    results = run(suite, ["msp"], tmp_path, Settings(replicates=0))
+    assert results.provenance["seconds"] == pytest.approx(perf_counter() - start, abs=0.3)
 
 
 def test_rows_norms_and_accuracy_are_those_of_the_public_functions(suite, tmp_path):

@@ -112,8 +112,10 @@ def run(
         results = _merge(previous, results)
     tuned_on = {run.method: run.tuned_on for run in results.methods}
     groups = {ood.name: ood.group for ood in suite.ood}
+    start = perf_counter()
     rows, averages = tabulate(results.scores, tuned_on, groups, settings.replicates, suite.seed)
-    return replace(results, rows=rows, averages=averages)
+    seconds = round(results.provenance["seconds"] + perf_counter() - start, 2)  # intervals take long too
+    return replace(results, rows=rows, averages=averages, provenance={**results.provenance, "seconds": seconds})
 
 
 def check_same(previous: Results, suite: Suite, settings: Settings) -> None:
