@@ -196,7 +196,8 @@ def test_a_lock_that_is_removed_while_it_is_opened_is_made_anew(tmp_path, monkey
 def test_where_there_are_no_locks_folders_are_used_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(38, "Function not implemented")))
     with locked(tmp_path), locked(tmp_path):
-        pass
+        assert (tmp_path / LOCK).exists()
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with locked(tmp_path):
-        pass
+        assert (tmp_path / LOCK).exists()
+    assert not list(tmp_path.iterdir())
