@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from flatfold.io import store as store_module
 from flatfold.io.artifacts import DamagedFile
 from flatfold.io.store import MANIFEST, PartStore, read_manifest
 from tests.refusals import assert_refused
@@ -56,6 +57,20 @@ def test_a_damaged_exchanged_or_foreign_part_counts_as_absent(tmp_path, caplog):
     with PartStore(folder, KEY) as store:
         store.write("00000", {"x": torch.zeros(2, 2)})
         assert "00000" in store
+
+
+def test_a_part_is_kept_if_an_interrupt_comes_just_after_it_was_written(tmp_path, monkeypatch):
+    def write_and_stop(*args):
+        write_part(*args)
+        raise KeyboardInterrupt
+
+    write_part = store_module._write_part
+    with PartStore(tmp_path / "s", KEY) as store:
+        assert "00000" not in store  # which is remembered
+        monkeypatch.setattr(store_module, "_write_part", write_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            store.write("00000", {"x": torch.ones(2)})
+        assert list(store) == ["00000"]
 
 
 def test_another_key_is_refused_unless_nothing_was_done(tmp_path):

@@ -139,6 +139,7 @@ class PartStore:
         self.lock()
         if not self._written:
             self._write_manifest()
+        self._intact.pop(name, None)  # an interrupt may come when the file is there, and before this call ends
         _write_part(self._path(name), self.key, tensors, info)
         self._intact[name] = True
 
