@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from . import (
+    alarms,
     autofold,
     curvature,
     eigenvalues,
@@ -38,6 +39,7 @@ BENCHMARKS = {
     "growth": growth.run,
     "throughput": throughput.run,
     "precision": precision.run,
+    "alarms": alarms.run,
     "ray": ray_overhead.run,
     "serving": serving.run,
 }
