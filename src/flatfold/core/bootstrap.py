@@ -78,8 +78,9 @@ class _Ranking:
     def cumulative(self, counts: Counts) -> Counts:
         """Return how many draws fell on the 0, 1, 2, ... lowest distinct scores, ``(g + 1, b)``, from ``(n, b)``."""
         # Running sums inside of short blocks, then of the blocks: np.cumsum takes three times as long along columns.
-        blocks = np.zeros((self.n // BLOCK + 1, BLOCK, counts.shape[1]), dtype=counts.dtype)
+        blocks = np.empty((self.n // BLOCK + 1, BLOCK, counts.shape[1]), dtype=counts.dtype)
         sums = blocks.reshape(-1, counts.shape[1])[: self.n + 1]
+        sums[0] = 0
         np.take(counts, self._order, axis=0, out=sums[1:], mode="clip")  # the mode that needs no buffer
         for row in range(1, BLOCK):
             blocks[:, row] += blocks[:, row - 1]
@@ -135,14 +136,14 @@ class _Curve(NamedTuple):
 def _weighted_share(weights: Counts, positives: Counts, negatives: Counts, rows: NDArray[np.intp]) -> Vector:
     """Return the weighted sum of the shares of negatives, from some rows, in each column; 0 / 0 counts as 0."""
     area = np.zeros(weights.shape[1])
-    shares = np.empty((ROWS, len(area)))
-    for first in range(0, len(rows), ROWS):
+    shares = np.empty((ROWS, len(area)), dtype=np.float32)  # half the time of float64; an area keeps six digits
+    for first in range(np.searchsorted(rows, 1), len(rows), ROWS):  # before the first negative all shares are 0
         part = slice(first, first + ROWS)
         false = negatives.take(rows[part], axis=0)
         alarms = positives[part] + false
         if not alarms[0].all():  # the others are no smaller
             np.maximum(alarms, 1, out=alarms)
-        share = np.divide(false, alarms, out=shares[: len(false)])
+        share = np.divide(false, alarms, out=shares[: len(false)], dtype=np.float32)
         area += np.einsum("pb,pb->b", weights[part], share)
     return area
 
@@ -196,7 +197,8 @@ class SortedScores:
         # Short integers halve the time. A single column would be summed in another order than one of many.
         dtype: type[np.signedinteger] = np.int16 if most < 2**15 else np.int32 if most < 2**31 else np.int64
         ours, *theirs = (
-            counts.T.astype(dtype).repeat(2 if b == 1 else 1, axis=1) for counts in (known_counts, *unknown_counts)
+            np.ascontiguousarray(counts.repeat(2 if b == 1 else 1, axis=0).astype(dtype).T)
+            for counts in (known_counts, *unknown_counts)
         )
         metrics = {name: np.empty((len(self._known), len(theirs), b)) for name in names}
 

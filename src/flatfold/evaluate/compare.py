@@ -5,12 +5,14 @@ All methods saw the same images, so they are compared image by image: AUROCs thr
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, partial
 from statistics import fmean
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..core.bootstrap import METRICS, SortedScores, percentile_interval, rate_interval, worst_case_aupr
@@ -84,11 +86,12 @@ def tabulate(
         raise ValueError(f"replicates must be 0 or more, got {replicates}. 1000 is customary, 0 leaves them out.")
     columns = columns_of(groups)
     pairs = [(method, dataset) for method in tuned_on for dataset in groups]
-    singles = {
-        (m, d): {name: f(scores[f"{m}/{ID}"], scores[f"{m}/{d}"]) for name, f in FIGURES.items()} for m, d in pairs
-    }
+    sides = [(scores[f"{method}/{ID}"], scores[f"{method}/{dataset}"]) for method, dataset in pairs]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy lets other threads sort meanwhile
+        values = zip(*(pool.map(figure, *zip(*sides, strict=True)) for figure in FIGURES.values()), strict=True)
+        singles = {pair: dict(zip(FIGURES, row, strict=True)) for pair, row in zip(pairs, values, strict=True)}
+        single_influences = dict(zip(pairs, pool.map(auroc_influence, *zip(*sides, strict=True)), strict=True))
     redrawn = resampled(scores, list(tuned_on), list(groups), replicates, seed) if replicates else {}
-    single_influences = {(m, d): auroc_influence(scores[f"{m}/{ID}"], scores[f"{m}/{d}"]) for m, d in pairs}
     influences = {
         column: {method: mean_influence([single_influences[method, d] for d in members]) for method in tuned_on}
         for column, members in columns.items()

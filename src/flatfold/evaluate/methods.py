@@ -34,7 +34,7 @@ from .suites.suite import Suite
 from .tuning import Tuning, grid_points, search, tune
 
 NO_TRAIN = "it learns from training data, and this suite has none. Give its file a [train]."
-TIMED_ROUNDS, TIMED_SECONDS = 3, 0.1  # scoring is timed this often, unless it takes long; the median counts
+TIMED_ROUNDS, TIMED_SECONDS = 3, 0.02  # scoring is timed this often, unless it takes long; the median counts
 MEGABYTE = 1e6
 RESET = Path("/proc/self/clear_refs")  # writing 5 there resets the peak
 STATUS = Path("/proc/self/status")
