@@ -85,10 +85,24 @@ def test_channels_last_is_for_convolutions_that_allow_it():
         model, found, batch = make_case(model)
         before = {name: value.stride() for name, value in model.state_dict().items()}
         with evaluating(model):
+            assert TorchRuntime.of(model, found, batch.part(0, 1)).channels_last == expected, "chosen on one image"
             chosen = TorchRuntime.of(model, found, batch)
             assert chosen.channels_last == expected
             assert_close(chosen(batch).logits, run(model, found, batch).logits)
         assert {name: value.stride() for name, value in model.state_dict().items()} == before, "the model was changed"
+
+
+def test_few_images_keep_their_layout_with_which_they_are_faster():
+    model, found, batch = make_case()
+    seen = []
+    model[0].register_forward_hook(lambda _, args, output: seen.append(args[0].is_contiguous()))
+    with evaluating(model):
+        chosen = TorchRuntime.of(model, found, batch)
+        assert chosen.channels_last
+        for rows in (1, 2, 4, 6):
+            seen.clear()
+            chosen(batch.part(0, rows))
+            assert seen == [rows < 4], rows
 
 
 @needs_onnx

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import flatfold as ff
 from flatfold.core.conformal import samples_needed
 from flatfold.scoring import calibrated as module
-from flatfold.scoring.calibrated import Calibration, with_rounding_margin
+from flatfold.scoring.calibrated import CalibratedDetector, Calibration, with_rounding_margin
 
 CLASSES = 3
 
@@ -53,6 +54,17 @@ def test_a_score_that_is_not_a_number_raises_an_alarm():
         p, alarm = calibration(odd, torch.tensor([0, 1, 0]))
         assert alarm.all()
         assert (p == 1 / (int(calibration.counts[0]) + 1)).all()
+
+
+def test_features_go_through_the_head_only_where_the_predicted_class_matters(monkeypatch):
+    h, labels = torch.rand(60, 5), torch.arange(60) % CLASSES
+    detector = ff.create("mds").fit(ff.FeatureBank(h, labels), ff.Head(torch.rand(CLASSES, 5)))
+    calls, logits = [], detector.logits
+    monkeypatch.setattr(detector, "logits", lambda h: calls.append(len(h)) or logits(h))
+    for classes, expected in ((None, []), (labels, [60])):
+        calibration = Calibration.of(detector(h), 0.1, classes, CLASSES)
+        CalibratedDetector(detector, calibration)(h)
+        assert calls == expected
 
 
 def test_another_rate_keeps_the_scores_and_a_conversion_the_counts():

@@ -17,11 +17,12 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
+from math import ceil
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args
 
 import msgspec
 import numpy as np
@@ -37,7 +38,7 @@ from ..models.cores import free_cores, free_memory, own_memory, usable_cores
 from ..models.fingerprint import evenly_spaced
 from ..models.forward import split_batch, usable_device
 from ..models.runtime import FastestRuntime, OnnxRuntime, RuntimeName, use_free_cores
-from ..models.sources import BatchResult, ImageSource, map_ahead, read_batches
+from ..models.sources import MOST_READERS, BatchResult, ImageSource, map_ahead, read_batches
 from .calibrated import CalibratedDetector
 from .guard import Guard
 from .guard_file import GuardFile
@@ -99,23 +100,35 @@ class ScoringJob:
 
 def score_batches(guard: Guard, source: ImageSource, batches: Iterable[BatchResult]) -> Part:
     """Return the scores of some batches of a source, by row, and under ``unreadable`` why other rows have none."""
-    columns: list[dict[str, Tensor]] = []
-    unreadable: dict[int, str] = {}
-    for rows_read, batch, reasons in batches:
-        if batch is not None:
-            rows = torch.tensor([row for row in rows_read if row not in reasons])
-            try:
-                output = guard.run(batch.first_tensor)
-            except ValueError as error:
-                first, last = source.name(rows_read[0]), source.name(rows_read[-1])
-                raise ValueError(f"{first} to {last}: {error}") from error
-            finite = output.features.isfinite().all(dim=-1)
-            verdict = guard.calibrated.decide(*(values[finite] for values in output)).columns()
-            reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
-            columns.append({"row": rows[finite.cpu()], **verdict})
-        unreadable |= {row: _printable(reason) for row, reason in sorted(reasons.items())}
-    names = columns[0] if columns else ()  # no image could be read
-    return Part({"unreadable": unreadable}, {name: torch.cat([each[name] for each in columns]) for name in names})
+    return _join_batches(map(partial(_score_batch, guard, source), batches))
+
+
+_ScoredBatch = tuple[dict[str, Tensor], dict[int, str]]  # columns of a table, and why other rows have no score
+
+
+def _score_batch(guard: Guard, source: ImageSource, read: BatchResult) -> _ScoredBatch:
+    rows_read, batch, reasons = read
+    columns = {}
+    if batch is not None:
+        rows = torch.tensor([row for row in rows_read if row not in reasons])
+        try:
+            output = guard.run(batch.first_tensor)
+        except ValueError as error:
+            first, last = source.name(rows_read[0]), source.name(rows_read[-1])
+            raise ValueError(f"{first} to {last}: {error}") from error
+        finite = output.features.isfinite().all(dim=-1)
+        verdict = guard.calibrated.decide(*(values[finite] for values in output)).columns()
+        reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
+        columns = {"row": rows[finite.cpu()], **verdict}
+    return columns, {row: _printable(reason) for row, reason in sorted(reasons.items())}
+
+
+def _join_batches(batches: Iterable[_ScoredBatch]) -> Part:
+    scored, reasons = zip(*batches, strict=True)
+    tables = [columns for columns in scored if columns]  # of the others no image could be read
+    unreadable = {row: reason for part in reasons for row, reason in part.items()}
+    names = tables[0] if tables else ()
+    return Part({"unreadable": unreadable}, {name: torch.cat([table[name] for table in tables]) for name in names})
 
 
 Parts = Mapping[int, range]
@@ -130,11 +143,12 @@ def run_local(
 ) -> Iterator[tuple[int, Part]]:
     """Score parts on this machine, in one process or in several.
 
-    The runtime ``onnx`` scores a part on each core, with one thread. With torch, which runs one batch at a time because
-    a model may not allow more, one process computes with as many threads as there are free cores while ``workers``
-    other threads read images ahead. Of several processes each reads and computes with its share of the cores: small
-    networks do not gain from several threads. ``processes=None`` decides: there is one for each core, busy or not, for
-    jobs of torch on a CPU that take more than a quarter of a minute, if the network fits into memory several times.
+    One process computes while ``workers`` other threads read images ahead, by default as many as keep up with the
+    network. The runtime ``onnx`` computes a batch on each core, with one thread; torch, which runs one batch at a time
+    because a model may not allow more, with as many threads as there are free cores. Of several processes each reads
+    and computes with its share of the cores: small networks do not gain from several threads. ``processes=None``
+    decides: there is one for each core, busy or not, for jobs of torch on a CPU that take more than a quarter of a
+    minute, if the network fits into memory several times.
     """
     rows, source = sum(map(len, parts.values())), job.source
     cores = free_cores()
@@ -142,33 +156,34 @@ def run_local(
         undo.callback(torch.set_num_threads, torch.get_num_threads())
         threads = use_free_cores(cores)
         guard = job.load(rows)
-        seconds = _seconds_of_a_row(guard, source, parts)
+        pace = Pace.of(guard, source, parts)
         runtime = guard.runtime
         assert isinstance(runtime, FastestRuntime)
         if processes is None:
-            processes = _useful_processes(guard, rows * seconds, min(usable_cores(), len(parts)))
-        score = partial(_score_part, guard, source)
+            processes = _useful_processes(guard, rows * pace.compute, min(usable_cores(), len(parts)))
         if processes > 1:
             threads = max(1, cores // processes)
             used = f"{processes} processes of {_count_threads(threads)}"
             torch.set_num_threads(threads)
             if isinstance(runtime.chosen, OnnxRuntime):
                 runtime.chosen.use_threads(threads)
-            job = replace(job, runtime=runtime.chosen_name)
+            job, score = replace(job, runtime=runtime.chosen_name), partial(_score_part, guard, source)
             results = track(_run_processes(score, job, parts, processes, threads), "scoring", len(parts))
-        elif isinstance(runtime.chosen, OnnxRuntime) and workers != 0:
-            lanes = usable_cores()
-            used = _count_threads(lanes)
-            torch.set_num_threads(1)
-            runtime.chosen.use_threads(1)
-            scored = zip(parts, map_ahead(score, parts.values(), lanes), strict=True)
-            results = track(scored, "scoring", len(parts))
         else:
+            ranges = source.batch_ranges(parts.values())
+            batches = read_batches(source, ranges, "scoring", pace.readers if workers is None else workers)
+            score_batch = partial(_score_batch, guard, source)
+            if isinstance(runtime.chosen, OnnxRuntime):
+                threads = usable_cores()
+                torch.set_num_threads(1)
+                runtime.chosen.use_threads(1)
+                scored = map_ahead(score_batch, batches, threads)
+            else:
+                scored = map(score_batch, batches)
             used = _count_threads(threads)
-            batches = read_batches(source, source.batch_ranges(parts.values()), "scoring", workers)
             results = (
-                (number, score_batches(guard, source, islice(batches, len(source.batch_ranges([rows])))))
-                for number, rows in parts.items()
+                (number, _join_batches(islice(scored, len(source.batch_ranges([part])))))
+                for number, part in parts.items()
             )
         for number, part in results:
             yield number, part._replace(info={**part.info, "runtime": f"{runtime}; {used}"})
@@ -178,20 +193,37 @@ def _count_threads(threads: int) -> str:
     return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
-def _seconds_of_a_row(guard: Guard, source: ImageSource, parts: Parts) -> float:
-    """Let a guard choose its runtime on the first images of a job that can be read, and return the time of one."""
-    for rows in source.batch_ranges(parts.values())[:TRIED_BATCHES]:
-        raw, _ = source.attempt(rows)
-        if raw is not None:
+class Pace(NamedTuple):
+    """About how many seconds it takes to read an image, and to compute its features with all threads."""
+
+    read: float
+    compute: float
+
+    @property
+    def readers(self) -> int:
+        """How many threads read as fast as the network computes; more would only wait for each other."""
+        most = min(MOST_READERS, usable_cores())
+        return most if self.read >= most * self.compute else max(1, ceil(self.read / self.compute))
+
+    @classmethod
+    def of(cls, guard: Guard, source: ImageSource, parts: Parts) -> Self:
+        """Let a guard choose its runtime on the first images of a job that can be read, and return their times."""
+        for rows in source.batch_ranges(parts.values())[:TRIED_BATCHES]:
+            raw, _ = source.attempt(rows)
+            if raw is None:
+                continue
             first = split_batch(raw).first_tensor
+            few = first[:TIMED_ROWS]
             with suppress(ValueError):  # scoring this batch raises it again, with the names of the images
                 guard.warm_up(first)
-                guard.run(first[:TIMED_ROWS])
+                guard.run(few)
                 start = perf_counter()
-                guard.run(first[:TIMED_ROWS])
-                return (perf_counter() - start) / len(first[:TIMED_ROWS])
-            return 0.0
-    return 0.0
+                guard.run(few)
+                computed = perf_counter()
+                source.attempt(rows[:TIMED_ROWS])
+                return cls((perf_counter() - computed) / len(few), (computed - start) / len(few))
+            break
+        return cls(0.0, 0.0)
 
 
 def _useful_processes(guard: Guard, seconds: float, most: int) -> int:

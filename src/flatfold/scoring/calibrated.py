@@ -145,16 +145,17 @@ class Calibration(nn.Module):
         """Return the same scores at another rate, and with another confidence if one is given."""
         return Calibration(self.scores, self.counts.cpu(), fpr, self.confidence if confidence is None else confidence)
 
-    def forward(self, score: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, score: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the p-value of each score and whether it raises an alarm, both ``(n,)``.
 
         Args:
             score: ``(n,)``.
-            predicted: The likeliest class of each input, ``(n,)``; ignored without thresholds per class.
+            predicted: The likeliest class of each input, ``(n,)``, for thresholds per class.
         """
-        score = score.where(score.isfinite(), torch.inf)
+        score = score.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
         if not self.per_class:
             return p_values(score, self.scores[0]), score > self.threshold[0]
+        assert predicted is not None
         size = max(1, GATHERED // self.scores.shape[1])
         if torch.compiler.is_compiling() or len(score) <= size:
             return self._by_class(score, predicted)
@@ -196,10 +197,12 @@ class CalibratedDetector(nn.Module):
         """
         with without_autocast(features):
             score = self.detector(features, logits)
-            logits = self.detector.innermost.logits(features) if logits is None else logits
             # A norm that overflows makes of enormous features the smallest ones. A NaN is not within the limit either.
             limit = sqrt(torch.finfo(features.dtype).max / features.shape[1])
             score = score.where(features.abs().amax(dim=-1) < limit, torch.nan)
+            if not self.calibration.per_class:
+                return score, *self.calibration(score)
+            logits = self.detector.innermost.logits(features) if logits is None else logits
             return score, *self.calibration(score, logits.argmax(dim=-1))
 
     @torch.no_grad()

@@ -26,6 +26,7 @@ from flatfold.scoring import guard_file
 from flatfold.scoring.batch import (
     NOT_FINITE,
     PART_ROWS,
+    Pace,
     Shard,
     parts_path,
     run_local,
@@ -502,3 +503,27 @@ def test_shards_are_written_as_they_are_read_and_counted_from_one():
         assert_refused(ValueError, "i/n", partial(Shard.parse, text), case=text)
     for text in ("0/4", "5/4", "0/0", "1/0"):
         assert_refused(ValueError, "counted from 1", partial(Shard.parse, text), case=text)
+
+
+def test_as_many_threads_read_as_keep_up_with_the_network(monkeypatch):
+    monkeypatch.setattr("flatfold.scoring.batch.usable_cores", lambda: 3)
+    for read, compute, readers in ((1.0, 8.0, 1), (8.0, 8.0, 1), (9.0, 8.0, 2), (90.0, 8.0, 3), (1.0, 0.0, 3)):
+        assert Pace(read, compute).readers == readers, (read, compute)
+
+
+def test_reading_is_timed_without_the_start_of_the_network(task, monkeypatch):
+    """Made-up clocks: an image takes 3 s to read, and a batch of any size 16 s."""
+    now = [0.0]
+    monkeypatch.setattr("flatfold.scoring.batch.perf_counter", lambda: now[0])
+    guard, source = task.load(), task.source
+    run, attempt = guard.run, source.attempt
+
+    def later(seconds, result):
+        now[0] += seconds
+        return result
+
+    monkeypatch.setattr(guard, "run", lambda batch: later(16, run(batch)))
+    monkeypatch.setattr(source, "attempt", lambda rows: later(3 * len(rows), attempt(rows)))
+    monkeypatch.setattr("flatfold.scoring.batch.TIMED_ROWS", 2)
+    assert source.batch_size > 2
+    assert Pace.of(guard, source, {0: range(source.batch_size)}) == (3.0, 8.0)
