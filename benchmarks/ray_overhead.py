@@ -180,13 +180,12 @@ def _write_images(folder: Path) -> Path:
 @contextmanager
 def _own_cluster_one_thread() -> Iterator[None]:
     """Measure a cluster that is started for it, on this machine, and one thread in each process."""
-    threads, address = torch.get_num_threads(), os.environ.get("RAY_ADDRESS")
+    threads, before = torch.get_num_threads(), dict(os.environ)
     torch.set_num_threads(1)
-    os.environ["RAY_ADDRESS"] = "local"
+    os.environ |= {"RAY_ADDRESS": "local", "OMP_NUM_THREADS": "1"}  # or scoring would use all free cores
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        del os.environ["RAY_ADDRESS"]
-        if address is not None:
-            os.environ["RAY_ADDRESS"] = address
+        os.environ.clear()
+        os.environ.update(before)
