@@ -230,7 +230,6 @@ class Guard:
         """
         self.runtime = FastestRuntime(runtime, self.model, self.found, rows=rows, cache=graph, dtype=self.dtype)
 
-    @torch.no_grad()
     def __call__(self, batch: Any) -> Verdict:
         """Run a batch through the model, in evaluation mode and on its device, and decide on each of its inputs.
 
@@ -240,7 +239,6 @@ class Guard:
         """
         return self.calibrated.decide(*self.run(batch))
 
-    @torch.no_grad()
     def run(self, batch: Any) -> Pass:
         """Run a batch through the model and return its features and logits, which ``guard.calibrated.decide`` takes."""
         with evaluating(self.model) as device:
