@@ -12,7 +12,7 @@ from flatfold.core import bootstrap
 from flatfold.core.bootstrap import METRICS, SortedScores, draws, percentile_interval, rate_interval, worst_case_aupr
 from tests.refusals import assert_refused
 
-ROUNDING = 1e-6  # of the shares that an area is the sum of, which are in float32; rates are exact
+ROUNDING = 1e-14  # of sums of up to 60 areas in another order; rates are exact
 
 
 def ranked(known, unknown):

@@ -64,8 +64,7 @@ def test_the_bootstrap_is_one_of_images_that_every_method_and_data_set_shares():
             for metric in METRICS[1:]:
                 values = [getattr(cells[method, column], metric) for cells in figures]
                 expected = np.percentile(values, [2.5, 97.5])
-                rounding = 1e-6 if metric.startswith("aupr") else 1e-12  # replicates of areas are in float32
-                assert got[method, column].intervals[metric] == pytest.approx(tuple(expected), abs=rounding)
+                assert got[method, column].intervals[metric] == pytest.approx(tuple(expected), abs=1e-12)
 
 
 def test_an_average_counts_that_its_data_sets_share_the_known_images():

@@ -136,14 +136,14 @@ class _Curve(NamedTuple):
 def _weighted_share(weights: Counts, positives: Counts, negatives: Counts, rows: NDArray[np.intp]) -> Vector:
     """Return the weighted sum of the shares of negatives, from some rows, in each column; 0 / 0 counts as 0."""
     area = np.zeros(weights.shape[1])
-    shares = np.empty((ROWS, len(area)), dtype=np.float32)  # half the time of float64; an area keeps six digits
+    shares = np.empty((ROWS, len(area)))
     for first in range(np.searchsorted(rows, 1), len(rows), ROWS):  # before the first negative all shares are 0
         part = slice(first, first + ROWS)
         false = negatives.take(rows[part], axis=0)
         alarms = positives[part] + false
         if not alarms[0].all():  # the others are no smaller
             np.maximum(alarms, 1, out=alarms)
-        share = np.divide(false, alarms, out=shares[: len(false)], dtype=np.float32)
+        share = np.divide(false, alarms, out=shares[: len(false)])
         area += np.einsum("pb,pb->b", weights[part], share)
     return area
 
