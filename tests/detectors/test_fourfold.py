@@ -10,10 +10,8 @@ from torch.testing import assert_close
 
 import flatfold as ff
 from flatfold.core.hessian import class_distances, feature_hessian_trace, log_hessian_trace
-from flatfold.core.signs import SIGNS
+from flatfold.core.signs import SIGNS, doubt
 from tests.refusals import assert_refused
-
-WEIGHTS = np.array([1, 1 / 4, 1 / 2, 1 / 2])
 
 
 def empirical_bayes(values, labels, anchors):
@@ -59,7 +57,7 @@ def slow_fit(h, y, w, b):
 
 
 def slow_signs(h, learnt, w, b):
-    """Return the four signs, one sample at a time."""
+    """Return the five signs, one sample at a time."""
     means, precision, lengths, mean, longest, temperature = learnt
     D = np.square(w[:, None] - w[None]).sum(-1)
     rows = []
@@ -71,7 +69,8 @@ def slow_signs(h, learnt, w, b):
         log_p = log_softmax(w @ x * min(1, longest / r) / temperature + b)
         with np.errstate(divide="ignore"):
             curvature = logsumexp(log_p[:, None] + log_p[None] + np.log(D / 2))
-        rows.append([direction, (np.log(r) - lengths[k]) ** 2, margin, curvature])
+        doubt = logsumexp(np.delete(z, k)) - logsumexp(z)
+        rows.append([direction, (np.log(r) - lengths[k]) ** 2, margin, curvature, doubt])
     return np.array(rows)
 
 
@@ -81,12 +80,16 @@ def slow_scores(bank, head, h, folds=5, seed=0):
     w = head.weight.double().numpy()
     b = np.zeros(len(w)) if head.bias is None else head.bias.double().numpy()
     order = (torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)) % folds).numpy()
-    values = np.empty((len(labels), 4))
+    values = np.empty((len(labels), 5))
     for fold in range(folds):
         out = order == fold
         values[out] = slow_signs(features[out], slow_fit(features[~out], labels[~out], w, b), w, b)
     signs = slow_signs(h.double().numpy(), slow_fit(features, labels, w, b), w, b)
-    return ((signs - values.mean(0)) / values.std(0)) @ WEIGHTS
+    m = len(labels) / len(w)
+    weights = [m / (m + 1), 1 / 4 * m / (m + 1), 1 / 2, 1 / 2, 1 / (m + 1)]
+    standardised = (signs - values.mean(0)) / values.std(0)
+    standardised[:, 4] = standardised[:, 4].clip(0)  # doubt
+    return standardised @ weights
 
 
 def noisy(world, share=0.1):
@@ -136,11 +139,35 @@ def test_each_sign_is_a_method_of_its_own(make_world):
     world = make_world(torch.float64)
     bank = noisy(world)
     signs = torch.stack(list(ff.create("fourfold").fit(bank, world.head).signs(world.unknown).values()), dim=-1)
-    for i, name in enumerate(("direction", "length", "fdbd", "fold-ct")):
+    trust = 60 / 61  # by 60 samples per class
+    parts = (
+        trust * signs[:, 0] + (1 - trust) * signs[:, 4].clamp_min(0),
+        trust * signs[:, 1],
+        signs[:, 2],
+        signs[:, 3],
+    )
+    for i, name in enumerate(("direction", "length", "fdbd", "fold-ct", "msp")):
         alone = ff.create(name).fit(bank, world.head)(world.unknown)
         assert torch.equal(alone.argsort(), signs[:, i].argsort()), name
-        one = ff.create("fourfold", **{sign: float(sign == SIGNS[i]) for sign in SIGNS})
-        assert_close(one.fit(bank, world.head)(world.unknown), signs[:, i])
+    for sign, part in zip(SIGNS, parts, strict=False):
+        one = ff.create("fourfold", **{name: float(name == sign) for name in SIGNS[:4]})
+        assert_close(one.fit(bank, world.head)(world.unknown), part)
+
+
+def test_doubt_replaces_what_is_learnt_per_class_where_classes_have_few_samples(make_world):
+    world = make_world(torch.float64)
+    for n in (360, 60, 12):
+        with pytest.warns(UserWarning, match="few") if n == 12 else np.errstate():
+            detector = ff.create("fourfold").fit(world.bank[torch.arange(0, 360, 360 // n)], world.head)
+        m = n / 6
+        assert_close(detector.weights_, torch.tensor([m, m / 4, (m + 1) / 2, (m + 1) / 2, 1.0]).double() / (m + 1))
+
+
+def test_doubt_does_not_cancel_where_the_network_is_sure():
+    for dtype in (torch.float64, torch.float32):
+        logits = torch.tensor([[0.0, -50.0, -60.0], [300.0, 0.0, 0.0]], dtype=dtype)
+        expected = torch.tensor([-50.0 + np.log1p(np.exp(-10.0)), -300.0 + np.log(2.0)], dtype=dtype)
+        assert_close(doubt(logits, logits.argmax(-1)), expected, rtol=1e-6, atol=0)
 
 
 def test_predicted_classes_stand_in_for_labels_and_anchors_for_classes_without_samples(make_world):
@@ -183,7 +210,7 @@ def test_refuses_what_it_cannot_learn_from(make_world):
         ({"direction": -1.0}, "direction"),
         ({"length": "a"}, "length"),
         ({"folds": 1}, "folds"),
-        (dict.fromkeys(SIGNS, 0.0), "0"),
+        (dict.fromkeys(SIGNS[:4], 0.0), "0"),
     ):
         assert_refused(ff.MethodRefused, keyword, ff.create("fourfold", **hyper).fit, world.bank, world.head)
     assert_refused(ff.MethodRefused, "10", ff.create("fourfold").fit, world.bank[:9], world.head)

@@ -2,6 +2,8 @@
 
 They are kept in ``inputs.safetensors`` and ``tiny.safetensors``, because random generators differ between versions.
 ``python -m tests.golden.inputs`` made both files, and the guard of ``guard.safetensors``.
+``guard_fourfold.safetensors`` is a guard with the default method from the time when FourFold had four signs, and cannot
+be made again.
 """
 
 import shutil

@@ -32,6 +32,13 @@ def test_a_guard_file_of_version_2_still_loads():
     check("guard", answers(guard), **FLOAT32)
 
 
+def test_a_guard_from_before_doubt_was_a_sign_gives_the_scores_it_gave():
+    guard = ff.Guard.load(FOLDER / "guard_fourfold.safetensors", network())
+    check("guard_fourfold", answers(guard), **FLOAT32)
+    explanation = guard.explain(batches("noise")[0][0][:1])[0]
+    assert list(explanation.signs) == ["direction", "length", "margin", "curvature"]
+
+
 def test_guard_file_refuses_other_weights_and_a_changed_byte(tmp_path):
     other = network()
     with torch.no_grad():

@@ -56,15 +56,17 @@ def test_as_text_it_is_one_line_with_the_names_of_the_classes():
 
 
 def test_signs_are_told_from_the_most_unusual_on_and_the_usual_ones_together():
-    values = ([6.14, 1.0], [0.3, -0.5], [-1.0, 0.2], [2.31, 1.99])
+    values = ([6.14, 1.0], [0.3, -0.5], [-1.0, 0.2], [2.31, 1.99], [2.0, 0.0])
     signs = dict(zip(SIGNS, map(torch.tensor, values), strict=True))
     first, second = explain(make_verdict(), FOUND, ANIMALS, signs)
-    assert first.signs == pytest.approx({"direction": 6.14, "length": 0.3, "margin": -1.0, "curvature": 2.31})
+    assert first.signs == pytest.approx(
+        {"direction": 6.14, "length": 0.3, "margin": -1.0, "curvature": 2.31, "doubt": 2.0}
+    )
     assert str(first) == (
         "OOD (p = 0.004): unusual direction for dog (z = 6.1); curvature between cat and dog (z = 2.3); "
-        "usual length and margin"
+        "low probability of dog (z = 2.0); usual length and margin"
     )
-    assert str(second) == "ID (p = 0.62): usual direction, length, margin and curvature"
+    assert str(second) == "ID (p = 0.62): usual direction, length, margin, curvature and doubt"
     together = explain(make_verdict(), None, None, {name: torch.tensor([1.5, 9.0]) for name in SIGNS})
     assert "together" in str(together[0])
     assert "usual" not in str(together[1]).replace("unusual", "")

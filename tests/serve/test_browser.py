@@ -151,8 +151,8 @@ def test_the_signs_of_the_default_method_are_bars(visit):
         page = visit(address)
         give(page, file("ood.png", OOD))
         card = cards(page, ".OOD")
-        card.locator(".signs dd").nth(3).wait_for()
-        assert card.locator(".signs dt").all_text_contents() == ["direction", "length", "margin", "curvature"]
+        card.locator(".signs dd").nth(4).wait_for()
+        assert card.locator(".signs dt").all_text_contents() == ["direction", "length", "margin", "curvature", "doubt"]
         values = [number(text) for text in card.locator(".signs dd").all_text_contents()]
         widths = card.locator(".bar").evaluate_all("bars => bars.map((bar) => +bar.style.getPropertyValue('--share'))")
         assert widths == pytest.approx([min(1, max(0, value / 10)) for value in values], abs=0.006)

@@ -59,7 +59,7 @@ def test_only_those_who_ask_get_an_explanation(guard):
     assert row["explanation"].endswith(f"score {row['score']:.4g}")
     assert row["signs"] == {}
     row = Scorer(make_guard("fourfold"))(images(1, explain=True))[0]
-    assert list(row["signs"]) == ["direction", "length", "margin", "curvature"]
+    assert list(row["signs"]) == ["direction", "length", "margin", "curvature", "doubt"]
 
 
 def test_errors_are_blamed_on_the_input_only_where_it_is_its_fault(guard, monkeypatch):

@@ -1,4 +1,4 @@
-r"""The four signs that an input is out-of-distribution: direction, length, margin and curvature of its features.
+r"""Signs that an input is out-of-distribution: direction, length, margin and curvature of its features, and doubt.
 
 With features h, their norm r, their direction u = h / r, logits z = W h + b and the predicted class k:
 
@@ -6,10 +6,13 @@ With features h, their norm r, their direction u = h / r, logits z = W h + b and
     \text{direction} &= \min_j\, (u - m_j)^\top S^{-1} (u - m_j) \\
     \text{length} &= (\log r - l_k)^2 \\
     \text{margin} &= -\frac{1}{\|h - \bar h\|} \sum_{j \neq k} \frac{z_k - z_j}{\|w_k - w_j\|} \\
-    \text{curvature} &= \log \tfrac12 p^\top D p, \qquad p = \operatorname{softmax}\big(W h \min(1, c / r) / T + b\big)
+    \text{curvature} &= \log \tfrac12 p^\top D p, \qquad
+        p = \operatorname{softmax}\big(W h \min(1, c / r) / T + b\big) \\
+    \text{doubt} &= \log (1 - \max_j \operatorname{softmax}(z)_j)
 
 Each is higher for more out-of-distribution, and each is blind to something that another one sees: margin and curvature
-trust long features, direction knows nothing of the decision, length only finds what is too short or too long.
+trust long features, direction knows nothing of the decision, length only finds what is too short or too long. Doubt,
+which orders inputs as MSP does, needs no data: it stands in for direction and length where classes have few samples.
 """
 
 import warnings
@@ -17,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from .bank import FeatureBank, Head
 from .class_statistics import (
@@ -33,7 +37,7 @@ from .validation import MethodRefused
 
 CURVATURE = "curvature"
 BLOCK = 512  # columns of a whitening at once
-SIGNS = ("direction", "length", "margin", CURVATURE)
+SIGNS = ("direction", "length", "margin", CURVATURE, "doubt")
 
 
 class Signs(NamedTuple):
@@ -88,7 +92,7 @@ def fit_signs(features: Tensor, labels: Tensor, head: Head) -> Signs:
 def measure_signs(
     h: Tensor, signs: Signs, weight: Tensor, bias: Tensor | None, distances: Tensor | None, logits: Tensor | None = None
 ) -> Tensor:
-    """Return the four signs of each row of features as ``(n, 4)``, given ``class_distances(weight)`` or None.
+    """Return the signs of each row of features as ``(n, 5)``, given ``class_distances(weight)`` or None.
 
     Logits are computed in float64 unless the head is large (:func:`widen`); ``logits`` save the product if they have
     that type. Directions are computed in the type of the whitening.
@@ -106,6 +110,7 @@ def measure_signs(
         length(norms, predicted, signs.lengths),
         margin(wide - signs.mean, logits, weight, distances),
         log_hessian_trace(tempered_logits(projected, norms, signs, bias), distances, weight),
+        doubt(logits, predicted),
     )
     return torch.stack([column.to(wide.dtype) for column in columns], dim=-1)
 
@@ -193,3 +198,13 @@ def margin(offset: Tensor, logits: Tensor, weight: Tensor, distances: Tensor | N
     gaps = distances_from(predicted.squeeze(-1), weight, distances).sqrt()
     boundaries = ((best - logits) / gaps.where(gaps > 0, 1.0)).sum(dim=-1)  # no boundary between a class and itself
     return -boundaries / split_norm(offset)[0].squeeze(-1).clamp_min(SMALLEST_DIVISOR)
+
+
+def doubt(logits: Tensor, predicted: Tensor) -> Tensor:
+    """Return the log of the probability that the prediction is wrong according to the network itself, ``(n,)``.
+
+    From the other logits alone, so that nothing cancels where the network is sure.
+    """
+    best = predicted.unsqueeze(-1)
+    others = logits.scatter(-1, best, -torch.inf).logsumexp(dim=-1)
+    return logsigmoid(others - logits.gather(-1, best).squeeze(-1))

@@ -35,10 +35,15 @@ FEWEST, FEW = 10, 50
     grid={"length": (0.0, 0.25, 1.0), "margin": (0.0, 0.5, 1.0), "curvature": (0.0, 0.5, 1.0)},
 )
 class FourFold(Detector):
-    r"""Weighted sum of four standardised signs: direction, length, margin and curvature.
+    r"""Weighted sum of standardised signs: direction, length, margin and curvature.
 
-    .. math:: s(h) = z(\text{direction}) + \tfrac14 z(\text{length}) + \tfrac12 z(\text{margin})
-        + \tfrac12 z(\text{curvature}), \qquad z(a) = (a - \operatorname{mean}) / \operatorname{sd}
+    .. math:: s(h) = t \big( z(\text{direction}) + \tfrac14 z(\text{length}) \big) + \tfrac12 z(\text{margin})
+        + \tfrac12 z(\text{curvature}) + (1 - t) \max(0, z(\text{doubt})), \qquad
+        z(a) = \frac{a - \operatorname{mean}}{\operatorname{sd}}, \qquad t = \frac{m}{m + 1}
+
+    with m samples per class. Direction and length are learnt for each class, and with few samples per class they know
+    little; doubt, the network's own probability of being wrong, then takes the place of direction. It may raise a score
+    but not lower it, because networks are surest of the longest features. With a hundred samples per class t is 0.99.
 
     The signs are those of :mod:`flatfold.core.signs`. Mean and standard deviation are taken over *cross-fitted* values:
     each fold of the bank is measured by what the others taught, because values of the samples that a sign was learnt
@@ -46,7 +51,8 @@ class FourFold(Detector):
     classes take their place.
 
     Args:
-        direction: Weight of the squared Mahalanobis distance of the direction of the features to the nearest class.
+        direction: Weight of the squared Mahalanobis distance of the direction of the features to the nearest class,
+            and of doubt.
         length: Weight of the squared deviation of their log norm from what is usual for the predicted class.
         margin: Weight of fDBD, the closeness of the decision boundaries.
         curvature: Weight of the log of FOLD's trace at the likeliest temperature.
@@ -55,6 +61,7 @@ class FourFold(Detector):
     """
 
     distances: Tensor | None
+    weights_: Tensor
     usual_: Tensor
     deviation_: Tensor
 
@@ -84,9 +91,12 @@ class FourFold(Detector):
             rows = inside.nonzero().flatten()
             for part in entry_chunks(len(rows), head.n_classes):
                 values[rows[part]] = measure_signs(h[rows[part]], signs, head.weight, head.bias, distances).double()
+        direction, length, margin, curvature = self.weights
+        trust = len(bank) / (len(bank) + head.n_classes)
         self.register_buffer("distances", distances)
         self.register_buffers(
             **_in_type(fit_signs(h, labels, head), head.weight)._asdict(),
+            weights_=values.new_tensor([trust * direction, trust * length, margin, curvature, (1 - trust) * direction]),
             usual_=values.mean(dim=0),
             deviation_=values.std(dim=0, correction=0).clamp_min(SMALLEST_DIVISOR),
         )
@@ -98,14 +108,15 @@ class FourFold(Detector):
         return self._weighted(self._standardise(h, logits), h)
 
     def signs(self, h: Tensor) -> dict[str, Tensor]:
-        """Return the four standardised signs of each row, in the order of the formula."""
+        """Return the standardised signs of each row, in the order of the formula."""
         check_features(h, self.fitted_weight)
-        return dict(zip(SIGNS, self._standardise(h).unbind(dim=-1), strict=True))
+        return dict(zip(SIGNS, self._standardise(h).unbind(dim=-1), strict=False))
 
     def _standardise(self, h: Tensor, logits: Tensor | None = None) -> Tensor:
         bias, distances = self._buffers.get("bias"), self._buffers.get("distances")
         values = measure_signs(h, self._learnt, self.weight, bias, distances, logits)
-        return (values - self.usual_) / self.deviation_
+        # Files from before doubt was a sign have four of them, and no weights_.
+        return (values[:, : len(self.usual_)] - self.usual_) / self.deviation_
 
     def pairs(self, h: Tensor, k: int) -> Pairs:
         """Return the k pairs of classes that contribute most to the curvature."""
@@ -120,10 +131,14 @@ class FourFold(Detector):
         return Signs(*(self.get_buffer(name) for name in Signs._fields))
 
     def _weighted(self, signs: Tensor, h: Tensor) -> Tensor:
-        return (signs * signs.new_tensor(self.weights)).sum(dim=-1).to(h.dtype)
+        weights = self._buffers.get("weights_")
+        if weights is None:
+            weights = signs.new_tensor(self.weights)
+        parts = torch.cat([signs[:, :4], signs[:, 4:].clamp_min(0.0)], dim=-1)
+        return (parts * weights).sum(dim=-1).to(h.dtype)
 
     def _check(self, samples: int) -> None:
-        for name, weight in zip(SIGNS, self.weights, strict=True):
+        for name, weight in zip(SIGNS, self.weights, strict=False):
             if not isinstance(weight, Real) or not 0 <= weight < torch.inf:
                 raise MethodRefused(f"the weight {name} must be a number that is not negative, got {weight!r}.")
         if not any(self.weights):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..core.pairs import Pairs
-from ..core.signs import CURVATURE, SIGNS
+from ..core.signs import CURVATURE
 from .calibrated import Verdict
 
 UNUSUAL = 2.0  # standard deviations above the mean of ID inputs from which a sign counts as unusual
@@ -33,7 +33,7 @@ class Explanation:
     The score of FourFold is a weighted sum of standardised signs; FOLD's is a sum over pairs of classes
     (:mod:`flatfold.core.pairs`), so every share is exact. Other methods have a score and a p-value only. As text it is
     one line, such as ``OOD (p = 0.004): unusual direction for class cat (z = 6.1); curvature between cat and dog
-    (z = 2.3); usual length and margin`` or ``OOD (p = 0.004): 71 % of the curvature between cat and dog, 29 %
+    (z = 2.3); usual length, margin and doubt`` or ``OOD (p = 0.004): 71 % of the curvature between cat and dog, 29 %
     elsewhere``.
 
     Attributes:
@@ -85,12 +85,13 @@ class Explanation:
             "length": f"unusual length for {own}",
             "margin": f"small margin around {own}",
             CURVATURE: "curvature",
+            "doubt": f"low probability of {own}",
         }
         if self.pairs and self.pairs[0].share:
             texts[CURVATURE] += f" between {self.name(self.pairs[0].first)} and {self.name(self.pairs[0].second)}"
         ranked = sorted(self.signs, key=lambda sign: -self.signs[sign])
         parts = [f"{texts[sign]} (z = {self.signs[sign]:.1f})" for sign in ranked if self.signs[sign] >= UNUSUAL]
-        usual = [sign for sign in SIGNS if self.signs[sign] < UNUSUAL]
+        usual = [sign for sign in self.signs if self.signs[sign] < UNUSUAL]
         if usual:
             listed = usual[0] if len(usual) == 1 else f"{', '.join(usual[:-1])} and {usual[-1]}"
             parts.append(f"usual {listed}" + (", unusual only together" if self.is_ood and not parts else ""))
