@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flatfold.core.bank import FeatureBank
+from flatfold.core.bank import FeatureBank, Head
 from flatfold.core.intervals import Difference, Influence, auroc_influence, mean_influence, paired_difference
 from flatfold.core.metrics import auroc
 from flatfold.core.validation import MethodRefused
-from flatfold.detectors import METHODS, create, get_method, parse_method
+from flatfold.detectors import METHODS, FourFold, create, get_method, parse_method
 from flatfold.detectors.base import Detector
 from flatfold.evaluate.banks import Banks, accuracy, extract_all
 from flatfold.evaluate.results import as_csv
@@ -29,13 +29,14 @@ from flatfold.models.extract import extract
 from ..autofold.cases import CIFAR, Role
 from ..autofold.development import development_suites
 from ..autofold.page import filled
-from .figure import draw
+from .figure import draw, draw_samples
 
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "choice.md"
 DIGIT_NETWORKS = ("cnn", "mlp", "residual")
 OURS = "fourfold"
+BANKS = "banks"  # the folder with features of large networks, and their role
 # FourFold's parts are not what a user would choose between, and odin and mdsens run the network.
 SINGLE = [
     *(
@@ -46,6 +47,9 @@ SINGLE = [
     "mds:alpha=1",
 ]
 SHOWN = ("msp", "ebo", "autofold", "mds:alpha=1", "fdbd", "knn")
+COMPARED = ("msp", "ebo", "gen", "scale", "fdbd", "nci", "knn", "mds:alpha=1", "autofold")
+ALARMS = (0.05, 0.01)  # shares of the ID test data that raise an alarm
+LEFT_OUT = 10  # classes that the rule leaves out in turn: those with most samples
 RULE = "leave one class out"
 ABLATIONS = {
     "all weights 1": "fourfold:length=1.0:margin=1.0:curvature=1.0",
@@ -58,19 +62,20 @@ ABLATIONS = {
     "margin alone": "fourfold:direction=0.0:length=0.0:curvature=0.0",
     "curvature alone": "fourfold:direction=0.0:length=0.0:margin=0.0",
 }
-SAMPLES = (200, 100, 50, 25)
+SAMPLES = (400, 200, 100, 50, 25)
+FULL_TRUST = "full trust"
 DRAWS = 5  # of few samples, and of wrong labels
 WRONG_LABELS = (0.1, 0.3)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network with its features, and those of validation images that were prepared in a wrong way."""
+    """A network with its features, and those of validation images that were prepared in a wrong way, if any."""
 
     name: str
-    role: Role
+    role: str
     banks: Banks
-    wrongly_prepared: FeatureBank
+    wrongly_prepared: FeatureBank | None = None
 
     @property
     def val(self) -> FeatureBank:
@@ -80,16 +85,21 @@ class Network:
 
 @dataclass(frozen=True)
 class Measured:
-    """The mean AUROC over OOD sets of every method, rule and variant on a network, as fractions."""
+    """The mean AUROC over OOD sets of every method, rule and variant on a network, as fractions.
+
+    ``few`` has FourFold's by samples per class, as it is and with full trust; ``detected`` has the share of OOD inputs
+    that a method detects at each of :data:`ALARMS`.
+    """
 
     name: str
-    role: Role
+    role: str
     accuracy: float
-    samples: int
     singles: dict[str, Influence]
     ours: Influence
     picked: str
     variants: dict[str, float]
+    few: dict[float, tuple[float, float]]
+    detected: dict[str, tuple[float, ...]]
 
     @property
     def best(self) -> str:
@@ -106,7 +116,7 @@ class Measured:
 
 
 def networks(out: Path, data: Path | None) -> Iterator[Network]:
-    """Yield all networks: development networks first, held-out ones last."""
+    """Yield all networks: development networks first, then held-out ones, then those of which there are features."""
     suites: list[tuple[Suite, Role]] = [
         (suite, "development") for suite in load_suites("digits", out / "digits", (0,), names=DIGIT_NETWORKS)
     ]
@@ -118,6 +128,18 @@ def networks(out: Path, data: Path | None) -> Iterator[Network]:
         banks = extract_all(suite, out / "banks")
         wrong, _ = extract(suite.model, ((2 * x, y) for x, y in suite.val))  # as if std had been half as large
         yield Network(f"{suite.name} {suite.network}", role, banks, wrong)
+    for path in sorted(data.glob(f"{BANKS}/*.npz")) if data is not None else ():
+        yield Network(path.stem.replace("_", " "), BANKS, read_banks(path))
+
+
+def read_banks(path: Path) -> Banks:
+    """Return the features of a network from a file with arrays W, b, id_val, id_test, their labels, and ood_*."""
+    with np.load(path) as file:
+        features = {name: torch.from_numpy(file[name]).float() for name in file.files if not name.endswith("_labels")}
+        labels = {name: torch.from_numpy(file[f"{name}_labels"]).long() for name in ("id_val", "id_test")}
+    val, test = (FeatureBank(features[name], labels[name]) for name in ("id_val", "id_test"))
+    ood = {name.removeprefix("ood_"): FeatureBank(h) for name, h in features.items() if name.startswith("ood_")}
+    return Banks(Head(features["W"], features["b"]), None, val, test, ood)
 
 
 def run(out: Path, data: Path | None) -> list[Measured]:
@@ -127,11 +149,14 @@ def run(out: Path, data: Path | None) -> list[Measured]:
         measured = [measure(network) for network in networks(out, data)]
     rows = [
         {"network": it.name, "role": it.role, "method": method, "auroc": value, "regret": it.regret(value)}
+        | {f"detected at {rate:.0%}": it.detected.get(method, ("",) * len(ALARMS))[i] for i, rate in enumerate(ALARMS)}
         for it in measured
         for method, value in averages(it).items()
     ]
     write_atomically(out / "choice.csv", as_csv(rows))
     write_atomically(out / "choice.svg", draw({it.name: regrets(it) for it in measured}))
+    few = {it.name: {m: (it.regret(a), it.regret(b)) for m, (a, b) in it.few.items()} for it in measured}
+    write_atomically(out / "choice-samples.svg", draw_samples(few, [it.name for it in measured if it.role == BANKS]))
     for name, text in sections(measured).items():
         write_atomically(out / "sections" / f"{name}.md", text)
     return measured
@@ -141,7 +166,7 @@ def update(out: Path, page: Path = PAGE) -> None:
     """Put the results of a run into the page, and its table and figure beside it."""
     contents = {path.stem: path.read_text(encoding="utf8") for path in sorted((out / "sections").glob("*.md"))}
     write_atomically(page, filled(page.read_text(encoding="utf8"), contents))
-    for name in ("choice.csv", "choice.svg"):
+    for name in ("choice.csv", "choice.svg", "choice-samples.svg"):
         copyfile(out / name, page.with_name(name))
 
 
@@ -163,43 +188,82 @@ def measure(network: Network) -> Measured:
     val, banks = network.val, network.banks
     variants = {name: fitted_on(val, network, method).auroc for name, method in ABLATIONS.items()}
     variants["predicted labels"] = fitted_on(FeatureBank(val.features), network).auroc
-    variants["wrong transform"] = fitted_on(network.wrongly_prepared, network).auroc
+    if network.wrongly_prepared is not None:
+        variants["wrong transform"] = fitted_on(network.wrongly_prepared, network).auroc
     if banks.train is not None:
         variants["training data"] = fitted_on(banks.train, network).auroc
     for share in WRONG_LABELS:
         noisy = [wrong_labels(val, share, seed) for seed in range(DRAWS)]
         variants[f"{share:.0%} wrong labels"] = fmean(fitted_on(bank, network).auroc for bank in noisy)
-    for n in SAMPLES:
-        few = [val[torch.from_numpy(shuffled(len(val), seed)[:n])] for seed in range(DRAWS)]
-        variants[f"{n} samples"] = fmean(fitted_on(bank, network).auroc for bank in few)
+    by_samples = {}
+    for n in (len(val), *(n for n in SAMPLES if n < len(val))):
+        draws = [val] if n == len(val) else [val[torch.from_numpy(shuffled(len(val), s)[:n])] for s in range(DRAWS)]
+        found = [(fitted_on(bank, network).auroc, full_trust(bank, network).auroc) for bank in draws]
+        with_trust, without = (fmean(values) for values in zip(*found, strict=True))
+        by_samples[n / banks.head.n_classes] = (with_trust, without)
+        if n == len(val):
+            variants[FULL_TRUST] = without
+        else:
+            variants[f"{n} samples"] = with_trust
+    detected = {
+        method: detections(fitted(method, network), network)
+        for method in (OURS, *COMPARED)
+        if method in {OURS, *singles}
+    }
     return Measured(
         network.name,
         network.role,
         accuracy(banks.test, banks.head),
-        len(val),
         singles,
         fitted_on(val, network),
         pick(network, list(singles)),
         variants,
+        by_samples,
+        detected,
     )
 
 
 def single(method: str, network: Network) -> Influence | None:
     """Return the AUROC of a method on a network; None where it refuses the data."""
-    banks, name = network.banks, parse_method(method)[0]
-    bank = banks.train if get_method(name).fits_on == "train" and banks.train is not None else banks.val
     try:
-        return fitted_on(bank, network, method)
+        return mean_auroc(fitted(method, network), network)
     except MethodRefused as reason:
         log.info("%s is left out of %s: %s", method, network.name, reason)
         return None
 
 
+def fitted(method: str, network: Network) -> Detector:
+    """Return a method that has learnt from the data that it asks for, as far as the network has it."""
+    banks = network.banks
+    wants_train = get_method(parse_method(method)[0]).fits_on == "train"
+    return make(method).fit(banks.train if wants_train and banks.train is not None else banks.val, banks.head).eval()
+
+
 def fitted_on(bank: FeatureBank, network: Network, method: str = OURS) -> Influence:
     """Return the mean AUROC over OOD sets of a method that was fitted on a bank."""
-    detector = make(method).fit(bank, network.banks.head).eval()
+    return mean_auroc(make(method).fit(bank, network.banks.head).eval(), network)
+
+
+def full_trust(bank: FeatureBank, network: Network) -> Influence:
+    """Return the same for FourFold with weights that do not depend on the number of samples, and without doubt."""
+    detector = make(OURS).fit(bank, network.banks.head).eval()
+    assert isinstance(detector, FourFold)
+    detector.weights_ = detector.weights_.new_tensor([*detector.weights, 0.0])
+    return mean_auroc(detector, network)
+
+
+def mean_auroc(detector: Detector, network: Network) -> Influence:
+    """Return the mean AUROC over OOD sets."""
     known = detector(network.banks.test.features)
     return mean_influence([auroc_influence(known, detector(bank.features)) for bank in network.banks.ood.values()])
+
+
+def detections(detector: Detector, network: Network) -> tuple[float, ...]:
+    """Return the mean share of OOD sets above the thresholds that ID test data exceed at the rates :data:`ALARMS`."""
+    known = detector(network.banks.test.features).double()
+    ood = [detector(bank.features) for bank in network.banks.ood.values()]
+    thresholds = [float(known.quantile(1 - rate)) for rate in ALARMS]
+    return tuple(fmean(float((scores > limit).double().mean()) for scores in ood) for limit in thresholds)
 
 
 def make(method: str) -> Detector:
@@ -226,17 +290,20 @@ def wrong_labels(bank: FeatureBank, share: float, seed: int) -> FeatureBank:
 def pick(network: Network, methods: Sequence[str]) -> str:
     """Return the single method that detects classes best that it was not fitted on: a rule without OOD data.
 
-    Each class in turn is left out of the head and of one half of the validation data; its samples in the other half
-    are then to be told from those of the other classes.
+    Each class in turn, or each of those with most samples, is left out of the head and of one half of the validation
+    data; its samples in the other half are then to be told from those of the other classes.
     """
     order = torch.from_numpy(shuffled(len(network.val), 0))
     fit, judge = network.val[order[: len(order) // 2]], network.val[order[len(order) // 2 :]]
     assert fit.labels is not None
     assert judge.labels is not None
+    n_classes = network.banks.head.n_classes
+    counts = torch.minimum(fit.labels.bincount(minlength=n_classes), judge.labels.bincount(minlength=n_classes))
+    classes = counts.argsort(descending=True, stable=True)[:LEFT_OUT].tolist()
 
     def value(method: str) -> float:
         found = []
-        for label in range(network.banks.head.n_classes):
+        for label in classes:
             try:
                 detector = make(method).fit_without(fit, network.banks.head, label).eval()
             except MethodRefused:
@@ -250,13 +317,31 @@ def pick(network: Network, methods: Sequence[str]) -> str:
 
 def sections(measured: Sequence[Measured]) -> dict[str, str]:
     """Return the sections of the page that come from a run, by name."""
-    roles = {role: [it for it in measured if it.role == role] for role in ("development", "held out")}
+    roles = {role: [it for it in measured if it.role == role] for role in ("development", "held out", BANKS)}
+    roles = {role: group for role, group in roles.items() if group}
     return {
         "answer": answer(measured),
         "networks": network_table(measured),
-        "methods": method_table({role: group for role, group in roles.items() if group}),
-        "variants": variant_table({role: group for role, group in roles.items() if group}),
+        "compared": comparison_table(measured),
+        "methods": method_table(roles),
+        "variants": variant_table(roles),
     }
+
+
+def comparison_table(measured: Sequence[Measured]) -> str:
+    """Return AUROC and detections of a few methods: their means over all networks of a kind, and each of the banks."""
+    columns = {"small networks": [it for it in measured if it.role != BANKS]}
+    columns |= {it.name: [it] for it in measured if it.role == BANKS}
+    columns = {name: group for name, group in columns.items() if group}
+
+    def cell(method: str, group: Sequence[Measured]) -> str:
+        if any(method not in it.detected for it in group):
+            return "-"
+        values = zip(*((averages(it)[method], *it.detected[method]) for it in group), strict=True)
+        return " / ".join(f"{100 * fmean(value):.1f}" for value in values)
+
+    rows = [[f"`{method}`", *(cell(method, group) for group in columns.values())] for method in (OURS, *COMPARED)]
+    return markdown(["AUROC / detected at 5 % / at 1 %", *columns], rows)
 
 
 def answer(measured: Sequence[Measured]) -> str:
@@ -267,7 +352,7 @@ def answer(measured: Sequence[Measured]) -> str:
     best = min(fixed, key=lambda method: fmean(fixed[method]))
     rule = [it.regret(it.singles[it.picked].auroc) for it in measured]
     behind = {name: [it.name for it in measured if it.ahead_of(name).value < 0] for name in ("msp", "ebo")}
-    lost = " and ".join(f"behind `{name}` on {', '.join(names) or 'no network'}" for name, names in behind.items())
+    lost = " and ".join(f"behind `{name}` on {', '.join(names) or 'none of them'}" for name, names in behind.items())
     texts = {name: f"{fmean(fixed[name]):.1f} and {max(fixed[name]):.1f}" for name in ("autofold", "ebo", "msp")}
     return (
         f"Over {len(measured)} networks FourFold has a mean regret of {fmean(ours):.2f} percentage points of AUROC, "
@@ -314,7 +399,7 @@ def method_table(roles: Mapping[str, Sequence[Measured]]) -> str:
 def variant_table(roles: Mapping[str, Sequence[Measured]]) -> str:
     """Return a table of FourFold's variants with their mean and worst regret, in the order of the page."""
     every = [it for group in roles.values() for it in group]
-    names = [OURS, *(name for name in every[0].variants if all(name in it.variants for it in every))]
+    names = [OURS, *dict.fromkeys(name for it in every for name in it.variants)]
     return regret_table(names, roles, ranked=False)
 
 
@@ -322,14 +407,17 @@ def regret_table(names: Sequence[str], roles: Mapping[str, Sequence[Measured]], 
     """Return mean and worst regret of methods or variants for each role."""
 
     def values(name: str, group: Sequence[Measured]) -> list[float]:
-        return [it.regret(averages(it)[name]) for it in group]
+        return [it.regret(found[name]) for it in group if name in (found := averages(it))]
+
+    def cells(name: str, group: Sequence[Measured]) -> list[str]:
+        found = values(name, group)
+        return [f"{figure(found):.2f}" if len(found) == len(group) else "-" for figure in (fmean, max)]
 
     every = [it for group in roles.values() for it in group]
     ordered = sorted(names, key=lambda name: fmean(values(name, every))) if ranked else names
     header = ["", *(f"{role}: {what}" for role in roles for what in ("mean regret", "worst"))]
     rows = [
-        [f"**{name}**" if name == OURS else name]
-        + [f"{figure(values(name, group)):.2f}" for group in roles.values() for figure in (fmean, max)]
+        [f"**{name}**" if name == OURS else name, *(cell for group in roles.values() for cell in cells(name, group))]
         for name in ordered
     ]
     return markdown(header, rows)

@@ -1,12 +1,31 @@
 """The study of methods without OOD data, on a small world in place of networks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 import flatfold as ff
+from flatfold.detectors import Detector
 from flatfold.evaluate.banks import Banks
-from studies.choice.figure import draw
-from studies.choice.study import OURS, RULE, Network, averages, measure, pick, regrets, sections, single, wrong_labels
+from studies.choice.figure import draw, draw_samples
+from studies.choice.study import (
+    BANKS,
+    OURS,
+    RULE,
+    Network,
+    averages,
+    detections,
+    full_trust,
+    measure,
+    pick,
+    read_banks,
+    regrets,
+    sections,
+    single,
+    wrong_labels,
+)
 from tests.conftest import World
 
 
@@ -24,6 +43,17 @@ def test_wrong_labels_are_a_share_and_always_wrong(make_world):
     noisy = wrong_labels(bank, 0.3, seed=1)
     assert float((noisy.labels != bank.labels).double().mean()) == pytest.approx(0.3)
     assert noisy.labels.max() < 6
+
+
+def test_the_rule_leaves_out_the_classes_with_most_samples_first(network, monkeypatch):
+    left_out = []
+    fit_without = Detector.fit_without
+    monkeypatch.setattr(Detector, "fit_without", lambda *args: left_out.append(args[3]) or fit_without(*args))
+    monkeypatch.setattr("studies.choice.study.LEFT_OUT", 2)
+    rare = network.val.labels < 4
+    val = network.val[torch.cat([rare.nonzero().flatten()[:40], (~rare).nonzero().flatten()])]
+    pick(Network("toy", BANKS, replace(network.banks, val=val)), ["msp"])
+    assert sorted(left_out) == [4, 5]
 
 
 def test_the_rule_takes_the_method_that_detects_left_out_classes_best(network):
@@ -54,6 +84,54 @@ def test_a_network_is_measured_and_described_in_every_section(network, monkeypat
     )
     assert "toy" in texts["answer"]
     assert draw({"toy": regrets(measured)}).count("<svg ") == 1
+    assert "toy" in draw_samples({"toy": measured.few}, ["toy"])
+    assert measured.few[60] == (measured.ours.auroc, measured.variants["full trust"])
+    assert sorted(measured.few) == [n / 6 for n in (25, 50, 100, 200, 360)]
+
+
+def test_full_trust_is_the_sum_of_four_signs_without_doubt(network):
+    detector = ff.create(OURS).fit(network.val, network.banks.head)
+
+    def four(h):
+        signs = detector.signs(h)
+        return signs["direction"] + signs["length"] / 4 + signs["margin"] / 2 + signs["curvature"] / 2
+
+    ood = [ff.auroc(four(network.banks.test.features), four(bank.features)) for bank in network.banks.ood.values()]
+    assert full_trust(network.val, network).auroc == pytest.approx(np.mean(ood))
+
+
+def test_detections_are_shares_above_the_threshold_that_id_data_exceed_at_the_rate(network):
+    class Norm(torch.nn.Module):
+        def forward(self, h):
+            return h.norm(dim=-1)
+
+    norms = [np.linalg.norm(bank.features, axis=1) for bank in (network.banks.test, *network.banks.ood.values())]
+    expected = [np.mean([(n > np.quantile(norms[0], q)).mean() for n in norms[1:]]) for q in (0.95, 0.99)]
+    assert detections(Norm(), network) == pytest.approx(expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_bank_of_features_is_a_network_without_training_data_and_wrong_preparation(network, tmp_path, monkeypatch):
+    banks = network.banks
+    np.savez(
+        tmp_path / "large_net.npz",
+        W=banks.head.weight.half(),
+        b=banks.head.bias.half(),
+        id_val=banks.val.features.half(),
+        id_val_labels=banks.val.labels.short(),
+        id_test=banks.test.features.half(),
+        id_test_labels=banks.test.labels.short(),
+        ood_noise=banks.ood["noise"].features.half(),
+    )
+    found = read_banks(tmp_path / "large_net.npz")
+    assert (found.train, list(found.ood)) == (None, ["noise"])
+    assert found.val.features.dtype == torch.float32
+    assert torch.equal(found.test.labels, banks.test.labels)
+    monkeypatch.setattr("studies.choice.study.SINGLE", ["msp", "ebo", "autofold", "mds:alpha=1", "fdbd", "knn"])
+    texts = sections([measure(network), measure(Network("large net", BANKS, found))])
+    assert "| wrong transform |" in texts["variants"]
+    assert "| - | - |" in texts["variants"]
+    assert "large net" in texts["compared"]
 
 
 def test_a_method_that_refuses_the_data_is_left_out(network):
