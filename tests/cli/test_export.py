@@ -56,9 +56,36 @@ def test_a_guard_without_a_transform_takes_it_from_options_and_keeps_it(here):
         assert part in content
 
 
+def test_a_triton_repository_gets_the_model_and_then_its_next_version(here):
+    pytest.importorskip("onnxruntime", reason="flatfold[onnx] is not installed")
+    options = ("guard.safetensors", *MODEL, "--images", "photos", "--triton", "models")
+    done = succeed("export", *options)
+    assert "-> models/guard/1/model.onnx" in done.stdout
+    assert "same decision for every image" in done.stdout
+    assert 'name: "guard"' in (here / "models" / "guard" / "config.pbtxt").read_text()
+    facts = json.loads(succeed("export", *options, "--json").stdout)
+    assert facts["file"] == "models/guard/2/model.onnx"
+    assert facts["bytes"] == (here / facts["file"]).stat().st_size
+    assert json.loads(succeed("export", *options, "--name", "b-1", "--json").stdout)["file"].startswith("models/b-1/1")
+
+
 def test_mistakes(here):
     guard, images = (*MODEL, "--images", "photos"), ("--images", "photos")
+    (here / "my guard.safetensors").write_bytes((here / "guard.safetensors").read_bytes())
+    (here / "models").mkdir()
+    (here / "models" / "taken").write_text("a file")
+    triton = (*guard, "--triton", "models")
     cases = [
+        (["guard.safetensors", *triton, "--out", "g.onnx"], 2, "one place"),
+        (["guard.safetensors", *triton, "--mlflow", "model"], 2, "one place"),
+        (["guard.safetensors", *guard, "--name", "a"], 2, "--name"),
+        (["guard.safetensors", *triton, "--name", "a/b"], 1, "name"),
+        (["my guard.safetensors", *triton], 1, "my guard"),
+        (["guard.safetensors", *triton, "--name", "taken"], 1, "taken"),
+        (["guard.safetensors", *guard, "--triton", "tiny.pt"], 1, "tiny.pt"),
+        (["guard.safetensors", *guard, "--triton", "tiny.pt/models"], 2, "tiny.pt"),
+        (["guard.safetensors", *guard, "--mlflow", "tiny.pt"], 1, "tiny.pt"),
+        (["guard.safetensors", *guard, "--mlflow", "photos"], 1, "photos"),
         (["guard.safetensors", *guard, "--crop", "4"], 1, "--crop"),
         (["guard.safetensors", *MODEL, "--images", "none"], 1, "none"),
         (["guard.safetensors", *MODEL, "--images", "tiny.pt"], 1, "tiny.pt"),

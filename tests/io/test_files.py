@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -21,6 +22,7 @@ from flatfold.io.files import (
     check_writable,
     lock_folder,
     locked,
+    publishing,
     replacing,
     sha256_of,
     sweep,
@@ -39,6 +41,40 @@ def test_a_write_replaces_the_file_and_a_failed_one_leaves_the_old_file_and_no_o
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_appears_complete_and_whoever_is_killed_leaves_nothing_in_the_watched_folder(tmp_path):
+    watched = tmp_path / "new" / "watched"
+    code = "import os, sys; from pathlib import Path; from flatfold.io.files import publishing\n"
+    code += "with publishing(Path(sys.argv[1], 'model'), Path(sys.argv[1])) as folder:\n"
+    code += "    (folder / 'file').write_text('half'); os._exit(9)"
+    for place in (tmp_path, watched.parent):  # without the watched folder, and with it
+        assert subprocess.run([sys.executable, "-c", code, watched]).returncode == 9
+        assert [path.parents[2] for path in tmp_path.rglob("file")] == [place]
+        sweep(place)
+        watched.mkdir(parents=True, exist_ok=True)
+        assert not any(watched.iterdir())
+    with publishing(watched / "model", watched) as folder:
+        (folder / "1").mkdir()
+        (folder / "1" / "file").write_text("all")
+        assert watched.is_dir()
+        assert not any(watched.iterdir())
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
+        "new", "new/watched", "new/watched/model", "new/watched/model/1", "new/watched/model/1/file"
+    ]  # fmt: skip
+    with pytest.raises(OSError, match="model"), publishing(watched / "model", watched):  # it is there: nothing changes
+        pass
+    assert (watched / "model" / "1" / "file").read_text() == "all"
+    assert len(list(watched.iterdir())) == 1
+
+
+def test_a_folder_is_filled_inside_of_the_watched_one_where_it_cannot_be_outside(tmp_path, monkeypatch):
+    watched = tmp_path / "watched"
+    watched.mkdir()
+    monkeypatch.setattr("os.access", lambda place, mode: Path(place) != tmp_path)
+    with publishing(watched / "model", watched) as folder:
+        assert folder.parent.parent == watched
+    assert [path.name for path in watched.iterdir()] == ["model"]
 
 
 def test_threads_may_write_the_same_file(tmp_path):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from .options import (
     FPR,
@@ -28,6 +28,9 @@ from .options import (
     mixed_precision,
 )
 from .output import captured_warnings, count, print_json, say
+
+if TYPE_CHECKING:
+    from ..scoring.export import Layout
 
 MANY = 50_000  # images that a guard will score: for so many, a graph of the network is prepared
 
@@ -179,6 +182,14 @@ def export(
     model: ModelOptions,
     images: Annotated[Path, Option(help=f"Images to check the export on: {IMAGES}.")],
     out: Annotated[Path | None, Option(help="File to write, .onnx or .pt2. Default: GUARD.onnx.")] = None,
+    triton: Annotated[
+        Path | None,
+        Option(help="Instead of a file: a Triton model repository, which gets the model, or its next version."),
+    ] = None,
+    name: Annotated[str | None, Option(help="Name of the model in --triton. Default: that of the guard file.")] = None,
+    mlflow: Annotated[
+        Path | None, Option(help="Instead of a file: a new folder for an MLflow model (needs flatfold[mlflow]).")
+    ] = None,
     limit: Annotated[int, Option(min=2, max=1024, help="Number of images to check.")] = 128,
     *,
     transform: TransformOptions,
@@ -191,24 +202,37 @@ def export(
     Images are prepared with the transform stored in the guard file; a guard fitted on tensors stores none and needs
     --resize, --crop, --mean, --std, --mode or --interpolation.
 
+    --triton DIR writes DIR/NAME/config.pbtxt and DIR/NAME/1/model.onnx, for the backend onnxruntime with dynamic
+    batching. A model that is there gets the next version, which Triton serves by default, and keeps its config.pbtxt;
+    if that names other inputs or outputs, nothing is written. --mlflow DIR writes a model for
+    mlflow.pyfunc.load_model(DIR). Either folder appears in one step, when it is complete.
+
     Exit codes: 0 done; 1 invalid input, or different results; 2 invalid usage.
 
     Example: flatfold export guard.safetensors --model nets:resnet20 --weights resnet20.pt --images photos/
     """
     from ..models.images import open_images
     from ..models.sources import take_subset
-    from ..scoring.export import check_target
     from ..scoring.export import export as export_guard
+    from ..scoring.export import find_target
     from ..scoring.guard import Guard
 
-    target = guard.with_suffix(".onnx") if out is None else out
-    check_target(target)
-    check_out(target, guard, images)
+    places: list[tuple[str, Path | None, Layout | None]]
+    places = [("--triton", triton, "triton"), ("--mlflow", mlflow, "mlflow"), ("--out", out, None)]
+    given = [option for option, place, _ in places if place is not None]
+    if len(given) > 1:
+        raise BadParameter("a guard is exported to one place. Give one of them.", param_hint=", ".join(given))
+    if name is not None and triton is None:
+        raise BadParameter("only a model in --triton has a name. Leave it out.", param_hint="--name")
+    option, path, layout = next(place for place in places if place[0] in (given or ["--out"]))
+    path, name = path or guard.with_suffix(".onnx"), guard.stem if name is None else name
+    target = find_target(path, layout, name)
+    check_out(target, guard, images, option=option)
     load_plugins(own)
     loaded = Guard.load(guard, model.open())
     loaded.transform = transform.transform(guard, loaded.transform)
     source = take_subset(open_images(images, loaded.transform, labels=False), limit)
-    parity = export_guard(loaded, target, source)
+    parity = export_guard(loaded, path, source, layout=layout, name=name)
     sizes = ", ".join(map(str, parity.batch_sizes))
     say(f"{loaded!r} -> {target}, {target.stat().st_size / 1e6:.1f} MB")
     say(f"compared on {parity.inputs} images of {images} in batches of {sizes}")

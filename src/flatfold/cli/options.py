@@ -466,7 +466,7 @@ def invalid_usage(option: str) -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def check_out(out: Path, *inputs: Path | None) -> None:
+def check_out(out: Path, *inputs: Path | None, option: str = "--out") -> None:
     """Raise unless ``out`` can be written, is none of the inputs, and does not join the tables of an input folder."""
     from ..io.files import check_writable
 
@@ -481,8 +481,8 @@ def check_out(out: Path, *inputs: Path | None) -> None:
         "every .parquet file in this folder is an input": out.suffix.lower() == ".parquet" and bool(neighbours),
     }
     for reason in (reason for reason, found in problems.items() if found):
-        raise typer.BadParameter(f"{out} cannot be written: {reason}. Choose another file.", param_hint="--out")
-    with invalid_usage("--out"):
+        raise typer.BadParameter(f"{out} cannot be written: {reason}. Choose another file.", param_hint=option)
+    with invalid_usage(option):
         check_writable(out.parent)
 
 

@@ -43,6 +43,20 @@ def replacing(path: Path) -> Iterator[Path]:
         yield folder / path.name
 
 
+@contextmanager
+def publishing(path: Path, watched: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; at the end it becomes ``path``, which must be new or empty, in one step.
+
+    A server that watches the folder ``watched``, around ``path`` or ``path`` itself, may load what is half-written
+    there. So the temporary folder lies outside of it, unless that is another file system or closed to this user.
+    """
+    inside, outside = (next(place for place in start.absolute().parents if place.exists()) for start in (path, watched))
+    usable = outside.stat().st_dev == inside.stat().st_dev and os.access(outside, os.W_OK)
+    with _replacing_all(path.parent, [path.name], outside if usable else inside) as folder:
+        (folder / path.name).mkdir()
+        yield folder / path.name
+
+
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Replace the file at ``path`` by ``content``; the folder is made if needed."""
     write_together(path.parent, {path.name: content})
@@ -57,16 +71,23 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str]) -> None:
 
 
 @contextmanager
-def _replacing_all(target: Path, names: Collection[str]) -> Iterator[Path]:
-    """Yield a temporary folder to write files to; at the end they replace those of the same name in ``target``."""
-    folder = _make_folder(target)
+def _replacing_all(target: Path, names: Collection[str], place: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary folder to write to; at the end what is there replaces that of the same name in ``target``.
+
+    It lies in ``place``, by default ``target``.
+    """
+    folder = _make_folder(place or target)
     try:
         yield folder
         umask = os.umask(0)  # it can only be read by setting it
         os.umask(umask)
-        for name in names:
-            (folder / name).chmod(0o666 & ~umask)  # safetensors makes files that only their owner can read
-            _sync(folder / name, os.O_RDWR)
+        for path in (path for name in names for path in (folder / name, *(folder / name).rglob("*"))):
+            if path.is_dir():
+                _sync_folder(path)
+            else:
+                path.chmod(0o666 & ~umask)  # safetensors makes files that only their owner can read
+                _sync(path, os.O_RDWR)
+        target.mkdir(parents=True, exist_ok=True)
         for name in names:
             (folder / name).replace(target / name)
     except OSError as error:
@@ -75,8 +96,7 @@ def _replacing_all(target: Path, names: Collection[str]) -> Iterator[Path]:
         raise _not_written(target / next(iter(names)), error) from error
     finally:
         _remove_folder(folder)
-    with suppress(OSError):  # a directory cannot be opened on Windows, where the rename is durable without it
-        _sync(target, os.O_RDONLY)
+    _sync_folder(target)
 
 
 def check_writable(folder: Path) -> None:
@@ -199,6 +219,11 @@ def _lock(file: BinaryIO, folder: Path) -> None:
         ) from None
     except OSError:  # of a file system without locks
         return
+
+
+def _sync_folder(path: Path) -> None:
+    with suppress(OSError):  # a directory cannot be opened on Windows, where the rename is durable without it
+        _sync(path, os.O_RDONLY)
 
 
 def _sync(path: Path, mode: int) -> None:

@@ -1,23 +1,40 @@
-"""Export a guard and its model as one graph for other runtimes, and compare the file with the guard on real inputs."""
+"""Export a guard and its model as one graph for other runtimes, and compare the file with the guard on real inputs.
+
+Where models are served, the graph lies in a folder with a description of its inputs and outputs: a Triton model
+repository, or an MLflow model.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
 from .. import __version__
-from ..io.files import replacing
+from ..io.files import publishing, replacing
 from ..io.progress import track
 from ..models.forward import Batch, evaluating, split_batch
-from ..models.graph import by_name, check_onnx_packages, explain_export_errors, open_onnx, quiet, trace, write_onnx
+from ..models.graph import (
+    BATCH,
+    by_name,
+    check_onnx_packages,
+    explain_export_errors,
+    open_onnx,
+    quiet,
+    trace,
+    write_onnx,
+)
 from ..models.inputs import as_batches
 from .calibrated import ROUNDING, Calibration, Verdict, spread_of
 
@@ -29,7 +46,21 @@ SIZES = (1, 7, 64)  # of the batches to compare on
 TOLERANCE = ROUNDING
 P_VALUE_ROUNDING = 1e-6  # of a p-value in float32
 FACTS = "flatfold.json"  # name of the extra file in a .pt2 file
+GRAPH = "model.onnx"  # where Triton and MLflow look for it
+CONFIG = "config.pbtxt"
+TYPES = {  # names of onnxruntime, numpy and Triton
+    "bool": ("bool", "TYPE_BOOL"),
+    "float": ("float32", "TYPE_FP32"),
+    "float16": ("float16", "TYPE_FP16"),
+    "double": ("float64", "TYPE_FP64"),
+    **{
+        f"{sign}int{bits}": (f"{sign}int{bits}", f"TYPE_{sign}INT{bits}".upper())
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
+}
 
+Layout = Literal["triton", "mlflow"]
 ExportedGraph = Callable[[Batch], Iterable[Any]]
 """Runs a batch in another runtime and returns logits, score, p-value and decision as arrays."""
 
@@ -65,7 +96,7 @@ class Parity:
         )
 
 
-def export(guard: Guard, path: Path | str, inputs: Any) -> Parity:
+def export(guard: Guard, path: Path | str, inputs: Any, *, layout: Layout | None = None, name: str = "guard") -> Parity:
     """Write a guard and its model as one graph, ``x -> logits, score, p_value, is_ood``, for batches of any size.
 
     The file is only written after it has given the same answers as the guard. Inputs of the graph are called x, or as
@@ -76,10 +107,18 @@ def export(guard: Guard, path: Path | str, inputs: Any) -> Parity:
         program = torch.export.load("model.pt2", extra_files=extra)
         logits, score, p_value, is_ood = program.module()(x)
 
+    With ``layout="triton"``, ``path`` is a model repository of the Triton Inference Server and gets the ONNX graph as
+    ``NAME/1/model.onnx``, with a ``NAME/config.pbtxt``. A model that is there gets the next version and keeps its
+    configuration, which must name the same inputs and outputs. With ``layout="mlflow"``, ``path`` becomes the folder of
+    an MLflow model with the ONNX graph: ``mlflow.pyfunc.load_model(path).predict(x)``. Both folders appear in one step.
+
     Args:
         guard: Fitted.
-        path: File to write; ``.onnx`` for ONNX runtimes, ``.pt2`` for torch without this library.
+        path: File to write; ``.onnx`` for ONNX runtimes, ``.pt2`` for torch without this library. With a layout, a
+            folder.
         inputs: Real inputs of one shape, any data that ``Guard.fit`` takes; some hundred are plenty.
+        layout: ``"triton"`` or ``"mlflow"``; None for a file.
+        name: Name of the model in a Triton repository.
 
     Returns:
         How well the file agrees with the guard.
@@ -87,31 +126,55 @@ def export(guard: Guard, path: Path | str, inputs: Any) -> Parity:
     Raises:
         Mismatch: The file would not give the guard's answers; nothing is written.
         ValueError: The suffix is another one, or the model cannot be exported, or has changed since the guard was
-            fitted.
-        IsADirectoryError: There is a folder at ``path``.
-        ModuleNotFoundError: What ``.onnx`` needs is not installed.
+            fitted; or a model of this name has other inputs or outputs.
+        OSError: A folder is where a file belongs, a file where a folder does, or an MLflow model is at ``path``.
+        ModuleNotFoundError: What ``.onnx`` or MLflow needs is not installed.
     """
-    path = Path(path)
-    check_target(path)
-    if path.suffix == ".onnx":
-        check_onnx_packages()
+    target = find_target(Path(path), layout, name)
+    file = FORMATS[target.suffix]
     batch = _collect_inputs(guard, inputs)
     program = trace(guard.as_module(), batch)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        FORMATS[path.suffix].write(partial, guard, program, batch)
-        return compare(guard, FORMATS[path.suffix].open(partial), batch)
+    with LAYOUTS[layout](Path(path), target) as partial:
+        file.write(partial, guard, program, batch)
+        return compare(guard, file.open(partial), batch)
 
 
-def check_target(path: Path) -> None:
-    """Raise unless the suffix of a path names a format and a file can be there; call it before long work."""
-    if path.suffix not in FORMATS:
+def find_target(path: Path, layout: Layout | None = None, name: str = "guard") -> Path:
+    """Return the file that a graph will be written to; raise unless it can be. Call it before long work."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be 'triton', 'mlflow' or None, got {layout!r}.")
+    if layout is None and path.suffix not in FORMATS:
         raise ValueError(
             f"a guard is exported to a file that ends in {' or '.join(FORMATS)}, got {path.name!r}. "
             "Take .onnx for other runtimes, .pt2 for torch."
         )
-    if path.is_dir():
+    if layout is None and path.is_dir():
         raise IsADirectoryError(f"a guard is exported to one file, but {path} is a folder. Choose another name.")
+    if layout == "triton" and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        raise ValueError(
+            f"the name of a Triton model is the name of its folder and a part of addresses: letters, digits, '_', '-' "
+            f"and '.', got {name!r}. Choose another name."
+        )
+    if layout is not None:
+        for place in (path, path / name) if layout == "triton" else (path,):
+            if place.exists() and not place.is_dir():
+                raise NotADirectoryError(f"{place} must be a folder, but it is a file. Choose another name.")
+    if layout == "mlflow":
+        if path.is_dir() and any(path.iterdir()):
+            raise FileExistsError(f"an MLflow model gets a new folder, but {path} is not empty. Choose another name.")
+        try:
+            import_module("mlflow.onnx")
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                f"MLflow models are written with {error.name}, which is not installed. Install flatfold[mlflow].",
+                name=error.name,
+            ) from error
+    if layout is not None or path.suffix == ".onnx":
+        check_onnx_packages()
+    if layout == "triton":
+        versions = [int(place.name) for place in (path / name).glob("*") if re.fullmatch("[1-9][0-9]*", place.name)]
+        return path / name / str(max(versions, default=0) + 1) / GRAPH
+    return path if layout is None else path / GRAPH
 
 
 def _collect_inputs(guard: Guard, inputs: Any) -> Batch:
@@ -251,3 +314,121 @@ class Format(NamedTuple):
 
 
 FORMATS = {".onnx": Format(_write_onnx, open_onnx), ".pt2": Format(_write_program, open_program)}
+
+
+@contextmanager
+def _single_file(path: Path, target: Path) -> Iterator[Path]:
+    """Yield where to write a graph that becomes the file ``target``."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as partial:
+        yield partial
+
+
+@contextmanager
+def _triton_version(repository: Path, target: Path) -> Iterator[Path]:
+    """Yield where to write the graph of a new version; then write the model's configuration, or check the one there."""
+    version, model = target.parent, target.parent.parent
+    new = not model.is_dir() or not any(model.iterdir())
+    with publishing(model if new else version, repository) as folder:
+        partial = (folder / version.name if new else folder) / target.name
+        partial.parent.mkdir(exist_ok=True)
+        yield partial
+        tensors = _describe_tensors(partial)
+        signature = "\n".join(_triton_signature(tensors))
+        if new:
+            batching = _has_batches(tensors)
+            head = f'name: "{model.name}"\nbackend: "onnxruntime"\nmax_batch_size: {SIZES[-1] if batching else 0}\n'
+            text = head + signature + ("\ndynamic_batching { }\n" if batching else "\n")
+            (folder / CONFIG).write_text(text, encoding="utf-8")
+        elif not _says(model / CONFIG, signature):
+            raise ValueError(
+                f"all versions of a Triton model share its {CONFIG}, but {model / CONFIG} does not have the inputs and "
+                "outputs of this guard. Choose another name."
+            )
+
+
+def _says(config: Path, signature: str) -> bool:
+    """Return whether a configuration, which users may have changed elsewhere, has a signature; spaces do not count."""
+    return config.is_file() and "".join(signature.split()) in "".join(config.read_text(encoding="utf-8").split())
+
+
+class _Tensor(NamedTuple):
+    """An input or output of a graph; -1 in its shape is any size."""
+
+    role: str
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    per_input: bool
+
+
+def _describe_tensors(graph: Path) -> list[_Tensor]:
+    """Return the inputs and outputs of an ONNX graph, as onnxruntime sees them."""
+    session = import_module("onnxruntime").InferenceSession(graph, providers=["CPUExecutionProvider"])
+    return [
+        _Tensor(
+            role,
+            entry.name,
+            entry.type.removeprefix("tensor(").removesuffix(")"),
+            tuple(size if isinstance(size, int) else -1 for size in entry.shape),
+            entry.shape[:1] == [BATCH],
+        )
+        for role, entries in (("input", session.get_inputs()), ("output", session.get_outputs()))
+        for entry in entries
+    ]
+
+
+def _has_batches(tensors: list[_Tensor]) -> bool:
+    """Return whether Triton may join requests: all inputs and outputs have the batch as their first dimension."""
+    return all(tensor.per_input for tensor in tensors)
+
+
+def _triton_signature(tensors: list[_Tensor]) -> Iterator[str]:
+    """Yield inputs and outputs in the words of ``config.pbtxt``; the batch that Triton adds is left out of shapes."""
+    for tensor in tensors:
+        dims = tensor.shape[1:] if _has_batches(tensors) else tensor.shape
+        yield f"{tensor.role} {{"
+        yield f'  name: "{tensor.name}"'
+        yield f"  data_type: {TYPES[tensor.type][1]}"
+        yield f"  dims: [ {', '.join(map(str, dims or (1,)))} ]"
+        if not dims:  # no shape may be empty, so Triton adds a dimension
+            yield "  reshape { shape: [ ] }"
+        yield "}"
+
+
+@contextmanager
+def _mlflow_folder(folder: Path, target: Path) -> Iterator[Path]:
+    """Yield where to write a graph; then let MLflow's ONNX flavour add its files: no code, and no pickle."""
+    onnx, flavour, models, types = map(import_module, ("onnx", "mlflow.onnx", "mlflow.models", "mlflow.types"))
+    with publishing(folder, folder) as partial:
+        graph = partial / target.name
+        yield graph
+        schemas = {
+            f"{role}s": types.Schema(
+                [
+                    types.TensorSpec(np.dtype(TYPES[tensor.type][0]), tensor.shape, tensor.name)
+                    for tensor in _describe_tensors(graph)
+                    if tensor.role == role
+                ]
+            )
+            for role in ("input", "output")
+        }
+        content = graph.read_bytes()
+        graph.unlink()  # MLflow wants an empty folder
+        with quiet():
+            flavour.save_model(
+                onnx.load_model_from_string(content),
+                partial,
+                signature=models.ModelSignature(**schemas),
+                pip_requirements=flavour.get_default_pip_requirements(),  # or MLflow finds them by running the graph
+                onnx_execution_providers=["CPUExecutionProvider"],  # on which it was compared
+                save_as_external_data=False,
+            )
+        graph.write_bytes(content)  # what was compared, to the byte
+
+
+LAYOUTS: dict[Layout | None, Callable[[Path, Path], AbstractContextManager[Path]]] = {
+    None: _single_file,
+    "triton": _triton_version,
+    "mlflow": _mlflow_folder,
+}

@@ -39,7 +39,7 @@ from .guard_file import GuardFile, read_guard, save_guard
 from .monitor import Monitor
 
 if TYPE_CHECKING:
-    from .export import Parity
+    from .export import Layout, Parity
 
 WARM_UP = 8  # made-up inputs on which a service chooses its runtime
 
@@ -293,20 +293,23 @@ class Guard:
             )
         return GuardModule(self.model, self.found, self.calibrated)
 
-    def export(self, path: Path | str, inputs: Any) -> Parity:
+    def export(self, path: Path | str, inputs: Any, *, layout: Layout | None = None, name: str = "guard") -> Parity:
         """Write model and detector as one graph for another runtime, ``.onnx`` or ``.pt2``, for batches of any size.
 
         Args:
-            path: File to write.
+            path: File to write; with a layout, a folder.
             inputs: Real inputs, any data that :meth:`fit` takes, on which the file must give this guard's answers
                 before it is written.
+            layout: ``"triton"`` adds the model ``name``, or its next version, to the Triton model repository ``path``;
+                ``"mlflow"`` makes ``path`` an MLflow model.
+            name: Name of the model in a Triton repository.
 
         Returns:
             The errors of the file; see :func:`flatfold.scoring.export.export`.
         """
         from .export import export  # late: torch.export takes a while to import
 
-        return export(self, path, inputs)
+        return export(self, path, inputs, layout=layout, name=name)
 
     def save(self, path: Path | str) -> None:
         """Write everything but the model to a safetensors file."""
