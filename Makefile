@@ -22,7 +22,7 @@ demo: $(READY)  ## the main job on built-in real data: out/digits/report.html
 test: $(DEV)  ## the quick tests, doctests included: before every commit
 	$(PYTEST) -m "not ($(SLOW))" $(ARGS)
 
-test-slow: $(DEV)  ## all others: browser, Ray, real networks, documentation, long simulations
+test-slow: $(VENV)/.ready-slow  ## all others: browser, Ray, real networks, documentation, long simulations
 	$(PYTEST) -m "$(SLOW)" $(ARGS)
 
 coverage: $(DEV)  ## all tests of both, with branch coverage
@@ -51,6 +51,10 @@ clean:  ## remove everything that was made here
 $(VENV)/.ready-bench: $(DEV)
 	$(PIP) -e '.[bench]'
 	$(PIP) --no-deps pyhessian
+	touch $@
+
+$(VENV)/.ready-slow: $(DEV)
+	$(PIP) -e '.[mlflow]'
 	touch $@
 
 $(DEV): $(READY)

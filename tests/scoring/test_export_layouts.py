@@ -210,7 +210,23 @@ def test_mlflow_that_is_not_installed_is_named(guard, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow  # which is where MLflow is installed
 @pytest.mark.filterwarnings("default")  # those of MLflow and what it imports
+def test_an_mlflow_model_is_logged_and_loaded_by_its_run(guard, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow = pytest.importorskip("mlflow", reason="flatfold[mlflow] is not installed")
+    mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
+    x = known(80, seed=1)[0]
+    guard.export(tmp_path / "model", [x], layout="mlflow")
+    with mlflow.start_run() as run:
+        mlflow.log_artifacts(str(tmp_path / "model"), "guard")
+    answer = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/guard").predict(x[:3].numpy())
+    assert_close(torch.from_numpy(answer["score"]), guard(x[:3]).score, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
 def test_an_mlflow_model_is_asked_through_pyfunc_and_has_no_pickle(guard, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     mlflow = pytest.importorskip("mlflow", reason="flatfold[mlflow] is not installed")
