@@ -23,6 +23,7 @@ UNKNOWN = {
     r"\big\|": r"\|",
 }  # what the converter would leave as it is, and what it understands
 WIDTH = 90  # of a command's help: fits beside the navigation
+HIDDEN = 'filters: ["!^_", "!^(forward|learn|score|shape|pairs|score_range|innermost|is_fitted|fit_without)$"]'
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -45,7 +46,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         marker = f"<!-- {comment} -->"
         if marker in markdown:
             markdown = markdown.replace(marker, made())
-    return markdown
+    return re.sub(r"<!-- classes (\w+) -->", lambda found: classes(found[1], markdown), markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:
@@ -148,6 +149,28 @@ def methods() -> str:
         what = f"**{full_name(name)}.** {method.summary}"
         rows.append(f"| `{name}` | {what} | {works} | {method.fits_on} | {hyper} |")
     return "\n".join(rows)
+
+
+def classes(kind: str, page: str) -> str:
+    """Return the entries of the classes of all methods that learn from nothing, learn from data, or see inputs.
+
+    Without those that the page has already; a shaping such as ``ReAct`` is the class of its method.
+    """
+    from flatfold import detectors
+
+    entries = []
+    for name in detectors.methods():
+        method = detectors.get_method(name)
+        learns = "nothing" if method.fits_on == "nothing" else "data"
+        module = import_module(method.factory.__module__)
+        own = (each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__)
+        for each in own:
+            place = "flatfold.detectors" if hasattr(detectors, each.__name__) else module.__name__
+            written = re.search(rf"^::: flatfold\.(detectors\.)?{each.__name__}$", page, re.MULTILINE)
+            wanted = issubclass(each, detectors.Detector | detectors.InputDetector | detectors.Shaping)
+            if wanted and not written and kind == (learns if method.sees == "features" else "inputs"):
+                entries.append(f"::: {place}.{each.__name__}\n    options:\n      heading_level: 3\n      {HIDDEN}\n")
+    return "\n".join(dict.fromkeys(entries))
 
 
 def bibtex() -> str:

@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from flatfold.detectors import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +25,11 @@ def test_nothing_is_left_to_be_filled_in():
 
 def test_every_method_of_the_readme_exists_and_none_is_missing():
     rows = [line for line in read("README.md").splitlines() if line.startswith("| `")]
-    assert {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])} == set(METHODS)
+    shown = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
+    for name in shown ^ set(METHODS):
+        row = f"| `{name}` | what it scores | what it learns from |"
+        change = "remove it from" if name in shown else f"add {row!r}, or {name} to a row, in"
+        pytest.fail(f"{name} is not both a method and in README.md: {change} the table under Methods.")
 
 
 def links(page):

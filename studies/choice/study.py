@@ -37,7 +37,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "studies" / "choice.md"
 DIGIT_NETWORKS = ("cnn", "mlp", "residual")
 OURS = "fourfold"
 BANKS = "banks"  # the folder with features of large networks, and their role
-# FourFold's parts are not what a user would choose between, and odin and mdsens run the network.
+# FourFold's parts are not what a user would choose between, and methods that run the network take longer.
 SINGLE = [
     *(
         name

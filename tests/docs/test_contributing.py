@@ -1,5 +1,6 @@
 """The method that the contributing page adds to the package, the examples, and methods in files of one's own."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -38,27 +39,58 @@ def folder(monkeypatch, tmp_path):
             del sys.modules[name]
 
 
-def run(*arguments, path):
-    command, variables = [sys.executable, *arguments], uncovered_environment(PYTHONPATH=str(path))
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+def run(*arguments, path, cwd=ROOT, status=0, **variables):
+    command, variables = [sys.executable, *arguments], uncovered_environment(PYTHONPATH=str(path), **variables)
+    done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True)
+    assert done.returncode == status, done.stdout[-3000:] + done.stderr[-1000:]
     return done.stdout
 
 
+CHECKS = ("tests/detectors/test_citations.py", "tests/detectors/test_registry.py", "tests/test_readme.py")
+GOLDEN = ("tests/golden/test_scores.py", "tests/golden/test_digits.py")
+PYTEST = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=short")
+
+
+def is_part(old, new):
+    """Whether a record still has everything that it had before."""
+    if isinstance(old, dict):
+        return all(key in new and is_part(value, new[key]) for key, value in old.items())
+    return old == new
+
+
 @pytest.mark.docs
-@pytest.mark.timeout(300)
-def test_the_method_of_the_contributing_page_passes_the_contract_and_the_linters(tmp_path):
-    package = tmp_path / "src" / "flatfold"
-    shutil.copytree(ROOT / "src" / "flatfold", package, ignore=shutil.ignore_patterns("__pycache__"))
+@pytest.mark.timeout(600)
+def test_a_method_added_as_the_contributing_page_says_fails_only_tests_that_say_what_to_add(tmp_path):
+    for name in ("src", "tests", "docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in filter(Path.is_file, ROOT.iterdir()):
+        shutil.copy(path, tmp_path)
     (block,) = (block for block in blocks(read("CONTRIBUTING.md")) if block.language == "python")
-    file, page = package / "detectors" / "centre.py", package / "detectors" / "__init__.py"
-    file.write_text(block.text)
-    page.write_text(page.read_text() + "from . import centre as centre\n")
-    tests = ("tests/test_contract.py", "-k", "centre", "-q", "-p", "no:cacheprovider", "--confcutdir=tests")
-    assert " passed" in run("-m", "pytest", *tests, path=package.parent)
+    package, readme = tmp_path / "src" / "flatfold" / "detectors", tmp_path / "README.md"
+    (package / "centre.py").write_text(block.text)
+    with (package / "__init__.py").open("a") as page:
+        page.write("from .centre import Centre as Centre\n")
+    place = {"path": f"{tmp_path / 'src'}:{tmp_path}", "cwd": tmp_path}
+    run(*PYTEST, "tests/test_contract.py", "-k", "centre or summary", **place)
+    told = run(*PYTEST, *CHECKS, *GOLDEN, **place, status=1)
+    assert {line.split("::")[1].split(" ")[0] for line in told.splitlines() if line.startswith("FAILED")} == {
+        "test_every_method_of_the_readme_exists_and_none_is_missing",
+        "test_methods_that_see_features",
+        "test_results",
+        "test_the_mean_auroc_is_pinned_more_tightly",
+    }
+    row = re.search(r"add '(\| `centre` .*? \|)', or centre to a row, in the table under Methods", told)[1]
+    assert told.count("run FLATFOLD_RECORD=1 .venv/bin/python -m pytest tests/golden") >= 3
+    head = "| name | what it scores | learns from |\n|---|---|---|\n"
+    readme.write_text(readme.read_text().replace(head, head + row + "\n"))
+    run(*PYTEST, *GOLDEN, **place, FLATFOLD_RECORD="1")
+    run(*PYTEST, *CHECKS, *GOLDEN, **place)
+    for path in (ROOT / "tests" / "golden" / "expected").glob("*.json"):
+        old, new = (json.loads((top / path.relative_to(ROOT)).read_text()) for top in (ROOT, tmp_path))
+        assert is_part(old, new), path.name
     config = str(ROOT / "pyproject.toml")
     for command in (("ruff", "check", "--config", config), ("mypy", "--strict", "--config-file", config)):
-        run("-m", *command, str(file), path=package.parent)
+        run("-m", *command, str(package / "centre.py"), path=tmp_path / "src")
 
 
 @pytest.mark.docs

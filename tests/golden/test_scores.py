@@ -46,14 +46,20 @@ def test_methods_that_see_features():
     check("scores", found)
 
 
+def network_functions(model, x):
+    """Return what methods that run the network get, by what they see."""
+    return {"logits": ff.logits_function(model), "layers": ff.layers_of(model, x, "stem")}
+
+
 def test_methods_that_run_the_network():
     model = network().double()
     double = {name: [(x.double(), y) for x, y in batches(name)] for name in ("train", "test", "noise")}
     found = {}
-    for name, sees in (("odin", "logits"), ("mdsens", "layers")):
-        x = double["train"][0][0]
-        function = ff.logits_function(model) if sees == "logits" else ff.layers_of(model, x, "stem")
-        detector = ff.create(name).fit(function, double["train"])
+    functions = network_functions(model, double["train"][0][0])
+    for name, method in METHODS.items():
+        if method.sees == "features":
+            continue
+        detector = ff.create(name).fit(functions[method.sees], double["train"])
         found[name] = {part: detector(double[part][0][0][:12]).tolist() for part in ("test", "noise")}
     check("input_scores", found)
 
@@ -63,12 +69,13 @@ def test_methods_agree_with_openoods_steps():
     tensors, model = load(), network()
     bank, head = ff.FeatureBank(tensors["features"], tensors["labels"]), ff.Head(tensors["weight"], tensors["bias"])
     inputs = {name: batches(name)[0][0] for name in ("train", "test", "noise")}
-    functions = {"odin": ff.logits_function(model), "mdsens": ff.layers_of(model, inputs["train"], "stem")}
+    functions = network_functions(model, inputs["train"])
     for name, expected in json.loads((EXPECTED / "reference_scores.json").read_text(encoding="utf-8")).items():
-        sees = METHODS[name].sees == "features"
-        detector = ff.create(name).fit(*((bank, head) if sees else (functions[name], batches("train"))))
+        sees = METHODS[name].sees
+        data = (bank, head) if sees == "features" else (functions[sees], batches("train"))
+        detector = ff.create(name).fit(*data)
         for part, confidences in expected.items():
-            got = detector(tensors[part] if sees else inputs[part][:12])
+            got = detector(tensors[part] if sees == "features" else inputs[part][:12])
             np.testing.assert_allclose(-got.numpy(), confidences, rtol=2e-6, err_msg=name)
 
 

@@ -5,9 +5,6 @@ from .autofold import AutoFold as AutoFold
 from .base import Detector as Detector
 from .base import InputDetector as InputDetector
 from .citations import Work as Work
-from .citations import bibtex as bibtex
-from .citations import cited_works as cited_works
-from .citations import full_name as full_name
 from .dice import Dice as Dice
 from .direction import Direction as Direction
 from .ebo import Ebo as Ebo
@@ -32,8 +29,11 @@ from .openmax import OpenMax as OpenMax
 from .react import ReAct as ReAct
 from .registry import ALIASES as ALIASES
 from .registry import METHODS as METHODS
+from .registry import bibtex as bibtex
+from .registry import cited_works as cited_works
 from .registry import create as create
 from .registry import format_method as format_method
+from .registry import full_name as full_name
 from .registry import get_method as get_method
 from .registry import hyperparameters as hyperparameters
 from .registry import methods as methods

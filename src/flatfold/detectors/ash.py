@@ -9,9 +9,19 @@ from torch import Tensor
 from ..core.shaping import ash_b
 from ..core.validation import check_not_negative
 from .base import Detector
+from .citations import Work
 from .ebo import Ebo
 from .registry import register
 from .shaped import Shaped, Shaping
+
+PAPER = Work(
+    "djurisic2023ash",
+    "Extremely Simple Activation Shaping for Out-of-Distribution Detection",
+    ("Andrija Djurisic", "Nebojsa Bozanic", "Arjun Ashok", "Rosanne Liu"),
+    2023,
+    "ICLR",
+    "https://arxiv.org/abs/2209.09858",
+)
 
 
 class Ash(Shaping):
@@ -36,7 +46,7 @@ class Ash(Shaping):
 PERCENTILES = (65, 70, 75, 80, 85, 90, 95)
 
 
-@register("ash", grid={"percentile": PERCENTILES})
+@register("ash", full_name="Activation shaping (ASH-B)", cite=(PAPER,), grid={"percentile": PERCENTILES})
 def make_ash(percentile: float = 90, temperature: float = 1.0) -> Detector:
     """Energy of pruned and flattened features."""
     return Shaped(Ash(percentile), Ebo(temperature))

@@ -35,6 +35,7 @@ from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_n
 from ..core.validation import MethodRefused, check_choice, check_features, require_labels
 from . import ash, react
 from .base import Detector
+from .fold import PAPER as FOLD
 from .fold import Fold, ScoreNorm
 from .registry import register
 from .shaped import Shaped, Shaping
@@ -57,7 +58,7 @@ class Rows(NamedTuple):
         return Rows(self.features / times, self.projected / times, self.norms / times, self.labels)
 
 
-@register("autofold", fits_on="val", tuned_on="id")
+@register("autofold", full_name="FOLD, exponent from ID data", cite=(FOLD,), fits_on="val", tuned_on="id")
 class AutoFold(Detector):
     r"""FOLD with the exponent that best separates in-distribution samples from their masked copies.
 
@@ -302,10 +303,10 @@ def on_shaped_features(
     return factory
 
 
-register("autofold-r", fits_on="val", tuned_on="id")(
+register("autofold-r", full_name="AutoFold after ReAct", cite=(FOLD, react.PAPER), fits_on="val", tuned_on="id")(
     on_shaped_features(react.ReAct, react.PERCENTILES, "AutoFold on features clipped by ReAct, percentile chosen too.")
 )
 
-register("autofold-a", fits_on="val", tuned_on="id")(
+register("autofold-a", full_name="AutoFold after ASH", cite=(FOLD, ash.PAPER), fits_on="val", tuned_on="id")(
     on_shaped_features(ash.Ash, ash.PERCENTILES, "AutoFold on features shaped by ASH, percentile chosen too.")
 )

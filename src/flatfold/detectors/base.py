@@ -1,4 +1,4 @@
-"""The contracts of detectors: of those that see features, and of the two that run the network (odin, mdsens).
+"""The contracts of detectors: of those that see features, and of those that run the network.
 
 Hyper-parameters go into the constructor, which only stores them. ``fit(bank, head)`` learns from in-distribution
 features and returns ``self``; what it learns becomes buffers, so ``.to()``, ``state_dict()`` and export work. A call

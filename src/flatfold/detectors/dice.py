@@ -10,10 +10,20 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import mean_row
 from ..core.shaping import percentile_threshold
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "sun2022dice",
+    "DICE: Leveraging Sparsification for Out-of-Distribution Detection",
+    ("Yiyou Sun", "Yixuan Li"),
+    2022,
+    "ECCV",
+    "https://arxiv.org/abs/2111.09805",
+)
 
-@register("dice", fits_on="train", needs_labels=False)
+
+@register("dice", full_name="Directed sparsification", cite=(PAPER,), fits_on="train", needs_labels=False)
 class Dice(Detector):
     r"""Energy under the weights with the largest mean contribution.
 

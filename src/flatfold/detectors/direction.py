@@ -10,10 +10,20 @@ from ..core.hessian import as_double
 from ..core.shaping import split_norm
 from ..core.signs import direction, fit_directions, labels_or_predictions
 from .base import Detector
+from .citations import FLATFOLD, Work
 from .registry import register
 
+PAPER = Work(
+    "mueller2025mahalanobispp",
+    "Mahalanobis++: Improving OOD Detection via Feature Normalization",
+    ("Maximilian Mueller", "Matthias Hein"),
+    2025,
+    "ICML",
+    "https://arxiv.org/abs/2505.18032",
+)
 
-@register("direction", fits_on="val", needs_labels=False)
+
+@register("direction", full_name="Mahalanobis on the sphere", cite=(FLATFOLD, PAPER), fits_on="val", needs_labels=False)
 class Direction(Detector):
     r"""Squared Mahalanobis distance of the direction of the features to the nearest class.
 

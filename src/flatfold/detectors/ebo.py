@@ -8,10 +8,20 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.validation import check_above_zero
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "liu2020energy",
+    "Energy-based Out-of-distribution Detection",
+    ("Weitang Liu", "Xiaoyun Wang", "John D. Owens", "Yixuan Li"),
+    2020,
+    "NeurIPS",
+    "https://arxiv.org/abs/2010.03759",
+)
 
-@register("ebo", grid={"temperature": (1.0,)})
+
+@register("ebo", full_name="Energy score", cite=(PAPER,), grid={"temperature": (1.0,)})
 class Ebo(Detector):
     r"""Energy of the logits.
 

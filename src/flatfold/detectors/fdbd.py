@@ -13,13 +13,30 @@ from ..core.hessian import affordable_distances
 from ..core.signs import margin
 from ..core.validation import check_choice
 from .base import Detector
+from .citations import Work
 from .registry import register
+
+PAPER = Work(
+    "liu2024fdbd",
+    "Fast Decision Boundary based Out-of-Distribution Detector",
+    ("Litian Liu", "Yao Qin"),
+    2024,
+    "ICML",
+    "https://arxiv.org/abs/2312.11536",
+)
 
 Relative = Literal["centre", "norm"]
 RELATIVE = ("centre", "norm")
 
 
-@register("fdbd", fits_on="train", needs_labels=False, grid={"relative_to": RELATIVE})
+@register(
+    "fdbd",
+    full_name="Fast decision boundary",
+    cite=(PAPER,),
+    fits_on="train",
+    needs_labels=False,
+    grid={"relative_to": RELATIVE},
+)
 class Fdbd(Detector):
     r"""Minus the distances from the decision boundaries, over the distance from the mean of the training features.
 

@@ -31,8 +31,17 @@ from ..core.shaping import (
 from ..core.validation import check_choice, check_features
 from . import ash, react
 from .base import Detector
+from .citations import Work
 from .registry import register
 from .shaped import Shaped
+
+PAPER = Work(
+    "park2026fold",
+    "Exploiting Local Flatness for Efficient Out-of-Distribution Detection",
+    ("Seonghwan Park", "Hyunji Jung", "Dongyeop Lee", "Namhoon Lee"),
+    2026,
+    "ECCV",
+)
 
 ScoreNorm = Literal[None, "weight", "feature"]
 
@@ -132,13 +141,20 @@ class Fold(Detector):
 ALPHAS = tuple(i / 10 for i in range(1, 11))
 
 
-@register("fold", grid={"alpha": ALPHAS})
+@register("fold", full_name="Curvature of the energy", cite=(PAPER,), grid={"alpha": ALPHAS})
 def make_fold(alpha: float = 0.5, score_norm: ScoreNorm = None) -> Detector:
     """Trace of the feature Hessian at partially normalised features."""
     return Fold(alpha, score_norm)
 
 
-@register("fold-r", fits_on="val", needs_labels=False, grid={"percentile": react.PERCENTILES, "alpha": ALPHAS})
+@register(
+    "fold-r",
+    full_name="FOLD after ReAct",
+    cite=(PAPER, react.PAPER),
+    fits_on="val",
+    needs_labels=False,
+    grid={"percentile": react.PERCENTILES, "alpha": ALPHAS},
+)
 def make_fold_r(
     alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None, masked: bool = False
 ) -> Detector:
@@ -148,7 +164,9 @@ def make_fold_r(
     return Shaped(clipping, Fold(alpha, score_norm, kept=clipping.kept if masked else None))
 
 
-@register("fold-a", grid={"percentile": ash.PERCENTILES, "alpha": ALPHAS})
+@register(
+    "fold-a", full_name="FOLD after ASH", cite=(PAPER, ash.PAPER), grid={"percentile": ash.PERCENTILES, "alpha": ALPHAS}
+)
 def make_fold_a(alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None) -> Detector:
     """FOLD on features shaped by ASH."""
     return Shaped(ash.Ash(percentile), Fold(alpha, score_norm))

@@ -14,13 +14,21 @@ from ..core.hessian import as_double
 from ..core.shaping import check_alpha, partially_normalised
 from ..core.validation import check_above_zero, require_labels
 from .base import Detector
+from .citations import FLATFOLD
 from .fold import ALPHAS, Fold
+from .fold import PAPER as FOLD
 from .registry import register
 
 TIMES = (0.5, 1.0, 2.0, 3.0, 5.0)
 
 
-@register("fold-t", fits_on="val", grid={"times": TIMES, "alpha": ALPHAS})
+@register(
+    "fold-t",
+    full_name="FOLD, fitted temperature",
+    cite=(FLATFOLD, FOLD),
+    fits_on="val",
+    grid={"times": TIMES, "alpha": ALPHAS},
+)
 class FoldT(Detector):
     r"""FOLD at features whose temperature is fitted.
 

@@ -23,6 +23,10 @@ from ..core.signs import (
 )
 from ..core.validation import MethodRefused, check_features
 from .base import Detector
+from .citations import FLATFOLD
+from .direction import PAPER as MAHALANOBIS_PP
+from .fdbd import PAPER as FDBD
+from .fold import PAPER as FOLD
 from .registry import register
 
 FEWEST, FEW = 10, 50
@@ -30,6 +34,8 @@ FEWEST, FEW = 10, 50
 
 @register(
     "fourfold",
+    full_name="Four signs combined",
+    cite=(FLATFOLD, FOLD, MAHALANOBIS_PP, FDBD),
     fits_on="val",
     needs_labels=False,
     grid={"length": (0.0, 0.25, 1.0), "margin": (0.0, 0.5, 1.0), "curvature": (0.0, 0.5, 1.0)},

@@ -10,12 +10,22 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import widen
 from ..core.validation import check_above_zero, check_count
 from .base import Detector
+from .citations import Work
 from .registry import register
+
+PAPER = Work(
+    "liu2023gen",
+    "GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection",
+    ("Xixi Liu", "Yaroslava Lochman", "Christopher Zach"),
+    2023,
+    "CVPR",
+    "https://openaccess.thecvf.com/content/CVPR2023/papers/Liu_GEN_Pushing_the_Limits_of_Softmax-Based_Out-of-Distribution_Detection_CVPR_2023_paper.pdf",
+)
 
 _GRID = {"gamma": (0.01, 0.1, 0.5, 1, 2, 5, 10), "top": (10, 50, 100, 200, 500, 1000)}
 
 
-@register("gen", grid=_GRID)
+@register("gen", full_name="Generalised entropy", cite=(PAPER,), grid=_GRID)
 class Gen(Detector):
     r"""Generalised entropy of the largest class probabilities.
 

@@ -6,10 +6,20 @@ Huang, Geng and Li, "On the Importance of Gradients for Detecting Distributional
 from torch import Tensor
 
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "huang2021gradnorm",
+    "On the Importance of Gradients for Detecting Distributional Shifts in the Wild",
+    ("Rui Huang", "Andrew Geng", "Yixuan Li"),
+    2021,
+    "NeurIPS",
+    "https://arxiv.org/abs/2110.00218",
+)
 
-@register("gradnorm")
+
+@register("gradnorm", full_name="Gradient norm", cite=(PAPER,))
 class GradNorm(Detector):
     r"""Minus the L1 norm of the gradient, in the head's weight, of the cross-entropy with all classes at once.
 

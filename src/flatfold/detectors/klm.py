@@ -10,6 +10,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double, entry_chunks
 from ..core.validation import MethodRefused
 from .base import Detector
+from .mls import PAPER as MLS
 from .registry import register
 
 SMALLEST = torch.finfo(torch.float32).tiny
@@ -17,7 +18,7 @@ WIDE_ENTRIES = 2**27  # of the means, up to which they are kept in float64: 1 GB
 MOST_ENTRIES = 2**29
 
 
-@register("klm", fits_on="val", needs_labels=False)
+@register("klm", full_name="KL matching", cite=(MLS,), fits_on="val", needs_labels=False)
 class Klm(Detector):
     r"""Smallest divergence of the probabilities from the mean probabilities of a predicted class.
 

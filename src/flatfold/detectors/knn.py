@@ -12,10 +12,27 @@ from ..core.neighbours import kth_distance, to_half_precision, unit_scale
 from ..core.shaping import partially_normalised
 from ..core.validation import check_choice, check_count
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "sun2022knn",
+    "Out-of-Distribution Detection with Deep Nearest Neighbors",
+    ("Yiyou Sun", "Yifei Ming", "Xiaojin Zhu", "Yixuan Li"),
+    2022,
+    "ICML",
+    "https://arxiv.org/abs/2204.06507",
+)
 
-@register("knn", fits_on="train", needs_labels=False, grid={"k": (50, 100, 200, 500, 1000)})
+
+@register(
+    "knn",
+    full_name="k-th nearest neighbour",
+    cite=(PAPER,),
+    fits_on="train",
+    needs_labels=False,
+    grid={"k": (50, 100, 200, 500, 1000)},
+)
 class Knn(Detector):
     r"""Squared distance to the k-th nearest training feature, all of unit length.
 

@@ -7,10 +7,11 @@ from ..core.hessian import as_double
 from ..core.shaping import split_norm
 from ..core.signs import fit_lengths, length
 from .base import Detector
+from .citations import FLATFOLD
 from .registry import register
 
 
-@register("length", fits_on="val", needs_labels=False)
+@register("length", full_name="Norm of the features", cite=(FLATFOLD,), fits_on="val", needs_labels=False)
 class Length(Detector):
     r"""Squared deviation of the log norm of the features from what is usual for the predicted class.
 

@@ -10,10 +10,20 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
 from ..core.validation import require_labels
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "lee2018mahalanobis",
+    "A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks",
+    ("Kimin Lee", "Kibok Lee", "Honglak Lee", "Jinwoo Shin"),
+    2018,
+    "NeurIPS",
+    "https://arxiv.org/abs/1807.03888",
+)
 
-@register("mds", fits_on="train")
+
+@register("mds", full_name="Mahalanobis distance", cite=(PAPER,), fits_on="train")
 class Mds(Detector):
     r"""Squared Mahalanobis distance to the nearest class mean.
 

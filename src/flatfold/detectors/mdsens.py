@@ -13,10 +13,18 @@ from torch import Tensor
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
 from ..core.validation import MethodRefused, check_above_zero
 from .base import InputDetector, perturb
+from .mds import PAPER as MDS
 from .registry import register
 
 
-@register("mdsens", fits_on="train", sees="layers", grid={"epsilon": (0.0014,)})
+@register(
+    "mdsens",
+    full_name="Mahalanobis, several layers",
+    cite=(MDS,),
+    fits_on="train",
+    sees="layers",
+    grid={"epsilon": (0.0014,)},
+)
 class MdsEns(InputDetector):
     r"""Weighted sum over layers of half the squared Mahalanobis distance to the nearest class.
 

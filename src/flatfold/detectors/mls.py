@@ -6,10 +6,29 @@ Hendrycks et al., "Scaling Out-of-Distribution Detection for Real-World Settings
 from torch import Tensor
 
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "hendrycks2022scaling",
+    "Scaling Out-of-Distribution Detection for Real-World Settings",
+    (
+        "Dan Hendrycks",
+        "Steven Basart",
+        "Mantas Mazeika",
+        "Andy Zou",
+        "Joe Kwon",
+        "Mohammadreza Mostajabi",
+        "Jacob Steinhardt",
+        "Dawn Song",
+    ),
+    2022,
+    "ICML",
+    "https://arxiv.org/abs/1911.11132",
+)
 
-@register("mls")
+
+@register("mls", full_name="Maximum logit", cite=(PAPER,))
 class Mls(Detector):
     r"""Minus the largest logit.
 

@@ -10,10 +10,20 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.validation import check_choice
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "hendrycks2017msp",
+    "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural Networks",
+    ("Dan Hendrycks", "Kevin Gimpel"),
+    2017,
+    "ICLR",
+    "https://arxiv.org/abs/1610.02136",
+)
 
-@register("msp")
+
+@register("msp", full_name="Maximum softmax probability", cite=(PAPER,))
 class Msp(Detector):
     r"""Minus the largest class probability.
 

@@ -10,10 +10,27 @@ from ..core.class_statistics import mean_row
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
 from ..core.validation import check_above_zero
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "liu2025nci",
+    "Detecting Out-of-Distribution Through the Lens of Neural Collapse",
+    ("Litian Liu", "Yao Qin"),
+    2025,
+    "CVPR",
+    "https://arxiv.org/abs/2311.01479",
+)
 
-@register("nci", fits_on="train", needs_labels=False, grid={"strength": (1e-4, 1e-3, 1e-2, 1e-1)})
+
+@register(
+    "nci",
+    full_name="Neural collapse inspired",
+    cite=(PAPER,),
+    fits_on="train",
+    needs_labels=False,
+    grid={"strength": (1e-4, 1e-3, 1e-2, 1e-1)},
+)
 class Nci(Detector):
     r"""Minus the proximity to the class weight and a share of the feature's size.
 

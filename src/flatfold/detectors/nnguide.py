@@ -13,10 +13,20 @@ from ..core.neighbours import largest_products
 from ..core.shaping import partially_normalised
 from ..core.validation import MethodRefused, check_count
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "park2023nnguide",
+    "Nearest Neighbor Guidance for Out-of-Distribution Detection",
+    ("Jaewoo Park", "Yoon Gyo Jung", "Andrew Beng Jin Teoh"),
+    2023,
+    "ICCV",
+    "https://arxiv.org/abs/2309.14888",
+)
 
-@register("nnguide", fits_on="train", needs_labels=False)
+
+@register("nnguide", full_name="Nearest-neighbour guidance", cite=(PAPER,), fits_on="train", needs_labels=False)
 class NNGuide(Detector):
     r"""Minus the log-sum-exp of the logits times a guidance by neighbours.
 

@@ -9,8 +9,11 @@ from torch import Tensor
 from ..core.bank import FeatureBank
 from ..core.shaping import SMALLEST_DIVISOR, cap_norms, percentile_threshold, row_norms
 from .base import Detector
+from .citations import FLATFOLD
+from .ebo import PAPER as EBO
 from .ebo import Ebo
 from .fold import ALPHAS, Fold, ScoreNorm
+from .fold import PAPER as FOLD
 from .fold_t import TIMES, FoldT
 from .registry import register
 from .shaped import Shaped, Shaping
@@ -43,19 +46,39 @@ class NormCap(Shaping):
 PERCENTILES = (25, 50, 75, 90)
 
 
-@register("ebo-c", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES})
+@register(
+    "ebo-c",
+    full_name="Energy, capped norms",
+    cite=(FLATFOLD, EBO),
+    fits_on="val",
+    needs_labels=False,
+    grid={"percentile": PERCENTILES},
+)
 def make_ebo_c(percentile: float = 50, temperature: float = 1.0) -> Detector:
     """Energy of features whose norms are capped."""
     return Shaped(NormCap(percentile), Ebo(temperature))
 
 
-@register("fold-c", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES, "alpha": ALPHAS})
+@register(
+    "fold-c",
+    full_name="FOLD, capped norms",
+    cite=(FLATFOLD, FOLD),
+    fits_on="val",
+    needs_labels=False,
+    grid={"percentile": PERCENTILES, "alpha": ALPHAS},
+)
 def make_fold_c(alpha: float = 0.25, percentile: float = 50, score_norm: ScoreNorm = None) -> Detector:
     """FOLD on features whose norms are capped."""
     return Shaped(NormCap(percentile), Fold(alpha, score_norm))
 
 
-@register("fold-ct", fits_on="val", grid={"percentile": PERCENTILES, "times": TIMES})
+@register(
+    "fold-ct",
+    full_name="FOLD, capped and tempered",
+    cite=(FLATFOLD, FOLD),
+    fits_on="val",
+    grid={"percentile": PERCENTILES, "times": TIMES},
+)
 def make_fold_ct(percentile: float = 50, times: float = 1.0) -> Detector:
     """FOLD at a fitted temperature on features whose norms are capped: the curvature of FourFold."""
     return Shaped(NormCap(percentile), FoldT(alpha=0.0, times=times))

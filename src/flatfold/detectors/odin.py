@@ -11,10 +11,26 @@ from torch.nn.functional import cross_entropy
 
 from ..core.validation import check_above_zero
 from .base import InputDetector, perturb
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "liang2018odin",
+    "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks",
+    ("Shiyu Liang", "Yixuan Li", "R. Srikant"),
+    2018,
+    "ICLR",
+    "https://arxiv.org/abs/1706.02690",
+)
 
-@register("odin", sees="logits", grid={"temperature": (1, 10, 100, 1000), "epsilon": (0.0014, 0.0028)})
+
+@register(
+    "odin",
+    full_name="Temperature, perturbation",
+    cite=(PAPER,),
+    sees="logits",
+    grid={"temperature": (1, 10, 100, 1000), "epsilon": (0.0014, 0.0028)},
+)
 class Odin(InputDetector):
     r"""Minus the largest class probability of a slightly moved input.
 

@@ -13,10 +13,20 @@ from ..core.class_statistics import Weibull, class_templates, fit_tails
 from ..core.hessian import as_double
 from ..core.validation import check_choice, check_count, require_labels
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "bendale2016openmax",
+    "Towards Open Set Deep Networks",
+    ("Abhijit Bendale", "Terrance E. Boult"),
+    2016,
+    "CVPR",
+    "https://arxiv.org/abs/1511.06233",
+)
 
-@register("openmax", fits_on="train")
+
+@register("openmax", full_name="Open-set softmax", cite=(PAPER,), fits_on="train")
 class OpenMax(Detector):
     r"""Probability of an additional, unknown class.
 

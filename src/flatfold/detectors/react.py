@@ -8,9 +8,19 @@ from torch import Tensor
 from ..core.bank import FeatureBank
 from ..core.shaping import percentile_threshold
 from .base import Detector
+from .citations import Work
 from .ebo import Ebo
 from .registry import register
 from .shaped import Shaped, Shaping
+
+PAPER = Work(
+    "sun2021react",
+    "ReAct: Out-of-distribution Detection With Rectified Activations",
+    ("Yiyou Sun", "Chuan Guo", "Yixuan Li"),
+    2021,
+    "NeurIPS",
+    "https://arxiv.org/abs/2111.12797",
+)
 
 
 class ReAct(Shaping):
@@ -46,7 +56,14 @@ class ReAct(Shaping):
 PERCENTILES = (85, 90, 95, 99)
 
 
-@register("react", fits_on="val", needs_labels=False, grid={"percentile": PERCENTILES})
+@register(
+    "react",
+    full_name="Rectified activations",
+    cite=(PAPER,),
+    fits_on="val",
+    needs_labels=False,
+    grid={"percentile": PERCENTILES},
+)
 def make_react(percentile: float = 90, temperature: float = 1.0) -> Detector:
     """Energy of clipped features."""
     return Shaped(ReAct(percentile), Ebo(temperature))

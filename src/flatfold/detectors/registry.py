@@ -4,9 +4,10 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import Parameter, getdoc, signature
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from .base import Detector, InputDetector, Sees
+from .citations import Work
 from .shaped import with_partial_normalisation
 
 _ONE_VS_REST = {"criterion": "one_vs_rest", "max_classes": 20, "seed": 42}
@@ -36,6 +37,8 @@ class Method(NamedTuple):
     grid: Grid
     sees: Sees
     needs_labels: bool
+    full_name: str
+    cite: tuple[Work, ...]
 
     @property
     def summary(self) -> str:
@@ -59,6 +62,8 @@ def register(
     grid: Grid | None = None,
     sees: Sees = "features",
     needs_labels: bool | None = None,
+    full_name: str = "",
+    cite: Sequence[Work] = (),
 ) -> Callable[[Factory], Factory]:
     """Make a detector available under a name in :func:`create`, the benchmark and the contract test.
 
@@ -72,13 +77,17 @@ def register(
             which runs the network itself.
         needs_labels: False if ``fit`` works on features without labels. Default: False if it learns from
             nothing, True otherwise.
+        full_name: What the name stands for, in a few words; reports and the documentation show it.
+        cite: The works to cite for it, its own first, then those it builds on.
     """
 
     def add(factory: Factory) -> Factory:
         if name in METHODS or name in ALIASES:
             raise ValueError(f"a method called {name!r} is registered already. Choose another name.")
+        if not all(isinstance(work, Work) for work in cite):
+            raise TypeError(f"cite of {name} must be a sequence of works. Write cite=(Work(...),), with the comma.")
         labelled = fits_on != "nothing" if needs_labels is None else needs_labels
-        METHODS[name] = Method(factory, fits_on, tuned_on, grid or {}, sees, labelled)
+        METHODS[name] = Method(factory, fits_on, tuned_on, grid or {}, sees, labelled, full_name, tuple(cite))
         return factory
 
     return add
@@ -107,6 +116,39 @@ def method_name(name: str) -> str:
 def get_method(name: str) -> Method:
     """Return the registry's entry for ``name``."""
     return METHODS[method_name(name)]
+
+
+def full_name(method: str) -> str:
+    """Return what the name of a method stands for, or an empty text if it was registered without that.
+
+    Example:
+        >>> full_name("msp")
+        'Maximum softmax probability'
+    """
+    return METHODS[method].full_name if method in METHODS else ""
+
+
+def cited_works(method: str) -> tuple[Work, ...]:
+    """Return the works to cite for a method, its own first; none if it was registered without works."""
+    return METHODS[method].cite if method in METHODS else ()
+
+
+def bibtex(method: str) -> str:
+    """Return the BibTeX entries of the works to cite for a method.
+
+    Args:
+        method: One of :func:`methods`, or an alias.
+
+    Raises:
+        ValueError: No method has this name, or it was registered without works.
+    """
+    works = get_method(method).cite
+    if not works:
+        raise ValueError(
+            f"{method} has no citation: it was registered outside of this library, without cite=. Cite what its "
+            "author names."
+        )
+    return "\n\n".join(work.bibtex for work in works)
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
@@ -161,16 +203,11 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-@overload
-def create(name: Literal["odin", "mdsens"], *, preset: str | None = None, **hyper: Any) -> InputDetector: ...
+def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector:
+    """Build an unfitted detector by name.
 
-
-@overload
-def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector: ...
-
-
-def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector | InputDetector:
-    """Build an unfitted detector by name: a :class:`Detector`, or an :class:`InputDetector` (odin, mdsens).
+    A method that runs the network gives an :class:`InputDetector`, which no type checker can read from a name; make it
+    from its class (``detectors.Odin()``) where types matter.
 
     Args:
         name: One of :func:`methods` or a common name of it (mahalanobis, energy, maxlogit), with or without
@@ -191,8 +228,8 @@ def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector | 
     full = hyperparameters(name, preset=preset, **hyper)
     factory = get_method(name).factory
     own = {key: value for key, value in full.items() if key in signature(factory).parameters}
-    detector: Detector | InputDetector = factory(**own)
-    if own.keys() != full.keys() and isinstance(detector, Detector):
+    detector: Detector = factory(**own)
+    if own.keys() != full.keys():
         detector = with_partial_normalisation(detector, full["alpha"])
     detector.made_by = (name, full)
     detector.method_text = format_method(name, full)

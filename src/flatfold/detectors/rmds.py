@@ -9,10 +9,20 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
 from ..core.validation import require_labels
 from .base import Detector
+from .citations import Work
 from .registry import register
 
+PAPER = Work(
+    "ren2021rmds",
+    "A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection",
+    ("Jie Ren", "Stanislav Fort", "Jeremiah Liu", "Abhijit Guha Roy", "Shreyas Padhy", "Balaji Lakshminarayanan"),
+    2021,
+    "arXiv",
+    "https://arxiv.org/abs/2106.09022",
+)
 
-@register("rmds", fits_on="train")
+
+@register("rmds", full_name="Relative Mahalanobis distance", cite=(PAPER,), fits_on="train")
 class Rmds(Detector):
     r"""Squared Mahalanobis distance to the nearest class minus that to the mean of everything.
 

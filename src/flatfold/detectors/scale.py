@@ -9,9 +9,19 @@ from ..core.shaping import scale
 from ..core.validation import check_not_negative
 from .ash import PERCENTILES
 from .base import Detector
+from .citations import Work
 from .ebo import Ebo
 from .registry import register
 from .shaped import Shaped, Shaping
+
+PAPER = Work(
+    "xu2024scale",
+    "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement",
+    ("Kai Xu", "Rongyu Chen", "Gianni Franchi", "Angela Yao"),
+    2024,
+    "ICLR",
+    "https://arxiv.org/abs/2310.00227",
+)
 
 
 class Scale(Shaping):
@@ -34,7 +44,7 @@ class Scale(Shaping):
         return scale(h, self.percentile)
 
 
-@register("scale", grid={"percentile": PERCENTILES})
+@register("scale", full_name="Activation scaling", cite=(PAPER,), grid={"percentile": PERCENTILES})
 def make_scale(percentile: float = 85, temperature: float = 1.0) -> Detector:
     """Energy of scaled features."""
     return Shaped(Scale(percentile), Ebo(temperature))

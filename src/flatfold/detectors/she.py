@@ -15,12 +15,32 @@ from ..core.class_statistics import class_templates
 from ..core.shaping import row_norms
 from ..core.validation import check_choice, require_labels
 from .base import Detector
+from .citations import Work
 from .registry import register
+
+PAPER = Work(
+    "zhang2023she",
+    "Out-of-Distribution Detection based on In-Distribution Data Patterns Memorization with Modern Hopfield Energy",
+    (
+        "Jinsong Zhang",
+        "Qiang Fu",
+        "Xu Chen",
+        "Lun Du",
+        "Zelin Li",
+        "Gang Wang",
+        "Xiaoguang Liu",
+        "Shi Han",
+        "Dongmei Zhang",
+    ),
+    2023,
+    "ICLR",
+    "https://openreview.net/forum?id=KkazG4lgKL",
+)
 
 Metric = Literal["inner_product", "euclidean", "cosine"]
 
 
-@register("she", fits_on="train")
+@register("she", full_name="Simplified Hopfield energy", cite=(PAPER,), fits_on="train")
 class She(Detector):
     r"""Minus the inner product with the mean feature of the predicted class.
 

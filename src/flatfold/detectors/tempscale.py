@@ -14,13 +14,23 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Logits, best_temperature, logits_by_rows, reference_temperature
 from ..core.validation import check_choice, require_labels
 from .base import Detector
+from .citations import Work
 from .registry import register
+
+PAPER = Work(
+    "guo2017calibration",
+    "On Calibration of Modern Neural Networks",
+    ("Chuan Guo", "Geoff Pleiss", "Yu Sun", "Kilian Q. Weinberger"),
+    2017,
+    "ICML",
+    "https://arxiv.org/abs/1706.04599",
+)
 
 Solver = Literal["reference", "exact"]
 SOLVERS: dict[str, Callable[[Logits, Tensor], float]] = {"reference": reference_temperature, "exact": best_temperature}
 
 
-@register("tempscale", fits_on="val")
+@register("tempscale", full_name="Temperature scaling", cite=(PAPER,), fits_on="val")
 class TempScale(Detector):
     r"""Minus the largest class probability at a fitted temperature.
 

@@ -13,12 +13,29 @@ from ..core.hessian import as_double, entry_chunks, row_chunks
 from ..core.shaping import row_norms
 from ..core.validation import MethodRefused
 from .base import Detector
+from .citations import Work
 from .registry import register
+
+PAPER = Work(
+    "wang2022vim",
+    "ViM: Out-Of-Distribution with Virtual-logit Matching",
+    ("Haoqi Wang", "Zhizhong Li", "Litong Feng", "Wayne Zhang"),
+    2022,
+    "CVPR",
+    "https://arxiv.org/abs/2203.10807",
+)
 
 REFERENCE_DIM = 256
 
 
-@register("vim", fits_on="train", needs_labels=False, grid={"dim": (256, 1000)})
+@register(
+    "vim",
+    full_name="Virtual-logit matching",
+    cite=(PAPER,),
+    fits_on="train",
+    needs_labels=False,
+    grid={"dim": (256, 1000)},
+)
 class Vim(Detector):
     r"""Residual of the features, on the scale of the logits, minus the log-sum-exp of the logits.
 

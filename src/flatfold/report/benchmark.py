@@ -80,7 +80,7 @@ def benchmark(
         ood: OOD inputs by name; labels are ignored.
         fit: ID inputs with labels that methods learn from, such as the training data.
         methods: As for ``flatfold bench``: ``"knn"``, ``"knn:k=10"``, ``"knn@id"``. By default all. Those that run the
-            network themselves (odin, mdsens) need paths or uint8 arrays of images for all data.
+            network themselves need paths or uint8 arrays of images for all data.
         val: ID inputs with labels that the model was not trained on, for the methods that learn or choose from
             validation data; by default ``fit``.
         ood_val: OOD inputs for tuning, ``"knn@ood"``. No method is evaluated on them.
