@@ -49,7 +49,7 @@ BAD = {
     "top": 0,
 }
 ANY = {"masked", "seed"}  # hyper-parameters that any value is good for
-FLOAT64 = {"mds", "rmds", "openmax", "klm", "vim", "direction", "fourfold"}  # learnt matrices need it
+FLOAT64 = {"mds", "rmds", "openmax", "klm", "vim", "direction", "fourfold", "pnml"}  # learnt matrices need it
 RTOL = {torch.float32: 2e-5, torch.float64: 1e-12}  # float32: a matrix product may sum in another order in a batch
 
 

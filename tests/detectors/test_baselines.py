@@ -129,6 +129,51 @@ class Slow:
         k = 24 - round(24 * 0.85)
         return -logsumexp(self.logits(h * np.exp(h.sum() / np.sort(h)[-k:].sum())))
 
+    def vra(self, h, low=60, high=95):
+        shaped = []
+        for value, column in zip(h, self.h.T, strict=True):
+            a, c = np.percentile(column, low), np.percentile(column, high)
+            shaped.append(0 if value < a else min(value, c))
+        return -logsumexp(self.logits(np.array(shaped)))
+
+    def lts(self, h):
+        positive = np.sort(np.maximum(h, 0))
+        k = max(1, len(h) - round(len(h) * 0.95))
+        return -logsumexp(self.logits(h) * (positive.sum() / positive[-k:].sum()) ** 2)
+
+    def relation(self, h, power=1):
+        p, total = softmax(self.logits(h)), 0
+        for row, z in zip(self.h, self.z, strict=True):
+            r = max(0, self.unit(h) @ self.unit(row)) * (p @ softmax(z))
+            total += r**power if r > 0.03 else 0
+        return -total
+
+    def pnml(self, h, p=None):
+        U = np.stack([self.unit(row) for row in self.h])
+        u = self.unit(h)
+        q = u @ np.linalg.pinv(U.T @ U) @ u
+        p = softmax(self.logits(u)) if p is None else p
+        return np.log(sum(x / (x + (1 - x) * x ** (q / (1 + q))) for x in p)) / np.log(len(p))
+
+    def optfs(self, h):
+        start, end = np.percentile(self.h, [0.1, 99.9])
+        edges = np.linspace(start, end, 101)
+        theta = np.zeros(100)
+        for row, z in zip(self.h, self.z, strict=True):
+            parts = self.W[z.argmax()] * row
+            for b in range(100):
+                theta[b] += parts[(row >= edges[b]) & (row < edges[b + 1])].sum()
+        theta /= np.linalg.norm(theta)
+        weights = [sum(theta[b] for b in range(100) if edges[b] <= value < edges[b + 1]) for value in h]
+        return -self.W[self.logits(h).argmax()] @ (weights * h)
+
+    def neco(self, h, dim=5):
+        sd = self.h.std(0)
+        values, vectors = np.linalg.eig(np.cov((self.h / sd).T))
+        V = vectors[:, np.argsort(-values)[:dim]]
+        x = (h - self.mean) / sd
+        return -np.linalg.norm(V.T @ x) / np.linalg.norm(x) * self.logits(h).max()
+
 
 NAMES = [name for name in vars(Slow) if name in ff.methods()]
 RTOL = {torch.float32: 2e-5, torch.float64: 1e-7}  # the last because scipy's own Weibull fit stops there
@@ -147,8 +192,90 @@ def test_agrees_with_its_formula(name, make_world):
         assert_close(detector(h).double(), torch.tensor(expected, dtype=torch.float64), rtol=rtol, atol=3e-6)
 
 
-def test_twenty_formulas_are_compared():
-    assert len(NAMES) == 20
+def test_every_method_of_another_paper_has_its_formula_here():
+    """Those of the FOLD paper and of this library have tests of their own."""
+    for name, method in detectors.METHODS.items():
+        others = method.cite and not method.cite[0].is_library and method.cite[0].key != "park2026fold"
+        if others and method.sees == "features":
+            assert name in NAMES, f"Add the slow formula of {name} to Slow in tests/detectors/test_baselines.py."
+
+
+@pytest.mark.parametrize("name", ["vra", "lts", "relation", "pnml", "optfs", "neco"])
+def test_unusual_data_is_scored_or_refused_with_a_sentence(name, make_world):
+    """Negative features, one sample per class, equal and zero features, a single logit, two features."""
+    world = make_world(torch.float64)
+    h, y, head = world.bank.features, world.bank.labels, world.head
+    firsts = torch.stack([(y == k).nonzero()[0, 0] for k in range(6)])
+    one = ff.Head(head.weight[:1], head.bias[:1])
+    cases = {
+        "negative": (h - 1, head), "one each": (h[firsts], head), "one sample": (h[:1], head),
+        "equal": (h[:1].expand(20, -1).clone(), head), "zero": (torch.zeros_like(h), head),
+        "constant column": (torch.cat([h[:, :-1], torch.ones_like(h[:, :1])], 1), head), "one class": (h, one),
+        "two features": (h[:, :2], ff.Head(head.weight[:, :2], head.bias)),
+    }  # fmt: skip
+    refused = {
+        "optfs": {"zero": "differ"},
+        "neco": {"one sample": "same", "equal": "same", "zero": "same"},
+        "pnml": {"zero": "directions"},
+    }
+    for case, (features, case_head) in cases.items():
+        bank = ff.FeatureBank(features, None)
+        keyword = refused.get(name, {}).get(case)
+        if keyword:
+            assert_refused(ff.core.validation.MethodRefused, keyword, ff.create(name).fit, bank, case_head, case=case)
+            continue
+        detector = ff.create(name).fit(bank, case_head)
+        for queries in (features[:5], features[:5] - 0.5, torch.zeros_like(features[:2]), 1e6 * features[:3]):
+            assert detector(queries).isfinite().all(), case
+
+
+def test_vra_has_the_readings_of_its_peers(make_world):
+    world = make_world(torch.float64)
+    h = world.bank.features.numpy()
+    for text, low, high in (
+        ("vra:low=1:high=99:below=raise", *np.percentile(h, [1, 99], axis=0)),
+        ("vra:low=10:high=90:below=raise:pooled=true", *np.percentile(h, [10, 90])),
+    ):
+        expected = detectors.Ebo().fit(world.bank, world.head)(
+            torch.from_numpy(np.clip(world.unknown.numpy(), low, high))
+        )
+        assert_close(ff.create(text).fit(world.bank, world.head)(world.unknown), expected)
+    crossed = ff.create("vra", low=95, high=60)
+    assert_refused(ValueError, "low", crossed.fit, world.bank, world.head)
+
+
+def test_relation_has_a_power_and_takes_a_large_bank_in_parts(make_world, monkeypatch):
+    world = make_world(torch.float64)
+    slow, detector = Slow(world), ff.create("relation", power=4).fit(world.bank, world.head)
+    against = world.unknown[:5] - 2  # away from some training samples
+    away = torch.tensor([slow.relation(row, 4) for row in against.numpy()], dtype=torch.float64)
+    assert_close(detector(against), away)
+    expected = torch.tensor([slow.relation(row, 4) for row in world.unknown[:5].numpy()], dtype=torch.float64)
+    assert_close(detector(world.unknown[:5]), expected)
+    seen = []
+    scaled = ff.core.neighbours._scaled
+    monkeypatch.setattr("flatfold.core.neighbours._scaled", lambda rows, s: seen.append(len(rows)) or scaled(rows, s))
+    monkeypatch.setattr("flatfold.core.neighbours._chunk_rows", lambda queries, rows, k: 100)
+    assert_close(detector(world.unknown[:5]), expected)
+    assert seen == [100, 100, 100, 60]
+    monkeypatch.setattr("flatfold.detectors.relation.MOST_ENTRIES", 360 * 6 - 1)
+    assert_refused(ValueError, "fewer", ff.create("relation").fit, world.bank, world.head)
+
+
+def test_pnml_and_neco_have_other_logits(make_world):
+    world = make_world(torch.float64)
+    slow, h = Slow(world), world.unknown[:5]
+    own = [slow.pnml(row, softmax(slow.logits(row))) for row in h.numpy()]
+    assert_close(ff.create("pnml", unit_logits=False).fit(world.bank, world.head)(h), torch.tensor(own))
+    share = [slow.neco(row, 3) / slow.logits(row).max() for row in h.numpy()]
+    assert_close(ff.create("neco", dim=3, times_logit=False).fit(world.bank, world.head)(h), torch.tensor(share))
+
+
+def test_optfs_counts_other_numbers_of_bins_and_nothing_outside_of_them(make_world):
+    world = make_world(torch.float64)
+    detector = ff.create("optfs", bins=7).fit(world.bank, world.head)
+    assert detector.theta.shape == (8,)
+    assert detector(torch.full_like(world.unknown[:1], 1e3)).item() == 0
 
 
 def test_the_energy_has_a_temperature_and_partial_normalisation_comes_after_react(make_world):

@@ -46,8 +46,18 @@ def run(*arguments, path, cwd=ROOT, status=0, **variables):
     return done.stdout
 
 
-CHECKS = ("tests/detectors/test_citations.py", "tests/detectors/test_registry.py", "tests/test_readme.py")
+CHECKS = (
+    "tests/detectors/test_baselines.py",
+    "tests/detectors/test_citations.py",
+    "tests/detectors/test_registry.py",
+    "tests/test_readme.py",
+)
 GOLDEN = ("tests/golden/test_scores.py", "tests/golden/test_digits.py")
+SLOW_CENTRE = """
+    def centre(self, h):
+        means = [self.unit(np.mean([self.unit(row) for row in self.h[self.y == c]], axis=0)) for c in self.classes]
+        return -max(self.unit(h) @ mean for mean in means)
+"""
 PYTEST = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=short")
 
 
@@ -68,12 +78,14 @@ def test_a_method_added_as_the_contributing_page_says_fails_only_tests_that_say_
     (block,) = (block for block in blocks(read("CONTRIBUTING.md")) if block.language == "python")
     package, readme = tmp_path / "src" / "flatfold" / "detectors", tmp_path / "README.md"
     (package / "centre.py").write_text(block.text)
+    formulas = tmp_path / "tests" / "detectors" / "test_baselines.py"
     with (package / "__init__.py").open("a") as page:
         page.write("from .centre import Centre as Centre\n")
     place = {"path": f"{tmp_path / 'src'}:{tmp_path}", "cwd": tmp_path}
     run(*PYTEST, "tests/test_contract.py", "-k", "centre or summary", **place)
     told = run(*PYTEST, *CHECKS, *GOLDEN, **place, status=1)
     assert {line.split("::")[1].split(" ")[0] for line in told.splitlines() if line.startswith("FAILED")} == {
+        "test_every_method_of_another_paper_has_its_formula_here",
         "test_every_method_of_the_readme_exists_and_none_is_missing",
         "test_methods_that_see_features",
         "test_results",
@@ -81,6 +93,8 @@ def test_a_method_added_as_the_contributing_page_says_fails_only_tests_that_say_
     }
     row = re.search(r"add '(\| `centre` .*? \|)', or centre to a row, in the table under Methods", told)[1]
     assert told.count("run FLATFOLD_RECORD=1 .venv/bin/python -m pytest tests/golden") >= 3
+    assert "Add the slow formula of centre to Slow in tests/detectors/test_baselines.py" in told
+    formulas.write_text(formulas.read_text().replace("\n\nNAMES = ", SLOW_CENTRE + "\n\nNAMES = "))
     head = "| name | what it scores | learns from |\n|---|---|---|\n"
     readme.write_text(readme.read_text().replace(head, head + row + "\n"))
     run(*PYTEST, *GOLDEN, **place, FLATFOLD_RECORD="1")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flatfold as ff
-from flatfold.detectors import METHODS
+from flatfold.detectors import METHODS, parse_method
 from tests.golden.inputs import batches, load, network
 from tests.golden.pins import EXPECTED, check
 
@@ -71,12 +71,27 @@ def test_methods_agree_with_openoods_steps():
     inputs = {name: batches(name)[0][0] for name in ("train", "test", "noise")}
     functions = network_functions(model, inputs["train"])
     for name, expected in json.loads((EXPECTED / "reference_scores.json").read_text(encoding="utf-8")).items():
-        sees = METHODS[name].sees
+        sees = METHODS[parse_method(name)[0]].sees
         data = (bank, head) if sees == "features" else (functions[sees], batches("train"))
         detector = ff.create(name).fit(*data)
         for part, confidences in expected.items():
             got = detector(tensors[part] if sees == "features" else inputs[part][:12])
             np.testing.assert_allclose(-got.numpy(), confidences, rtol=2e-6, err_msg=name)
+
+
+def test_methods_agree_with_their_peers():
+    """For the same float32 inputs: pytorch-ood 0.4.0, and the steps of the authors' code of NECO and OptFS.
+
+    Signs are ours, and OptFS is not multiplied by 1000. pytorch-ood ran with torch 2.6.0, its defaults and the golden
+    head: ``LTS``, ``PNML`` and ``VRA``, each by its function for features.
+    """
+    tensors = load()
+    bank, head = ff.FeatureBank(tensors["features"], tensors["labels"]), ff.Head(tensors["weight"], tensors["bias"])
+    for peer, methods in json.loads((EXPECTED / "peer_scores.json").read_text(encoding="utf-8")).items():
+        for name, expected in methods.items():
+            detector = ff.create(name).fit(bank, head)
+            for part, scores in expected.items():
+                np.testing.assert_allclose(detector(tensors[part]), scores, rtol=1e-5, err_msg=f"{peer} {name}")
 
 
 def test_metrics():

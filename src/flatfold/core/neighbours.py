@@ -223,6 +223,17 @@ def kth_distance(queries: Tensor, bank: Tensor, scale: Tensor, k: int) -> Tensor
     return (queries - _scaled(bank[rows], scale[rows])).square().sum(dim=-1)
 
 
+def relation_sums(
+    queries: Tensor, probs: Tensor, bank: Tensor, scale: Tensor, bank_probs: Tensor, power: float, threshold: float
+) -> Tensor:
+    """Return the sum over a bank of ``(q . b)(p . p_b)`` to a power, of those above a threshold from 0 on, ``(n,)``."""
+    sums = queries.new_zeros(queries.shape[0])
+    for part in row_chunks(len(bank), _chunk_rows(queries, len(bank), 1)):
+        products = (queries @ _scaled(bank[part], scale[part]).mT) * (probs @ bank_probs[part].mT)
+        sums = sums + torch.where(products > threshold, products, 0.0).pow(power).sum(dim=-1)
+    return sums
+
+
 def group_copies(*features: Tensor) -> list[Tensor]:
     """Return, for each matrix of features ``(n, d)``, the group ``(n,)`` of each row: copies have the same one.
 

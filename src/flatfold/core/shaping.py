@@ -88,8 +88,19 @@ def cap_norms(h: Tensor, longest: float | Tensor) -> Tensor:
 def percentile_threshold(features: Tensor, percentile: float) -> float:
     """Return a percentile of all entries of ``features``, linearly interpolated: ReAct's threshold."""
     check_percentile(percentile)
+    return percentiles(features, (percentile,))[0]
+
+
+def percentiles(features: Tensor, shares: tuple[float, ...]) -> list[float]:
+    """Return percentiles of all entries of ``features``, linearly interpolated."""
     # numpy, because torch.quantile refuses more than 16 million entries
-    return float(np.percentile(features.detach().cpu().numpy(), percentile))
+    return [float(value) for value in np.percentile(features.detach().cpu().numpy(), shares)]
+
+
+def column_percentiles(features: Tensor, percentile: float) -> Tensor:
+    """Return a percentile of each column of ``features`` as ``(d,)``, linearly interpolated."""
+    check_percentile(percentile)
+    return torch.from_numpy(np.percentile(features.detach().cpu().numpy(), percentile, axis=0))
 
 
 def ash_b(h: Tensor, percentile: float) -> Tensor:
@@ -113,9 +124,14 @@ def scale(h: Tensor, percentile: float) -> Tensor:
     .. math:: h' = h\, e^{r}, \qquad r = \sum_j h_j \Big/ \sum_{j \in \text{top } k} h_j, \qquad
         k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
     """
-    largest = h.topk(kept_entries(h.shape[-1], percentile), dim=-1).values.sum(dim=-1, keepdim=True)
-    ratio = h.sum(dim=-1, keepdim=True) / largest.clamp_min(torch.finfo(h.dtype).tiny)
+    ratio = total_over_largest(h, kept_entries(h.shape[-1], percentile))
     return h * ratio.clamp_max(60.0).exp()  # flat features make r large, and float32 ends at e^88
+
+
+def total_over_largest(h: Tensor, k: int) -> Tensor:
+    """Return the sum of all entries over that of the k largest, ``(n, 1)``; 0 for a row of zeros."""
+    largest = h.topk(k, dim=-1).values.sum(dim=-1, keepdim=True)
+    return h.sum(dim=-1, keepdim=True) / largest.clamp_min(torch.finfo(h.dtype).tiny)
 
 
 def kept_entries(width: int, percentile: float) -> int:

@@ -17,15 +17,19 @@ from .gradnorm import GradNorm as GradNorm
 from .klm import Klm as Klm
 from .knn import Knn as Knn
 from .length import Length as Length
+from .lts import Lts as Lts
 from .mds import Mds as Mds
 from .mdsens import MdsEns as MdsEns
 from .mls import Mls as Mls
 from .msp import Msp as Msp
 from .nci import Nci as Nci
+from .neco import Neco as Neco
 from .nnguide import NNGuide as NNGuide
 from .norm_cap import NormCap as NormCap
 from .odin import Odin as Odin
 from .openmax import OpenMax as OpenMax
+from .optfs import OptFS as OptFS
+from .pnml import Pnml as Pnml
 from .react import ReAct as ReAct
 from .registry import ALIASES as ALIASES
 from .registry import METHODS as METHODS
@@ -39,6 +43,7 @@ from .registry import hyperparameters as hyperparameters
 from .registry import methods as methods
 from .registry import parse_method as parse_method
 from .registry import register as register
+from .relation import Relation as Relation
 from .rmds import Rmds as Rmds
 from .scale import Scale as Scale
 from .shaped import PartialNorm as PartialNorm
@@ -47,3 +52,4 @@ from .shaped import Shaping as Shaping
 from .she import She as She
 from .tempscale import TempScale as TempScale
 from .vim import Vim as Vim
+from .vra import Vra as Vra

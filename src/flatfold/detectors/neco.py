@@ -1,0 +1,84 @@
+"""NECO: which share of a feature lies in the principal space of the training features, times the largest logit.
+
+Ben Ammar et al., "NECO: NEural Collapse Based Out-of-distribution detection", ICLR 2024.
+"""
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import class_means
+from ..core.hessian import as_double, row_chunks
+from ..core.shaping import SMALLEST_DIVISOR, row_norms
+from ..core.validation import MethodRefused, check_choice
+from .base import Detector
+from .citations import Work
+from .registry import register
+
+PAPER = Work(
+    "benammar2024neco",
+    "NECO: NEural Collapse Based Out-of-distribution detection",
+    ("Mouïn Ben Ammar", "Nacim Belkhir", "Sebastian Popescu", "Antoine Manzanera", "Gianni Franchi"),
+    2024,
+    "ICLR",
+    "https://arxiv.org/abs/2310.06823",
+)
+MOST_DIMENSIONS = 100
+
+
+@register(
+    "neco",
+    full_name="Neural collapse, principal space",
+    cite=(PAPER,),
+    fits_on="train",
+    needs_labels=False,
+    grid={"dim": (10, 50, 100)},
+)
+class Neco(Detector):
+    r"""Minus the share of the standardised feature in the principal space, times the largest logit.
+
+    .. math:: s(h) = -\frac{\|V^\top x\|}{\|x\|} \max_c z_c, \qquad x_j = (h_j - \mu_j) / \sigma_j
+
+    V spans the ``dim`` directions in which the standardised training features vary most. A feature that is constant
+    there is not divided. The authors tune ``dim`` for each network.
+
+    Args:
+        dim: None takes one less than there are classes, the dimension of collapsed class means, but at most 100 and
+            less than there are features.
+        times_logit: False leaves the largest logit out, as the authors do for ResNets.
+    """
+
+    centre: Tensor
+    spread: Tensor
+    principal: Tensor
+
+    def __init__(self, dim: int | None = None, times_logit: bool = True) -> None:
+        super().__init__()
+        self.dim = dim
+        self.times_logit = times_logit
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        check_choice("times_logit", self.times_logit, (True, False))
+        most = head.width - 1
+        dim = max(1, min(head.n_classes - 1, MOST_DIMENSIONS, most)) if self.dim is None else self.dim
+        if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= most:
+            raise MethodRefused(f"dim must be a whole number from 1 to {most}, got {dim!r}. None takes a default.")
+        one = torch.zeros(len(bank), dtype=torch.int64, device=bank.features.device)
+        centre = class_means(bank.features, one)[1][0]
+        scatter = centre.new_zeros(head.width, head.width)
+        for part in row_chunks(len(bank)):
+            moved = as_double(bank.features[part]) - centre
+            scatter.addmm_(moved.mT, moved)
+        spread = (scatter.diagonal() / len(bank)).sqrt()
+        varies = spread > 10 * torch.finfo(bank.features.dtype).eps * centre.abs()  # by more than rounding
+        if not bool(varies.any()):
+            raise MethodRefused("NECO needs features that differ, but all samples of the bank have the same ones.")
+        spread = torch.where(varies, spread, 1.0)
+        principal = torch.linalg.eigh(scatter / spread / spread[:, None]).eigenvectors[:, -dim:]
+        learnt = {"centre": centre, "spread": spread, "principal": principal.contiguous()}
+        self.register_buffers(**{name: tensor.to(bank.features) for name, tensor in learnt.items()})
+
+    def score(self, h: Tensor) -> Tensor:
+        x = (h - self.centre) / self.spread
+        share = (row_norms(x @ self.principal) / row_norms(x).clamp_min(SMALLEST_DIVISOR)).squeeze(-1)
+        return -share * self.logits(h).amax(dim=-1) if self.times_logit else -share

@@ -1,0 +1,74 @@
+"""pNML: the regret of the last layer, large for features in directions that the training data hardly has.
+
+Bibas, Feder and Hassner, "Single Layer Predictive Normalized Maximum Likelihood for Out-of-Distribution Detection",
+NeurIPS 2021.
+"""
+
+import torch
+from torch import Tensor
+
+from ..core.bank import FeatureBank, Head
+from ..core.class_statistics import whitening_of
+from ..core.hessian import as_double, row_chunks
+from ..core.shaping import partially_normalised
+from ..core.validation import MethodRefused, check_choice
+from .base import Detector
+from .citations import Work
+from .registry import register
+
+PAPER = Work(
+    "bibas2021pnml",
+    "Single Layer Predictive Normalized Maximum Likelihood for Out-of-Distribution Detection",
+    ("Koby Bibas", "Meir Feder", "Tal Hassner"),
+    2021,
+    "NeurIPS",
+    "https://arxiv.org/abs/2110.09246",
+)
+SMALLEST = 1e-12  # probability, as in pytorch-ood
+
+
+@register(
+    "pnml",
+    full_name="Single-layer pNML regret",
+    cite=(PAPER,),
+    fits_on="train",
+    needs_labels=False,
+    grid={"unit_logits": (True, False)},
+)
+class Pnml(Detector):
+    r"""Logarithm of the sum of the probabilities that each class could reach, relative to that of C classes.
+
+    .. math:: s(h) = \frac{1}{\log C} \log \sum_c \frac{p_c}{p_c + (1 - p_c)\, p_c^{\kappa}}, \qquad
+        \kappa = \frac{q}{1 + q}, \qquad q = u^\top \Big( \sum_i u_i u_i^\top \Big)^{\!+} u, \qquad u = h / \|h\|
+
+    with :math:`p = \operatorname{softmax}(W u + b)`. Directions without any training sample do not count in q, as in
+    the authors' code and pytorch-ood.
+
+    Args:
+        unit_logits: False takes the network's own probabilities, :math:`p = \operatorname{softmax}(W h + b)`. These
+            were better on each network that we tried.
+    """
+
+    whitening: Tensor
+
+    def __init__(self, unit_logits: bool = True) -> None:
+        super().__init__()
+        self.unit_logits = unit_logits
+
+    def learn(self, bank: FeatureBank, head: Head) -> None:
+        check_choice("unit_logits", self.unit_logits, (True, False))
+        gram = as_double(bank.features.new_zeros(head.width, head.width))
+        for part in row_chunks(len(bank)):
+            units = partially_normalised(as_double(bank.features[part]), 1.0)
+            gram.addmm_(units.mT, units)
+        if not bool(gram.any()):
+            raise MethodRefused("pNML needs the directions of features, but all of these are 0. Check the bank.")
+        self.register_buffer("whitening", whitening_of(gram))
+
+    def score(self, h: Tensor) -> Tensor:
+        units = partially_normalised(h, 1.0)
+        q = (units.to(self.whitening.dtype) @ self.whitening).square().sum(dim=-1, keepdim=True)
+        logits = self.logits(units if self.unit_logits else h).to(q.dtype)
+        p = logits.softmax(dim=-1).clamp(SMALLEST, 1 - SMALLEST)
+        reached = p / (p + (1 - p) * p ** (q / (1 + q)))
+        return (reached.sum(dim=-1).log() / torch.tensor(float(p.shape[-1]), dtype=q.dtype).log()).to(h.dtype)
