@@ -1,8 +1,9 @@
 """The study from beginning to end: networks, methods, rules, tables and the page."""
 
 import logging
+import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
@@ -48,8 +49,9 @@ SINGLE = [
 ]
 SHOWN = ("msp", "ebo", "autofold", "mds:alpha=1", "fdbd", "knn")
 COMPARED = ("msp", "ebo", "gen", "scale", "fdbd", "nci", "knn", "mds:alpha=1", "autofold")
+HALF_INTERVAL = 1.96  # standard errors
 ALARMS = (0.05, 0.01)  # shares of the ID test data that raise an alarm
-LEFT_OUT = 10  # classes that the rule leaves out in turn: those with most samples
+MOST_CLASSES = 10  # to leave out in turn: the rule would take hours on ImageNet networks
 RULE = "leave one class out"
 ABLATIONS = {
     "all weights 1": "fourfold:length=1.0:margin=1.0:curvature=1.0",
@@ -96,7 +98,7 @@ class Measured:
     accuracy: float
     singles: dict[str, Influence]
     ours: Influence
-    picked: str
+    picked: str | None
     variants: dict[str, float]
     few: dict[float, tuple[float, float]]
     detected: dict[str, tuple[float, ...]]
@@ -173,12 +175,14 @@ def update(out: Path, page: Path = PAGE) -> None:
 def averages(it: Measured) -> dict[str, float]:
     """Return the AUROC of everything that was measured on a network."""
     singles = {method: influence.auroc for method, influence in it.singles.items()}
-    return {OURS: it.ours.auroc, RULE: it.singles[it.picked].auroc, **it.variants, **singles}
+    rule = {} if it.picked is None else {RULE: it.singles[it.picked].auroc}
+    return {OURS: it.ours.auroc, **rule, **it.variants, **singles}
 
 
 def regrets(it: Measured) -> dict[str, float]:
     """Return the regrets that the figure shows."""
-    return {method: it.regret(averages(it)[method]) for method in (OURS, RULE, *SHOWN)}
+    found = averages(it)
+    return {method: it.regret(found[method]) if method in found else math.nan for method in (OURS, RULE, *SHOWN)}
 
 
 @torch.no_grad()
@@ -216,7 +220,7 @@ def measure(network: Network) -> Measured:
         accuracy(banks.test, banks.head),
         singles,
         fitted_on(val, network),
-        pick(network, list(singles)),
+        pick(network, list(singles)) if banks.head.n_classes <= MOST_CLASSES else None,
         variants,
         by_samples,
         detected,
@@ -290,20 +294,17 @@ def wrong_labels(bank: FeatureBank, share: float, seed: int) -> FeatureBank:
 def pick(network: Network, methods: Sequence[str]) -> str:
     """Return the single method that detects classes best that it was not fitted on: a rule without OOD data.
 
-    Each class in turn, or each of those with most samples, is left out of the head and of one half of the validation
-    data; its samples in the other half are then to be told from those of the other classes.
+    Each class in turn is left out of the head and of one half of the validation data; its samples in the other half
+    are then to be told from those of the other classes.
     """
     order = torch.from_numpy(shuffled(len(network.val), 0))
     fit, judge = network.val[order[: len(order) // 2]], network.val[order[len(order) // 2 :]]
     assert fit.labels is not None
     assert judge.labels is not None
-    n_classes = network.banks.head.n_classes
-    counts = torch.minimum(fit.labels.bincount(minlength=n_classes), judge.labels.bincount(minlength=n_classes))
-    classes = counts.argsort(descending=True, stable=True)[:LEFT_OUT].tolist()
 
     def value(method: str) -> float:
         found = []
-        for label in classes:
+        for label in range(network.banks.head.n_classes):
             try:
                 detector = make(method).fit_without(fit, network.banks.head, label).eval()
             except MethodRefused:
@@ -350,7 +351,7 @@ def answer(measured: Sequence[Measured]) -> str:
     worst = max(measured, key=lambda it: it.regret(it.ours.auroc))
     fixed = {method: [it.regret(it.singles[method].auroc) for it in measured] for method in complete(measured)}
     best = min(fixed, key=lambda method: fmean(fixed[method]))
-    rule = [it.regret(it.singles[it.picked].auroc) for it in measured]
+    rule = [it.regret(it.singles[it.picked].auroc) for it in measured if it.picked is not None]
     behind = {name: [it.name for it in measured if it.ahead_of(name).value < 0] for name in ("msp", "ebo")}
     lost = " and ".join(f"behind `{name}` on {', '.join(names) or 'none of them'}" for name, names in behind.items())
     texts = {name: f"{fmean(fixed[name]):.1f} and {max(fixed[name]):.1f}" for name in ("autofold", "ebo", "msp")}
@@ -359,7 +360,8 @@ def answer(measured: Sequence[Measured]) -> str:
         f"and {max(ours):.1f} at worst ({worst.name}). Of single methods, the same for all networks, `{best}` has the "
         f"smallest: {fmean(fixed[best]):.2f}, and {max(fixed[best]):.1f} at worst. AutoFold has {texts['autofold']}, "
         f"energy {texts['ebo']}, MSP {texts['msp']}. A rule that selects a method by leaving out classes has "
-        f"{fmean(rule):.1f} and {max(rule):.1f}. FourFold is {lost}."
+        f"{fmean(rule):.1f} and {max(rule):.1f} on the {len(rule)} networks with at most {MOST_CLASSES} classes. "
+        f"FourFold is {lost}."
     )
 
 
@@ -383,7 +385,7 @@ def network_table(measured: Sequence[Measured]) -> str:
             f"`{it.best}` {100 * it.singles[it.best].auroc:.1f}",
             f"{100 * it.ours.auroc:.1f}",
             *(with_interval(it.ahead_of(method)) for method in (it.best, "msp", "ebo")),
-            f"`{it.picked}` {100 * it.singles[it.picked].auroc:.1f}",
+            "-" if it.picked is None else f"`{it.picked}` {100 * it.singles[it.picked].auroc:.1f}",
         ]
         for it in measured
     ]
@@ -391,36 +393,46 @@ def network_table(measured: Sequence[Measured]) -> str:
 
 
 def method_table(roles: Mapping[str, Sequence[Measured]]) -> str:
-    """Return a table of methods with their mean and worst regret, best mean first."""
-    names = complete([it for group in roles.values() for it in group])
-    return regret_table([OURS, RULE, *names], roles)
+    """Return a table of methods: mean AUROC with the half of its 95 % interval, mean and worst regret; best first."""
+    every = [it for group in roles.values() for it in group]
+    names = [OURS, RULE, *(method for method in SINGLE if any(method in it.singles for it in every))]
+    ordered = sorted(names, key=lambda name: fmean(regrets_of(name, every)))
+
+    def cells(name: str, group: Sequence[Measured]) -> list[str]:
+        found = [{**it.singles, OURS: it.ours, RULE: it.singles.get(it.picked or "")}.get(name) for it in group]
+        parts = [influence for influence in found if influence is not None]
+        if len(parts) < len(group):
+            return ["-"] * 3
+        half = HALF_INTERVAL * math.hypot(*(part.stderr for part in parts)) / len(parts)
+        return [f"{100 * fmean(part.auroc for part in parts):.1f} ± {100 * half:.1f}", *regret_cells(name, group)]
+
+    header = ["", *(f"{role}: {what}" for role in roles for what in ("AUROC", "mean regret", "worst"))]
+    return markdown(header, [row(name, cells, roles) for name in ordered])
 
 
 def variant_table(roles: Mapping[str, Sequence[Measured]]) -> str:
     """Return a table of FourFold's variants with their mean and worst regret, in the order of the page."""
-    every = [it for group in roles.values() for it in group]
-    names = [OURS, *dict.fromkeys(name for it in every for name in it.variants)]
-    return regret_table(names, roles, ranked=False)
-
-
-def regret_table(names: Sequence[str], roles: Mapping[str, Sequence[Measured]], ranked: bool = True) -> str:
-    """Return mean and worst regret of methods or variants for each role."""
-
-    def values(name: str, group: Sequence[Measured]) -> list[float]:
-        return [it.regret(found[name]) for it in group if name in (found := averages(it))]
-
-    def cells(name: str, group: Sequence[Measured]) -> list[str]:
-        found = values(name, group)
-        return [f"{figure(found):.2f}" if len(found) == len(group) else "-" for figure in (fmean, max)]
-
-    every = [it for group in roles.values() for it in group]
-    ordered = sorted(names, key=lambda name: fmean(values(name, every))) if ranked else names
+    names = [OURS, *dict.fromkeys(name for group in roles.values() for it in group for name in it.variants)]
     header = ["", *(f"{role}: {what}" for role in roles for what in ("mean regret", "worst"))]
-    rows = [
-        [f"**{name}**" if name == OURS else name, *(cell for group in roles.values() for cell in cells(name, group))]
-        for name in ordered
-    ]
-    return markdown(header, rows)
+    return markdown(header, [row(name, regret_cells, roles) for name in names])
+
+
+def regrets_of(name: str, group: Sequence[Measured]) -> list[float]:
+    """Return the regrets of a method or variant on the networks where it was measured."""
+    return [it.regret(found[name]) for it in group if name in (found := averages(it))]
+
+
+def regret_cells(name: str, group: Sequence[Measured]) -> list[str]:
+    """Return mean and worst regret, or dashes if a network has none."""
+    found = regrets_of(name, group)
+    return [f"{figure(found):.2f}" if len(found) == len(group) else "-" for figure in (fmean, max)]
+
+
+def row(
+    name: str, cells: Callable[[str, Sequence[Measured]], list[str]], roles: Mapping[str, Sequence[Measured]]
+) -> list[str]:
+    """Return the cells of a method or variant for every role, after its name."""
+    return [f"**{name}**" if name == OURS else name, *(cell for group in roles.values() for cell in cells(name, group))]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
