@@ -1,5 +1,6 @@
 """Every baseline against its formula, written down slowly in float64, one sample at a time."""
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -152,8 +153,10 @@ class Slow:
         U = np.stack([self.unit(row) for row in self.h])
         u = self.unit(h)
         q = u @ np.linalg.pinv(U.T @ U) @ u
+        outside = np.linalg.norm(u - np.linalg.pinv(U) @ U @ u) ** 2
+        kappa = max(q / (1 + q), outside)
         p = softmax(self.logits(u)) if p is None else p
-        return np.log(sum(x / (x + (1 - x) * x ** (q / (1 + q))) for x in p)) / np.log(len(p))
+        return np.log(sum(x / (x + (1 - x) * x**kappa) for x in p)) / np.log(len(p))
 
     def optfs(self, h):
         start, end = np.percentile(self.h, [0.1, 99.9])
@@ -260,6 +263,17 @@ def test_relation_has_a_power_and_takes_a_large_bank_in_parts(make_world, monkey
     assert seen == [100, 100, 100, 60]
     monkeypatch.setattr("flatfold.detectors.relation.MOST_ENTRIES", 360 * 6 - 1)
     assert_refused(ValueError, "fewer", ff.create("relation").fit, world.bank, world.head)
+
+
+def test_pnml_has_a_large_regret_in_directions_without_training_samples(make_world):
+    world = make_world(torch.float64)
+    few = dataclasses.replace(world, bank=ff.FeatureBank(world.bank.features[:9], world.bank.labels[:9]))
+    detector, slow = ff.create("pnml").fit(few.bank, few.head), Slow(few)
+    expected = torch.tensor([slow.pnml(row) for row in world.unknown[:5].numpy()], dtype=torch.float64)
+    assert_close(detector(world.unknown[:5]), expected)
+    outside = torch.linalg.svd(few.bank.features).Vh[-1:]
+    p = few.head(outside).softmax(dim=-1)
+    assert_close(detector(outside), (1 / (2 - p)).sum(dim=-1).log() / np.log(6))
 
 
 def test_pnml_and_neco_have_other_logits(make_world):

@@ -39,10 +39,12 @@ class Pnml(Detector):
     r"""Logarithm of the sum of the probabilities that each class could reach, relative to that of C classes.
 
     .. math:: s(h) = \frac{1}{\log C} \log \sum_c \frac{p_c}{p_c + (1 - p_c)\, p_c^{\kappa}}, \qquad
-        \kappa = \frac{q}{1 + q}, \qquad q = u^\top \Big( \sum_i u_i u_i^\top \Big)^{\!+} u, \qquad u = h / \|h\|
+        \kappa = \max\Big( \frac{q}{1 + q}, \|u_\perp\|^2 \Big), \qquad
+        q = u^\top \Big( \sum_i u_i u_i^\top \Big)^{\!+} u, \qquad u = h / \|h\|
 
-    with :math:`p = \operatorname{softmax}(W u + b)`. Directions without any training sample do not count in q, as in
-    the authors' code and pytorch-ood.
+    with :math:`p = \operatorname{softmax}(W u + b)` and :math:`u_\perp` the part of u in directions that no training
+    sample has. It is 0 where the training features span all directions; elsewhere, pytorch-ood leaves it out, so that
+    a feature outside of the training data has the regret 0 there.
 
     Args:
         unit_logits: False takes the network's own probabilities, :math:`p = \operatorname{softmax}(W h + b)`. These
@@ -67,8 +69,12 @@ class Pnml(Detector):
 
     def score(self, h: Tensor) -> Tensor:
         units = partially_normalised(h, 1.0)
-        q = (units.to(self.whitening.dtype) @ self.whitening).square().sum(dim=-1, keepdim=True)
+        wide = units.to(self.whitening.dtype)
+        parts = (wide @ self.whitening).square()
+        q = parts.sum(dim=-1, keepdim=True)
+        inside = (parts / self.whitening.square().sum(dim=0)).sum(dim=-1, keepdim=True)
+        kappa = torch.maximum(q / (1 + q), wide.square().sum(dim=-1, keepdim=True) - inside)
         logits = self.logits(units if self.unit_logits else h).to(q.dtype)
         p = logits.softmax(dim=-1).clamp(SMALLEST, 1 - SMALLEST)
-        reached = p / (p + (1 - p) * p ** (q / (1 + q)))
+        reached = p / (p + (1 - p) * p**kappa)
         return (reached.sum(dim=-1).log() / torch.tensor(float(p.shape[-1]), dtype=q.dtype).log()).to(h.dtype)
