@@ -114,8 +114,13 @@ def scale(h: Tensor, percentile: float) -> Tensor:
         k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
     """
     largest = h.topk(kept_entries(h.shape[-1], percentile), dim=-1).values.sum(dim=-1, keepdim=True)
+    return h * scale_ratio(h, largest).exp()
+
+
+def scale_ratio(h: Tensor, largest: Tensor) -> Tensor:
+    """Return SCALE's r ``(n, 1)`` of features ``(n, d)``, given the sum of the largest entries of each row."""
     ratio = h.sum(dim=-1, keepdim=True) / largest.clamp_min(torch.finfo(h.dtype).tiny)
-    return h * ratio.clamp_max(60.0).exp()  # flat features make r large, and float32 ends at e^88
+    return ratio.clamp_max(60.0)  # flat features make r large, and float32 ends at e^88
 
 
 def kept_entries(width: int, percentile: float) -> int:
@@ -127,11 +132,11 @@ def kept_entries(width: int, percentile: float) -> int:
     return k
 
 
-def check_percentile(percentile: float) -> None:
+def check_percentile(percentile: float, name: str = "percentile") -> None:
     """Raise unless ``percentile`` is between 0 and 100; a share such as 0.9 is refused."""
     if not isinstance(percentile, Real) or not 0 <= percentile < 100 or 0 < percentile < 1:
         raise MethodRefused(
-            f"percentile must be 0, or at least 1 and below 100, got {percentile!r}. It is in percent: 90 is customary."
+            f"{name} must be 0, or at least 1 and below 100, got {percentile!r}. It is in percent: 90 is customary."
         )
 
 
