@@ -10,7 +10,7 @@ import flatfold as ff
 NAMES = """
     Head FeatureBank save_bank load_bank create methods register tune benchmark BenchmarkResults load_results
     Detector InputDetector Shaped PartialNorm Fold AutoFold
-    extract logits_function layers_of FolderImages Transform Guard CalibratedDetector Monitor
+    extract logits_function layers_of layers_and_head FolderImages Transform Guard CalibratedDetector Monitor
     auroc auroc_interval aupr fpr_at_tpr MethodRefused NotFittedError UnsupportedHead DamagedBank UnreadableImage
     curvature detectors models __version__
 """

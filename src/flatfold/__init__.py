@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # the names of _HOMES, for type checkers and the documentatio
     from .models.bank_store import DamagedBank as DamagedBank, load_bank as load_bank, save_bank as save_bank
     from .models.extract import extract as extract
     from .models.images import FolderImages as FolderImages, Transform as Transform
-    from .models.layers import layers_of as layers_of, logits_function as logits_function
+    from .models.layers import layers_and_head as layers_and_head, layers_of as layers_of
+    from .models.layers import logits_function as logits_function
     from .report.benchmark import BenchmarkResults as BenchmarkResults, benchmark as benchmark
     from .report.benchmark import load_results as load_results
     from .scoring.calibrated import CalibratedDetector as CalibratedDetector
@@ -44,7 +45,7 @@ _HOMES = {
     "models.bank_store": "DamagedBank load_bank save_bank",
     "models.extract": "extract",
     "models.images": "FolderImages Transform",
-    "models.layers": "layers_of logits_function",
+    "models.layers": "layers_and_head layers_of logits_function",
     "report.benchmark": "BenchmarkResults benchmark load_results",
     "scoring.calibrated": "CalibratedDetector",
     "scoring.guard": "Guard",

@@ -20,7 +20,7 @@ def test_methods_are_listed_in_order_with_those_of_the_paper():
 def test_unknown_names_and_hyperparameters_are_refused_with_a_suggestion():
     for error, keyword, name, hyper in (
         (ValueError, "Did you mean autofold", "autofould", {}),
-        (ValueError, "Known: ash, autofold", "xyzzy", {}),
+        (ValueError, "Known: adascale-a, ", "xyzzy", {}),
         (TypeError, "no hyper-parameter k.*alpha, percentile", "fold-r", {"k": 5}),
         (TypeError, "no hyper-parameter k", "mls", {"k": 5}),
         (TypeError, "inputs", "odin", {"alpha": 0.5}),

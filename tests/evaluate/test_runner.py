@@ -201,6 +201,21 @@ def test_methods_that_see_images_are_judged_beside_the_others(suite, tmp_path):
     assert not np.allclose(results.scores["odin/dark"], run(suite, ["odin"], tmp_path).scores["odin/dark"])
 
 
+def test_methods_that_need_features_and_gradients_learn_from_their_split(suite, tmp_path):
+    names = ["adascale-a", "adascale-l", "nac", "nac:layers=['blur']", "nac:layers=['none']"]
+    unlabelled = [(x, None) for x in suite.ood_val]
+    results = run(replace(suite, val=suite.ood_val), names, tmp_path)
+    assert list(results.refused) == names[-1:]
+    x = torch.cat(list(suite.ood[0].images))
+    for name in names[:-1]:
+        detector = ff.create(name)
+        network = ff.layers_and_head(suite.model, suite.train.read(range(2)), detector.layers)
+        detector.fit(network, unlabelled if name.startswith("adascale") else suite.train)
+        assert np.allclose(results.scores[f"{name}/noise"], detector(x), rtol=1e-4), name
+    other = run(suite, ["adascale-a"], tmp_path)  # kept scores are not taken for other images
+    assert not np.allclose(results.scores[f"adascale-a/{ID}"], other.scores[f"adascale-a/{ID}"])
+
+
 def test_scores_of_images_are_kept_and_an_interrupted_run_goes_on(suite, tmp_path, monkeypatch):
     monkeypatch.setattr("flatfold.models.layers.SHARD_ROWS", 16)
     whole = run(suite, ["odin"], tmp_path / "whole")

@@ -48,7 +48,8 @@ def test_methods_that_see_features():
 
 def network_functions(model, x):
     """Return what methods that run the network get, by what they see."""
-    return {"logits": ff.logits_function(model), "layers": ff.layers_of(model, x, "stem")}
+    layers, head = ff.layers_of(model, x, "stem"), ff.layers_and_head(model, x)
+    return {"logits": ff.logits_function(model), "layers": layers, "head": head}
 
 
 def test_methods_that_run_the_network():

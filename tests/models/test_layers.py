@@ -1,5 +1,7 @@
 """A model as a function to its layers, and one number per image kept on disk."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -114,6 +116,47 @@ def test_layers_are_as_they_were_when_the_model_changes_them_in_place():
     alone, together = ff.layers_of(net, X, ["1"])(X)[0], ff.layers_of(net, X, ["1", "3"])(X)[0]
     assert bool((alone < 0).any())
     assert_close(together, alone)
+
+
+def test_logits_have_a_gradient_in_every_layer_and_are_those_of_the_model(model):
+    for wanted, count in (((), 1), ("stem", 2), ("stages", 3), (["bn1", "conv3"], 3)):
+        layers, head = ff.layers_and_head(model, X, wanted)(X)
+        assert len(layers) == count
+        assert_close(head(layers[-1]), model(X))
+    assert_close(layers[1], model.conv3(model.two))
+    (gradient,) = torch.autograd.grad(head(layers[-1])[:, 0].sum(), layers[1])
+    tail = layers[1].detach().requires_grad_()
+    model.fc(model.conv4(tail.relu()).relu().mean((2, 3)))[:, 0].sum().backward()
+    assert_close(gradient, tail.grad)
+
+
+def test_the_head_of_layers_may_be_named_a_convolution_or_a_single_logit():
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    convolution = nn.Sequential(*body, nn.Conv2d(4, 3, 1), nn.Flatten()).eval()
+    single = nn.Sequential(*body, nn.Flatten(), nn.Linear(4, 1)).eval()
+    softmax = nn.Sequential(*body, nn.Flatten(), nn.Linear(4, 3), nn.Softmax(-1)).eval()
+    for net, name, expected in (
+        (convolution, None, convolution(X)),
+        (single, None, ff.logits_function(single)(X)),
+        (softmax, "4", softmax[:-1](X)),
+    ):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the output of '4' is not what the model returns")
+            (features,), head = ff.layers_and_head(net, X, head=name)(X)
+        assert features.shape == (2, 4)
+        assert_close(head(features), expected)
+
+
+def test_a_layer_that_is_changed_in_place_has_no_gradient_and_is_refused():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 3)
+    ).eval()
+    with refused("changed in place", "1 in place"):
+        ff.layers_and_head(net, X, ["1"])(X)
+    layers, head = ff.layers_and_head(net, X, ["2"])(X)
+    assert_close(head(layers[1]), net(X))
 
 
 def test_logits_are_found_in_what_the_model_returns(model):

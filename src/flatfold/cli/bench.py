@@ -321,7 +321,7 @@ def methods(
     for name, method in entries.items():
         learns_from = data[method.fits_on]
         if method.sees != "features":
-            learns_from = "ID training images" if method.fits_on == "train" else "nothing; runs the network"
+            learns_from = "nothing; runs the network" if method.fits_on == "nothing" else learns_from[:-4] + "images"
         hyper = detectors.hyperparameters(name).items()
         texts = ((key, f"{x[0]}..{x[-1]}" if isinstance(x, tuple) and x else x) for key, x in hyper)  # a grid: its ends
         table.add_row(name, method.summary, learns_from, ", ".join(f"{key}={text}" for key, text in texts))

@@ -124,14 +124,22 @@ def scale(h: Tensor, percentile: float) -> Tensor:
     .. math:: h' = h\, e^{r}, \qquad r = \sum_j h_j \Big/ \sum_{j \in \text{top } k} h_j, \qquad
         k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
     """
-    ratio = total_over_largest(h, kept_entries(h.shape[-1], percentile))
-    return h * ratio.clamp_max(60.0).exp()  # flat features make r large, and float32 ends at e^88
+    return h * scale_ratio(h, largest_sum(h, kept_entries(h.shape[-1], percentile))).exp()
 
 
-def total_over_largest(h: Tensor, k: int) -> Tensor:
-    """Return the sum of all entries over that of the k largest, ``(n, 1)``; 0 for a row of zeros."""
-    largest = h.topk(k, dim=-1).values.sum(dim=-1, keepdim=True)
+def scale_ratio(h: Tensor, largest: Tensor) -> Tensor:
+    """Return SCALE's r ``(n, 1)`` of features ``(n, d)``, given the sum of the largest entries of each row."""
+    return total_over(h, largest).clamp_max(60.0)  # flat features make r large, and float32 ends at e^88
+
+
+def total_over(h: Tensor, largest: Tensor) -> Tensor:
+    """Return the sum of all entries over that of the largest ``(n, 1)``; 0 for a row of zeros."""
     return h.sum(dim=-1, keepdim=True) / largest.clamp_min(torch.finfo(h.dtype).tiny)
+
+
+def largest_sum(h: Tensor, k: int) -> Tensor:
+    """Return the sum of the k largest entries of each row, ``(n, 1)``."""
+    return h.topk(k, dim=-1).values.sum(dim=-1, keepdim=True)
 
 
 def kept_entries(width: int, percentile: float) -> int:
@@ -143,11 +151,11 @@ def kept_entries(width: int, percentile: float) -> int:
     return k
 
 
-def check_percentile(percentile: float) -> None:
+def check_percentile(percentile: float, name: str = "percentile") -> None:
     """Raise unless ``percentile`` is between 0 and 100; a share such as 0.9 is refused."""
     if not isinstance(percentile, Real) or not 0 <= percentile < 100 or 0 < percentile < 1:
         raise MethodRefused(
-            f"percentile must be 0, or at least 1 and below 100, got {percentile!r}. It is in percent: 90 is customary."
+            f"{name} must be 0, or at least 1 and below 100, got {percentile!r}. It is in percent: 90 is customary."
         )
 
 

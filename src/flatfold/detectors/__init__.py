@@ -1,5 +1,7 @@
 """Detectors, one module per method. Importing this package fills the registry."""
 
+from .adascale import AdaScaleA as AdaScaleA
+from .adascale import AdaScaleL as AdaScaleL
 from .ash import Ash as Ash
 from .autofold import AutoFold as AutoFold
 from .base import Detector as Detector
@@ -14,6 +16,7 @@ from .fold_t import FoldT as FoldT
 from .fourfold import FourFold as FourFold
 from .gen import Gen as Gen
 from .gradnorm import GradNorm as GradNorm
+from .iodin import Iodin as Iodin
 from .klm import Klm as Klm
 from .knn import Knn as Knn
 from .length import Length as Length
@@ -22,6 +25,7 @@ from .mds import Mds as Mds
 from .mdsens import MdsEns as MdsEns
 from .mls import Mls as Mls
 from .msp import Msp as Msp
+from .nac import Nac as Nac
 from .nci import Nci as Nci
 from .neco import Neco as Neco
 from .nnguide import NNGuide as NNGuide

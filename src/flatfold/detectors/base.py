@@ -205,30 +205,33 @@ class Detector(Fittable, ABC):
 
 
 Network = Callable[[Tensor], Any]
+Batches = Iterable[tuple[Tensor, Tensor | None]]
 
-Sees = Literal["features", "logits", "layers"]
+Sees = Literal["features", "logits", "layers", "head"]
 
 
 class InputDetector(Fittable, ABC):
     """A score for inputs, from a network and its gradient."""
 
     sees: Sees
-    """What the network must return: ``"logits"`` or ``"layers"``."""
+    """What the network must return: ``"logits"``, ``"layers"``, or ``"head"``: layers, features last, and the head."""
+    layers: Literal["stem", "stages"] | Sequence[str]
+    """Which layers, for a method that sees ``"layers"`` or ``"head"``."""
     network: Network | None = None
 
-    def fit(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]] = ()) -> Self:
-        """Remember the network and learn from labelled in-distribution inputs, for methods that learn.
+    def fit(self, network: Network, batches: Batches = ()) -> Self:
+        """Remember the network and learn from in-distribution inputs, for methods that learn.
 
         Args:
             network: A differentiable function of a batch of inputs, in evaluation mode.
-            batches: Pairs ``(x, labels)``.
+            batches: Pairs ``(x, labels)``; labels may be None for methods that learn without them.
 
         Returns:
             The detector itself, ready to be called.
         """
         before = self.network
         try:
-            with all_or_nothing(self):
+            with all_or_nothing(self), torch.inference_mode(False):  # which has no gradients
                 self._buffers.clear()  # of an earlier fit
                 self.attach(network).learn(batches)
         except BaseException:
@@ -243,7 +246,7 @@ class InputDetector(Fittable, ABC):
         object.__setattr__(self, "network", network)  # not as a submodule
         return self
 
-    def learn(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def learn(self, batches: Batches) -> None:
         """Learn from the inputs and register buffers; by default there is nothing to learn."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -272,13 +275,20 @@ class InputDetector(Fittable, ABC):
         return self.network(x)
 
 
-def perturb(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float, std: Sequence[float] | float) -> Tensor:
+def perturb(
+    x: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    epsilon: float,
+    std: Sequence[float] | float,
+    largest_only: bool = False,
+) -> Tensor:
     r"""Return the inputs ``(n, channels, ...)`` after one small step that makes the loss smaller.
 
     .. math:: x' = x - \epsilon\, \operatorname{sign}(\nabla_x L) / \sigma
 
     with a step in the direction of +1 where the gradient is 0, as in OpenOOD. ``loss`` gives one number per row,
-    ``epsilon`` is on the scale before normalisation, and ``std`` is one number, or one per channel.
+    ``epsilon`` is on the scale before normalisation, and ``std`` is one number, or one per channel. ``largest_only``
+    moves one entry of each input, that with the largest absolute gradient.
     """
     with torch.enable_grad():
         moving = x.clone().requires_grad_()
@@ -288,4 +298,8 @@ def perturb(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float, std: Se
         if len(sigma) != x.shape[1]:
             raise MethodRefused(f"std has {len(sigma)} numbers, but the inputs have {x.shape[1]} channels.")
         sigma = sigma.view(-1, *[1] * (x.ndim - 2))
-    return x - epsilon * torch.where(gradient >= 0, 1.0, -1.0).to(x) / sigma
+    step = epsilon * torch.where(gradient >= 0, 1.0, -1.0).to(x) / sigma
+    if largest_only:
+        largest = gradient.flatten(1).abs().argmax(dim=1, keepdim=True)
+        step = step * torch.zeros_like(x).flatten(1).scatter(1, largest, 1.0).view_as(x)
+    return x - step

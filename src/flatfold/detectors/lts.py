@@ -8,7 +8,7 @@ code; the paper does not mention them.
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.shaping import check_percentile, total_over_largest
+from ..core.shaping import check_percentile, largest_sum, total_over
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -46,4 +46,5 @@ class Lts(Detector):
 
     def score(self, h: Tensor) -> Tensor:
         k = max(1, h.shape[-1] - round(h.shape[-1] * self.percentile / 100))
-        return -(total_over_largest(h.relu(), k).square() * self.logits(h)).logsumexp(dim=-1)
+        positive = h.relu()
+        return -(total_over(positive, largest_sum(positive, k)).square() * self.logits(h)).logsumexp(dim=-1)

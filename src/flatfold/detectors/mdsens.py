@@ -4,7 +4,7 @@ Lee et al., "A Simple Unified Framework for Detecting Out-of-Distribution Sample
 2018.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
 from ..core.validation import MethodRefused, check_above_zero
-from .base import InputDetector, perturb
+from .base import Batches, InputDetector, perturb
 from .mds import PAPER as MDS
 from .registry import register
 
@@ -59,12 +59,12 @@ class MdsEns(InputDetector):
         self.weights = weights
 
     @torch.no_grad()
-    def learn(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def learn(self, batches: Batches) -> None:
         check_above_zero("epsilon", self.epsilon, "0.0014", or_zero=True)
         seen = [(self._pooled(x), labels) for x, labels in batches]
         if not seen or any(labels is None for _, labels in seen):
             raise MethodRefused("MDSEns needs labelled inputs. Call .fit(network, batches) with pairs (x, labels).")
-        labels = torch.cat([labels for _, labels in seen])
+        labels = torch.cat([labels for _, labels in seen if labels is not None])
         gaussians = [
             fit_gaussian(torch.cat(parts), labels.to(parts[0].device))
             for parts in zip(*(pooled for pooled, _ in seen), strict=True)

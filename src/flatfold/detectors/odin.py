@@ -3,14 +3,14 @@
 Liang, Li and Srikant, "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks", ICLR 2018.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..core.validation import check_above_zero
-from .base import InputDetector, perturb
+from .base import Batches, InputDetector, perturb
 from .citations import Work
 from .registry import register
 
@@ -48,6 +48,7 @@ class Odin(InputDetector):
     """
 
     sees = "logits"
+    largest_only = False
 
     def __init__(self, temperature: float = 1000, epsilon: float = 0.0014, std: Sequence[float] | float = 0.5) -> None:
         super().__init__()
@@ -55,14 +56,14 @@ class Odin(InputDetector):
         self.epsilon = epsilon
         self.std = std
 
-    def learn(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def learn(self, batches: Batches) -> None:
         check_above_zero("temperature", self.temperature, "1000")
         check_above_zero("epsilon", self.epsilon, "0.0014", or_zero=True)
         for deviation in self.std if isinstance(self.std, Sequence) else [self.std]:
             check_above_zero("std", deviation, "What the images were divided by")
 
     def score(self, x: Tensor) -> Tensor:
-        moved = perturb(x, self._loss, self.epsilon, self.std)
+        moved = perturb(x, self._loss, self.epsilon, self.std, self.largest_only)
         with torch.no_grad():
             logits: Tensor = self.run(moved)
         return -(logits / self.temperature).softmax(dim=-1).amax(dim=-1)

@@ -73,8 +73,8 @@ def register(
         tuned_on: ``"id"`` if ``fit`` chooses a hyper-parameter on that split.
         grid: Values of each hyper-parameter that :func:`~flatfold.evaluate.tuning.tune` tries by default; the first
             hyper-parameter varies fastest.
-        sees: ``"features"`` for a :class:`Detector`; ``"logits"`` or ``"layers"`` for an :class:`InputDetector`,
-            which runs the network itself.
+        sees: ``"features"`` for a :class:`Detector`; ``"logits"``, ``"layers"`` or ``"head"`` for an
+            :class:`InputDetector`, which runs the network itself.
         needs_labels: False if ``fit`` works on features without labels. Default: False if it learns from
             nothing, True otherwise.
         full_name: What the name stands for, in a few words; reports and the documentation show it.

@@ -26,7 +26,14 @@ from ..detectors.base import Detector, InputDetector
 from ..detectors.registry import parse_method
 from ..models.fingerprint import weights_hash
 from ..models.forward import evaluating
-from ..models.layers import labelled_batches, layers_of, logits_function, read_first_batch, score_inputs
+from ..models.layers import (
+    labelled_batches,
+    layers_and_head,
+    layers_of,
+    logits_function,
+    read_first_batch,
+    score_inputs,
+)
 from ..models.sources import ImageSource, Source
 from .banks import Banks, Settings, short_key
 from .results import ID, MethodRun
@@ -184,11 +191,9 @@ class ImageData:
         return search(spec.name, spec.hyper, grid_points(spec.grid, spec.name), value, "ood")
 
     def fit(self, name: str, hyper: dict[str, Any]) -> InputDetector:
-        """Return a method, fitted on the training images where it learns from them."""
-        model, train, val = self.suite.model, self.suite.train, self.suite.val
-        learns = get_method(name).fits_on == "train"
-        if learns and train is None:
-            raise MethodRefused(NO_TRAIN)
+        """Return a method, fitted on the images of the split that it learns from."""
+        model, val, method = self.suite.model, self.suite.val, get_method(name)
+        source = self._fitted_on(name)
         if "std" in hyperparameters(name):  # how images were normalised
             assert isinstance(val, ImageSource)
             hyper = {"std": val.transform.std or 1.0, **hyper}
@@ -199,14 +204,24 @@ class ImageData:
             else:
                 batch = read_first_batch(self.suite.test)[:2].to(place)
                 try:
-                    network = layers_of(model, batch, detector.layers)  # type: ignore[arg-type]
+                    if detector.sees == "layers":
+                        network = layers_of(model, batch, detector.layers)
+                    else:
+                        network = layers_and_head(model, batch, detector.layers, self.suite.head)
                 except ValueError as error:  # the model has no such layers
                     raise MethodRefused(str(error)) from error
-            workers = self.settings.workers
+            title, workers = f"fitting {name}", self.settings.workers
             detector.fit(
-                network, labelled_batches(train, place, f"fitting {name}", workers) if learns and train else ()
+                network, labelled_batches(source, place, title, workers, method.needs_labels) if source else ()
             )
         return detector.to(place)
+
+    def _fitted_on(self, name: str) -> Source | None:
+        """Return the images that a method learns from."""
+        fits_on = get_method(name).fits_on
+        if fits_on == "train" and self.suite.train is None:
+            raise MethodRefused(NO_TRAIN)
+        return {"nothing": None, "val": self.suite.val, "train": self.suite.train}[fits_on]
 
     def score(self, detector: Detector | InputDetector, label: str) -> tuple[dict[str, Tensor], float]:
         """Return the scores of the test data, and the seconds per sample of a batch."""
@@ -219,13 +234,13 @@ class ImageData:
     def _score(self, detector: Detector | InputDetector, source: Source, label: str, dataset: str) -> Tensor:
         assert detector.made_by is not None
         name, hyper = detector.made_by
-        train = self.suite.train
+        fitted_on = self._fitted_on(name)
         key = {
             "flatfold": __version__,
             "weights": weights_hash(self.suite.model),
             "method": name,
             "hyper": repr(hyper),
-            "fitted_on": train.fingerprint if train is not None and get_method(name).fits_on == "train" else "",
+            "fitted_on": "" if fitted_on is None else fitted_on.fingerprint,
         }
         out = self.folder / f"{name}-{dataset}-{short_key(*key.values(), source.fingerprint)}"
         device, workers = self.settings.device, self.settings.workers

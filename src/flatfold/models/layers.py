@@ -11,12 +11,12 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..core.bank import as_two_classes
+from ..core.bank import Head, as_two_classes
 from ..core.validation import check_finite
 from .bank_store import BankWriter
 from .extract import missing_batches
@@ -28,6 +28,7 @@ SHARD_ROWS = 1024
 
 Side = Literal["input", "output"]
 Wanted = Literal["stem", "stages"] | Sequence[str]
+Kept = TypeVar("Kept")
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -71,39 +72,81 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
             stem, the last activation at each resolution but the smallest, and the features. Or names of modules, whose
             outputs are taken.
     """
+    x = _only_input(model, batch)
+    places = _places(model, x, wanted)
+    if wanted == "stages":
+        places = list(dict.fromkeys([*places, Place(find_head(model, x).name, "input")]))
+    # Copies: the model may go on to change an activation in place.
+    return lambda x: _activations(model, places, x, Tensor.clone)
+
+
+def layers_and_head(
+    model: nn.Module, batch: Any, wanted: Wanted = (), head: str | None = None
+) -> Callable[[Tensor], tuple[list[Tensor], Head]]:
+    """Return the model as a function to some of its layers, the features last, and to its head.
+
+    The logits are ``head(layers[-1])``, and have a gradient in each of the layers.
+
+    Args:
+        model: In evaluation mode.
+        batch: Something it accepts, to find the layers with; on the model's device.
+        wanted: ``"stem"``, ``"stages"`` or names of modules, as in :func:`layers_of`; by default the features alone.
+        head: Name of the layer that gives the logits, if it cannot be found.
+    """
+    x = _only_input(model, batch)
+    found = find_head(model, x, head)
+    places = list(dict.fromkeys([*(_places(model, x, wanted) if wanted else []), Place(found.name, "input")]))
+    last_layer = found.head.to(x.device)
+
+    def layers(x: Tensor) -> tuple[list[Tensor], Head]:
+        *values, features = _activations(model, places, x, lambda value: (value, value._version))
+        changed = [
+            place.name for place, (value, version) in zip(places[:-1], values, strict=True) if value._version != version
+        ]
+        if changed:
+            raise ValueError(
+                f"the model changes the output of {', '.join(changed)} in place, so its gradient is lost. Name the "
+                "layer that makes this change, such as the activation function that follows."
+            )
+        return [*(value for value, _ in values), features[0].flatten(1).to(last_layer.weight.dtype)], last_layer
+
+    return layers
+
+
+def _only_input(model: nn.Module, batch: Any) -> Tensor:
     _check_mode(model)
     inputs = split_batch(batch).args
     if len(inputs) != 1:
         raise ValueError("layers are found in models that take one input, model(x). Wrap this one so that it does.")
-    (x,) = inputs
-    if wanted in ("stem", "stages"):
-        convolved = _convolution_inputs(model, x)
-        places = [convolved[1][0]]
-        if wanted == "stages":
-            last = {shape[2:]: place for place, shape in convolved[1:]}  # of each resolution, in order
-            head = Place(find_head(model, x).name, "input")
-            places = list(dict.fromkeys([*places, *list(last.values())[:-1], head]))
-    else:
-        places = _named(model, wanted)
+    x: Tensor = inputs[0]
+    return x
 
-    def layers(x: Tensor) -> list[Tensor]:
-        _check_mode(model)
-        values: dict[Place, Tensor] = {}
 
-        def note(place: Place, value: Tensor) -> None:
-            if place in places:
-                values[place] = value.clone()  # the model may go on to change it in place
-            if len(values) == len(places):
-                raise _AllMet
+def _places(model: nn.Module, x: Tensor, wanted: Wanted) -> list[Place]:
+    if wanted not in ("stem", "stages"):
+        return _named(model, wanted)
+    convolved = _convolution_inputs(model, x)[1:]
+    stem, last = convolved[0][0], {shape[2:]: place for place, shape in convolved}  # of each resolution, in order
+    return list(dict.fromkeys([stem, *list(last.values())[:-1]])) if wanted == "stages" else [stem]
 
-        with _hooked(model, {(place.name, place.side) for place in places}, note), suppress(_AllMet), input_errors(x):
-            model(x)
-        unused = [place.name for place in places if place not in values]
-        if unused:
-            raise ValueError(f"the model runs without {', '.join(unused)}. Name layers that take part in a pass.")
-        return [values[place] for place in places]
 
-    return layers
+def _activations(model: nn.Module, places: Sequence[Place], x: Tensor, keep: Callable[[Tensor], Kept]) -> list[Kept]:
+    """Return what ``keep`` makes of the activation at each place in a pass, which ends with the last of them."""
+    _check_mode(model)
+    values: dict[Place, Kept] = {}
+
+    def note(place: Place, value: Tensor) -> None:
+        if place in places:
+            values[place] = keep(value)
+        if len(values) == len(places):
+            raise _AllMet
+
+    with _hooked(model, {(place.name, place.side) for place in places}, note), suppress(_AllMet), input_errors(x):
+        model(x)
+    unused = [place.name for place in places if place not in values]
+    if unused:
+        raise ValueError(f"the model runs without {', '.join(unused)}. Name layers that take part in a pass.")
+    return [values[place] for place in places]
 
 
 def _named(model: nn.Module, names: Sequence[str]) -> list[Place]:
@@ -187,13 +230,13 @@ def score_inputs(
 
 
 def labelled_batches(
-    source: Source, device: torch.device | str, title: str, workers: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of a labelled source as pairs, the inputs on ``device``, without what cannot be read."""
+    source: Source, device: torch.device | str, title: str, workers: int | None = None, needs_labels: bool = True
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield the batches of a source as pairs, the inputs on ``device``, without what cannot be read."""
     for _, batch, _ in read_batches(source, None, title, workers):
         if batch is None:
             continue
-        if batch.labels is None:
+        if batch.labels is None and needs_labels:
             raise ValueError("labels are needed to fit this method, but the data has none.")
         yield batch.to(device).args[0], batch.labels
 
