@@ -145,7 +145,10 @@ class AdaScale(InputDetector):
     grid={"p_max": MAXIMA},
 )
 class AdaScaleA(AdaScale):
-    """Energy of features that are multiplied by :math:`e^r`."""
+    """Minus the energy of adaptively scaled features.
+
+    :class:`AdaScale`, whose features are multiplied by :math:`e^r`.
+    """
 
     def logits(self, h: Tensor, head: Head, ratio: Tensor) -> Tensor:
         return head(h * ratio.exp())
@@ -161,7 +164,10 @@ class AdaScaleA(AdaScale):
     grid={"p_max": MAXIMA},
 )
 class AdaScaleL(AdaScale):
-    """Energy of logits that are multiplied by :math:`r^2`."""
+    """Minus the energy of adaptively scaled logits.
+
+    :class:`AdaScale`, whose logits are multiplied by :math:`r^2`.
+    """
 
     def logits(self, h: Tensor, head: Head, ratio: Tensor) -> Tensor:
         return head(h) * ratio.square()
