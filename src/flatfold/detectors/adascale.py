@@ -48,7 +48,7 @@ class AdaScale(InputDetector):
 
     Args:
         p_min: The percentile of the input that looks most OOD.
-        p_max: The percentile of the input that looks most in-distribution; equal values make it SCALE.
+        p_max: The percentile of the input that looks most in-distribution; equal values make ``adascale-a`` SCALE.
         k1: Share of features in the first sum, those that are largest without the step, in percent.
         k2: Share of features in the second sum, in percent.
         shift_weight: :math:`\lambda`.
