@@ -136,7 +136,7 @@ PANELS = {
     ),
     "Access": "host port token_file no_token allow_host allow_origin docs",
     "Limits": "max_batch max_waiting max_body max_images max_pixels timeout",
-    "Output": "out names csv latex report force access_log cite quiet verbose debug json",
+    "Output": "out triton name mlflow names csv latex report force access_log cite quiet verbose debug json",
     "Run": "seed device runtime dtype code batch_size workers processes resume rounds engine actors gpus",
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}

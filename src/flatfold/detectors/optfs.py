@@ -39,8 +39,7 @@ class OptFS(Detector):
     """
 
     theta: Tensor
-    start: Tensor
-    width: Tensor
+    edges: Tensor
 
     def __init__(self, bins: int = 100) -> None:
         super().__init__()
@@ -52,24 +51,24 @@ class OptFS(Detector):
         width = (end - start) / self.bins
         if not width > 0:
             raise MethodRefused(f"OptFS needs features that differ, but nearly all are {start:g}. Check the bank.")
-        edges = bank.features.new_tensor((start, width))
+        edges = bank.features.new_tensor((start, width))  # the first one, and the steps between them
         theta = as_double(bank.features.new_zeros(self.bins + 1))
         for part in entry_chunks(len(bank), head.width + head.n_classes):
             h = bank.features[part]
             contributions = as_double(head.weight[head(h).argmax(dim=-1)] * h)
-            theta.index_add_(0, _bins(h, edges[0], edges[1], self.bins).flatten(), contributions.flatten())
+            theta.index_add_(0, _bins(h, edges, self.bins).flatten(), contributions.flatten())
         theta[-1] = 0  # of values outside
         if not bool(theta.any()):
             raise MethodRefused("OptFS found no feature that contributes to a logit. Check the bank and the head.")
         theta = theta / theta.norm()
-        self.register_buffers(theta=theta.to(bank.features), start=edges[0].clone(), width=edges[1].clone())
+        self.register_buffers(theta=theta.to(bank.features), edges=edges)
 
     def score(self, h: Tensor) -> Tensor:
-        shaped = self.theta[_bins(h, self.start, self.width, self.bins)] * h
+        shaped = self.theta[_bins(h, self.edges, self.bins)] * h
         return -(self.weight[self.logits(h).argmax(dim=-1)] * shaped).sum(dim=-1)
 
 
-def _bins(h: Tensor, start: Tensor, width: Tensor, bins: int) -> Tensor:
+def _bins(h: Tensor, edges: Tensor, bins: int) -> Tensor:
     """Return the bin of each entry, ``bins`` for those outside."""
-    places = ((h - start) / width).floor()
+    places = ((h - edges[0]) / edges[1]).floor()
     return torch.where((places >= 0) & (places < bins), places, float(bins)).long()
