@@ -202,7 +202,7 @@ def measure(network: Network) -> Measured:
     by_samples = {}
     for n in (len(val), *(n for n in SAMPLES if n < len(val))):
         draws = [val] if n == len(val) else [val[torch.from_numpy(shuffled(len(val), s)[:n])] for s in range(DRAWS)]
-        found = [(fitted_on(bank, network).auroc, full_trust(bank, network).auroc) for bank in draws]
+        found = [by_trust(bank, network) for bank in draws]
         with_trust, without = (fmean(values) for values in zip(*found, strict=True))
         by_samples[n / banks.head.n_classes] = (with_trust, without)
         if n == len(val):
@@ -248,12 +248,13 @@ def fitted_on(bank: FeatureBank, network: Network, method: str = OURS) -> Influe
     return mean_auroc(make(method).fit(bank, network.banks.head).eval(), network)
 
 
-def full_trust(bank: FeatureBank, network: Network) -> Influence:
-    """Return the same for FourFold with weights that do not depend on the number of samples, and without doubt."""
+def by_trust(bank: FeatureBank, network: Network) -> tuple[float, float]:
+    """Return the mean AUROC of FourFold, and with the same weights for any number of samples and without doubt."""
     detector = make(OURS).fit(bank, network.banks.head).eval()
     assert isinstance(detector, FourFold)
+    ours = mean_auroc(detector, network).auroc
     detector.weights_ = detector.weights_.new_tensor([*detector.weights, 0.0])
-    return mean_auroc(detector, network)
+    return ours, mean_auroc(detector, network).auroc
 
 
 def mean_auroc(detector: Detector, network: Network) -> Influence:

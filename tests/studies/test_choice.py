@@ -13,8 +13,8 @@ from studies.choice.study import (
     RULE,
     Network,
     averages,
+    by_trust,
     detections,
-    full_trust,
     measure,
     pick,
     read_banks,
@@ -83,7 +83,7 @@ def test_full_trust_is_the_sum_of_four_signs_without_doubt(network):
         return signs["direction"] + signs["length"] / 4 + signs["margin"] / 2 + signs["curvature"] / 2
 
     ood = [ff.auroc(four(network.banks.test.features), four(bank.features)) for bank in network.banks.ood.values()]
-    assert full_trust(network.val, network).auroc == pytest.approx(np.mean(ood))
+    assert by_trust(network.val, network)[1] == pytest.approx(np.mean(ood))
 
 
 def test_detections_are_shares_above_the_threshold_that_id_data_exceed_at_the_rate(network):
