@@ -20,7 +20,7 @@ from PIL import Image
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.images import open_images
+from flatfold.data.images import open_images
 from flatfold.scoring.batch import ScoringJob, score_images
 from flatfold.scoring.guard_file import read_guard
 

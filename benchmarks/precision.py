@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 import flatfold as ff
-from flatfold.models.images import ArrayImages
-from flatfold.models.model_loading import load_weights, make_model
-from flatfold.models.sources import take_subset
+from flatfold.data.images import ArrayImages
+from flatfold.data.sources import take_subset
+from flatfold.network.model_loading import load_weights, make_model
 
 from .ratio import report, time_ratio
 

@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 
 import flatfold as ff
-from flatfold.models.images import ArrayImages, FolderImages
-from flatfold.models.model_loading import load_weights, make_model
-from flatfold.models.sources import read_batches
+from flatfold.data.images import ArrayImages, FolderImages
+from flatfold.data.sources import read_batches
+from flatfold.network.model_loading import load_weights, make_model
 from flatfold.scoring.batch import Executor, Parts, ScoringJob, run_local, score_batches
 from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.ray import run_on_ray

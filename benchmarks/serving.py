@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import flatfold as ff
-from flatfold.models.model_loading import make_model
+from flatfold.network.model_loading import make_model
 
 from .ratio import report
 

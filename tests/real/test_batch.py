@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import flatfold as ff
-from flatfold.models.images import ArrayImages, FolderImages
+from flatfold.data.images import ArrayImages, FolderImages
 from flatfold.scoring.batch import (
     ScoringJob,
     Shard,
@@ -144,7 +144,7 @@ KILLED = """
 import sys
 from functools import partial
 from pathlib import Path
-from flatfold.models.images import ArrayImages, FolderImages
+from flatfold.data.images import ArrayImages, FolderImages
 from flatfold.scoring.batch import ScoringJob, score_images
 from flatfold.scoring.guard_file import read_guard
 from tests.real.conftest import TRANSFORM

@@ -8,9 +8,10 @@ from torch.nn.functional import linear
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.core.validation import UnsupportedHead
-from flatfold.models.forward import evaluating, logits_of, split_batch
-from flatfold.models.heads import run
+from flatfold.data.batch import split_batch
+from flatfold.errors import UnsupportedHeadError
+from flatfold.network.calls import evaluating, logits_of
+from flatfold.network.heads import run
 from tests import architectures as made
 from tests.architectures import HUB, ROWS, built
 from tests.refusals import assert_refused
@@ -153,5 +154,5 @@ def test_a_model_without_such_a_head_is_refused_and_left_as_it_was(where):
         call(model, inputs)
         before = state(model)
         fit = partial(ff.Guard.fit, model, [inputs], detector="fold", fpr=0.1)
-        assert_refused(UnsupportedHead, keyword, fit, case=name_of(kind))
+        assert_refused(UnsupportedHeadError, keyword, fit, case=name_of(kind))
         check_left_alone(model, before)

@@ -19,7 +19,7 @@ import flatfold as ff
 from flatfold.core.conformal import allowed_ranks
 from flatfold.detectors.registry import METHODS
 from flatfold.io.artifacts import checksum
-from flatfold.models.fingerprint import weights_hash
+from flatfold.network.fingerprint import weights_hash
 from flatfold.scoring import guard_file as artefact
 from flatfold.scoring.calibrated import CalibratedDetector, Calibration
 from flatfold.scoring.guard_file import canonical, fitted_head, head_hash

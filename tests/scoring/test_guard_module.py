@@ -10,9 +10,10 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.core.validation import UnsupportedHead
-from flatfold.models.forward import evaluating, split_batch
-from flatfold.models.heads import run
+from flatfold.data.batch import split_batch
+from flatfold.errors import UnsupportedHeadError
+from flatfold.network.calls import evaluating
+from flatfold.network.heads import run
 from tests import architectures as made
 from tests.architectures import built
 from tests.four_classes import known
@@ -86,7 +87,7 @@ def test_a_batch_that_fails_leaves_nothing_to_the_next():
     module = guard.as_module()
     with pytest.raises(RuntimeError):
         module(x[:, :5])
-    with pytest.raises(UnsupportedHead, match="one row of features per input"):
+    with pytest.raises(UnsupportedHeadError, match="one row of features per input"):
         module(x.view(4, 12, 12))
     check_same(module(x), guard(x))
     assert not module.network._calls
@@ -120,7 +121,7 @@ def test_a_head_that_is_called_twice_must_be_told_by_its_output():
     guard, x = guard_of_forward(forward)
     check_same(guard.as_module()(x), guard(x))
     guard, x = guard_of_forward(lambda m, x: forward(m, x).clone())
-    with pytest.raises(UnsupportedHead, match="2 times"):
+    with pytest.raises(UnsupportedHeadError, match="2 times"):
         guard.as_module()(x)
 
 

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.images import ArrayImages
+from flatfold.data.images import ArrayImages
 from tests.browser import expect, needs_browser, scroll_width
 from tests.four_classes import known, make_model
 from tests.serve.small_service import encoded, running

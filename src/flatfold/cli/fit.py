@@ -90,10 +90,10 @@ def fit(
     load_plugins(own)
     detector = make_detector(method, images, calibration, "IMAGES")
     check_out(out, images, calibration, model.weights)
+    from ..data.images import LISTS
+    from ..data.sources import take_subset
     from ..detectors import get_method, parse_method
-    from ..models.images import LISTS
-    from ..models.runtime import use_free_cores
-    from ..models.sources import take_subset
+    from ..io.cores import use_free_cores
     from ..scoring.batch import graph_path
     from ..scoring.guard import Guard
 
@@ -211,8 +211,8 @@ def export(
 
     Example: flatfold export guard.safetensors --model nets:resnet20 --weights resnet20.pt --images photos/
     """
-    from ..models.images import open_images
-    from ..models.sources import take_subset
+    from ..data.images import open_images
+    from ..data.sources import take_subset
     from ..scoring.export import export as export_guard
     from ..scoring.export import find_target
     from ..scoring.guard import Guard

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from ..data.sources import ImageSource
+    from ..data.transform import Transform
     from ..detectors.base import Detector
     from ..evaluate.banks import Settings
     from ..evaluate.suites.suite import Suite
-    from ..models.sources import ImageSource
-    from ..models.transform import Transform
 
 FPR = 0.05
 
@@ -212,7 +212,7 @@ class ModelOptions:
 
     def open(self) -> nn.Module:
         """Return the network in evaluation mode."""
-        from ..models.model_loading import load_weights, make_model, named_model
+        from ..network.model_loading import load_weights, make_model, named_model
 
         model = self.model
         if ".py:" in model:
@@ -237,7 +237,7 @@ class ModelOptions:
 
     def published_transform(self, network: nn.Module) -> Transform | None:
         """Return how images are prepared for published weights, None for weights of one's own."""
-        from ..models.model_loading import published_transform
+        from ..network.model_loading import published_transform
 
         named = "/" in self.model and self.weights is None
         return published_transform(self.model, network, self.pretrained) if named else None
@@ -274,7 +274,7 @@ class TransformOptions:
 
         Options beside a stored transform are refused.
         """
-        from ..models.transform import Transform
+        from ..data.transform import Transform
 
         given = self.given
         if stored is not None:
@@ -318,7 +318,7 @@ class ImageOptions:
 
     def open(self, place: Path, transform: Transform, labels: str | bool = False) -> ImageSource:
         """Return the images of a place, with labels if asked for; a text names their column or array."""
-        from ..models.images import open_images
+        from ..data.images import open_images
 
         size, column = self.batch_size, self.image_column
         try:
@@ -400,8 +400,8 @@ class SuiteOptions:
     def settings(self, bootstrap: int = 1000) -> Settings:
         """Return how the suites are run, after a look at the device; from now on stderr shows the steps of the run."""
         from ..evaluate.banks import Settings
-        from ..models.forward import usable_device
-        from ..models.runtime import use_free_cores
+        from ..io.cores import use_free_cores
+        from ..network.calls import usable_device
 
         log_steps()
         usable_device(self.device)

@@ -255,7 +255,7 @@ def score_features(
     if out is not None:
         check_table(out, features, fit, calibration)
 
-    from ..models.feature_files import open_features, read_head
+    from ..data.feature_files import open_features, read_head
     from ..scoring.calibrated import CalibratedDetector, learns
     from ..scoring.tables import fit_on_files
     from ..scoring.tables import score_features as score_rows

@@ -86,8 +86,8 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(f"a service needs {package}, which is not installed. Install flatfold[serve].")
-    from ..models.forward import usable_device
-    from ..models.runtime import use_free_cores
+    from ..io.cores import use_free_cores
+    from ..network.calls import usable_device
     from ..scoring.batch import graph_path
     from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard

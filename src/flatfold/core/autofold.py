@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import MethodRefusedError
 from .class_statistics import distances_to
 from .hessian import affordable_distances, entry_chunks, variance_and_mean
 from .shaping import softmax
-from .validation import MethodRefused
 
 
 class Moments(NamedTuple):
@@ -299,11 +299,11 @@ MIN_PER_CLASS = 3  # a class with fewer samples has no AUROC worth averaging
 def calibration_classes(labels: Tensor, max_classes: int | None, seed: int, who: str) -> Tensor:
     """Return the classes with enough samples, at most ``max_classes`` of them, drawn with ``seed``."""
     if max_classes is not None and (not isinstance(max_classes, int) or max_classes < 1):
-        raise MethodRefused(f"max_classes must be at least 1, or None for all classes, got {max_classes!r}.")
+        raise MethodRefusedError(f"max_classes must be at least 1, or None for all classes, got {max_classes!r}.")
     present, counts = torch.unique(labels, return_counts=True)
     enough: Tensor = present[counts >= MIN_PER_CLASS]
     if len(enough) == 0:
-        raise MethodRefused(
+        raise MethodRefusedError(
             f"{who} needs a class with at least {MIN_PER_CLASS} samples, but the largest of the {len(present)} classes "
             f"here has {int(counts.max())}. Give it more in-distribution data, or choose hyper-parameters yourself."
         )

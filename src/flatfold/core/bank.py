@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import MethodRefusedError
 from .hessian import entry_chunks
-from .validation import MethodRefused, as_matrix, as_tensor, check_labels
+from .validation import as_matrix, as_tensor, check_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,13 +154,13 @@ class FeatureBank:
 def without_class(bank: FeatureBank, head: Head, label: int) -> tuple[FeatureBank, Head]:
     """Return a bank and a head without one class; labels above it move down by one."""
     if head.n_classes < 3:
-        raise MethodRefused("leaving out a class needs a head of at least three classes, but this one has two.")
+        raise MethodRefusedError("leaving out a class needs a head of at least three classes, but this one has two.")
     others = torch.arange(head.n_classes, device=head.weight.device) != label
     smaller = Head(head.weight[others], None if head.bias is None else head.bias[others])
     if bank.labels is None:
         return bank, smaller
     kept = bank.labels != label
     if not bool(kept.any()):
-        raise MethodRefused("leaving out a class needs samples of at least two classes, but this bank has one.")
+        raise MethodRefusedError("leaving out a class needs samples of at least two classes, but this bank has one.")
     labels = bank.labels[kept]
     return FeatureBank(bank.features[kept], labels - (labels > label).long()), smaller

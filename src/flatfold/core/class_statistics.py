@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import MethodRefusedError
 from .hessian import as_double, entry_chunks, row_chunks
-from .validation import MethodRefused
 
 
 class Gaussian(NamedTuple):
@@ -94,7 +94,7 @@ def whitening_of(covariance: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > values.amax() * len(values) * torch.finfo(values.dtype).eps
     if not bool(kept.any()):
-        raise MethodRefused(
+        raise MethodRefusedError(
             "a covariance needs features that vary within a class, but these are all equal. "
             "Give more than one sample per class, and check the features of the bank."
         )
@@ -134,7 +134,7 @@ def class_templates(values: Tensor, labels: Tensor, predicted: Tensor, n_classes
     """
     absent = _classes(labels.bincount(minlength=n_classes) == 0)
     if absent:
-        raise MethodRefused(
+        raise MethodRefusedError(
             f"{who} needs samples of every class, but the bank has none of {absent}. Give training data of all "
             "classes, or a head with the rows of those you have: Head(weight[rows], bias[rows])."
         )

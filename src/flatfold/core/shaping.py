@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import MethodRefusedError
 from .hessian import widen
-from .validation import MethodRefused
 
 FEW_CLASSES = 32  # up to which the steps of a softmax are faster one by one
 SMALLEST_DIVISOR = 1e-7  # of scores that are divided by a norm; the authors' AutoFold uses the same
@@ -147,14 +147,16 @@ def kept_entries(width: int, percentile: float) -> int:
     check_percentile(percentile)
     k = width - round(width * percentile / 100)
     if k < 1:
-        raise MethodRefused(f"percentile {percentile:g} leaves none of {width} features. Use a smaller percentile.")
+        raise MethodRefusedError(
+            f"percentile {percentile:g} leaves none of {width} features. Use a smaller percentile."
+        )
     return k
 
 
 def check_percentile(percentile: float, name: str = "percentile") -> None:
     """Raise unless ``percentile`` is between 0 and 100; a share such as 0.9 is refused."""
     if not isinstance(percentile, Real) or not 0 <= percentile < 100 or 0 < percentile < 1:
-        raise MethodRefused(
+        raise MethodRefusedError(
             f"{name} must be 0, or at least 1 and below 100, got {percentile!r}. It is in percent: 90 is customary."
         )
 
@@ -162,4 +164,6 @@ def check_percentile(percentile: float, name: str = "percentile") -> None:
 def check_alpha(alpha: float) -> None:
     """Raise unless ``alpha`` is between 0 and 1."""
     if not isinstance(alpha, Real) or not 0 <= alpha <= 1:
-        raise MethodRefused(f"alpha must be a number between 0 (no normalisation) and 1 (unit sphere), got {alpha!r}.")
+        raise MethodRefusedError(
+            f"alpha must be a number between 0 (no normalisation) and 1 (unit sphere), got {alpha!r}."
+        )

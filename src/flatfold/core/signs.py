@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ..errors import MethodRefusedError
 from .bank import FeatureBank, Head
 from .class_statistics import (
     Gaussian,
@@ -33,7 +34,6 @@ from .class_statistics import (
 )
 from .hessian import as_double, distances_from, log_hessian_trace, widen
 from .shaping import SMALLEST_DIVISOR, percentile_threshold, split_norm
-from .validation import MethodRefused
 
 CURVATURE = "curvature"
 BLOCK = 512  # columns of a whitening at once
@@ -168,7 +168,7 @@ def whitening_of_shrunk(covariance: Tensor) -> Tensor:
     """Return ``A`` with ``A A'`` the inverse of a covariance of full rank, by its Cholesky factor."""
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if int(failed):
-        raise MethodRefused(
+        raise MethodRefusedError(
             "directions of features must vary within a class, but these do not. "
             "Give more than one sample per class, and check the features of the bank."
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from math import isfinite
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import MethodRefusedError
 from .hessian import row_chunks
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def check_fit(bank: FeatureBank, head: Head) -> None:
 def require_labels(bank: FeatureBank, who: str) -> Tensor:
     """Return the labels of ``bank``; raise if the method ``who`` needs them and there are none."""
     if bank.labels is None:
-        raise MethodRefused(
+        raise MethodRefusedError(
             f"{who} needs the class labels of the samples. Give FeatureBank(features, labels), or batches (x, y)."
         )
     return bank.labels
@@ -140,7 +141,7 @@ def require_labels(bank: FeatureBank, who: str) -> Tensor:
 def check_not_negative(h: Tensor, who: str) -> None:
     """Raise if a feature is negative; not checked while a graph is traced."""
     if not torch.compiler.is_compiling() and h.numel() and float(h.amin()) < 0:
-        raise MethodRefused(
+        raise MethodRefusedError(
             f"{who} needs non-negative activations, but the smallest is {float(h.amin()):.3g}. "
             "Take the features after a ReLU, or use another method."
         )
@@ -149,7 +150,7 @@ def check_not_negative(h: Tensor, who: str) -> None:
 def check_choice(name: str, value: object, choices: Collection[str | bool | None]) -> None:
     """Raise unless an argument is one of the allowed values."""
     if not any(isinstance(value, type(choice)) and value == choice for choice in choices):  # 1 is not True
-        raise MethodRefused(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+        raise MethodRefusedError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
 def check_above_zero(name: str, value: float, customary: str, or_zero: bool = False) -> None:
@@ -157,31 +158,16 @@ def check_above_zero(name: str, value: float, customary: str, or_zero: bool = Fa
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not 0 <= value < float("inf") or (value == 0 and not or_zero):
         limit = "from 0 on" if or_zero else "above 0"
-        raise MethodRefused(f"{name} must be a finite number {limit}, got {value!r}. {customary} is customary.")
+        raise MethodRefusedError(f"{name} must be a finite number {limit}, got {value!r}. {customary} is customary.")
 
 
 def check_count(name: str, value: int, most: int | None = None, of: str = "") -> None:
     """Raise unless a hyper-parameter is a whole number from 1 on, and at most ``most``, the number of ``of``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
         limit = "1 on" if most is None else f"1 to {most}, the number of {of}"
-        raise MethodRefused(f"{name} must be a whole number from {limit}, got {value!r}.")
+        raise MethodRefusedError(f"{name} must be a whole number from {limit}, got {value!r}.")
 
 
-class MethodRefused(ValueError):  # noqa: N818
-    """A method does not apply to this data, or not with these hyper-parameters; a benchmark leaves it out."""
-
-
-class NotFittedError(RuntimeError):
-    """A detector was asked for scores before it was fitted."""
-
-
-class UnsupportedHead(ValueError):  # noqa: N818
-    """The model's logits do not come from one linear layer that flatfold can find."""
-
-
-class UnreadableImage(ValueError):  # noqa: N818
-    """A file could not be decoded as an image."""
-
-
-class TooManyPixels(UnreadableImage):
-    """An image has more pixels, or goes through them more often, than the limits allow; it was not decoded."""
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and how many more there are: a network has hundreds of weights."""
+    return (", ".join(names[:most]) or "none") + (f" and {len(names) - most} more" if len(names) > most else "")

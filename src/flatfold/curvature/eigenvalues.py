@@ -9,10 +9,11 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch import nn
 
+from ..errors import NoDerivativeError
 from .estimate import Estimate, Level, Loss, Matrix, Spectrum
 from .exact import ggn_eigenvalues
 from .lanczos import Largest, lanczos_quadrature, largest
-from .operators import NoDerivative, Operator, batch_operator, curvature_along, mean_operator
+from .operators import Operator, batch_operator, curvature_along, mean_operator
 from .problem import open_problem, single_inputs
 
 LANCZOS = "Lanczos"
@@ -67,7 +68,7 @@ def param_lambda_max(
             estimate = problem.estimate(found.value, found.bound, method, found.products, seed)
             try:
                 return replace(estimate, shares=curvature_along(problem, found.vector))
-            except NoDerivative:  # the products needed one less
+            except NoDerivativeError:  # the products needed one less
                 return estimate
         each = problem.each("largest eigenvalues")
         if matrix == "ggn":

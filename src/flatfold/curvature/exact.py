@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.hessian import as_double
-from ..models.forward import Batch
+from ..data.batch import Batch
 from .per_sample import CachedForward, Parameters, cached_parts
 
 TOGETHER = 16  # cotangents from which preparing a layer's inputs costs next to nothing

@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.forward import Batch
+from ..data.batch import Batch
+from ..errors import NoDerivativeError
 from .estimate import Loss, Matrix
 from .problem import Problem, logit_hessian_product, open_problem
 
 ASYMMETRY = 1e-2  # of an entry: far beyond what rounding leaves
 ROUNDING = 1e-5  # of the norm of the matrix: a part of any network may compute in float32
-
-
-class NoDerivative(ValueError):  # noqa: N818
-    """A step of the network cannot be differentiated as often as needed."""
 
 
 def is_about_derivatives(error: RuntimeError) -> bool:
@@ -203,7 +200,7 @@ def _back(
         if not is_about_derivatives(error):
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise NoDerivative(
+        raise NoDerivativeError(
             f"a step of the network has no second derivative: {reason}. "
             "For single inputs, and for the trace, use matrix='ggn', which needs first derivatives only."
         ) from error

@@ -22,7 +22,8 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.functional import batch_norm, group_norm, layer_norm, pad
 
 from ..core.hessian import as_double
-from ..models.forward import Batch, forward, logits_of
+from ..data.batch import Batch
+from ..network.calls import forward, logits_of
 
 Parameters = dict[str, nn.Parameter]
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.forward import Batch, forward, logits_of
+from ..data.batch import Batch
+from ..network.calls import forward, logits_of
 from .operators import is_about_derivatives
 from .per_sample import Parameters, count_uses
 

@@ -15,8 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from ..core.validation import check_choice
+from ..data.batch import Batch, split_batch
 from ..io.progress import track
-from ..models.forward import Batch, evaluating, forward, logits_of, split_batch
+from ..network.calls import evaluating, forward, logits_of
 from .estimate import LOSSES, MATRICES, Estimate, Level, Loss, Matrix
 from .per_sample import Parameters, record_calls
 

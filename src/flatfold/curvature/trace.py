@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.validation import check_choice
-from ..models.forward import Batch
+from ..data.batch import Batch
 from .estimate import Estimate, Level, Loss, Matrix
 from .exact import ggn_traces
 from .operators import batch_operator

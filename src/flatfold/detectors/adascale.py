@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..core.bank import Head
 from ..core.shaping import check_percentile, kept_entries, scale_ratio
-from ..core.validation import MethodRefused, check_above_zero, check_not_negative
+from ..core.validation import check_above_zero, check_not_negative
+from ..errors import MethodRefusedError
 from .base import Batches, InputDetector
 from .citations import Work
 from .registry import register
@@ -84,15 +85,15 @@ class AdaScale(InputDetector):
         for percentile in ("p_min", "p_max"):
             check_percentile(getattr(self, percentile), percentile)
         if self.p_min > self.p_max:
-            raise MethodRefused(f"p_min must not be above p_max, got {self.p_min} and {self.p_max}.")
+            raise MethodRefusedError(f"p_min must not be above p_max, got {self.p_min} and {self.p_max}.")
         for name, value, most in (("k1", self.k1, 100), ("k2", self.k2, 100), ("share", self.share, 1)):
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= most:
-                raise MethodRefused(f"{name} must be above 0 and at most {most}, got {value!r}.")
+                raise MethodRefusedError(f"{name} must be above 0 and at most {most}, got {value!r}.")
         check_above_zero("shift_weight", self.shift_weight, "10", or_zero=True)
         check_above_zero("epsilon", self.epsilon, "0.5", or_zero=True)
         shifts = [self._features_and_shift(x.detach().clone())[1] for x, _ in batches]
         if not sum(map(len, shifts)):
-            raise MethodRefused("AdaSCALE learns from inputs. Call .fit(network, batches) with pairs (x, labels).")
+            raise MethodRefusedError("AdaSCALE learns from inputs. Call .fit(network, batches) with pairs (x, labels).")
         self.register_buffer("shifts", torch.cat(shifts).sort().values)
 
     @property

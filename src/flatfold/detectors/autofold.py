@@ -32,7 +32,8 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import entry_chunks, row_chunks
 from ..core.pairs import Pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_norms
-from ..core.validation import MethodRefused, check_choice, check_features, require_labels
+from ..core.validation import check_choice, check_features, require_labels
+from ..errors import MethodRefusedError
 from . import ash, react
 from .base import Detector
 from .fold import PAPER as FOLD
@@ -104,12 +105,12 @@ class AutoFold(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_choice("score_norm", self.fold.score_norm, get_args(ScoreNorm))
         if head.n_classes < 3:
-            raise MethodRefused(
+            raise MethodRefusedError(
                 "AutoFold masks one class, so two classes are too few. Use FOLD and choose alpha yourself."
             )
         check_choice("criterion", self.criterion, get_args(Criterion))
         if not isinstance(self.grid, Iterable) or not len(self.grid):
-            raise MethodRefused(f"grid must be a sequence of exponents, got {self.grid!r}.")
+            raise MethodRefusedError(f"grid must be a sequence of exponents, got {self.grid!r}.")
         for alpha in self.grid:
             check_alpha(alpha)
         require_labels(bank, "AutoFold")
@@ -148,7 +149,9 @@ class AutoFold(Detector):
         assert bank.labels is not None
         labels, weight = bank.labels, head.weight.double()
         if self.criterion == "one_vs_rest" and len(torch.unique(labels)) < 2:
-            raise MethodRefused('"one_vs_rest" compares classes, but this bank has one class. Use criterion="paired".')
+            raise MethodRefusedError(
+                '"one_vs_rest" compares classes, but this bank has one class. Use criterion="paired".'
+            )
         classes = calibration_classes(labels, self.max_classes, self.seed, "AutoFold")
         weights = Weights.of(weight, second=self.fold.score_norm == "weight")
 
@@ -291,7 +294,7 @@ def on_shaped_features(
         if not isinstance(percentile, Sequence):
             return make(percentile)
         if not percentile or isinstance(percentile, str):
-            raise MethodRefused(f"percentile must be a number, or several to choose from, got {percentile!r}.")
+            raise MethodRefusedError(f"percentile must be a number, or several to choose from, got {percentile!r}.")
         return Joint(make, percentile)
 
     own = dict(signature(factory).parameters) | dict(signature(AutoFold).parameters)

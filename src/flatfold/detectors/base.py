@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ..core.bank import FeatureBank, Head, without_class
 from ..core.hessian import row_chunks
 from ..core.pairs import Pairs
-from ..core.validation import MethodRefused, NotFittedError, check_features, check_finite, check_fit, check_scores
+from ..core.validation import check_features, check_finite, check_fit, check_scores
+from ..errors import MethodRefusedError, NotFittedError
 
 ROWS_AT_ONCE = 4096
 LOGITS_AT_ONCE = 2**24  # 64 MB in float32: fewer rows at once for more than 4096 classes
@@ -296,7 +297,7 @@ def perturb(
     sigma = torch.as_tensor(std, dtype=x.dtype, device=x.device)
     if sigma.ndim:
         if len(sigma) != x.shape[1]:
-            raise MethodRefused(f"std has {len(sigma)} numbers, but the inputs have {x.shape[1]} channels.")
+            raise MethodRefusedError(f"std has {len(sigma)} numbers, but the inputs have {x.shape[1]} channels.")
         sigma = sigma.view(-1, *[1] * (x.ndim - 2))
     step = epsilon * torch.where(gradient >= 0, 1.0, -1.0).to(x) / sigma
     if largest_only:

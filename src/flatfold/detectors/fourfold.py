@@ -21,7 +21,8 @@ from ..core.signs import (
     measure_signs,
     tempered_logits,
 )
-from ..core.validation import MethodRefused, check_features
+from ..core.validation import check_features
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import FLATFOLD
 from .direction import PAPER as MAHALANOBIS_PP
@@ -146,13 +147,13 @@ class FourFold(Detector):
     def _check(self, samples: int) -> None:
         for name, weight in zip(SIGNS, self.weights, strict=False):
             if not isinstance(weight, Real) or not 0 <= weight < torch.inf:
-                raise MethodRefused(f"the weight {name} must be a number that is not negative, got {weight!r}.")
+                raise MethodRefusedError(f"the weight {name} must be a number that is not negative, got {weight!r}.")
         if not any(self.weights):
-            raise MethodRefused("all four weights are 0, so every score would be 0. Give at least one of them.")
+            raise MethodRefusedError("all four weights are 0, so every score would be 0. Give at least one of them.")
         if not isinstance(self.folds, int) or self.folds < 2:
-            raise MethodRefused(f"folds must be a whole number of at least 2, got {self.folds!r}.")
+            raise MethodRefusedError(f"folds must be a whole number of at least 2, got {self.folds!r}.")
         if samples < max(FEWEST, self.folds):
-            raise MethodRefused(
+            raise MethodRefusedError(
                 f"FourFold learns from at least {max(FEWEST, self.folds)} samples, but this bank has {samples}. "
                 "Give more ID data, or use a method that learns from the head alone, such as msp."
             )

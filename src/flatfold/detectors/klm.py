@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double, entry_chunks
-from ..core.validation import MethodRefused
+from ..errors import MethodRefusedError
 from .base import Detector
 from .mls import PAPER as MLS
 from .registry import register
@@ -36,7 +36,7 @@ class Klm(Detector):
         seen, rows, counts = torch.unique(predicted, return_inverse=True, return_counts=True)
         entries = len(seen) * head.n_classes
         if entries > MOST_ENTRIES:
-            raise MethodRefused(
+            raise MethodRefusedError(
                 f"KLM would keep {head.n_classes} mean probabilities of each of {len(seen)} predicted classes, which "
                 f"takes {4 * entries / 1e9:.1f} GB. Fit it on fewer samples, or use another method."
             )

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
-from ..core.validation import MethodRefused, check_above_zero
+from ..core.validation import check_above_zero
+from ..errors import MethodRefusedError
 from .base import Batches, InputDetector, perturb
 from .mds import PAPER as MDS
 from .registry import register
@@ -63,7 +64,9 @@ class MdsEns(InputDetector):
         check_above_zero("epsilon", self.epsilon, "0.0014", or_zero=True)
         seen = [(self._pooled(x), labels) for x, labels in batches]
         if not seen or any(labels is None for _, labels in seen):
-            raise MethodRefused("MDSEns needs labelled inputs. Call .fit(network, batches) with pairs (x, labels).")
+            raise MethodRefusedError(
+                "MDSEns needs labelled inputs. Call .fit(network, batches) with pairs (x, labels)."
+            )
         labels = torch.cat([labels for _, labels in seen if labels is not None])
         gaussians = [
             fit_gaussian(torch.cat(parts), labels.to(parts[0].device))
@@ -84,7 +87,7 @@ class MdsEns(InputDetector):
     def _layer_weights(self, spreads: Tensor) -> Tensor:
         if self.weights is not None:
             if not isinstance(self.weights, Sequence) or len(self.weights) != len(spreads):
-                raise MethodRefused(f"weights must be one number per layer, {len(spreads)}, got {self.weights!r}.")
+                raise MethodRefusedError(f"weights must be one number per layer, {len(spreads)}, got {self.weights!r}.")
             return spreads.new_tensor(self.weights)
         return torch.ones_like(spreads) if len(spreads) == 1 else 1 / spreads
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..core.validation import MethodRefused, check_above_zero
+from ..core.validation import check_above_zero
+from ..errors import MethodRefusedError
 from .base import Batches, InputDetector
 from .citations import Work
 from .registry import register
@@ -82,7 +83,7 @@ class Nac(InputDetector):
             check_above_zero("threshold", threshold, "0.05")
         for bins in _each(self.bins):
             if isinstance(bins, bool) or not isinstance(bins, int) or bins < 4 or bins % 2:
-                raise MethodRefused(f"bins must be an even number from 4 on, got {bins!r}.")
+                raise MethodRefusedError(f"bins must be an even number from 4 on, got {bins!r}.")
         counts: list[Tensor] = []
         rows = 0
         for x, _ in batches:
@@ -90,7 +91,7 @@ class Nac(InputDetector):
             found = [_count(*state) for state in self._states(x.detach().clone())]
             counts = [a + b for a, b in zip(counts, found, strict=True)] if counts else found
         if not rows:
-            raise MethodRefused("NAC learns from inputs. Call .fit(network, batches) with pairs (x, labels).")
+            raise MethodRefusedError("NAC learns from inputs. Call .fit(network, batches) with pairs (x, labels).")
         for index, (count, r) in enumerate(zip(counts, self._per_layer("threshold", len(counts)), strict=True)):
             self.register_buffer(f"coverage{index}", (count.to(x.dtype) / (rows * r)).clamp_max(1.0))
 
@@ -112,7 +113,7 @@ class Nac(InputDetector):
             divergence = -head(layers[-1]).log_softmax(dim=-1).mean(dim=-1)  # up to a constant
             gradients = torch.autograd.grad(divergence.sum(), layers, allow_unused=True)
         if any(gradient is None for gradient in gradients):
-            raise MethodRefused(
+            raise MethodRefusedError(
                 "the logits do not depend on one of the layers. Name layers that the features come from."
             )
         states = []
@@ -126,7 +127,9 @@ class Nac(InputDetector):
     def _per_layer(self, name: str, layers: int) -> list[Any]:
         values = _each(getattr(self, name))
         if len(values) not in (1, layers):
-            raise MethodRefused(f"{name} must be one number, or {layers}, one per layer, got {getattr(self, name)!r}.")
+            raise MethodRefusedError(
+                f"{name} must be one number, or {layers}, one per layer, got {getattr(self, name)!r}."
+            )
         return values if len(values) == layers else values * layers
 
 

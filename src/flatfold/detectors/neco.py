@@ -10,7 +10,8 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import class_means
 from ..core.hessian import as_double, row_chunks
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
-from ..core.validation import MethodRefused, check_choice
+from ..core.validation import check_choice
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -62,7 +63,7 @@ class Neco(Detector):
         most = head.width - 1
         dim = max(1, min(head.n_classes - 1, MOST_DIMENSIONS, most)) if self.dim is None else self.dim
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= most:
-            raise MethodRefused(f"dim must be a whole number from 1 to {most}, got {dim!r}. None takes a default.")
+            raise MethodRefusedError(f"dim must be a whole number from 1 to {most}, got {dim!r}. None takes a default.")
         one = torch.zeros(len(bank), dtype=torch.int64, device=bank.features.device)
         centre = class_means(bank.features, one)[1][0]
         scatter = centre.new_zeros(head.width, head.width)
@@ -72,7 +73,7 @@ class Neco(Detector):
         spread = (scatter.diagonal() / len(bank)).sqrt()
         varies = spread > 10 * torch.finfo(bank.features.dtype).eps * centre.abs()  # by more than rounding
         if not bool(varies.any()):
-            raise MethodRefused("NECO needs features that differ, but all samples of the bank have the same ones.")
+            raise MethodRefusedError("NECO needs features that differ, but all samples of the bank have the same ones.")
         spread = torch.where(varies, spread, 1.0)
         principal = torch.linalg.eigh(scatter / spread / spread[:, None]).eigenvectors[:, -dim:]
         learnt = {"centre": centre, "spread": spread, "principal": principal.contiguous()}

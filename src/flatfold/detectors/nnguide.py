@@ -11,7 +11,8 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.neighbours import largest_products
 from ..core.shaping import partially_normalised
-from ..core.validation import MethodRefused, check_count
+from ..core.validation import check_count
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -54,9 +55,9 @@ class NNGuide(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_count("k", self.k, len(bank), "samples in the bank")
         if not isinstance(self.share, Real) or not 0 < self.share <= 1:
-            raise MethodRefused(f"share must be above 0 and at most 1, got {self.share!r}. 0.01 is customary.")
+            raise MethodRefusedError(f"share must be above 0 and at most 1, got {self.share!r}. 0.01 is customary.")
         if self.seed is not None and not isinstance(self.seed, int):
-            raise MethodRefused(f"seed must be a whole number, or None for the first samples, got {self.seed!r}.")
+            raise MethodRefusedError(f"seed must be a whole number, or None for the first samples, got {self.seed!r}.")
         check_count("batch_size", self.batch_size)
         count = max(self.k, (int(self.share * len(bank)) // self.batch_size + 1) * self.batch_size)
         rows = torch.arange(len(bank))

@@ -9,7 +9,8 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double, entry_chunks
 from ..core.shaping import percentiles
-from ..core.validation import MethodRefused, check_count
+from ..core.validation import check_count
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -50,7 +51,7 @@ class OptFS(Detector):
         start, end = percentiles(bank.features, (0.1, 99.9))
         width = (end - start) / self.bins
         if not width > 0:
-            raise MethodRefused(f"OptFS needs features that differ, but nearly all are {start:g}. Check the bank.")
+            raise MethodRefusedError(f"OptFS needs features that differ, but nearly all are {start:g}. Check the bank.")
         edges = bank.features.new_tensor((start, width))  # the first one, and the steps between them
         theta = as_double(bank.features.new_zeros(self.bins + 1))
         for part in entry_chunks(len(bank), head.width + head.n_classes):
@@ -59,7 +60,7 @@ class OptFS(Detector):
             theta.index_add_(0, _bins(h, edges, self.bins).flatten(), contributions.flatten())
         theta[-1] = 0  # of values outside
         if not bool(theta.any()):
-            raise MethodRefused("OptFS found no feature that contributes to a logit. Check the bank and the head.")
+            raise MethodRefusedError("OptFS found no feature that contributes to a logit. Check the bank and the head.")
         theta = theta / theta.norm()
         self.register_buffers(theta=theta.to(bank.features), edges=edges)
 

@@ -11,7 +11,8 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import whitening_of
 from ..core.hessian import as_double, row_chunks
 from ..core.shaping import partially_normalised
-from ..core.validation import MethodRefused, check_choice
+from ..core.validation import check_choice
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -64,7 +65,7 @@ class Pnml(Detector):
             units = partially_normalised(as_double(bank.features[part]), 1.0)
             gram.addmm_(units.mT, units)
         if not bool(gram.any()):
-            raise MethodRefused("pNML needs the directions of features, but all of these are 0. Check the bank.")
+            raise MethodRefusedError("pNML needs the directions of features, but all of these are 0. Check the bank.")
         self.register_buffer("whitening", whitening_of(gram))
 
     def score(self, h: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import entry_chunks
 from ..core.neighbours import relation_sums, unit_scale
 from ..core.shaping import partially_normalised
-from ..core.validation import MethodRefused, check_above_zero
+from ..core.validation import check_above_zero
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -63,7 +64,7 @@ class Relation(Detector):
         check_above_zero("power", self.power, "1")
         check_above_zero("threshold", self.threshold, "0.03", or_zero=True)
         if len(bank) * head.n_classes > MOST_ENTRIES:
-            raise MethodRefused(
+            raise MethodRefusedError(
                 f"relation would keep {len(bank)} x {head.n_classes} probabilities, more than {MOST_ENTRIES}. "
                 "Fit it on fewer training samples."
             )

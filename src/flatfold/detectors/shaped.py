@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.shaping import check_alpha, partially_normalised
-from ..core.validation import NotFittedError
+from ..errors import NotFittedError
 from .base import Detector, Fittable
 
 

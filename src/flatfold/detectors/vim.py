@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double, entry_chunks, row_chunks
 from ..core.shaping import row_norms
-from ..core.validation import MethodRefused
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -76,7 +76,9 @@ class Vim(Detector):
             largest += float((h @ weight.mT + bias).amax(dim=-1).sum())
             norms += float(row_norms((h - origin) @ residual).sum())
         if norms <= len(bank) * 1e-12 * float(scatter.diagonal().sum().sqrt()):
-            raise MethodRefused(f"ViM has no residual: the features span only {dim} dimensions. Use a smaller dim.")
+            raise MethodRefusedError(
+                f"ViM has no residual: the features span only {dim} dimensions. Use a smaller dim."
+            )
         alpha = origin.new_tensor(largest / norms)
         self.register_buffers(origin=origin, residual=residual, alpha_virtual_=alpha, dim_=torch.tensor(dim))
 
@@ -93,5 +95,7 @@ def _dimension(dim: int | str | None, width: int) -> int:
     if dim is None:
         return REFERENCE_DIM if width > REFERENCE_DIM else rule
     if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim < width:
-        raise MethodRefused(f"dim must be a whole number from 1 to {width - 1}, got {dim!r}. The paper's is {rule}.")
+        raise MethodRefusedError(
+            f"dim must be a whole number from 1 to {width - 1}, got {dim!r}. The paper's is {rule}."
+        )
     return dim

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank
 from ..core.shaping import column_percentiles, percentile_threshold
-from ..core.validation import MethodRefused, check_choice
+from ..core.validation import check_choice
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .ebo import Ebo
@@ -64,10 +65,10 @@ class Vra(Shaping):
         for name, percentile in (("low", self.low), ("high", self.high)):
             try:
                 thresholds[f"{name}_"] = torch.as_tensor(of(bank.features, percentile)).to(bank.features)
-            except MethodRefused as error:
-                raise MethodRefused(f"{name}: {error}") from error
+            except MethodRefusedError as error:
+                raise MethodRefusedError(f"{name}: {error}") from error
         if self.low > self.high:
-            raise MethodRefused(f"low must not be above high, got {self.low:g} and {self.high:g}. Exchange them.")
+            raise MethodRefusedError(f"low must not be above high, got {self.low:g} and {self.high:g}. Exchange them.")
         self.register_buffers(**thresholds)
 
     def forward(self, h: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.validation import UnreadableImage, check_fit
+from ..core.validation import check_fit
+from ..errors import UnreadableImageError
 from ..io.progress import track
-from ..models.extract import extract_features
-from ..models.fingerprint import weights_hash
-from ..models.runtime import FastestRuntime, RuntimeName
+from ..network.fingerprint import weights_hash
+from ..network.runtime import FastestRuntime, RuntimeName
+from ..passes.extract import extract_features
 from .results import ID
 from .suites.suite import Suite
 
@@ -33,7 +34,7 @@ class Settings:
         unreadable: Share of the images of a data set that may be left out because they cannot be read.
         replicates: Bootstrap replicates for the intervals; 0 leaves out all intervals but those of AUROC.
         command: The command line, for the provenance.
-        runtime: How the network is run to extract features (:mod:`flatfold.models.runtime`).
+        runtime: How the network is run to extract features (:mod:`flatfold.network.runtime`).
         dtype: ``torch.bfloat16`` for mixed precision.
     """
 
@@ -93,8 +94,8 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
             runtime = extracted.runtime
             runtime.rows = sum(source.rows for source in wanted.values())
             check_fit(banks[name], found.head)
-        except UnreadableImage as error:
-            raise UnreadableImage(f"{name}: {error}") from error
+        except UnreadableImageError as error:
+            raise UnreadableImageError(f"{name}: {error}") from error
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
         if reasons:

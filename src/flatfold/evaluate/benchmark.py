@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ..core.bank import Head
+from ..data.inputs import ArrayRows, as_batches
+from ..data.sources import Source
 from ..detectors import methods as all_methods
-from ..models.extract import extract_features
-from ..models.inputs import ArrayRows, as_batches
-from ..models.sources import Source
+from ..passes.extract import extract_features
 from .banks import Settings
 from .results import Results
 from .runner import run

@@ -19,15 +19,15 @@ from PIL import Image
 from .. import __version__
 from ..core.metrics import auroc
 from ..core.shaping import row_norms
-from ..core.validation import MethodRefused, UnreadableImage
+from ..data.sources import ImageSource
+from ..data.transform import in_mode
 from ..detectors.autofold import AutoFold, Joint
 from ..detectors.base import Detector, InputDetector
 from ..detectors.shaped import Shaped
+from ..errors import MethodRefusedError, UnreadableImageError
 from ..io.progress import track
 from ..io.store import PartStore, read_manifest
-from ..models.fingerprint import weights_hash
-from ..models.sources import ImageSource
-from ..models.transform import in_mode
+from ..network.fingerprint import weights_hash
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .compare import tabulate
 from .methods import MethodResult, Spec, describe_error, evaluate_method, own_traceback, parse_spec
@@ -80,7 +80,7 @@ def run(
     for spec in track(specs, "fitting and scoring"):
         try:
             evaluated.append(evaluate_method(spec, suite, banks, out / "scores", settings))
-        except (MethodRefused, UnreadableImage) as error:
+        except (MethodRefusedError, UnreadableImageError) as error:
             refused[spec.label] = str(error)
         except Exception as error:
             if isinstance(error, OSError) and own_traceback(error) is None:

@@ -32,13 +32,13 @@ from ..curvature.features import (
 )
 from ..curvature.operators import multiply_once
 from ..curvature.trace import param_trace
+from ..data.sources import ImageSource, Source, read_batches
 from ..detectors.autofold import AutoFold
+from ..io.cores import choose_threads
 from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
-from ..models.fingerprint import weights_hash
-from ..models.forward import evaluating
-from ..models.runtime import choose_threads
-from ..models.sources import ImageSource, Source, read_batches
+from ..network.calls import evaluating
+from ..network.fingerprint import weights_hash
 from .banks import Banks, Settings, extract_all, short_key
 from .compare import column_influence
 from .methods import logged_warnings

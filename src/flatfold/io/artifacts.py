@@ -24,6 +24,7 @@ from safetensors import numpy as numpy_files
 from safetensors.torch import load, save_file
 from torch import Tensor
 
+from ..errors import DamagedFileError
 from .files import replacing, write_atomically, write_together
 
 
@@ -55,10 +56,6 @@ _HEADER = "flatfold"
 _LENGTH = 8  # bytes in front of a safetensors header
 
 
-class DamagedFile(ValueError):  # noqa: N818 - named like DamagedBank, which users catch
-    """A file is not what flatfold has written: cut, altered, of another format or of another version."""
-
-
 class _Kind(msgspec.Struct):
     format: str
     version: int
@@ -76,7 +73,7 @@ def _format(document: Document, content: dict[str, Any], indent: int = 1) -> str
 
 
 def decode(text: str | bytes, kind: type[D]) -> D:
-    """Return the document in a JSON text; raise DamagedFile if it is no whole document of this format and version."""
+    """Return the document in a JSON text; DamagedFileError if it is no whole document of this format and version."""
     return _convert(_read_content(text, kind), kind)
 
 
@@ -84,7 +81,7 @@ def _convert(content: dict[str, Any], kind: type[D]) -> D:
     try:
         return msgspec.convert(content, type=kind, str_keys=True)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise DamagedFile(str(error)) from error
+        raise DamagedFileError(str(error)) from error
 
 
 def _read_content(text: str | bytes, kind: type[Document]) -> dict[str, Any]:
@@ -93,12 +90,12 @@ def _read_content(text: str | bytes, kind: type[Document]) -> dict[str, Any]:
         content = msgspec.json.decode(text, type=dict[str, Any])
         there = msgspec.convert(content, _Kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedFile(f"it is not a document of flatfold in JSON ({error})") from error
+        raise DamagedFileError(f"it is not a document of flatfold in JSON ({error})") from error
     if there.format != kind.FORMAT:
-        raise DamagedFile(f"its format must be {kind.FORMAT!r}, got {there.format[:60]!r}")
+        raise DamagedFileError(f"its format must be {kind.FORMAT!r}, got {there.format[:60]!r}")
     if there.version != kind.VERSION:
         advice = "upgrade flatfold" if there.version > kind.VERSION else "older versions are not read"
-        raise DamagedFile(f"it has version {there.version}, this flatfold reads version {kind.VERSION}: {advice}")
+        raise DamagedFileError(f"it has version {there.version}, this flatfold reads version {kind.VERSION}: {advice}")
     del content["format"], content["version"]
     return content
 
@@ -109,13 +106,13 @@ def write_json(path: Path, document: Document) -> None:
 
 
 def read_json(path: Path, kind: type[D]) -> D:
-    """Return the document in a JSON file; raise FileNotFoundError, or DamagedFile if it is no such document."""
+    """Return the document in a JSON file; raise FileNotFoundError, or DamagedFileError if it is no such document."""
     try:
         if path.stat().st_size > LARGEST_DOCUMENT:
-            raise DamagedFile("it is larger than any document of flatfold")
+            raise DamagedFileError("it is larger than any document of flatfold")
         return decode(path.read_bytes(), kind)
-    except DamagedFile as error:
-        raise DamagedFile(f"{path} cannot be read: {error}.") from error
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}.") from error
 
 
 def write_document(path: Path, document: ArrayDocument, tables: Mapping[str, str] | None = None) -> None:
@@ -145,7 +142,7 @@ def _to_plain(value: Any) -> str | float:
 def read_document(path: Path, kind: type[A], command: str) -> A:
     """Return the document that :func:`write_document` wrote; messages advise to run the ``command`` that writes it.
 
-    Raise ValueError without a JSON file, and DamagedFile if a file is missing, altered, or not of the same document.
+    Raise ValueError without a JSON file, DamagedFileError if a file is missing, altered, or of another document.
     """
     if not path.exists():
         inside = ", ".join(str(place.parent) for place in sorted(path.parent.glob(f"*/{path.name}")))
@@ -154,8 +151,8 @@ def read_document(path: Path, kind: type[A], command: str) -> A:
     try:
         document = _convert(_read_fields(path, kind), kind)
         document.check()
-    except (DamagedFile, KeyError, IndexError, TypeError, ValueError) as error:
-        raise DamagedFile(
+    except (DamagedFileError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise DamagedFileError(
             f"{path} is damaged or of another version: {error or 'it is incomplete'}. Run `{command}` again."
         ) from error
     return document
@@ -167,15 +164,15 @@ def _read_fields(path: Path, kind: type[ArrayDocument]) -> dict[str, Any]:
     sums = content.pop("sha256", None)
     known = {field.name for field in fields(kind)} - kind.ARRAYS.keys()  # type: ignore[arg-type]
     if not isinstance(sums, dict) or not content.keys() <= known:
-        raise DamagedFile("it has no checksums, or a field that is not known")
+        raise DamagedFileError("it has no checksums, or a field that is not known")
     content |= {name: {} for name in kind.ARRAYS}
     for file in dict.fromkeys(file for file, _ in kind.ARRAYS.values()):
         try:
             data = path.with_name(file).read_bytes()
         except OSError as error:
-            raise DamagedFile(f"{file} cannot be read ({error})") from error
+            raise DamagedFileError(f"{file} cannot be read ({error})") from error
         if hashlib.sha256(data).hexdigest() != sums.get(file):
-            raise DamagedFile(f"{file} is not the one that was written with it")
+            raise DamagedFileError(f"{file} is not the one that was written with it")
         prefixes = {name: prefix for name, (its_file, prefix) in kind.ARRAYS.items() if its_file == file}
         for key, array in numpy_files.load(data).items():
             name = max((n for n in prefixes if key.startswith(prefixes[n])), key=lambda n: len(prefixes[n]))
@@ -198,19 +195,19 @@ def write_tensors(path: Path, header: str, tensors: Mapping[str, Tensor], name: 
 def read_tensors(path: Path, name: str = _HEADER) -> tuple[str, dict[str, Tensor]]:
     """Return the text in the header and the tensors of a safetensors file, read into memory.
 
-    Raise DamagedFile if it is not a regular file, is cut, or was not written by :func:`write_tensors` under this name.
+    Raise DamagedFileError if it is no regular file, is cut, or was not written by :func:`write_tensors` under this name.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
-        raise DamagedFile("it is not a regular file")
+        raise DamagedFileError("it is not a regular file")
     content = path.read_bytes()
     header = content[_LENGTH : _LENGTH + header_length(content)]
     try:
         tensors = load(content)  # compares the header with the bytes before it makes anything
         metadata = json.loads(header, object_pairs_hook=_without_duplicates).get("__metadata__")
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise DamagedFile(f"it is cut, damaged, or not a safetensors file ({error})") from error
+        raise DamagedFileError(f"it is cut, damaged, or not a safetensors file ({error})") from error
     if not isinstance(metadata, dict) or set(metadata) != {name}:
-        raise DamagedFile(f"its header must hold {name!r} alone")
+        raise DamagedFileError(f"its header must hold {name!r} alone")
     return metadata[name], tensors
 
 
@@ -224,7 +221,7 @@ def header_length(content: bytes) -> int:
     """Return the number of bytes of a safetensors header, after checking that it is no larger than we write."""
     length = int.from_bytes(content[:_LENGTH], "little")
     if length > LARGEST_HEADER:
-        raise DamagedFile(f"its header has {length} bytes, at most {LARGEST_HEADER} are read")
+        raise DamagedFileError(f"its header has {length} bytes, at most {LARGEST_HEADER} are read")
     return length
 
 

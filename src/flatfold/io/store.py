@@ -17,7 +17,8 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .artifacts import DamagedFile, checksum, decode, encode, header_length, read_json, write_json, write_tensors
+from ..errors import DamagedFileError
+from .artifacts import checksum, decode, encode, header_length, read_json, write_json, write_tensors
 from .files import lock_folder, locked, sweep, unlock_folder
 
 log = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class PartStore:
             path = self._path(name)
             try:
                 self._intact[name] = path.is_file() and bool(read_part(self.folder, name, self.key))
-            except (DamagedFile, OSError) as error:
+            except (DamagedFileError, OSError) as error:
                 log.warning("%s is computed again: %s", path, error)
                 self._intact[name] = False
         return self._intact[name]
@@ -187,22 +188,22 @@ class PartStore:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a store; raise FileNotFoundError or DamagedFile."""
+    """Return the manifest of a store; raise FileNotFoundError or DamagedFileError."""
     return read_json(folder / MANIFEST, Manifest)
 
 
 def read_part(folder: Path, name: str, key: Mapping[str, str], verify: bool = True) -> Part:
     """Return a part of the store in ``folder``, its tensors mapped into memory; writing to them changes no file.
 
-    Raise DamagedFile if it is missing, cut, altered, or belongs to another store.
+    Raise DamagedFileError if it is missing, cut, altered, or belongs to another store.
     """
     header, tensors = _open_part(folder / f"{name}{SUFFIX}", tensors=True)
     if header.name != name or header.key != dict(key):
-        raise DamagedFile("it belongs to another store")
+        raise DamagedFileError("it belongs to another store")
     if verify:
         said, header.sha256 = header.sha256, ""
         if checksum(encode(header, indent=0), tensors) != said:
-            raise DamagedFile("its checksum is not that of its content")
+            raise DamagedFileError("its checksum is not that of its content")
     return Part(header.info, tensors)
 
 
@@ -210,7 +211,7 @@ def _is_part(path: Path) -> bool:
     """Return whether a file says that it is a part."""
     try:
         _open_part(path, tensors=False)
-    except (DamagedFile, OSError):
+    except (DamagedFileError, OSError):
         return False
     return True
 
@@ -251,7 +252,7 @@ def _open_part(path: Path, tensors: bool) -> tuple[_Header, dict[str, Tensor]]:
             text = (file.metadata() or {}).get("flatfold", "")
             return decode(text, _Header), {key: file.get_tensor(key) for key in (file.keys() if tensors else ())}
     except (SafetensorError, FileNotFoundError) as error:
-        raise DamagedFile(f"it cannot be read ({error})") from error
+        raise DamagedFileError(f"it cannot be read ({error})") from error
 
 
 def _check_directory(folder: Path) -> None:

@@ -31,8 +31,9 @@ from ..evaluate.study import FeatureCurvature
 from ..evaluate.suites.suite import Suite
 from ..io.artifacts import read_document, write_document
 from ..io.progress import track
-from ..models.forward import evaluating
-from ..models.layers import labelled_batches, logits_function
+from ..network.calls import evaluating
+from ..network.layers import logits_function
+from ..passes.inputs import labelled_batches
 
 Normalisation = Literal["none", "partial", "full"]
 Scores = dict[str, NDArray[np.float32]]

@@ -21,7 +21,7 @@ from ..evaluate.study_results import Study, load_study
 from ..evaluate.suites.suite import Suite
 from ..evaluate.tuning import grid_points
 from ..io.progress import track
-from ..models.fingerprint import weights_hash
+from ..network.fingerprint import weights_hash
 from .ablations import (
     ARRAYS,
     JSON,

@@ -30,15 +30,17 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 
-from ..io.artifacts import DamagedFile, read_json, write_json
+from ..data.batch import split_batch
+from ..data.fingerprint import evenly_spaced
+from ..data.sources import MOST_READERS, BatchResult, ImageSource, map_ahead, read_batches
+from ..errors import DamagedFileError
+from ..io.artifacts import read_json, write_json
+from ..io.cores import free_cores, free_memory, own_memory, usable_cores, use_free_cores
 from ..io.files import replacing, sha256_of
 from ..io.progress import track
 from ..io.store import Part, PartStore
-from ..models.cores import free_cores, free_memory, own_memory, usable_cores
-from ..models.fingerprint import evenly_spaced
-from ..models.forward import split_batch, usable_device
-from ..models.runtime import FastestRuntime, OnnxRuntime, RuntimeName, use_free_cores
-from ..models.sources import MOST_READERS, BatchResult, ImageSource, map_ahead, read_batches
+from ..network.calls import usable_device
+from ..network.runtime import FastestRuntime, OnnxRuntime, RuntimeName
 from .calibrated import CalibratedDetector
 from .guard import Guard
 from .guard_file import GuardFile
@@ -369,7 +371,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         try:
             return read_json(path, cls)
-        except DamagedFile as error:
+        except DamagedFileError as error:
             raise ValueError(f"{error} Score the images again.") from error
 
 

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from ..data.batch import split_batch
+from ..data.inputs import as_batches
+from ..data.sources import ImageSource, Source
+from ..data.transform import InputSizes, Transform, join_sizes
 from ..detectors.base import Detector
-from ..models.evidence import Evidence
-from ..models.extract import extract_features
-from ..models.fingerprint import weights_hash
-from ..models.forward import evaluating, split_batch
-from ..models.graph import HeadModule, copy_around_memory
-from ..models.heads import FoundHead, Pass
-from ..models.inputs import as_batches
-from ..models.runtime import FastestRuntime, Runtime, RuntimeName, TorchRuntime
-from ..models.sources import ImageSource, Source
-from ..models.transform import InputSizes, Transform, join_sizes
+from ..network.calls import evaluating
+from ..network.evidence import Evidence
+from ..network.fingerprint import weights_hash
+from ..network.graph import HeadModule, copy_around_memory
+from ..network.heads import FoundHead, Pass
+from ..network.runtime import FastestRuntime, Runtime, RuntimeName, TorchRuntime
+from ..passes.extract import extract_features
 from .calibrated import (
     SAME_DATA,
     CalibratedDetector,
@@ -122,7 +123,7 @@ class Guard:
             model: Any classifier that ends in a linear layer; one with a single output z has two classes, with
                 ``sigmoid(z)`` as the probability of class 1.
             loader: Labelled in-distribution data (labels may be missing if the detector needs none): whatever
-                :func:`~flatfold.models.inputs.as_batches` takes, such as a ``DataLoader``, a data set of torch or
+                :func:`~flatfold.data.inputs.as_batches` takes, such as a ``DataLoader``, a data set of torch or
                 Hugging Face, a path of images, or arrays ``(X, y)``.
             detector: A method such as ``"knn"`` or ``"knn:k=10"``, or a detector, which is copied. Only one that came
                 from a method string or ``create`` can be saved.
@@ -353,7 +354,7 @@ class Guard:
 
 
 class GuardModule(nn.Module):
-    """``x -> (logits, score, p_value, is_ood)`` in plain torch; see :class:`flatfold.models.graph.HeadModule`.
+    """``x -> (logits, score, p_value, is_ood)`` in plain torch; see :class:`flatfold.network.graph.HeadModule`.
 
     Example:
         >>> import torch

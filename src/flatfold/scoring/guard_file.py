@@ -2,7 +2,7 @@
 
 A file holds :class:`Settings` and these tensors: ``detector.*``, the fitted state; ``calibration.scores`` and
 ``calibration.counts``; ``probe.features`` and ``probe.scores``, the self-test; ``evidence.features``, by which the
-model is recognised (:mod:`flatfold.models.evidence`). Reading it checks its checksum, the type, shape and order of all
+model is recognised (:mod:`flatfold.network.evidence`). Reading it checks its checksum, the type, shape and order of all
 parts, and the self-test. This finds damage, mixtures and other versions; anyone who can
 write the file can write another guard, so accept files only from people you trust, as with models.
 
@@ -31,14 +31,14 @@ from torch import Tensor, nn
 from .. import __version__
 from ..core.bank import Head
 from ..core.validation import FLOATS
+from ..data.transform import InputSizes, Transform
 from ..detectors import METHODS, create
 from ..detectors.base import Detector
 from ..io.artifacts import checksum, decode, read_tensors, write_tensors
-from ..models.evidence import INPUTS, Evidence, InputSpec
-from ..models.fingerprint import weights_hash
-from ..models.forward import evaluating, is_linear
-from ..models.heads import FoundHead, head_of, module_named
-from ..models.transform import InputSizes, Transform
+from ..network.calls import evaluating, is_linear
+from ..network.evidence import INPUTS, Evidence, InputSpec
+from ..network.fingerprint import weights_hash
+from ..network.heads import FoundHead, head_of, module_named
 from .calibrated import CalibratedDetector, Calibration
 
 TYPES = (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)

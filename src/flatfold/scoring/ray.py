@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from ..data.sources import ImageSource, read_batches
 from ..io.progress import track
 from ..io.store import Part
-from ..models.sources import ImageSource, read_batches
 from .batch import Parts, ScoringJob, score_batches
 from .guard import Guard
 

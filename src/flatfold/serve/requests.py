@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.types import Message
 from torch import Tensor
 
-from ..core.validation import TooManyPixels, UnreadableImage
-from ..models.decoding import read_image
-from ..models.transform import InputSizes, Transform
+from ..data.decoding import read_image
+from ..data.transform import InputSizes, Transform
+from ..errors import TooManyPixelsError, UnreadableImageError
 from .settings import too_large, unavailable
 
 FEATURES, FORM = "application/octet-stream", "multipart/form-data"
@@ -161,9 +161,9 @@ def decode_image(
         values = np.empty((pixels.shape[2], *pixels.shape[:2]), np.float32)
         transform.normalise(pixels, values)
         return torch.from_numpy(values)
-    except TooManyPixels as error:
+    except TooManyPixelsError as error:
         raise HTTPException(413, str(error)) from None
-    except UnreadableImage as error:
+    except UnreadableImageError as error:
         if isinstance(error.__cause__, TimeoutError):
             limit = f"{DECODE_SECONDS:g} seconds"
             raise too_large(f"{label} takes too long to decode", limit, "Save it again as PNG or JPEG") from None

@@ -12,7 +12,7 @@ import torch
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from ..models.heads import Pass
+from ..network.heads import Pass
 from ..scoring.calibrated import CalibratedDetector, Verdict
 from ..scoring.explanation import explain
 from ..scoring.guard import Guard

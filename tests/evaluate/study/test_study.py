@@ -13,13 +13,13 @@ from torch import nn
 from torch.func import functional_call, hessian, vmap
 
 import flatfold as ff
+from flatfold.data.feature_files import FeatureRows
+from flatfold.data.images import ArrayImages, FolderImages
 from flatfold.evaluate import study as parameters
 from flatfold.evaluate.banks import Settings, extract_all
 from flatfold.evaluate.study import DataSet, Plan, detections, forget_study, run_study, studied_suite
 from flatfold.evaluate.study_results import STORED, load_study
 from flatfold.evaluate.suites.suite import OodSet, Suite
-from flatfold.models.feature_files import FeatureRows
-from flatfold.models.images import ArrayImages, FolderImages
 from tests.toy_study import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")

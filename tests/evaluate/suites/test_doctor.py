@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flatfold import UnreadableImage
+from flatfold import UnreadableImageError
 from flatfold.evaluate.banks import extract_all
 from flatfold.evaluate.suites.doctor import Diagnosis, examine, how_to_download
 from flatfold.evaluate.suites.library import open_suite_file
@@ -191,7 +191,7 @@ def test_broken_images_up_to_one_in_a_hundred_are_noted_as_a_benchmark_leaves_th
     for n, state in ((200, "note"), (199, "wrong")):
         patient.photos(n, broken=[141, 31])
         patient.check("test", state, f"2 of {n}", "a/141.png, b/031.png.", accuracy=accuracy, read=True)
-        with pytest.raises(UnreadableImage) if state == "wrong" else nullcontext():
+        with pytest.raises(UnreadableImageError) if state == "wrong" else nullcontext():
             extract_all(patient.suite(), tmp_path / str(n))
 
 

@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from flatfold import FeatureBank, Transform, save_bank
+from flatfold.data.images import ArrayImages
+from flatfold.data.sources import ImageSubset
 from flatfold.evaluate.suites.library import load_suites, open_suite_file
 from flatfold.evaluate.suites.toml_file import SuiteFile
-from flatfold.models.images import ArrayImages
-from flatfold.models.sources import ImageSubset
 from tests.toy_suite import World, pixels, row_numbers
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.images import FolderImages
+from flatfold.data.images import FolderImages
 from flatfold.scoring.batch import ScoringJob
 from flatfold.scoring.guard_file import read_guard
 

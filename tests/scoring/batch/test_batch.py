@@ -20,8 +20,8 @@ from PIL import Image
 from pyarrow.parquet import ParquetFile
 from torch import nn
 
-from flatfold.models.images import FolderImages
-from flatfold.models.sources import read_batches
+from flatfold.data.images import FolderImages
+from flatfold.data.sources import read_batches
 from flatfold.scoring import guard_file
 from flatfold.scoring.batch import (
     NOT_FINITE,

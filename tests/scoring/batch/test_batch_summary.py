@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyarrow.parquet import ParquetFile
 
-from flatfold.models.images import FolderImages
+from flatfold.data.images import FolderImages
 from flatfold.scoring.batch import Shard, Summary, join_tables, score_images, summary_path, unreadable_path
 from tests.refusals import assert_refused
 from tests.scoring.batch.small_run import TRANSFORM, broken, make_task

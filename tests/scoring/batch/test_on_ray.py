@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from flatfold.cli.options import ModelOptions
-from flatfold.core.validation import UnreadableImage
+from flatfold.data.images import FolderImages
+from flatfold.errors import UnreadableImageError
 from flatfold.io.store import Part
-from flatfold.models.images import FolderImages
 from flatfold.scoring import batch as shard
 from flatfold.scoring import ray as on_ray
 from flatfold.scoring import ray as ray_cluster
@@ -89,9 +89,9 @@ from math import nan
 from pathlib import Path
 
 import flatfold.scoring.batch as batch
-from flatfold.models.images import FolderImages
+from flatfold.data.images import FolderImages
 from flatfold.cli.options import ModelOptions
-from flatfold.models.transform import Transform
+from flatfold.data.transform import Transform
 from flatfold.scoring.batch import ScoringJob, score_images
 from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.ray import run_on_ray
@@ -347,7 +347,7 @@ def test_an_error_comes_out_with_its_words_and_the_nearest_kind():
         (ParticularError("this", "that"), Exception),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), ValueError),
         (PermissionError(13, "denied", "there"), OSError),
-        (UnreadableImage("a.png is cut"), ValueError),
+        (UnreadableImageError("a.png is cut"), ValueError),
     ):
         worker = Worker(None)
         worker.load = lambda _, error=error: (_ for _ in ()).throw(error)

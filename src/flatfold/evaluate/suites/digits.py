@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
-from ...io.artifacts import DamagedFile, read_tensors, write_tensors
+from ...data.images import NpzImages, Transform
+from ...data.sources import ImageSource
+from ...errors import DamagedFileError
+from ...io.artifacts import read_tensors, write_tensors
 from ...io.files import write_atomically
 from ...io.progress import track
-from ...models.images import NpzImages, Transform
-from ...models.sources import ImageSource
 from .suite import OodSet, Suite
 
 KNOWN = (0, 1, 2, 3, 4, 5)
@@ -291,7 +292,7 @@ def _load(network: nn.Module, path: Path, key: str) -> bool:
         if recipe == key:
             network.load_state_dict(tensors)
         return recipe == key
-    except (DamagedFile, RuntimeError):
+    except (DamagedFileError, RuntimeError):
         log.warning("%s is damaged; the network is trained again", path)
         return False
 

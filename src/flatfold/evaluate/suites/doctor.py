@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from ...core.validation import UnreadableImage
+from ...data.images import FolderImages, ListImages, Transform
+from ...data.sources import ImageSource, ImageSubset, Source, take_subset
+from ...errors import UnreadableImageError
 from ...io.progress import track
-from ...models.extract import extract_features
-from ...models.images import FolderImages, ListImages, Transform
-from ...models.sources import ImageSource, ImageSubset, Source, take_subset
+from ...passes.extract import extract_features
 from ..banks import Settings, accuracy_fits
 from ..banks import accuracy as accuracy_of
 from .schema import KINDS, OPENOOD, SPLITS, TRANSFORM, Table, section_title
@@ -237,7 +237,7 @@ class _DataCheck:
             number, name = _origin(source, row)
             try:
                 _, picture = source.picture(row)
-            except UnreadableImage:
+            except UnreadableImageError:
                 self.broken[number] = name
                 continue
             for transform in transforms:

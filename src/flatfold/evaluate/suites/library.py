@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...models.sources import Source, take_subset
+from ...data.sources import Source, take_subset
 from .digits import DIGIT_NETWORKS, FIRST, digits
 from .schema import BUILT_IN, OPENOOD, built_in_names
 from .suite import Suite

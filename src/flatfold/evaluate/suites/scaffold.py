@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image
 
 from ...core.autofold import MIN_PER_CLASS
-from ...core.validation import UnreadableImage
+from ...data.images import ListImages, Transform, image_kind, open_images
+from ...data.sources import ImageSource
+from ...errors import UnreadableImageError
 from ...io.files import write_atomically
-from ...models.images import ListImages, Transform, image_kind, open_images
-from ...models.sources import ImageSource
 from .schema import SPLITS, VARIABLE, NetworkTable, check_table, error_context
 from .suite import NAME, check_names
 from .toml_file import lacks_images
@@ -138,7 +138,7 @@ def _sizes(source: ImageSource) -> tuple[list[tuple[int, int]], bool]:
     for row in np.unique(np.linspace(0, source.rows - 1, INSPECTED).astype(int)):
         try:
             _, picture = source.picture(int(row))
-        except UnreadableImage:  # `flatfold doctor` reports it
+        except UnreadableImageError:  # `flatfold doctor` reports it
             continue
         image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
         opened.append((image.size, image.mode in ("1", "L")))

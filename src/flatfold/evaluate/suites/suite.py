@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from ...models.sources import Source
+from ...data.sources import Source
 
 Group = Literal["near", "far"]
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from ...models.feature_files import FeatureRows, linear_head
-from ...models.images import FolderImages, ListImages, Transform, open_images
-from ...models.model_loading import load_weights, make_model, named_model
-from ...models.sources import Source
+from ...data.feature_files import FeatureRows, linear_head
+from ...data.images import FolderImages, ListImages, Transform, open_images
+from ...data.sources import Source
+from ...network.model_loading import load_weights, make_model, named_model
 from .schema import KINDS, OPENOOD, SPLITS, TRANSFORM, VARIABLE, Table, error_context, read_document, section_title
 from .suite import FOLDERS, OodSet, Suite
 
