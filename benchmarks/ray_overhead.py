@@ -22,9 +22,9 @@ import flatfold as ff
 from flatfold.data.images import ArrayImages, FolderImages
 from flatfold.data.sources import read_batches
 from flatfold.network.model_loading import load_weights, make_model
-from flatfold.scoring.batch import Executor, Parts, ScoringJob, run_local, score_batches
+from flatfold.passes.ray import run_on_ray
 from flatfold.scoring.guard_file import read_guard
-from flatfold.scoring.ray import run_on_ray
+from flatfold.scoring.shards import Executor, Parts, ScoringJob, run_local, score_batches
 
 from .networks import resnet50
 from .ratio import report
@@ -102,7 +102,9 @@ def _print_large(folder: Path) -> None:
     transform = ff.Transform(resize=256, crop=224)
     guard = folder / "resnet50.safetensors"
     torch.manual_seed(0)
-    ff.Guard.fit(_resnet50(), torch.rand(40, 3, 224, 224).split(8), detector="fold", transform=transform).save(guard)
+    ff.Guard.fit(
+        _resnet50(), torch.rand(40, 3, 224, 224).split(8), method="fold", loading=ff.Loading(transform=transform)
+    ).save(guard)
     task = ScoringJob(read_guard(guard), _resnet50, FolderImages(folder / "photos", transform, 16, labels=False))
     guard, begin = task.load(), time()
     score_batches(guard, task.source, read_batches(task.source, task.source.batch_ranges([range(LARGE)])))
@@ -159,7 +161,7 @@ def _task(name: str, images: Path, folder: Path) -> ScoringJob:
     with np.load(data / "cifar10_train_5k.npz") as file:
         known = ArrayImages(file["x"], file["y"].astype(np.int64), TRANSFORM, BATCH)
     guard = folder / f"{name}.safetensors"
-    ff.Guard.fit(model(), known, detector="fold", fpr=0.05).save(guard)
+    ff.Guard.fit(model(), known, method="fold", fpr=0.05).save(guard)
     return ScoringJob(read_guard(guard), model, FolderImages(images, TRANSFORM, BATCH, labels=False))
 
 

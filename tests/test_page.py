@@ -10,7 +10,7 @@ import flatfold as ff
 NAMES = """
     Head FeatureBank save_bank load_bank create methods register tune benchmark BenchmarkResults load_results
     Detector InputDetector Shaped PartialNorm Fold AutoFold FourFold
-    extract as_batches logits_function layers_of layers_and_head FolderImages Transform
+    extract as_batches Loading Execution logits_function layers_of layers_and_head FolderImages Transform
     Guard Verdict Explanation CalibratedDetector Monitor
     auroc auroc_interval aupr fpr_at_tpr
     FlatfoldError MethodRefusedError NotFittedError UnsupportedHeadError DamagedBankError DamagedFileError

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the names of _HOMES, for type checkers and the documentatio
     from .data.banks import load_bank as load_bank, save_bank as save_bank
     from .data.images import FolderImages as FolderImages, Transform as Transform
     from .data.inputs import as_batches as as_batches
+    from .data.loading import Loading as Loading
     from .detectors.autofold import AutoFold as AutoFold
     from .detectors.base import Detector as Detector, InputDetector as InputDetector
     from .detectors.fold import Fold as Fold
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # the names of _HOMES, for type checkers and the documentatio
     from .errors import NotFittedError as NotFittedError, UnreadableImageError as UnreadableImageError
     from .errors import UnsupportedHeadError as UnsupportedHeadError
     from .evaluate.tuning import tune as tune
+    from .network.execution import Execution as Execution
     from .network.layers import layers_and_head as layers_and_head, layers_of as layers_of
     from .network.layers import logits_function as logits_function
     from .passes.extract import extract as extract
@@ -47,10 +49,12 @@ _HOMES = {
     "data.banks": "load_bank save_bank",
     "data.images": "FolderImages Transform",
     "data.inputs": "as_batches",
+    "data.loading": "Loading",
     "detectors": "AutoFold Detector Fold FourFold InputDetector PartialNorm Shaped create methods register",
     "errors": "DamagedBankError DamagedFileError FlatfoldError MethodRefusedError NotFittedError UnreadableImageError "
     "UnsupportedHeadError",
     "evaluate.tuning": "tune",
+    "network.execution": "Execution",
     "network.layers": "layers_and_head layers_of logits_function",
     "passes.extract": "extract",
     "report.benchmark": "BenchmarkResults benchmark load_results",

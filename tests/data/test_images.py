@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from flatfold import FolderImages, Transform, UnreadableImageError, extract
+from flatfold import FolderImages, Loading, Transform, UnreadableImageError, extract
 from flatfold.data import ListImages, NpzImages, TableImages
 from flatfold.data.images import ArrayImages, open_images, read_image
 from flatfold.data.sources import ImageSubset
@@ -358,7 +358,11 @@ def test_a_pass_ends_at_an_error_of_the_system_and_goes_on_when_the_image_can_be
     model = nn.Sequential(nn.Flatten(), nn.Linear(60, 2))
     source = FolderImages(make_folder(tmp_path / "images", [f"{i}.png" for i in range(6)]), PLAIN, batch_size=2)
     for error in (OSError(errno.EIO, "Input/output error"), MemoryError()):
-        how = {"out": tmp_path / type(error).__name__, "shard_rows": 2, "unreadable": 1.0, "workers": workers}
+        how = {
+            "out": tmp_path / type(error).__name__,
+            "shard_rows": 2,
+            "loading": Loading(workers=workers, max_unreadable=1.0),
+        }
         failing.update(name="4.png", error=error)
         with refused(error, r"^[^\n]*4\.png[^\n]*$", type(error)):  # a thread does not add its traceback
             extract(model, source, **how)

@@ -239,7 +239,9 @@ def test_rows_of_texts_guard_a_bert_through_a_file_and_onnx(tmp_path):
         labels = model(**encoded).logits.argmax(-1)
     columns = {name: encoded[name].tolist() for name in ("input_ids", "attention_mask")}
     data = make_columns({"id": texts, "label": labels.tolist(), **columns})
-    guard = ff.Guard.fit(model, make_columns({"text": texts, "label": labels.tolist()}), collate=tokenizer)
+    guard = ff.Guard.fit(
+        model, make_columns({"text": texts, "label": labels.tolist()}), loading=ff.Loading(collate=tokenizer)
+    )
     assert guard.fit_result.accuracy == 1
     same = ff.Guard.fit(model, data)  # tokenised before, and padded to another length
     assert_close(same(encoded).score, guard(encoded).score, rtol=1e-3, atol=1e-3)

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from flatfold import Transform, UnreadableImageError, extract
+from flatfold import Loading, Transform, UnreadableImageError, extract
 from flatfold.data import TableImages
 from flatfold.data.sources import ImageSubset
 from tests.refusals import refused
@@ -243,7 +243,7 @@ def test_a_source_in_use_can_be_pickled_without_its_images_forked_and_read_by_th
     copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own
     assert [colour(copy, row) for row in range(11)] == list(range(11))
     assert copy.fingerprint == source.fingerprint
-    bank, _ = extract(nn.Sequential(nn.Flatten(), nn.Linear(60, 2)), source, workers=2)
+    bank, _ = extract(nn.Sequential(nn.Flatten(), nn.Linear(60, 2)), source, loading=Loading(workers=2))
     assert (bank.features[:, 0] * 255).round().tolist() == list(range(11))
     order = random.Random(1).choices(range(11), k=200)
     with ThreadPoolExecutor(4) as pool:

@@ -74,10 +74,10 @@ def test_a_model_is_moved_to_a_device_and_back_only_if_needed():
             return self
 
     model = Moving(4, 3)
-    ff.extract(model, [X], device="cpu")
+    ff.extract(model, [X], execution=ff.Execution(device="cpu"))
     assert model.sent == ()
     with pytest.raises(RuntimeError):  # the weights stayed on the CPU, the inputs went to "meta"
-        ff.extract(model, [X], device="meta")
+        ff.extract(model, [X], execution=ff.Execution(device="meta"))
     assert model.sent == ("meta", "cpu")
     two = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3, device="meta"))
     for case, device in [(two, "meta"), (model, "abacus"), (model, "cuda:99")]:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import conv2d, linear, normalize
 from torch.testing import assert_close
 
-from flatfold import Guard, UnsupportedHeadError, extract
+from flatfold import Execution, Guard, UnsupportedHeadError, extract
 from flatfold.data.batch import split_batch
 from flatfold.network.calls import evaluating
 from flatfold.network.heads import find_head, probe, run
@@ -207,7 +207,7 @@ def test_a_named_layer_is_taken_and_a_warning_says_that_the_logits_are_others():
     with pytest.warns(UserWarning, match="'head'") as seen:
         found = find_head(model, x, "head")
     with pytest.warns(UserWarning, match="'head'") as seen_again:
-        extract(model, [x], head="head")
+        extract(model, [x], execution=Execution(head="head"))
     assert seen[0].filename == seen_again[0].filename == __file__
     assert (found.name, found.gives_logits) == ("head", False)
     with evaluating(model):
@@ -239,9 +239,9 @@ def test_a_head_that_is_not_linear_in_a_later_batch_is_refused():
     later = x.clone()
     later[17] *= 1000
     for runtime in ("torch", "onnx"):
-        extract(model, [x, x], runtime=runtime)
+        extract(model, [x, x], execution=Execution(runtime=runtime))
         with pytest.raises(UnsupportedHeadError, match=r"Clipped.*something else"):
-            extract(model, [x, later], runtime=runtime)
+            extract(model, [x, later], execution=Execution(runtime=runtime))
     guard = Guard.fit(model, [x], "ebo", 0.1)
     with pytest.raises(UnsupportedHeadError, match="Clipped"):
         guard(later)

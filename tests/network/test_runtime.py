@@ -208,7 +208,7 @@ def test_mixed_precision_is_near_and_stays_with_the_guard(tmp_path):
     model, _, _ = make_case()
     x = torch.randn(80, 3, 9, 9)
     plain = ff.Guard.fit(model, [x], "msp", 0.1)
-    mixed = ff.Guard.fit(model, [x], "msp", 0.1, dtype=torch.bfloat16)
+    mixed = ff.Guard.fit(model, [x], "msp", 0.1, execution=ff.Execution(dtype=torch.bfloat16))
     assert mixed(x).logits.dtype == torch.bfloat16
     assert_close(mixed(x).logits.float(), plain(x).logits, rtol=0.1, atol=0.05)
     assert not torch.equal(mixed(x).score, plain(x).score)
@@ -236,7 +236,7 @@ def test_the_number_of_threads_is_the_fastest_one_and_few_where_more_hardly_help
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: state.update(threads=n))
     monkeypatch.setattr(torch, "get_num_threads", lambda: state["threads"])
-    monkeypatch.setattr("flatfold.network.runtime.perf_counter", lambda: state["now"])
+    monkeypatch.setattr("flatfold.io.cores.perf_counter", lambda: state["now"])
 
     def choose(times, cores=4):
         def work():

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
-from flatfold import DamagedBankError, FolderImages, Transform, extract, load_bank, save_bank
+from flatfold import DamagedBankError, Execution, FolderImages, Loading, Transform, extract, load_bank, save_bank
 from flatfold.data.images import ArrayImages
 from flatfold.passes.inputs import score_inputs
 from tests.refusals import refused
@@ -228,7 +228,7 @@ def test_a_bank_of_something_else_is_refused_and_left_as_it_is(tmp_path):
     before = files_of(tmp_path / "bank")
     for keyword, changes in {
         "another weights": {"model": Counting(seed=1)}, "data was data-1, now it is data-2": {"key": "data-2"},
-        "another head": {"head": "body"}, "another labels": {"loader": make_data()[0].split(4)},
+        "another head": {"execution": Execution(head="body")}, "another labels": {"loader": make_data()[0].split(4)},
         "other inputs under the same key": {"loader": [(x + 1, y) for x, y in batches()]},
     }.items():  # fmt: skip
         with refused(changes, keyword):
@@ -328,7 +328,7 @@ def test_the_features_of_rows_behind_a_gap_are_compared_with_their_own(tmp_path)
         (tmp_path / f"{row}.png").write_bytes(b"no image")
     source = FolderImages(tmp_path, Transform(), 4, labels=False)
     for shard_rows in (2, 3, 8):  # a whole shard, the beginning of one, and both inside of one
-        how = {"out": tmp_path / f"bank{shard_rows}", "shard_rows": shard_rows, "unreadable": 0.5}
+        how = {"out": tmp_path / f"bank{shard_rows}", "shard_rows": shard_rows, "loading": Loading(max_unreadable=0.5)}
         first, _ = extract(Counting(), source, **how)
         again, _ = extract(Counting(), source, **how)
         assert torch.equal(first.features, again.features)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatfold import FolderImages, Transform, UnreadableImageError, extract, load_bank
+from flatfold import FolderImages, Loading, Transform, UnreadableImageError, extract, load_bank
 from flatfold.data.banks import read_shards
 from flatfold.data.feature_files import open_features
 from flatfold.passes.inputs import labelled_batches, read_first_batch, score_inputs
@@ -80,7 +80,7 @@ def test_models_and_loaders_of_another_kind_are_refused():
         extract(by_hand, [x])
     for workers in (-1, 1.5, True, 2):  # 2 are for sources only
         with refused(workers, "workers"):
-            extract(make_model(), [x], workers=workers)
+            extract(make_model(), [x], loading=Loading(workers=workers))
 
 
 class Net(nn.Sequential):
@@ -105,8 +105,9 @@ def make_folder(root, n=20, broken=()):
     return root
 
 
-def features(root, model=None, **settings):
-    return extract(model or Net(), FolderImages(root, PLAIN, batch_size=4), **settings)[0]
+def features(root, model=None, workers=None, max_unreadable=0.0, **settings):
+    loading = Loading(workers=workers, max_unreadable=max_unreadable)
+    return extract(model or Net(), FolderImages(root, PLAIN, batch_size=4), loading=loading, **settings)[0]
 
 
 def assert_left_out(tmp_path, broken, **settings):
@@ -115,7 +116,7 @@ def assert_left_out(tmp_path, broken, **settings):
     root = make_folder(tmp_path / f"images{broken}", broken=broken)
     kept = [row for row in range(20) if row not in broken]
     for out in (None, tmp_path / f"bank{broken}"):
-        bank = features(root, unreadable=0.25, shard_rows=6, out=out, **settings)
+        bank = features(root, max_unreadable=0.25, shard_rows=6, out=out, **settings)
         assert_close(bank.features, whole.features[kept])
         assert bank.labels.tolist() == whole.labels[kept].tolist()
     assert torch.equal(load_bank(out).features, bank.features)
@@ -125,7 +126,7 @@ def assert_left_out(tmp_path, broken, **settings):
     assert list(reasons) == list(broken)
     assert all(f"{row:03d}.png could not be read" in reason for row, reason in reasons.items())
     model = Net()
-    assert torch.equal(features(root, model, unreadable=0.25, shard_rows=6, out=out).features, bank.features)
+    assert torch.equal(features(root, model, max_unreadable=0.25, shard_rows=6, out=out).features, bank.features)
     assert model.seen <= 2  # to find the head
 
 
@@ -144,24 +145,24 @@ def test_errors_in_reading_threads_are_those_of_this_thread(tmp_path):
         features(root, workers=2)
     source = FolderImages(root, Transform(crop=50), batch_size=4)
     with pytest.raises(ValueError, match=r"^[^\n]*000\.png: a crop of 50[^\n]*$"):
-        extract(Net(), source, workers=2, unreadable=0.5)
+        extract(Net(), source, loading=Loading(workers=2, max_unreadable=0.5))
 
 
 def test_more_unreadable_images_than_the_share_end_the_pass(tmp_path, caplog):
     root = make_folder(tmp_path / "images", broken=(1, 7, 8))
     with caplog.at_level(logging.WARNING):
-        assert len(features(root, unreadable=0.15, out=tmp_path / "bank")) == 17  # exactly the share is allowed
+        assert len(features(root, max_unreadable=0.15, out=tmp_path / "bank")) == 17  # exactly the share is allowed
     assert "3 of 20" in caplog.text
     with pytest.raises(UnreadableImageError, match=r"001\.png"):
         features(root)
     for out in (None, tmp_path / "bank"):  # also a bank that was made with a larger share
         with refused(out, r"3 of 20 .*001\.png .*007\.png", UnreadableImageError):
-            features(root, unreadable=0.14, out=out)
+            features(root, max_unreadable=0.14, out=out)
     with pytest.raises(UnreadableImageError, match=r"not a single .*000\.png"):
         features(make_folder(tmp_path / "none", n=4, broken=range(4)), unreadable=1.0)
     source = FolderImages(root, Transform(crop=50), batch_size=4)
     with pytest.raises(ValueError, match=r"000\.png: a crop of 50"):  # an error that all images would meet
-        extract(Net(), source, unreadable=0.5)
+        extract(Net(), source, loading=Loading(max_unreadable=0.5))
 
 
 def test_scores_and_methods_that_learn_from_images_leave_the_same_ones_out(tmp_path):

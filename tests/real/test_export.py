@@ -46,7 +46,7 @@ def test_another_runtime_gives_the_verdicts_of_the_guard(suffix, guard, pictures
         for start in range(0, 400, size):
             part = pictures[start : start + size]
             ours, theirs = guard(part), [torch.as_tensor(output) for output in run(split_batch(part))]
-            # With a lower floor than the library's own check, the spread of scores. FourFold's, a sum of signs, may be 0.
+            # With a lower floor than the library's own check: the score of FourFold, a sum of signs, may be 0.
             errors = (theirs[1] - ours.score).abs() / ours.score.abs().clamp_min(0.1)
             assert errors.max() < 1e-4
             assert torch.equal(theirs[3], ours.is_ood)

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from ..data.loading import Loading
     from ..data.sources import ImageSource
     from ..data.transform import Transform
     from ..detectors.base import Detector
     from ..evaluate.banks import Settings
     from ..evaluate.suites.suite import Suite
+    from ..network.execution import Execution
 
 FPR = 0.05
 
@@ -351,11 +353,6 @@ class SuiteOptions:
         bool, Option("--report/--no-report", help="Write the HTML page, or only remove an outdated one.")
     ] = True
     data: Data = None
-    device: Device = "cpu"
-    runtime: RuntimeOption = "auto"
-    dtype: Dtype = None
-    workers: Workers = None
-    max_unreadable: MaxUnreadable = 0.01
     any_counts: Annotated[
         bool, Option("--any-counts", help="Accept a data set whose number of images is not the expected one.")
     ] = False
@@ -397,18 +394,68 @@ class SuiteOptions:
             _held.enter_context(locked(place))
         return places
 
-    def settings(self, bootstrap: int = 1000) -> Settings:
-        """Return how the suites are run, after a look at the device; from now on stderr shows the steps of the run."""
-        from ..evaluate.banks import Settings
+
+@dataclass(frozen=True)
+class LoadingOptions:
+    """How images are read."""
+
+    workers: Workers = None
+    max_unreadable: MaxUnreadable = 0.01
+
+    def loading(self) -> Loading:
+        """Return how data is loaded; its transform and batches are those of the sources."""
+        from ..data.loading import Loading
+
+        return Loading(workers=self.workers, max_unreadable=self.max_unreadable)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What runs the network."""
+
+    device: Device = "cpu"
+    runtime: RuntimeOption = "auto"
+    engine: Annotated[
+        Literal["local", "ray"],
+        Option(help="Run in this process or on a Ray cluster (the joined one, RAY_ADDRESS, or a local one)."),
+    ] = "local"
+    actors: Annotated[int | None, Option(min=1, help="Number of Ray actors. Default: as many as fit.")] = None
+    gpus: Annotated[float, Option(min=0, max=1, help="GPUs per Ray actor; use with --device cuda.")] = 0.0
+
+    def execution(self, workers: int | None = None, dtype: str | None = None, head: str | None = None) -> Execution:
+        """Return what runs the network, after a look at the device, and use the cores that are free.
+
+        ``workers`` is the number of threads that read images, which only this process has.
+        """
         from ..io.cores import use_free_cores
         from ..network.calls import usable_device
+        from ..network.execution import Execution
+
+        if self.engine == "local" and (self.actors is not None or self.gpus):
+            raise typer.BadParameter("--actors and --gpus apply to --engine ray only.")
+        if self.engine == "ray" and workers is not None:
+            raise typer.BadParameter("on Ray every actor reads its own images. Use --actors.", param_hint="--workers")
+        if self.engine == "local":
+            usable_device(self.device)
+        use_free_cores()
+        return Execution(
+            self.device, mixed_precision(dtype), self.runtime, None, head, self.engine, self.actors, self.gpus
+        )
+
+
+@dataclass(frozen=True)
+class ExecutionOptions(EngineOptions):
+    """What runs the network, and in which type."""
+
+    dtype: Dtype = None
+
+    def settings(self, loading: LoadingOptions, bootstrap: int = 1000) -> Settings:
+        """Return how suites are run; from now on stderr shows the steps of the run."""
+        from ..evaluate.banks import Settings
 
         log_steps()
-        usable_device(self.device)
-        use_free_cores()
         command = " ".join(["flatfold", *sys.argv[1:]])
-        dtype = mixed_precision(self.dtype)
-        return Settings(self.device, self.workers, self.max_unreadable, bootstrap, command, self.runtime, dtype)
+        return Settings(loading.loading(), self.execution(loading.workers, self.dtype), bootstrap, command)
 
 
 def mixed_precision(dtype: str | None) -> torch.dtype | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import Limit, LimitFit, SuiteName, SuiteOptions, With, load_plugins
+from .options import ExecutionOptions, Limit, LimitFit, LoadingOptions, SuiteName, SuiteOptions, With, load_plugins
 from .output import note, open_console, print_json, say
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def paper(
 def reproduce(
     suite: SuiteName,
     options: SuiteOptions,
+    loading: LoadingOptions,
+    execution: ExecutionOptions,
     batch_size: Annotated[
         int, Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
     ] = 64,
@@ -119,7 +121,7 @@ def reproduce(
     load_plugins(own)
     chosen = None if methods is None else check_specs(split_methods(methods))
     plan = Plan(samples=samples, rounds=rounds, methods=chosen, alpha=alpha)
-    settings = options.settings(bootstrap)
+    settings = execution.settings(loading, bootstrap)
     folder = options.out or Path("out") / "paper" / Path(suite).stem
     every = list(DIGIT_NETWORKS) if suite == DIGITS else None  # the paper has several networks
     suites = options.suites(suite, folder, batch_size, (limit, limit_fit), every)

@@ -1,4 +1,4 @@
-"""Models and data: find the head of a model, extract its features once, read images, keep banks on disk."""
+"""Data: sources of images, their preparation, and batches of what people have."""
 
 from .images import ArrayImages, FolderImages, ListImages, NpzImages, TableImages, Transform
 from .inputs import as_batches

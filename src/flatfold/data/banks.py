@@ -137,7 +137,7 @@ class BankWriter:
         self._path, form = path, _form(width, dtype, labels)
         self._layout: _Layout = _convert({**form, "shard_rows": _ALL_ROWS}, _Layout)
         self._store: PartStore | None = None
-        self._pending: dict[int, list[Shard]] = {}
+        self._pending: dict[int, dict[int, Shard]] = {}  # by their first row: they may come in any order
         self._covered: Counter[int] = Counter()  # how many rows of each shard are pending
         self._finished: set[int] = set()  # shards that are on disk
         self.unreadable: dict[int, str] = {}
@@ -166,6 +166,11 @@ class BankWriter:
     def rows(self) -> int | None:
         """Number of rows of the data, None until its end was met."""
         return self._layout.rows
+
+    @property
+    def shard_rows(self) -> int:
+        """Number of rows in a shard."""
+        return self._layout.shard_rows
 
     def missing(self, start: int, stop: int) -> list[range]:
         """Return the rows between ``start`` and ``stop`` that are in no finished shard."""
@@ -199,7 +204,7 @@ class BankWriter:
             reasons = {row: reason for row, reason in unreadable.items() if row in part}
             shard = Shard(features[mine], None if labels is None else labels[mine], reasons)
             index = part.start // self._layout.shard_rows
-            self._pending.setdefault(index, []).append(shard)
+            self._pending.setdefault(index, {})[part.start] = shard
             self._covered[index] += len(part)
             self.unreadable = dict(sorted((self.unreadable | reasons).items())) if reasons else self.unreadable
         self._write_pending()
@@ -219,7 +224,7 @@ class BankWriter:
         """Return the bank of all rows."""
         if self._store is not None:
             return load_bank(self._store.folder, verify=False)
-        features, labels, _ = _join(self._pending[0])
+        features, labels, _ = _join_sorted(self._pending[0])
         return FeatureBank(features, labels)
 
     def close(self) -> None:
@@ -235,7 +240,7 @@ class BankWriter:
             return
         for index in list(self._pending):
             if self._covered[index] == len(self._layout.covered(index)):
-                whole = _join(self._pending.pop(index))
+                whole = _join_sorted(self._pending.pop(index))
                 self._store.write(shard_name(index), whole.tensors(), {"unreadable": whole.unreadable})
                 self._finished.add(index)
 
@@ -289,6 +294,10 @@ def _read_shard(folder: Path, index: int, key: Mapping[str, str], layout: _Layou
         if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != wanted:
             raise DamagedFileError("it does not hold the tensors that the manifest promises")
         return Shard(tensors["features"], tensors.get("labels"), unreadable)
+
+
+def _join_sorted(shards: Mapping[int, Shard]) -> Shard:
+    return _join([shards[start] for start in sorted(shards)])
 
 
 def _join(shards: Sequence[Shard]) -> Shard:

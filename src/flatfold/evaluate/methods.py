@@ -6,7 +6,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -205,7 +205,7 @@ class ImageData:
                         network = layers_and_head(model, batch, detector.layers, self.suite.head)
                 except ValueError as error:  # the model has no such layers
                     raise MethodRefusedError(str(error)) from error
-            title, workers = f"fitting {name}", self.settings.workers
+            title, workers = f"fitting {name}", self.settings.loading.workers
             detector.fit(
                 network, labelled_batches(source, place, title, workers, method.needs_labels) if source else ()
             )
@@ -238,8 +238,9 @@ class ImageData:
             "fitted_on": "" if fitted_on is None else fitted_on.fingerprint,
         }
         out = self.folder / f"{name}-{dataset}-{short_key(*key.values(), source.fingerprint)}"
-        device, workers = self.settings.device, self.settings.workers
-        return score_inputs(detector, self.suite.model, source, out, key, device, f"{label} on {dataset}", workers)
+        execution = replace(self.settings.execution, device=self.settings.execution.device or "cpu")
+        title, workers = f"{label} on {dataset}", self.settings.loading.workers
+        return score_inputs(detector, self.suite.model, source, out, key, execution, title, workers)
 
 
 def own_traceback(error: BaseException) -> TracebackType | None:

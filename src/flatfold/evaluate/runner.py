@@ -239,14 +239,14 @@ def provenance(suite: Suite, settings: Settings, seconds: float) -> dict[str, An
         "bootstrap": settings.replicates,
         "weights, sha256": weights_hash(suite.model),
         "command": settings.command,
-        **({"mixed precision": _precision(settings)} if settings.dtype is not None else {}),
+        **({"mixed precision": _precision(settings)} if settings.execution.dtype is not None else {}),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 2),
     }
 
 
 def _precision(settings: Settings) -> str:
-    return "" if settings.dtype is None else str(settings.dtype).removeprefix("torch.")
+    return str(settings.execution.dtype).removeprefix("torch.")
 
 
 def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> AlphaCurve | None:

@@ -129,7 +129,7 @@ def measure_parameters(
     asked: dict[str, Any] = {"matrix": plan.matrix, "loss": plan.loss, "seed": plan.seed}
     names = [name for name, _ in model.named_parameters()]  # frozen ones too: the loss depends on them as well
     # Images are read when a part needs them, and then kept in memory: Lanczos steps go over them again and again.
-    read = cache(lambda: readable_inputs(data, settings.workers))
+    read = cache(lambda: readable_inputs(data, settings.loading.workers))
 
     @cache
     def tune_threads() -> None:

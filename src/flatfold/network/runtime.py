@@ -14,7 +14,7 @@ from math import ceil, inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, get_args
 
 import msgspec
 import torch
@@ -26,13 +26,12 @@ from ..data.batch import Batch
 from ..errors import DamagedFileError, UnsupportedHeadError
 from ..io.artifacts import checksum, decode, encode, read_tensors, write_tensors
 from .calls import input_errors
+from .execution import RuntimeName
 from .fingerprint import weights_hash
 from .graph import ONNX_PACKAGES, HeadModule, by_name, check_onnx_packages, open_onnx, trace, write_onnx
 from .heads import FoundHead, Pass, check_one_row, run
 
 log = logging.getLogger(__name__)
-
-RuntimeName = Literal["auto", "torch", "torch-compile", "onnx"]
 
 TOLERANCE = 1e-5  # largest error of a logit, relative to the largest logit of its input
 HALF_TOLERANCE = 3e-2  # the same for networks that compute in bfloat16 or float16

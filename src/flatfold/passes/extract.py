@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,16 +18,17 @@ from ..core.validation import check_finite
 from ..data.banks import BankWriter
 from ..data.batch import Batch, split_batch
 from ..data.fingerprint import data_key
-from ..data.inputs import as_batches
-from ..data.sources import BatchResult, Source, read_batches
-from ..data.transform import InputSizes, join_sizes
+from ..data.loading import Loading
+from ..data.sources import BatchResult, Source
+from ..data.transform import InputSizes
 from ..errors import UnreadableImageError
 from ..io.progress import track
+from ..io.store import Part
 from ..network.calls import evaluating
-from ..network.evidence import InputSpec
-from ..network.fingerprint import weights_hash
-from ..network.heads import FoundHead, probe, warn_of_other_logits
-from ..network.runtime import FastestRuntime, RuntimeName, TorchRuntime
+from ..network.execution import Execution
+from ..network.heads import Pass
+from ..network.network import Network
+from .passes import RowJob, cut, run
 
 log = logging.getLogger(__name__)
 
@@ -36,40 +38,61 @@ FEW = 2  # inputs by which the head of a model is found
 
 
 class Extraction(NamedTuple):
-    """What a pass over a data set gives."""
+    """Result of a pass over a data set that keeps the features."""
 
+    network: Network
+    """The model, its head, and the sizes of all inputs; its runtime is chosen only if something was computed."""
     bank: FeatureBank
-    found: FoundHead
     unreadable: dict[int, str]
     """The images that could not be read, by row, and why."""
-    runtime: FastestRuntime
-    """What ran the model; it has chosen nothing if all features were there already."""
-    shape: tuple[int, ...]
-    """That of one input, ``(c, h, w)`` for images."""
     predicted: Tensor | None
     """The class of the largest logit of each row, as the model gave it; None for a bank on disk."""
-    inputs: InputSpec | None
-    """How the model was called; None where inputs like them cannot be made up."""
-    sizes: InputSizes | None
-    """Those of all inputs of this pass, None if some have more dimensions than others."""
+
+
+@dataclass(frozen=True)
+class Features(RowJob):
+    """Features, predicted classes and labels of the inputs of a source."""
+
+    source: Source
+    known: Network
+    execution: Execution
+    title: str = TITLE
+
+    def load(self, rows: int | None = None) -> Network:
+        """Return the network; in a worker, which has a copy, on the device to compute on."""
+        if not self.execution.distributed:
+            return self.known
+        self.known.to(self.execution.device).use_runtime(self.execution.on_worker().runtime)
+        return self.known
+
+    def network(self, loaded: Network) -> Network:
+        """Return the network."""
+        return loaded
+
+    def batch(self, loaded: Network, read: BatchResult) -> Part:
+        """Return features, predicted classes and labels of one batch."""
+        if read.batch is None:
+            return Part({"unreadable": read.unreadable}, {})
+        return _kept(read, read.batch, loaded.run(read.batch))
+
+
+def _kept(read: BatchResult, batch: Batch, result: Pass) -> Part:
+    """Return what is kept of the result of a batch."""
+    check_finite(result.features, "features", first=read.rows.start)
+    tensors = {"features": result.features.cpu(), "predicted": result.logits.argmax(dim=-1).cpu()}
+    labels = {} if batch.labels is None else {"labels": batch.labels}
+    return Part({"unreadable": read.unreadable, "sizes": [list(batch.first_tensor.shape[1:])]}, tensors | labels)
 
 
 def extract(
     model: nn.Module,
-    loader: Any,
+    data: Any,
     *,
-    device: torch.device | str | None = None,
-    head: str | None = None,
     out: Path | str | None = None,
     key: str | None = None,
     shard_rows: int = 4096,
-    workers: int | None = None,
-    unreadable: float = 0.0,
-    runtime: RuntimeName = "torch",
-    dtype: torch.dtype | None = None,
-    batch_size: int = 64,
-    transform: Any = None,
-    collate: Any = None,
+    loading: Loading | None = None,
+    execution: Execution | None = None,
 ) -> tuple[FeatureBank, Head]:
     """Run a data set through a model once and return the inputs of its last linear layer, and that layer.
 
@@ -77,31 +100,20 @@ def extract(
 
     Args:
         model: Any classifier that ends in a linear layer.
-        loader: Any data that :func:`~flatfold.data.inputs.as_batches` takes: a ``DataLoader`` or another iterable of
-            batches, a data set of torch or Hugging Face, a path of images, or arrays ``(X, y)``.
-        device: Where to run; by default where the model is.
-        head: Name of the last layer, when it cannot be found by itself (see ``find_head``).
+        data: Any data that :func:`~flatfold.as_batches` accepts: a ``DataLoader`` or another iterable of batches, a
+            data set of torch or Hugging Face, a path of images, or arrays ``(X, y)``.
         out: A directory to write to during the run. After an interruption the same call continues and loses at most
-            one file of rows; damaged files are found by their checksums and redone. Of a finished bank only a few
+            one file of rows; damaged files are found by their checksums and redone. For a finished bank only a few
             inputs run, to find the head and to check that the model still gives what is stored.
         key: With ``out``, a string that identifies the data and its preparation. Sources such as ``FolderImages``
             know theirs.
         shard_rows: With ``out``, rows in a file. A bank that is continued keeps the number it was begun with.
-        workers: Threads that read images ahead, when ``loader`` is a source such as ``FolderImages``; by default one
-            for each core, up to four.
-        unreadable: Share of the images of a source that may be left out because they cannot be read, between 0 and 1.
-            They have no row in the bank, and a bank on disk names them; they stay out of it until the directory is
-            deleted.
-        runtime: ``"torch"``, ``"torch-compile"``, ``"onnx"``, or ``"auto"`` for the fastest of them, measured on the
-            first batch (:mod:`flatfold.network.runtime`).
-        dtype: ``torch.bfloat16`` for mixed precision.
-        batch_size: Inputs in a batch, for data that does not come in batches.
-        transform: How images become tensors, for paths and for data sets of images.
-        collate: A function that makes a batch of a list of items of a data set, or a tokeniser.
+        loading: How data becomes batches. Images that cannot be read, up to the share ``max_unreadable``, have no row
+            in the bank, and a bank on disk names them; they stay out of it until the directory is deleted.
+        execution: What runs the model.
 
     Returns:
-        The bank, on the CPU in float32 (float64 for a float64 model), with labels if the loader gives them, and the
-        head.
+        The bank, on the CPU in float32 (float64 for a float64 model), with labels if the data has them, and the head.
 
     Raises:
         UnsupportedHeadError: The logits do not come out of one linear layer.
@@ -116,127 +128,89 @@ def extract(
         >>> extract(model, [torch.zeros(5, 4), torch.zeros(2, 4)])
         (FeatureBank(7 rows, 8 features, no labels, torch.float32), Head(3 classes, 8 features, bias, torch.float32))
     """
-    result = extract_features(
-        model,
-        as_batches(loader, batch_size, transform=transform, collate=collate),
-        device,
-        head,
-        workers,
-        unreadable,
-        out=out,
-        key=key,
-        shard_rows=shard_rows,
-        runtime=runtime,
-        dtype=dtype,
-    )
-    return result.bank, result.found.head
+    loading = loading or Loading()
+    result = extract_features(model, loading.batches(data), loading, execution, out=out, key=key, shard_rows=shard_rows)
+    return result.bank, result.network.found.head
 
 
 def extract_features(
-    model: nn.Module,
-    loader: Iterable[Any],
-    device: torch.device | str | None = None,
-    head: str | None = None,
-    workers: int | None = None,
-    unreadable: float = 0.0,
+    model: nn.Module | Network,
+    batches: Iterable[Any],
+    loading: Loading | None = None,
+    execution: Execution | None = None,
     *,
     out: Path | str | None = None,
     key: str | None = None,
     shard_rows: int = 4096,
-    runtime: RuntimeName | FastestRuntime = "torch",
-    dtype: torch.dtype | None = None,
-    graph: Path | None = None,
+    rows: int | None = None,
 ) -> Extraction:
-    """Extract as ``extract`` does, and also return the layer, the images that could not be read, and the runtime.
+    """Extract as ``extract`` does, and return all that the pass has found.
 
-    The runtime of an extraction can be given to the next one of the same model. A graph that is exported for the
-    runtime ``onnx`` is kept in the file ``graph``.
+    The network of an extraction can be given to the next one, which then uses the same head and runtime. ``rows`` is
+    the number of inputs of all of these passes, by which a runtime is chosen; by default of this one.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"the model must be a torch.nn.Module, not {type(model).__name__}. Call extract(model, loader)."
+    loading, execution = loading or Loading(), execution or Execution()
+    network = model if isinstance(model, Network) else None
+    module = model.model if isinstance(model, Network) else model
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(module).__name__}. Call extract(model, data).")
+    source = batches if isinstance(batches, Source) else None
+    if source is None and execution.distributed:
+        raise ValueError(
+            f"the engine {execution.engine!r} needs data that can be read from any row on: a path of images, a data "
+            f"set of images or arrays, not {type(batches).__name__}. Use the engine 'local'."
         )
-    check_workers(loader, workers)
-    data = None if out is None else data_key(loader, key)
-    rows = loader.rows if isinstance(loader, Source) else 0
-    with evaluating(model, device) as place:
-        batches = _split(loader)
-        first, first_rows = first_inputs(loader) if isinstance(loader, Source) else (next(batches, None), [])
+    data = None if out is None else data_key(batches, key)
+    here = execution.here()
+    with evaluating(module, here.device) as place:
+        split = _split(batches)
+        first, first_rows = (next(split, None), []) if source is None else first_inputs(source)
         if first is None:
             raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
-        found, (features, logits) = probe(model, first.to(place), head)
-        if not isinstance(runtime, FastestRuntime):
-            runtime = FastestRuntime(
-                runtime, model, found, rows=rows or _count_rows(loader, first), cache=graph, dtype=dtype
-            )
-        small = TorchRuntime(model, found, dtype=dtype)  # of a few inputs, on which no runtime is chosen
-        if dtype is not None:
-            features, logits = small(first.to(place))
-        warn_of_other_logits(found, stacklevel=4)  # towards the caller of extract or Guard.fit
-
-        key_of_bank = {} if data is None else {"weights": weights_hash(model), "data": data, "head": found.name}
-        if key_of_bank and dtype is not None:
-            key_of_bank["computed_in"] = str(dtype)
+        if network is None:
+            total = rows or (source.rows if source is not None else _count_rows(batches, first))
+            network, result = Network.of(module, first.to(place), here, total)
+        else:
+            shape = tuple(first.first_tensor.shape[1:])
+            network.see(InputSizes(shape, shape))
+            result = network.run_few(first)
+        head = network.found.head
+        key_of_bank = {} if data is None else {"weights": network.weights, "data": data, "head": network.found.name}
+        if key_of_bank and network.dtype is not None:
+            key_of_bank["computed_in"] = str(network.dtype)
         sink = BankWriter(
             out,
             key_of_bank,
-            width=found.head.width,
-            dtype=found.head.weight.dtype,
+            width=head.width,
+            dtype=head.weight.dtype,
             labels=first.labels is not None,
             shard_rows=shard_rows,
-            computed_in=logits.dtype,
+            computed_in=result.logits.dtype,
         )
-        predicted: list[Tensor] = []
-        sizes: InputSizes | None = _sizes_of(first)
+        predicted: dict[int, Tensor] = {}
         with closing(sink):
-            if isinstance(loader, Source):
-                sink.confirm(first_rows, features)
-                results = missing_batches(loader, sink, lambda few: small(few.to(place)).features, TITLE, workers)
+            if source is not None:
+                sink.confirm(first_rows, result.features)
+                parts = _missing_parts(Features(source, network, execution), sink, loading.workers)
             else:
-                results = _missing_of_loader(first, batches, sink)
-            for rows_read, batch, reasons in results:
-                if batch is None:
-                    features, logits = (found.head.weight.new_empty(0, n) for n in (found.head.width, 1))
-                elif batch is not first:
-                    sizes = join_sizes(sizes, _sizes_of(batch))
-                    features, logits = runtime(batch.to(place))
-                features = features.cpu()
-                if out is None:
-                    predicted.append(logits.argmax(dim=-1).cpu())
-                check_finite(features, "features", first=rows_read.start)
-                sink.add(rows_read, features, None if batch is None else batch.labels, reasons)
-                if reasons:
-                    _check_share(sink.unreadable, rows, unreadable)
-            _check_share(sink.unreadable, rows, unreadable)  # those of an earlier run, which allowed for more
-            if sink.unreadable:
-                count, why = len(sink.unreadable), _numbered(sink.unreadable.values())
-                log.warning("%d of %d images could not be read and are left out. %s", count, rows, why)
-            return Extraction(
-                sink.finish(),
-                found,
-                sink.unreadable,
-                runtime,
-                tuple(first.first_tensor.shape[1:]),
-                torch.cat(predicted) if out is None else None,
-                InputSpec.of(first),
-                sizes,
-            )
-
-
-def _sizes_of(batch: Batch) -> InputSizes:
-    shape = tuple(batch.first_tensor.shape[1:])
-    return InputSizes(shape, shape)
-
-
-def check_workers(loader: Iterable[Any], workers: int | None) -> None:
-    """Raise unless ``loader`` can be read by so many threads."""
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
-        raise ValueError(f"workers must be 0 or the number of threads that read images, got {workers!r}.")
-    if workers and not isinstance(loader, Source):
-        raise ValueError(
-            f"workers={workers} needs a source such as FolderImages, not {type(loader).__name__}. "
-            "A DataLoader has num_workers for that."
-        )
+                parts = _missing_of_loader(network, first, result, split, sink)
+            for covered, part in parts:
+                for shape in part.info.get("sizes", ()):
+                    network.see(InputSizes(tuple(shape), tuple(shape)))
+                features = part.tensors.get("features", head.weight.new_empty(0, head.width))
+                if out is None and "predicted" in part.tensors:
+                    predicted[covered.start] = part.tensors["predicted"]
+                reasons = {int(row): reason for row, reason in part.info["unreadable"].items()}
+                sink.add(covered, features, part.tensors.get("labels"), reasons)
+                if reasons and source is not None:
+                    _check_share(sink.unreadable, source.rows, loading.max_unreadable)
+            if source is not None:  # those of an earlier run, which allowed for more, count too
+                _check_share(sink.unreadable, source.rows, loading.max_unreadable)
+                if sink.unreadable:
+                    count, why = len(sink.unreadable), _numbered(sink.unreadable.values())
+                    log.warning("%d of %d images could not be read and are left out. %s", count, source.rows, why)
+            in_order = [predicted[start] for start in sorted(predicted)]
+            return Extraction(network, sink.finish(), sink.unreadable, torch.cat(in_order) if in_order else None)
 
 
 def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
@@ -251,22 +225,28 @@ def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
     raise UnreadableImageError(f"not a single image could be read. The first: {first}")
 
 
-def missing_batches(
-    source: Source, sink: BankWriter, compute: Callable[[Batch], Tensor], title: str, workers: int | None = None
-) -> Iterator[BatchResult]:
-    """Yield the batches of a source that hold a row ``sink`` misses, and tell it where the data ends.
+def _missing_parts(job: Features, sink: BankWriter, workers: int | None) -> Iterator[tuple[range, Part]]:
+    """Yield the parts of a source that hold a row ``sink`` misses, and tell it where the data ends.
 
-    Before that, ``sink`` compares what ``compute`` gives for an input that an earlier run has left.
+    Before that, ``sink`` compares features of inputs that an earlier run has left.
     """
+    source = job.source
     if not sink.confirmed:
         stored, rows = first_inputs(source, sink.first_stored or 0)
-        sink.confirm(rows, compute(stored))
-    yield from read_batches(source, source.batch_ranges(sink.missing(0, source.rows)), title, workers)
+        sink.confirm(rows, job.known.run_few(stored).features)
+    parts = cut(source, sink.missing(0, source.rows), sink.shard_rows)
+    for number, part in run(job, parts, job.execution, workers):
+        yield parts[number], part
     sink.end(source.rows)
 
 
-def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: BankWriter) -> Iterator[BatchResult]:
-    """Yield the batches of a loader that hold a row ``sink`` misses or has yet to confirm, up to the last of them."""
+def _missing_of_loader(
+    network: Network, first: Batch, result: Pass, others: Iterator[Batch], sink: BankWriter
+) -> Iterator[tuple[range, Part]]:
+    """Yield the batches of a loader that hold a row ``sink`` misses or has yet to confirm, up to the last of them.
+
+    ``result`` is that of the ``first`` batch.
+    """
     start = 0
     for batch in chain([first], others):
         rows = range(start, start + batch.rows)
@@ -277,7 +257,7 @@ def _missing_of_loader(first: Batch, others: Iterator[Batch], sink: BankWriter) 
                     f"either all batches have labels or none has, but the first {before} and the one that starts at "
                     f"row {start} {here}. Give labels with every batch, or leave them out everywhere."
                 )
-            yield BatchResult(rows, batch, {})
+            yield rows, _kept(BatchResult(rows, batch, {}), batch, result if batch is first else network.run(batch))
         start = rows.stop
         if sink.confirmed and sink.rows is not None and not sink.missing(start, sink.rows):
             return  # an earlier run has met the end of the data, and nothing after this row is missing

@@ -215,8 +215,8 @@ def _describe(guard: Guard) -> dict[str, Any]:
         "confidence": guard.calibration.confidence,
         "threshold": guard.calibration.threshold.tolist(),
         "calibration_samples": guard.calibration.samples,
-        "weights_sha256": guard.weights,
-        "head": guard.found.name,
+        "weights_sha256": guard.network.weights,
+        "head": guard.network.found.name,
         "transform": None if guard.transform is None else guard.transform.as_dict(),
     }
 

@@ -47,7 +47,7 @@ class Scorer:
         self._guard = guard if isinstance(guard, Guard) else None
         self.calibrated = guard.calibrated if isinstance(guard, Guard) else guard
         self.transform = None if self._guard is None else self._guard.transform  # None: features only
-        self.sizes = None if self._guard is None else self._guard.sizes  # None: not known
+        self.sizes = None if self._guard is None else self._guard.network.sizes  # None: not known
         if self._guard is not None and self.transform is None:
             raise ValueError(
                 "the guard has no transform, so the service cannot prepare images. "
@@ -107,7 +107,7 @@ class Scorer:
     def _rows(self, inputs: Sequence[Input]) -> list[Row]:
         values = torch.stack([entry.values for entry in inputs])
         if self._guard is not None and inputs[0].kind == "image":
-            result = self._guard.run(values)
+            result = self._guard.network(values)
         else:
             features = values.to(self.calibrated.detector.fitted_weight)
             result = Pass(features, self.calibrated.detector.innermost.logits(features))

@@ -10,9 +10,11 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from ...data.images import FolderImages, ListImages, Transform
+from ...data.loading import Loading
 from ...data.sources import ImageSource, ImageSubset, Source, take_subset
 from ...errors import UnreadableImageError
 from ...io.progress import track
+from ...network.execution import Execution
 from ...passes.extract import extract_features
 from ..banks import Settings, accuracy_fits
 from ..banks import accuracy as accuracy_of
@@ -23,7 +25,7 @@ from .toml_file import MAKERS, Network, SuiteData, SuiteFile
 State = Literal["ok", "note", "wrong", "missing"]  # from the best to the worst
 
 FAILURES = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # of files, networks and their libraries
-ALLOWED = Settings().unreadable  # share of unreadable images that a benchmark leaves out
+ALLOWED = Settings().loading.max_unreadable  # share of unreadable images that a benchmark leaves out
 SHOWN = 3  # names of images in a sentence
 ALWAYS_READ = 20  # images at the beginning of each data set
 OPENOOD_URL = "https://github.com/Jingkang50/OpenOOD"
@@ -311,12 +313,14 @@ def _check_accuracy(
     try:
         whole = suite_file.data(network).take("test", suite_file.document["test"])
         test = take_subset(whole, limit, network.draws, balanced=True)
-        bank, layer, unreadable, *_ = extract_features(model, test, head=network.table.get("head"), unreadable=1.0)
-        share = accuracy_of(bank, layer.head)
+        loading, execution = Loading(max_unreadable=1.0), Execution(head=network.table.get("head"))
+        runs, bank, unreadable, _ = extract_features(model, test, loading, execution)
+        head = runs.found.head
+        share = accuracy_of(bank, head)
     except FAILURES as error:
         diagnosis.add("wrong", f"It cannot be run on the test images: {error}")
         return
-    hint, n, outputs = "", len(bank), layer.head.n_classes
+    hint, n, outputs = "", len(bank), head.n_classes
     if isinstance(test, ImageSource):
         hint = UNNORMALISED if test.transform.mean is None and test.transform.std is None else ""
         check.tried = max(check.tried, test.rows)

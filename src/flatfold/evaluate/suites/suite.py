@@ -3,13 +3,14 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
 from ...data.sources import Source
 
 Group = Literal["near", "far"]
+GROUPS = get_args(Group)
 
 NAME = re.compile(r"[\w+-][\w.+-]*")  # names become folders
 FOLDERS = ("banks", "scores", "figures", "data", "curvature", "exhibits", "full-scale")  # next to results

@@ -1,9 +1,10 @@
-"""Executor on a Ray cluster: each worker loads the model once; a part that is lost with its worker is done again."""
+"""Executor on a Ray cluster: each worker loads the job once; a part that is lost with its worker is computed again."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -14,36 +15,33 @@ from typing import Any
 
 import torch
 
-from ..data.sources import ImageSource, read_batches
+from .. import errors
 from ..io.progress import track
 from ..io.store import Part
-from .batch import Parts, ScoringJob, score_batches
-from .guard import Guard
+from .passes import Job, Parts
 
 PATIENCE = 5  # seconds to wait for an answer at an address
 TRIES = 3  # times that a part is begun: a machine may fail twice, but then it is the part that ends workers
 
 # What a worker may raise, from the particular to the general: each can be made again from its message alone.
-KINDS = (ModuleNotFoundError, FileNotFoundError, OSError, MemoryError, TypeError, ValueError, RuntimeError, Exception)
+KINDS = (
+    *(errors.UnsupportedHeadError, errors.UnreadableImageError, errors.MethodRefusedError, errors.DamagedFileError),
+    *(ModuleNotFoundError, FileNotFoundError, OSError, MemoryError, TypeError, ValueError, RuntimeError, Exception),
+)
 
 
-def run_on_ray(
-    job: ScoringJob, parts: Parts, actors: int | None = None, gpus: float = 0.0
-) -> Iterator[tuple[int, Part]]:
-    """Score parts on a Ray cluster and yield them as they are done, in any order.
+def run_on_ray(job: Job, parts: Parts, actors: int | None = None, gpus: float = 0.0) -> Iterator[tuple[int, Part]]:
+    """Compute parts on a Ray cluster and yield them as they are done, in any order.
 
     The cluster is the one that this process has joined, that ``RAY_ADDRESS`` names, or that ``ray start`` has started
     on this machine; all of these are left running. Where there is none, one is started, and ended with the last part.
-    Workers read images, weights and guard themselves: they must see the same files, or a copy of the current folder
-    that Ray sends (``ray job submit --working-dir .``), which is thrown away afterwards.
+    Workers read the data themselves: they must see the same files, or a copy of the current folder that Ray sends
+    (``ray job submit --working-dir .``), which is thrown away afterwards. Arrays in memory travel with the job.
 
     At most ``actors`` workers run, each with a model, one CPU and one thread; by default as many as fit. With a
-    fraction of ``gpus`` several share one. What a worker raises is raised here, with the nearest built-in type.
+    fraction of ``gpus`` several share one. What a worker raises is raised here, with the nearest type of ours or of
+    Python.
     """
-    if actors is not None and actors < 1:
-        raise ValueError(f"actors must be at least 1, got {actors}. Without a number, as many run as fit.")
-    if not 0 <= gpus <= 1:
-        raise ValueError(f"gpus must be from 0 to 1, since a model runs on one device, got {gpus:g}.")
     with _join_cluster() as ray:
         size = int(min(actors or inf, count_workers(ray.nodes(), gpus), len(parts)))
         # Workers find relative paths in this folder, unless Ray has sent them a copy of one.
@@ -51,7 +49,7 @@ def run_on_ray(
         make = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=TRIES - 1)(Worker).remote
         workers = [make(folder) for _ in range(size)]
         try:
-            yield from track(_distribute(ray, workers, ray.put(job), parts), "scoring", len(parts))
+            yield from track(_distribute(ray, workers, ray.put(job), parts), job.title, len(parts))
         finally:
             for worker in workers:
                 ray.kill(worker)
@@ -69,14 +67,14 @@ def _distribute(ray: Any, workers: Iterable[Any], job: Any, parts: Parts) -> Ite
                 result = ray.get(reference)
             except ray.exceptions.RayError as error:
                 raise RuntimeError(
-                    f"{TRIES} workers, one after the other, died over part {number}. If it is the memory, take a "
-                    "smaller --batch-size or fewer --actors; otherwise the model ends its process while it loads, or "
-                    "at one of these images. All parts that are done are kept."
+                    f"{TRIES} workers, one after the other, died over part {number}. If they ran out of memory, use "
+                    "smaller batches or fewer actors; otherwise the model crashes while it loads, or on one of these "
+                    "inputs. All finished parts are kept."
                 ) from error
             if isinstance(result, Exception):
                 raise result
-            for following, rows in islice(remaining, 1):
-                running[worker.score.remote([job], rows)] = following, worker
+            for following, which in islice(remaining, 1):
+                running[worker.compute.remote([job], which)] = following, worker
             if number is not None:
                 yield number, result
                 done += 1
@@ -86,32 +84,26 @@ def _distribute(ray: Any, workers: Iterable[Any], job: Any, parts: Parts) -> Ite
 
 
 class Worker:
-    """A process on the cluster: it loads the model once, when the first part comes, and scores parts."""
+    """A process on the cluster: it loads the job once, when the first part comes, and computes parts."""
 
     def __init__(self, folder: str | None) -> None:
         self.folder = folder  # where relative paths start; None for the folder of the process
-        self.loaded: tuple[Guard, ImageSource] | None = None
+        self.loaded: tuple[Job, Any] | None = None
 
-    def score(self, job: list[Any], rows: range) -> Part | Exception:
-        """Return the scores of some rows, or the error: Ray would bury its message in two tracebacks.
+    def compute(self, job: list[Any], which: Any) -> Part | Exception:
+        """Return a part, or the error: Ray would bury its message in two tracebacks.
 
-        The job is a reference in Ray's object store; in a list, or Ray would read the guard before :meth:`load`.
+        The job is a reference in Ray's object store; in a list, or Ray would unpickle the job before :meth:`load`.
         """
         try:
             self.loaded = self.loaded or self.load(job[0])
-            return self.score_rows(rows)
+            task, loaded = self.loaded
+            return task.part(loaded, which)
         except Exception as error:
             return next(kind for kind in KINDS if isinstance(error, kind))(str(error))
 
-    def score_rows(self, rows: range) -> Part:
-        """Return the scores of some rows, with the model that was loaded."""
-        assert self.loaded is not None
-        guard, source = self.loaded
-        part = score_batches(guard, source, read_batches(source, source.batch_ranges([rows])))
-        return part._replace(info={**part.info, "runtime": f"{guard.runtime}; 1 thread"})
-
-    def load(self, reference: Any) -> tuple[Guard, ImageSource]:
-        """Load the model and its guard; not in the constructor, whose errors Ray takes for those of the machine."""
+    def load(self, reference: Any) -> tuple[Job, Any]:
+        """Load the job; not in the constructor, whose errors Ray takes for those of the machine."""
         import ray
 
         if self.folder is not None:
@@ -119,12 +111,13 @@ class Worker:
                 raise FileNotFoundError(
                     f"the workers must see the same files, but on {os.uname().nodename} there is no folder "
                     f"{self.folder}. Use storage that all machines share, or: "
-                    "ray job submit --working-dir . -- flatfold score ..."
+                    "ray job submit --working-dir . -- flatfold ..."
                 )
             os.chdir(self.folder)
+            sys.path.insert(0, self.folder)  # as for a command that runs there: the model's class may be in a module
         torch.set_num_threads(1)  # as many as CPUs were asked for, whatever the environment of this machine says
-        job: ScoringJob = ray.get(reference)
-        return job.load(), job.source
+        job: Job = ray.get(reference)
+        return job, job.load()
 
 
 def count_workers(nodes: Iterable[Mapping[str, Any]], gpus: float) -> int:

@@ -18,20 +18,20 @@ from uuid import uuid4
 
 import pytest
 import torch
+from tests.scoring.batch.small_run import TRANSFORM, broken, write_guard, write_images
 
 from flatfold.cli.options import ModelOptions
 from flatfold.data.images import FolderImages
 from flatfold.errors import UnreadableImageError
 from flatfold.io.store import Part
+from flatfold.passes.ray import Worker, run_on_ray
 from flatfold.scoring import batch as shard
 from flatfold.scoring import ray as on_ray
 from flatfold.scoring import ray as ray_cluster
-from flatfold.scoring.batch import ScoringJob, Shard, join_tables, run_local, score_images
 from flatfold.scoring.guard_file import read_guard
-from flatfold.scoring.ray import Worker, run_on_ray
+from flatfold.scoring.shards import ScoringJob, Shard, join_tables, run_local, score_images
 from tests.ray_cluster import PATIENT, marked
 from tests.ray_cluster import ray_cluster as started_cluster
-from tests.scoring.batch.small_run import TRANSFORM, broken, write_guard, write_images
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'flatfold[ray]'")
 
@@ -88,13 +88,13 @@ from functools import partial
 from math import nan
 from pathlib import Path
 
-import flatfold.scoring.batch as batch
+import flatfold.scoring.shards as batch
 from flatfold.data.images import FolderImages
 from flatfold.cli.options import ModelOptions
 from flatfold.data.transform import Transform
-from flatfold.scoring.batch import ScoringJob, score_images
+from flatfold.scoring.shards import ScoringJob, score_images
 from flatfold.scoring.guard_file import read_guard
-from flatfold.scoring.ray import run_on_ray
+from flatfold.passes.ray import run_on_ray
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:

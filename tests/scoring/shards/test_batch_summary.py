@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 from pyarrow.parquet import ParquetFile
+from tests.scoring.batch.small_run import TRANSFORM, broken, make_task
 
 from flatfold.data.images import FolderImages
-from flatfold.scoring.batch import Shard, Summary, join_tables, score_images, summary_path, unreadable_path
+from flatfold.scoring.shards import Shard, Summary, join_tables, score_images, summary_path, unreadable_path
 from tests.refusals import assert_refused
-from tests.scoring.batch.small_run import TRANSFORM, broken, make_task
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr("flatfold.scoring.batch.PART_ROWS", 8)
-    monkeypatch.setattr("flatfold.scoring.batch.PARTS", 1)
+    monkeypatch.setattr("flatfold.scoring.shards.PART_ROWS", 8)
+    monkeypatch.setattr("flatfold.scoring.shards.PARTS", 1)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.data.images import FolderImages
-from flatfold.scoring.batch import ScoringJob
 from flatfold.scoring.guard_file import read_guard
+from flatfold.scoring.shards import ScoringJob
 
 TRANSFORM = ff.Transform(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 SIDE = 6

@@ -1,4 +1,4 @@
-"""Batch scoring: any number of images to a table, in parts that any process can compute and none computes twice."""
+"""Batch scoring: a table with a row for each image, in resumable parts that processes, shards and Ray workers share."""
 
 from __future__ import annotations
 
@@ -6,52 +6,36 @@ import hashlib
 import json
 import os
 import re
-import signal
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, islice
-from math import ceil
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from time import perf_counter
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from ..data.batch import split_batch
 from ..data.fingerprint import evenly_spaced
-from ..data.sources import MOST_READERS, BatchResult, ImageSource, map_ahead, read_batches
+from ..data.sources import BatchResult, ImageSource
 from ..errors import DamagedFileError
 from ..io.artifacts import read_json, write_json
-from ..io.cores import free_cores, free_memory, own_memory, usable_cores, use_free_cores
 from ..io.files import replacing, sha256_of
-from ..io.progress import track
 from ..io.store import Part, PartStore
-from ..network.calls import usable_device
-from ..network.runtime import FastestRuntime, OnnxRuntime, RuntimeName
+from ..network.execution import Execution, RuntimeName
+from ..network.network import Network
+from ..passes.passes import PART_ROWS, Parts, RowJob, run
 from .calibrated import CalibratedDetector
 from .guard import Guard
 from .guard_file import GuardFile
 from .monitor import Monitor
 from .tables import Columns, check_out, write_rows, write_tables
 
-PART_ROWS = 1024  # at most so many, and at least a batch, are computed again after a kill
-PARTS = 64  # at least so many, if there are as many batches: processes share them
-TRIED_BATCHES = 8  # in which an image is looked for on which to choose a runtime
-TIMED_ROWS = 8  # images by which the time of a job is estimated
-WORTH_PROCESSES = 15.0  # seconds that a job must take before other processes are started, which takes about four
+PARTS = 64  # smallest number of parts, if there are as many batches: processes share them
 LONGEST = 200  # bytes of the name of a table: names of files next to it are longer, and most systems end at 255
 READ_ROWS = 1024  # of a parquet file that are read at once
 SHOWN = 5  # shards that a message names
@@ -59,16 +43,18 @@ NOT_FINITE = "the model gave features that are not finite. Look at the image, an
 
 
 @dataclass(frozen=True)
-class ScoringJob:
+class ScoringJob(RowJob):
     """Images to score with the guard of a model; it can be sent to another process."""
 
     guard: GuardFile  # another process reads the file again
     model: Callable[[], nn.Module]  # called in the process that scores: pickle needs a function of a module
     source: ImageSource
     fpr: float | None = None  # default: that of the file
-    device: str | None = None  # default: where the model is made
-    runtime: RuntimeName = "torch"
+    execution: Execution = field(default_factory=Execution)
     any_size: bool = False  # score images of other sizes than the guard was calibrated on
+
+    title = "scoring"
+    paced = True
 
     def __post_init__(self) -> None:
         source = copy(self.source)  # the user's stays as it is
@@ -81,10 +67,31 @@ class ScoringJob:
 
     def load(self, rows: int | None = None) -> Guard:
         """Load the model, and join it with its guard, to score ``rows`` images; None means many."""
-        model = self.model()
-        guard = Guard.load(self.guard, model if self.device is None else model.to(usable_device(self.device)))
-        guard.use_runtime(self.runtime, rows, graph_path(self.guard.path))
+        execution = self.execution.on_worker() if self.execution.distributed else self.execution
+        guard = Guard.load(self.guard, self.model())
+        guard.network.to(execution.device).use_runtime(execution.runtime, rows, onnx_cache(self.guard.path))
         return guard if self.fpr is None else guard.at(self.fpr)
+
+    def network(self, loaded: Guard) -> Network:
+        """Return the network of the guard."""
+        return loaded.network
+
+    def batch(self, loaded: Guard, read: BatchResult) -> Part:
+        """Return the columns of a table for one batch, and why other rows have no score."""
+        rows_read, batch, reasons = read
+        columns = {}
+        if batch is not None:
+            rows = torch.tensor([row for row in rows_read if row not in reasons])
+            try:
+                output = loaded.network.run(batch)
+            except ValueError as error:
+                first, last = self.source.name(rows_read[0]), self.source.name(rows_read[-1])
+                raise ValueError(f"{first} to {last}: {error}") from error
+            finite = output.features.isfinite().all(dim=-1)
+            verdict = loaded.calibrated.decide(*(values[finite] for values in output)).columns()
+            reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
+            columns = {"row": rows[finite.cpu()], **verdict}
+        return Part({"unreadable": {row: _printable(reason) for row, reason in sorted(reasons.items())}}, columns)
 
     def key(self) -> dict[str, str]:
         """Return what distinguishes the results of this job from those of others."""
@@ -100,202 +107,8 @@ class ScoringJob:
         } | ({"sizes": "any"} if self.any_size else {})
 
 
-def score_batches(guard: Guard, source: ImageSource, batches: Iterable[BatchResult]) -> Part:
-    """Return the scores of some batches of a source, by row, and under ``unreadable`` why other rows have none."""
-    return _join_batches(map(partial(_score_batch, guard, source), batches))
-
-
-_ScoredBatch = tuple[dict[str, Tensor], dict[int, str]]  # columns of a table, and why other rows have no score
-
-
-def _score_batch(guard: Guard, source: ImageSource, read: BatchResult) -> _ScoredBatch:
-    rows_read, batch, reasons = read
-    columns = {}
-    if batch is not None:
-        rows = torch.tensor([row for row in rows_read if row not in reasons])
-        try:
-            output = guard.run(batch.first_tensor)
-        except ValueError as error:
-            first, last = source.name(rows_read[0]), source.name(rows_read[-1])
-            raise ValueError(f"{first} to {last}: {error}") from error
-        finite = output.features.isfinite().all(dim=-1)
-        verdict = guard.calibrated.decide(*(values[finite] for values in output)).columns()
-        reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
-        columns = {"row": rows[finite.cpu()], **verdict}
-    return columns, {row: _printable(reason) for row, reason in sorted(reasons.items())}
-
-
-def _join_batches(batches: Iterable[_ScoredBatch]) -> Part:
-    scored, reasons = zip(*batches, strict=True)
-    tables = [columns for columns in scored if columns]  # of the others no image could be read
-    unreadable = {row: reason for part in reasons for row, reason in part.items()}
-    names = tables[0] if tables else ()
-    return Part({"unreadable": unreadable}, {name: torch.cat([table[name] for table in tables]) for name in names})
-
-
-Parts = Mapping[int, range]
-"""By number, the rows of a part: whole batches."""
-
 Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, Part]]]
 """Yields each part once, in any order, with its number."""
-
-
-def run_local(
-    job: ScoringJob, parts: Parts, workers: int | None = None, processes: int | None = 1
-) -> Iterator[tuple[int, Part]]:
-    """Score parts on this machine, in one process or in several.
-
-    One process computes while ``workers`` other threads read images ahead, by default as many as keep up with the
-    network. The runtime ``onnx`` computes a batch on each core, with one thread; torch, which runs one batch at a time
-    because a model may not allow more, with as many threads as there are free cores. Of several processes each reads
-    and computes with its share of the cores: small networks do not gain from several threads. ``processes=None``
-    decides: there is one for each core, busy or not, for jobs of torch on a CPU that take more than a quarter of a
-    minute, if the network fits into memory several times.
-    """
-    rows, source = sum(map(len, parts.values())), job.source
-    cores = free_cores()
-    with ExitStack() as undo:
-        undo.callback(torch.set_num_threads, torch.get_num_threads())
-        threads = use_free_cores(cores)
-        guard = job.load(rows)
-        pace = Pace.of(guard, source, parts)
-        runtime = guard.runtime
-        assert isinstance(runtime, FastestRuntime)
-        if processes is None:
-            processes = _useful_processes(guard, rows * pace.compute, min(usable_cores(), len(parts)))
-        if processes > 1:
-            threads = max(1, cores // processes)
-            used = f"{processes} processes of {_count_threads(threads)}"
-            torch.set_num_threads(threads)
-            if isinstance(runtime.chosen, OnnxRuntime):
-                runtime.chosen.use_threads(threads)
-            job, score = replace(job, runtime=runtime.chosen_name), partial(_score_part, guard, source)
-            results = track(_run_processes(score, job, parts, processes, threads), "scoring", len(parts))
-        else:
-            ranges = source.batch_ranges(parts.values())
-            batches = read_batches(source, ranges, "scoring", pace.readers if workers is None else workers)
-            score_batch = partial(_score_batch, guard, source)
-            if isinstance(runtime.chosen, OnnxRuntime):
-                threads = usable_cores()
-                torch.set_num_threads(1)
-                runtime.chosen.use_threads(1)
-                scored = map_ahead(score_batch, batches, threads)
-            else:
-                scored = map(score_batch, batches)
-            used = _count_threads(threads)
-            results = (
-                (number, _join_batches(islice(scored, len(source.batch_ranges([part])))))
-                for number, part in parts.items()
-            )
-        for number, part in results:
-            yield number, part._replace(info={**part.info, "runtime": f"{runtime}; {used}"})
-
-
-def _count_threads(threads: int) -> str:
-    return f"{threads} thread{'s' if threads > 1 else ''}"
-
-
-class Pace(NamedTuple):
-    """About how many seconds it takes to read an image, and to compute its features with all threads."""
-
-    read: float
-    compute: float
-
-    @property
-    def readers(self) -> int:
-        """How many threads read as fast as the network computes; more would only wait for each other."""
-        most = min(MOST_READERS, usable_cores())
-        return most if self.read >= most * self.compute else max(1, ceil(self.read / self.compute))
-
-    @classmethod
-    def of(cls, guard: Guard, source: ImageSource, parts: Parts) -> Self:
-        """Let a guard choose its runtime on the first images of a job that can be read, and return their times."""
-        for rows in source.batch_ranges(parts.values())[:TRIED_BATCHES]:
-            raw, _ = source.attempt(rows)
-            if raw is None:
-                continue
-            first = split_batch(raw).first_tensor
-            few = first[:TIMED_ROWS]
-            with suppress(ValueError):  # scoring this batch raises it again, with the names of the images
-                guard.warm_up(first)
-                guard.run(few)
-                start = perf_counter()
-                guard.run(few)
-                computed = perf_counter()
-                source.attempt(rows[:TIMED_ROWS])
-                return cls((perf_counter() - computed) / len(few), (computed - start) / len(few))
-            break
-        return cls(0.0, 0.0)
-
-
-def _useful_processes(guard: Guard, seconds: float, most: int) -> int:
-    """Return how many processes make a job faster that takes one about so many seconds."""
-    assert isinstance(guard.runtime, FastestRuntime)
-    on_cpu = next(guard.model.parameters()).device.type == "cpu"
-    if seconds < WORTH_PROCESSES or not on_cpu or isinstance(guard.runtime.chosen, OnnxRuntime):
-        return 1
-    free, own = free_memory(), own_memory()
-    return most if free is None or own is None else max(1, min(most, 1 + int(free // (1.5 * own))))
-
-
-def _run_processes(
-    score: Callable[[range], Part], job: ScoringJob, parts: Parts, processes: int, threads: int
-) -> Iterator[tuple[int, Part]]:
-    """Score parts in this process, by ``score``, and in others, which load the model meanwhile; yield what is done."""
-    remaining, running = deque(parts.items()), dict[Future[_PlainPart], int]()
-    context = get_context("spawn")  # not fork: copies of this process would wait for threads that they do not have
-    theirs, ours = context.Pipe(duplex=False)
-    with ours, ProcessPoolExecutor(processes - 1, context, _start_process, (job, threads, theirs)) as pool:
-        try:
-            while remaining or running:
-                while len(remaining) > 1 and len(running) < 2 * (processes - 1):
-                    number, rows = remaining.popleft()
-                    running[pool.submit(_score_in_process, rows)] = number
-                for number, rows in [remaining.popleft()] if remaining else ():
-                    yield number, score(rows)
-                finished, _ = wait(running, 0 if remaining else None, FIRST_COMPLETED)
-                for future in finished:
-                    info, arrays = future.result()
-                    yield running.pop(future), Part(info, {name: torch.from_numpy(a) for name, a in arrays.items()})
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                "a process ended before its work was done. If it is the memory, take fewer --processes or a smaller "
-                "--batch-size; otherwise the model ends its process at one of these images. All parts that are done "
-                "are kept"
-            ) from error
-        except BaseException:
-            ours.close()  # ends the others at once
-            raise
-
-
-_PlainPart = tuple[dict[str, Any], dict[str, NDArray[Any]]]
-_of_process: dict[str, Any] = {}  # the job of a process that scores parts for another, and its guard once it is loaded
-
-
-def _start_process(job: ScoringJob, threads: int, connection: Connection) -> None:
-    """Prepare a process that scores parts for another one, and ends with it, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches all processes; the first one ends the others
-
-    def end_with_parent() -> None:
-        with suppress(EOFError, OSError):
-            connection.recv()  # nothing is ever sent: this ends when the other side is closed
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    _of_process["job"] = job
-
-
-def _score_in_process(rows: range) -> _PlainPart:
-    job: ScoringJob = _of_process["job"]
-    if "guard" not in _of_process:  # not when it starts: errors would be lost
-        _of_process["guard"] = job.load()
-    part = _score_part(_of_process["guard"], job.source, rows)
-    return part.info, {name: values.numpy() for name, values in part.tensors.items()}
-
-
-def _score_part(guard: Guard, source: ImageSource, rows: range) -> Part:
-    return score_batches(guard, source, read_batches(source, source.batch_ranges([rows]), workers=0))
 
 
 @dataclass(frozen=True)
@@ -378,8 +191,15 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 WHOLE = Shard()
 
 
+def compute_parts(
+    job: ScoringJob, parts: Parts, workers: int | None = None, processes: int | None = 1
+) -> Iterator[tuple[int, Part]]:
+    """Compute parts as the execution of a job says."""
+    return run(job, parts, job.execution, workers, processes)
+
+
 def score_images(
-    job: ScoringJob, out: Path | str, *, shard: Shard = WHOLE, executor: Executor = run_local, restart: bool = False
+    job: ScoringJob, out: Path | str, *, shard: Shard = WHOLE, executor: Executor | None = None, restart: bool = False
 ) -> Summary:
     """Write one row for each image: path, predicted class, score, p-value and decision.
 
@@ -388,8 +208,10 @@ def score_images(
 
     The table is a file ``*.csv``, ``*.jsonl`` or ``*.parquet``. Next to it are ``OUT.summary.json``, and
     ``OUT.unreadable.csv`` if an image could not be scored; ``OUT.parts/`` until it is complete, which is refused if it
-    belongs to another job or another process is writing to it. ``restart`` discards the parts of an earlier run.
+    belongs to another job or another process is writing to it. ``restart`` discards the parts of an earlier run. The
+    ``executor`` computes the parts, by default :func:`flatfold.passes.passes.run` as the job's execution says.
     """
+    executor = executor or compute_parts
     out = Path(out)
     check_table(out)
     key = job.key()
@@ -477,7 +299,7 @@ def parts_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.parts")
 
 
-def graph_path(guard: Path) -> Path:
+def onnx_cache(guard: Path) -> Path:
     """Return the file next to a guard that keeps the exported graph of its model."""
     return guard.with_name(f"{guard.name}.graph")
 
@@ -485,11 +307,12 @@ def graph_path(guard: Path) -> Path:
 def _with_runtime_of(job: ScoringJob, store: PartStore, parts: Parts) -> ScoringJob:
     """Return a job that chooses its runtime with that of the parts which are there, so that all agree to a digit."""
     there = next((_name(number) for number in parts if _name(number) in store), None)
-    if job.runtime != "auto" or there is None:
+    if job.execution.runtime != "auto" or there is None:
         return job
     used = str(store.read(there).info.get("runtime", ""))
     names: tuple[RuntimeName, ...] = get_args(RuntimeName)
-    return next((replace(job, runtime=name) for name in names if used.startswith((f"{name} ", f"{name},"))), job)
+    chosen = next((name for name in names if used.startswith((f"{name} ", f"{name},"))), job.execution.runtime)
+    return replace(job, execution=replace(job.execution, runtime=chosen))
 
 
 def _name(number: int) -> str:

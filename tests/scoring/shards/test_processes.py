@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.scoring.batch.small_run import make_network, make_task, read_csv
 
 from flatfold.scoring import batch
-from flatfold.scoring.batch import run_local, score_images
-from tests.scoring.batch.small_run import make_network, make_task, read_csv
+from flatfold.scoring.shards import run_local, score_images
 
 pytestmark = pytest.mark.slow  # a process takes seconds to start
 
@@ -92,7 +92,7 @@ PROGRAM = """
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from flatfold.scoring.batch import run_local, score_images
+from flatfold.scoring.shards import run_local, score_images
 from tests.scoring.batch.small_run import make_task
 from tests.scoring.batch.test_processes import noting_network
 

@@ -18,12 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from pyarrow.parquet import ParquetFile
+from tests.scoring.batch.small_run import SIDE, TRANSFORM, broken, make_network, make_task, read_csv, write_guard
+from tests.scoring.batch.small_run import write_images as write
 from torch import nn
 
 from flatfold.data.images import FolderImages
 from flatfold.data.sources import read_batches
 from flatfold.scoring import guard_file
-from flatfold.scoring.batch import (
+from flatfold.scoring.guard_file import read_guard
+from flatfold.scoring.shards import (
     NOT_FINITE,
     PART_ROWS,
     Pace,
@@ -35,18 +38,15 @@ from flatfold.scoring.batch import (
     summary_path,
     unreadable_path,
 )
-from flatfold.scoring.guard_file import read_guard
 from tests.refusals import assert_refused
-from tests.scoring.batch.small_run import SIDE, TRANSFORM, broken, make_network, make_task, read_csv, write_guard
-from tests.scoring.batch.small_run import write_images as write
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr("flatfold.scoring.batch.PART_ROWS", 8)
-    monkeypatch.setattr("flatfold.scoring.batch.PARTS", 1)
+    monkeypatch.setattr("flatfold.scoring.shards.PART_ROWS", 8)
+    monkeypatch.setattr("flatfold.scoring.shards.PARTS", 1)
 
 
 @pytest.fixture
@@ -308,8 +308,8 @@ KILLER = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
 import torch
-from flatfold.scoring.batch import score_images
-import flatfold.scoring.batch as shard
+from flatfold.scoring.shards import score_images
+import flatfold.scoring.shards as shard
 from tests.scoring.batch.small_run import make_task
 
 torch.set_num_threads(1)
@@ -506,7 +506,7 @@ def test_shards_are_written_as_they_are_read_and_counted_from_one():
 
 
 def test_as_many_threads_read_as_keep_up_with_the_network(monkeypatch):
-    monkeypatch.setattr("flatfold.scoring.batch.usable_cores", lambda: 3)
+    monkeypatch.setattr("flatfold.scoring.shards.usable_cores", lambda: 3)
     for read, compute, readers in ((1.0, 8.0, 1), (8.0, 8.0, 1), (9.0, 8.0, 2), (90.0, 8.0, 3), (1.0, 0.0, 3)):
         assert Pace(read, compute).readers == readers, (read, compute)
 
@@ -514,7 +514,7 @@ def test_as_many_threads_read_as_keep_up_with_the_network(monkeypatch):
 def test_reading_is_timed_without_the_start_of_the_network(task, monkeypatch):
     """Made-up clocks: an image takes 3 s to read, and a batch of any size 16 s."""
     now = [0.0]
-    monkeypatch.setattr("flatfold.scoring.batch.perf_counter", lambda: now[0])
+    monkeypatch.setattr("flatfold.scoring.shards.perf_counter", lambda: now[0])
     guard, source = task.load(), task.source
     run, attempt = guard.run, source.attempt
 
@@ -524,6 +524,6 @@ def test_reading_is_timed_without_the_start_of_the_network(task, monkeypatch):
 
     monkeypatch.setattr(guard, "run", lambda batch: later(16, run(batch)))
     monkeypatch.setattr(source, "attempt", lambda rows: later(3 * len(rows), attempt(rows)))
-    monkeypatch.setattr("flatfold.scoring.batch.TIMED_ROWS", 2)
+    monkeypatch.setattr("flatfold.scoring.shards.TIMED_ROWS", 2)
     assert source.batch_size > 2
     assert Pace.of(guard, source, {0: range(source.batch_size)}) == (3.0, 8.0)
