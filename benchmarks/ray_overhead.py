@@ -20,11 +20,12 @@ from PIL import Image
 
 import flatfold as ff
 from flatfold.data.images import ArrayImages, FolderImages
-from flatfold.data.sources import read_batches
 from flatfold.network.model_loading import load_weights, make_model
+from flatfold.passes.local import run_local
+from flatfold.passes.passes import Parts
 from flatfold.passes.ray import run_on_ray
 from flatfold.scoring.guard_file import read_guard
-from flatfold.scoring.shards import Executor, Parts, ScoringJob, run_local, score_batches
+from flatfold.scoring.shards import Executor, ScoringJob
 
 from .networks import resnet50
 from .ratio import report
@@ -107,7 +108,7 @@ def _print_large(folder: Path) -> None:
     ).save(guard)
     task = ScoringJob(read_guard(guard), _resnet50, FolderImages(folder / "photos", transform, 16, labels=False))
     guard, begin = task.load(), time()
-    score_batches(guard, task.source, read_batches(task.source, task.source.batch_ranges([range(LARGE)])))
+    task.part(guard, range(LARGE))
     rate = LARGE / (time() - begin)
     print(
         f"      a network of ResNet-50's size, {LARGE} JPEG files of 500 x 375 pixels: {rate:.1f} images/s on one core"

@@ -21,8 +21,8 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.detectors import METHODS
+from flatfold.passes.local import run_local
 from flatfold.scoring.calibrated import Verdict
-from flatfold.scoring.shards import run_local
 from tests.cli.images import GUARD, MODEL, PREPARED, TRANSFORM, network, photos, read_rows, write_parquet
 from tests.cli.running import assert_mistakes, listing, succeed
 from tests.command import flatfold, uncovered_environment
@@ -341,7 +341,7 @@ def test_ray_gets_its_options_and_a_task_that_can_be_sent(here, monkeypatch):
     asked = []
 
     def elsewhere(task, parts, actors=None, gpus=0.0):
-        asked.append((actors, gpus, task.device))
+        asked.append((actors, gpus, task.execution.device))
         return run_local(pickle.loads(pickle.dumps(task)), parts)  # noqa: S301
 
     monkeypatch.setattr("flatfold.passes.ray.run_on_ray", elsewhere)

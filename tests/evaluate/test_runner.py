@@ -14,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 import flatfold as ff
+from flatfold import Loading
 from flatfold.data.images import ArrayImages
 from flatfold.detectors import METHODS
 from flatfold.evaluate import runner
@@ -363,7 +364,9 @@ def test_images_that_cannot_be_read_are_counted_named_and_logged_and_the_rest_is
         (folder / name).write_bytes((folder / name).read_bytes()[:50])
     images = ff.FolderImages(folder, suite.test.transform, batch_size=16)
     broken = replace(suite, ood=(replace(suite.ood[0], images=images), suite.ood[1]))
-    results = run(broken, ["msp", "odin"], tmp_path / "out", Settings(unreadable=0.1, workers=2, replicates=0))
+    results = run(
+        broken, ["msp", "odin"], tmp_path / "out", Settings(Loading(workers=2, max_unreadable=0.1), replicates=0)
+    )
     whole = run(suite, ["msp", "odin"], tmp_path / "whole", Settings(replicates=0))
     for method in ("msp", "odin"):
         expected = np.delete(whole.scores[f"{method}/noise"], [4, 7])
@@ -378,7 +381,7 @@ def test_images_that_cannot_be_read_are_counted_named_and_logged_and_the_rest_is
     assert all(wrong.row not in (4, 7) and wrong.name.endswith(f"{wrong.row:02d}.png") for wrong in shown)
     assert [message for message in caplog.messages if "noise: 2 of 30" in message and "04.png" in message]
     with pytest.raises(ff.UnreadableImageError, match=r"^noise: .*04\.png"):
-        run(broken, ["msp"], tmp_path / "strict", Settings(unreadable=0))
+        run(broken, ["msp"], tmp_path / "strict", Settings(Loading()))
 
 
 def test_memory_is_measured_where_the_system_tells(monkeypatch, tmp_path):

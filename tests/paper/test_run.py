@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from flatfold import Execution
 from flatfold.evaluate.banks import Settings
 from flatfold.evaluate.methods import Spec, parse_spec
 from flatfold.evaluate.results import load_results
@@ -130,7 +131,7 @@ def test_ablations_are_measured_again_only_when_something_changed(monkeypatch, t
     assert [measured(), measured()] == [1, 0]
     for changed in ({"rounds": 1}, {"alpha": 0.4}, {"methods": [Spec("msp"), Spec("react", {"percentile": 70})]}):
         assert measured(**changed) == 1, changed
-    assert measured(settings=replace(QUICK, device="cpu:0")) == 1
+    assert measured(settings=replace(QUICK, execution=Execution(device="cpu:0"))) == 1
     assert measured(replace(suite, test=suite.train, train=suite.test)) == 1
     other = make_suite()
     with torch.no_grad():

@@ -159,7 +159,7 @@ def test_more_unreadable_images_than_the_share_end_the_pass(tmp_path, caplog):
         with refused(out, r"3 of 20 .*001\.png .*007\.png", UnreadableImageError):
             features(root, max_unreadable=0.14, out=out)
     with pytest.raises(UnreadableImageError, match=r"not a single .*000\.png"):
-        features(make_folder(tmp_path / "none", n=4, broken=range(4)), unreadable=1.0)
+        features(make_folder(tmp_path / "none", n=4, broken=range(4)), max_unreadable=1.0)
     source = FolderImages(root, Transform(crop=50), batch_size=4)
     with pytest.raises(ValueError, match=r"000\.png: a crop of 50"):  # an error that all images would meet
         extract(Net(), source, loading=Loading(max_unreadable=0.5))

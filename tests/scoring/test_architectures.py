@@ -153,6 +153,6 @@ def test_a_model_without_such_a_head_is_refused_and_left_as_it_was(where):
         model, inputs = make(kind)
         call(model, inputs)
         before = state(model)
-        fit = partial(ff.Guard.fit, model, [inputs], detector="fold", fpr=0.1)
+        fit = partial(ff.Guard.fit, model, [inputs], method="fold", fpr=0.1)
         assert_refused(UnsupportedHeadError, keyword, fit, case=name_of(kind))
         check_left_alone(model, before)

@@ -39,11 +39,11 @@ METHODS += [
 TRANSFORM = ff.Transform(resize=8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
 
 
-def fit(detector="fold", last=nn.Identity, **options):
+def fit(detector="fold", last=nn.Identity, transform=None, **options):
     """Fit a guard of the model with another module in front of its dropout."""
     layers = four_classes_model()
     model = nn.Sequential(*layers[:2], last(), *layers[2:])
-    return ff.Guard.fit(model, [known(400)], detector, 0.1, **options)
+    return ff.Guard.fit(model, [known(400)], detector, 0.1, loading=ff.Loading(transform=transform), **options)
 
 
 @pytest.fixture

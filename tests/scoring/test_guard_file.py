@@ -312,10 +312,10 @@ def test_a_model_that_computes_something_else_with_the_same_weights_is_refused(t
     assert_refused(ValueError, "Fit the guard again", other.save, path)
     for model in (Scaled(gain=1 + 1e-6), Scaled().to(memory_format=torch.channels_last)):
         check = ff.Guard.load(path, model)
-        assert torch.equal(check.evidence.features, guard.network.evidence.features)
+        assert torch.equal(check.network.evidence.features, guard.network.evidence.features)
     assert caplog.text == ""
     forge(path, drop=("evidence", "evidence.features"))
-    assert ff.Guard.load(path, Scaled(eps=10.0)).evidence is None  # a file of an earlier version
+    assert ff.Guard.load(path, Scaled(eps=10.0)).network.evidence is None  # a file of an earlier version
     assert "no evidence" in caplog.text
 
 

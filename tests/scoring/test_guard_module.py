@@ -93,11 +93,11 @@ def test_a_batch_that_fails_leaves_nothing_to_the_next():
     assert not module.network._calls
 
 
-def guard_of_forward(forward, **options):
+def guard_of_forward(forward, head=None):
     """A guard of a linear layer `head`, called in a way of one's own."""
     torch.manual_seed(0)
     model, x = made.Net(forward, head=nn.Linear(12, 4)), torch.randn(48, 12)
-    return ff.Guard.fit(model, [x], method="fold", fpr=0.1, **options), x
+    return ff.Guard.fit(model, [x], method="fold", fpr=0.1, execution=ff.Execution(head=head)), x
 
 
 def test_features_are_kept_before_the_model_changes_them():

@@ -70,7 +70,7 @@ def test_errors_are_blamed_on_the_input_only_where_it_is_its_fault(guard, monkey
     def fail(*arguments):
         raise MemoryError
 
-    monkeypatch.setattr(guard, "run", fail)
+    monkeypatch.setattr(guard.network, "run", fail)
     assert [type(row) for row in Scorer(guard)(images(2))] == [MemoryError, MemoryError]
 
 
@@ -113,4 +113,4 @@ def test_names_must_be_one_per_class_and_a_guard_must_know_its_transform(guard):
     with pytest.raises(ValueError, match="names"):
         Scorer(guard, ("a", "b"))
     with pytest.raises(ValueError, match="transform"):
-        Scorer(ff.Guard(guard.model, guard.network.found, guard.calibrated))
+        Scorer(ff.Guard(guard.network, guard.calibrated))

@@ -246,7 +246,8 @@ def provenance(suite: Suite, settings: Settings, seconds: float) -> dict[str, An
 
 
 def _precision(settings: Settings) -> str:
-    return str(settings.execution.dtype).removeprefix("torch.")
+    dtype = settings.execution.dtype
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> AlphaCurve | None:

@@ -40,7 +40,7 @@ def write_guard(path, model=None, **settings):
     """Fit a guard on noise, and save it."""
     model = make_network() if model is None else model
     x = torch.randn(400, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
-    settings = {"detector": "fold", "fpr": 0.2, **settings}
+    settings = {"method": "fold", "fpr": 0.2, **settings}
     ff.Guard.fit(model, [x.to(next(model.parameters()))], **settings).save(path)
     return path
 

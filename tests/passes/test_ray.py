@@ -18,20 +18,22 @@ from uuid import uuid4
 
 import pytest
 import torch
-from tests.scoring.batch.small_run import TRANSFORM, broken, write_guard, write_images
 
+from flatfold import Execution
 from flatfold.cli.options import ModelOptions
 from flatfold.data.images import FolderImages
 from flatfold.errors import UnreadableImageError
 from flatfold.io.store import Part
+from flatfold.passes import ray as on_ray
+from flatfold.passes import ray as ray_cluster
+from flatfold.passes.local import run_local
 from flatfold.passes.ray import Worker, run_on_ray
-from flatfold.scoring import batch as shard
-from flatfold.scoring import ray as on_ray
-from flatfold.scoring import ray as ray_cluster
+from flatfold.scoring import shards
 from flatfold.scoring.guard_file import read_guard
-from flatfold.scoring.shards import ScoringJob, Shard, join_tables, run_local, score_images
+from flatfold.scoring.shards import ScoringJob, Shard, join_tables, score_images
 from tests.ray_cluster import PATIENT, marked
 from tests.ray_cluster import ray_cluster as started_cluster
+from tests.scoring.shards.small_run import TRANSFORM, broken, write_guard, write_images
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'flatfold[ray]'")
 
@@ -134,8 +136,8 @@ def one_thread():
 def task(tmp_path, monkeypatch):
     """A task whose every path is relative, in a folder where the cluster was not started."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shard, "PART_ROWS", 8)
-    monkeypatch.setattr(shard, "PARTS", 1)
+    monkeypatch.setattr(shards, "PART_ROWS", 8)
+    monkeypatch.setattr(shards, "PARTS", 1)
     Path("nets.py").write_text(NETS)
     write_images(tmp_path / "images", IMAGES)
     broken("text", Path("images/0009.png"))
@@ -320,9 +322,9 @@ def light(tmp_path, monkeypatch):
                 os.chdir(self.folder)
                 Path(f"load-{os.getpid()}").touch()
                 load(ray.get(reference))
-                return ("guard", "source")
+                return self, None
 
-            def score_rows(self, rows):
+            def part(self, loaded, rows):
                 score(rows.start)
                 return part_of(rows)
 
@@ -347,15 +349,16 @@ def test_an_error_comes_out_with_its_words_and_the_nearest_kind():
         (ParticularError("this", "that"), Exception),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), ValueError),
         (PermissionError(13, "denied", "there"), OSError),
-        (UnreadableImageError("a.png is cut"), ValueError),
+        (UnreadableImageError("a.png is cut"), UnreadableImageError),
     ):
         worker = Worker(None)
         worker.load = lambda _, error=error: (_ for _ in ()).throw(error)
-        given = worker.score([None], range(8))
+        given = worker.compute([None], range(8))
         assert type(given) is kind
         assert str(given) == str(error)
 
 
+LIGHT = SimpleNamespace(title="computing")  # a job for workers that compute nothing
 DEAD = "died over part %s"
 
 
@@ -364,7 +367,7 @@ def test_a_part_that_kills_every_worker_ends_the_run(light):
     light(score=lambda start: os._exit(1) if start == 16 else None)
     numbers = []
     with pytest.raises(RuntimeError, match=DEAD % 2):
-        list(noted(partial(run_on_ray, actors=1), numbers)(None, PARTS))
+        list(noted(partial(run_on_ray, actors=1), numbers)(LIGHT, PARTS))
     assert 2 not in numbers
     assert len(numbers) == len(set(numbers))
     assert loads() == on_ray.TRIES
@@ -374,14 +377,14 @@ def test_a_part_that_kills_every_worker_ends_the_run(light):
 def test_workers_that_die_while_they_load_end_the_run(light):
     light(load=lambda task: os._exit(1))
     with pytest.raises(RuntimeError, match=DEAD % "[0-5]"):
-        list(run_on_ray(None, PARTS, actors=1))
+        list(run_on_ray(LIGHT, PARTS, actors=1))
     assert loads() == on_ray.TRIES
 
 
 @on_cluster
 def test_all_parts_come_once_and_there_are_no_more_workers_than_cpus(light):
     light()
-    scored = list(run_on_ray(None, PARTS, actors=4))
+    scored = list(run_on_ray(LIGHT, PARTS, actors=4))
     assert sorted(number for number, _ in scored) == list(PARTS)
     for number, rows in scored:
         same_rows(rows, part_of(PARTS[number]))
@@ -392,7 +395,7 @@ def test_all_parts_come_once_and_there_are_no_more_workers_than_cpus(light):
 def test_a_worker_goes_to_the_folder_computes_with_one_thread_and_scores_rows(task, tmp_path):
     torch.set_num_threads(2)
     os.chdir("/")
-    rows = Worker(str(tmp_path)).score([ray.put(task)], range(8, 16))
+    rows = Worker(str(tmp_path)).compute([ray.put(task)], range(8, 16))
     assert Path.cwd() == tmp_path
     assert torch.get_num_threads() == 1
     same_rows(rows, dict(run_local(task, {1: PARTS[1]}))[1])
@@ -490,6 +493,8 @@ def test_numbers_of_workers_and_gpus_make_sense():
         ({"gpus": -1}, "gpus"),
         ({"gpus": 2}, "gpus"),
         ({"gpus": nan}, "gpus"),
+        ({"engine": "local", "actors": 2}, "Ray"),
+        ({"engine": "spark"}, "engine"),
     ):
         with pytest.raises(ValueError, match=keyword):
-            next(run_on_ray(None, PARTS, **options))
+            Execution(**{"engine": "ray", **options})

@@ -18,27 +18,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from pyarrow.parquet import ParquetFile
-from tests.scoring.batch.small_run import SIDE, TRANSFORM, broken, make_network, make_task, read_csv, write_guard
-from tests.scoring.batch.small_run import write_images as write
 from torch import nn
 
+from flatfold import Execution
 from flatfold.data.images import FolderImages
-from flatfold.data.sources import read_batches
+from flatfold.passes.local import Pace, run_local
 from flatfold.scoring import guard_file
 from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.shards import (
     NOT_FINITE,
     PART_ROWS,
-    Pace,
     Shard,
     parts_path,
-    run_local,
-    score_batches,
     score_images,
     summary_path,
     unreadable_path,
 )
 from tests.refusals import assert_refused
+from tests.scoring.shards.small_run import SIDE, TRANSFORM, broken, make_network, make_task, read_csv, write_guard
+from tests.scoring.shards.small_run import write_images as write
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 
@@ -100,7 +98,7 @@ def values(out):
 
 @pytest.mark.parametrize(("suffix", "detector"), [(".csv", "fold"), (".jsonl", "knn"), (".parquet", "msp")])
 def test_every_image_has_the_row_that_the_guard_gives_it(tmp_path, small_parts, suffix, detector):
-    write_guard(tmp_path / "guard.safetensors", detector=detector, per_class=detector == "knn")
+    write_guard(tmp_path / "guard.safetensors", method=detector, per_class=detector == "knn")
     task, out = make_task(tmp_path), tmp_path / "made" / "if needed" / f"scores{suffix}"
     summary = score_images(task, out)
     guard = task.load()
@@ -234,7 +232,7 @@ def test_another_job_neither_continues_a_run_nor_is_taken_for_a_finished_one(tas
     other = {
         "data": lambda: make_task(tmp_path),
         "place": lambda: replace(task, source=FolderImages(tmp_path / "copy", TRANSFORM, 4, labels=False)),
-        "guard": lambda: replace(task, guard=read_guard(write_guard(tmp_path / "other", detector="ebo"))),
+        "guard": lambda: replace(task, guard=read_guard(write_guard(tmp_path / "other", method="ebo"))),
         "batch_size": lambda: make_task(tmp_path, batch_size=8),
         "fpr": lambda: replace(task, fpr=0.1),
         "shard": lambda: task,
@@ -310,7 +308,7 @@ from pathlib import Path
 import torch
 from flatfold.scoring.shards import score_images
 import flatfold.scoring.shards as shard
-from tests.scoring.batch.small_run import make_task
+from tests.scoring.shards.small_run import make_task
 
 torch.set_num_threads(1)
 shard.PART_ROWS, shard.PARTS = 4, 1
@@ -361,14 +359,16 @@ def test_a_run_that_is_killed_often_ends_with_the_same_bytes(tmp_path, suffix):
 
 
 def record_of(task, rows=None):
-    source = task.source
-    ranges = source.batch_ranges([range(source.rows) if rows is None else rows])
-    return score_batches(task.load(), source, read_batches(source, ranges))
+    part = task.part(task.load(), range(task.source.rows) if rows is None else rows)
+    return part._replace(info={"unreadable": part.info["unreadable"]})
 
 
 def test_a_task_can_be_given_another_rate_or_device_and_sent_to_another_process(tmp_path):
     task = make_task(tmp_path)
-    usual, strict = record_of(task).tensors, record_of(replace(task, fpr=0.02, device="cpu")).tensors
+    usual, strict = (
+        record_of(task).tensors,
+        record_of(replace(task, fpr=0.02, execution=Execution(device="cpu"))).tensors,
+    )
     assert torch.equal(usual["score"], strict["score"])
     assert torch.equal(strict["is_ood"], usual["p_value"] <= 0.02)
     assert not torch.equal(strict["is_ood"], usual["is_ood"])
@@ -376,11 +376,11 @@ def test_a_task_can_be_given_another_rate_or_device_and_sent_to_another_process(
     there = pickle.loads(pickle.dumps(task))  # noqa: S301
     for name, values in record_of(there).tensors.items():
         assert torch.equal(values, usual[name])
-    write_guard(tmp_path / "guard.safetensors", detector="ebo")
+    write_guard(tmp_path / "guard.safetensors", method="ebo")
     with pytest.raises(ValueError, match="another guard"):  # than the one that was read here
         pickle.loads(pickle.dumps(task))  # noqa: S301
     with pytest.raises(ValueError, match="nowhere"):
-        replace(task, device="nowhere").load()
+        replace(task, execution=Execution(device="nowhere")).load()
 
 
 def check_without(rows, task, whole):
@@ -458,7 +458,7 @@ class Touchy(nn.Module):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_images_without_a_finite_answer_are_named(tmp_path, value):
     model = partial(Touchy, value)
-    write_guard(tmp_path / "guard.safetensors", model(), detector="gradnorm")
+    write_guard(tmp_path / "guard.safetensors", model(), method="gradnorm")
     task = make_task(tmp_path, images=12, model=model)
     whole = record_of(task).tensors
     for rows in ([5], [0, 3, 5, 11], range(12)):
@@ -469,7 +469,7 @@ def test_images_without_a_finite_answer_are_named(tmp_path, value):
 
 def test_images_with_a_score_that_is_not_finite_raise_an_alarm(tmp_path):
     model = partial(Touchy, 3e38)
-    write_guard(tmp_path / "guard.safetensors", model(), detector="gradnorm")
+    write_guard(tmp_path / "guard.safetensors", model(), method="gradnorm")
     task = make_task(tmp_path, images=12, model=model)
     Image.new("RGB", (SIDE, SIDE)).save(task.source.name(5))
     for name in ("a.csv", "a.jsonl"):
@@ -506,7 +506,7 @@ def test_shards_are_written_as_they_are_read_and_counted_from_one():
 
 
 def test_as_many_threads_read_as_keep_up_with_the_network(monkeypatch):
-    monkeypatch.setattr("flatfold.scoring.shards.usable_cores", lambda: 3)
+    monkeypatch.setattr("flatfold.passes.local.usable_cores", lambda: 3)
     for read, compute, readers in ((1.0, 8.0, 1), (8.0, 8.0, 1), (9.0, 8.0, 2), (90.0, 8.0, 3), (1.0, 0.0, 3)):
         assert Pace(read, compute).readers == readers, (read, compute)
 
@@ -514,16 +514,16 @@ def test_as_many_threads_read_as_keep_up_with_the_network(monkeypatch):
 def test_reading_is_timed_without_the_start_of_the_network(task, monkeypatch):
     """Made-up clocks: an image takes 3 s to read, and a batch of any size 16 s."""
     now = [0.0]
-    monkeypatch.setattr("flatfold.scoring.shards.perf_counter", lambda: now[0])
-    guard, source = task.load(), task.source
-    run, attempt = guard.run, source.attempt
+    monkeypatch.setattr("flatfold.passes.local.perf_counter", lambda: now[0])
+    network, source = task.load().network, task.source
+    run, attempt = network.run, source.attempt
 
     def later(seconds, result):
         now[0] += seconds
         return result
 
-    monkeypatch.setattr(guard, "run", lambda batch: later(16, run(batch)))
+    monkeypatch.setattr(network, "run", lambda batch: later(16, run(batch)))
     monkeypatch.setattr(source, "attempt", lambda rows: later(3 * len(rows), attempt(rows)))
-    monkeypatch.setattr("flatfold.scoring.shards.TIMED_ROWS", 2)
+    monkeypatch.setattr("flatfold.passes.local.TIMED_ROWS", 2)
     assert source.batch_size > 2
-    assert Pace.of(guard, source, {0: range(source.batch_size)}) == (3.0, 8.0)
+    assert Pace.of(network, task, {0: range(source.batch_size)}) == (3.0, 8.0)

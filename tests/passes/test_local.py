@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.scoring.batch.small_run import make_network, make_task, read_csv
 
-from flatfold.scoring import batch
-from flatfold.scoring.shards import run_local, score_images
+from flatfold import Execution
+from flatfold.passes import local
+from flatfold.passes.local import run_local
+from flatfold.scoring.shards import parts_path, score_images
+from tests.scoring.shards.small_run import make_network, make_task, read_csv
 
 pytestmark = pytest.mark.slow  # a process takes seconds to start
 
@@ -83,7 +85,7 @@ def test_a_process_that_dies_or_cannot_load_the_model_ends_the_run_which_resumes
         out = here / f"{model.__name__}.csv"
         with pytest.raises(error, match=keyword):
             score_images(make_task(here, images=800, model=model), out, executor=TWO)
-        done = len(list(batch.parts_path(out).glob("*.safetensors")))
+        done = len(list(parts_path(out).glob("*.safetensors")))
         assert done > 0, "what was done is lost"
         assert score_images(make_task(here, model=make_network), out).scored == 800
 
@@ -92,9 +94,10 @@ PROGRAM = """
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from flatfold.scoring.shards import run_local, score_images
-from tests.scoring.batch.small_run import make_task
-from tests.scoring.batch.test_processes import noting_network
+from flatfold.passes.local import run_local
+from flatfold.scoring.shards import parts_path, score_images
+from tests.scoring.shards.small_run import make_task
+from tests.passes.test_local import noting_network
 
 if __name__ == "__main__":
     task = make_task(Path.cwd(), images=4000, model=noting_network)
@@ -133,8 +136,8 @@ def _alive(number):
 
 
 def test_the_number_of_processes_depends_on_the_job_the_cores_and_the_memory(here, monkeypatch):
-    guard = make_task(here).load(rows=10)
-    monkeypatch.setattr(batch, "own_memory", lambda: 10**9)
+    network = make_task(here).load(rows=10).network
+    monkeypatch.setattr(local, "own_memory", lambda: 10**9)
     for seconds, free, most, expected in (
         (1, 10**12, 4, 1),
         (100, 10**12, 4, 4),
@@ -142,14 +145,14 @@ def test_the_number_of_processes_depends_on_the_job_the_cores_and_the_memory(her
         (100, 10**8, 4, 1),
         (100, None, 4, 4),
     ):
-        monkeypatch.setattr(batch, "free_memory", lambda free=free: free)
-        assert batch._useful_processes(guard, seconds, most) == expected, (seconds, free)
+        monkeypatch.setattr(local, "free_memory", lambda free=free: free)
+        assert local._useful_processes(network, seconds, most) == expected, (seconds, free)
 
 
 @pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is not installed")
 def test_onnxruntime_scores_parts_on_all_cores_and_writes_the_table_of_one_thread(here, monkeypatch):
-    monkeypatch.setattr(batch, "usable_cores", lambda: 3)
-    task = make_task(here, images=300, runtime="onnx")
+    monkeypatch.setattr(local, "usable_cores", lambda: 3)
+    task = make_task(here, images=300, execution=Execution(runtime="onnx"))
     score_images(task, here / "one.csv", executor=partial(run_local, workers=0))
     summary = score_images(task, here / "three.csv")
     assert (here / "three.csv").read_bytes() == (here / "one.csv").read_bytes()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from pyarrow.parquet import ParquetFile
-from tests.scoring.batch.small_run import TRANSFORM, broken, make_task
 
 from flatfold.data.images import FolderImages
 from flatfold.scoring.shards import Shard, Summary, join_tables, score_images, summary_path, unreadable_path
 from tests.refusals import assert_refused
+from tests.scoring.shards.small_run import TRANSFORM, broken, make_task
 
 
 @pytest.fixture(autouse=True)
