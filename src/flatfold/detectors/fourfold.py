@@ -1,6 +1,6 @@
 """FourFold: one score from four signs, for a network whose best single method is not known.
 
-Not in the paper. See ``docs/studies/fourfold.md`` for where it wins and where it loses.
+Not in the paper. See ``docs/studies/choice.md`` for where it wins and where it loses.
 """
 
 import warnings

@@ -1,4 +1,7 @@
-"""Methods as ``--methods`` names them (``knn:k=10``, ``knn@id``), and their evaluation on every data set of a suite."""
+"""Methods as ``--methods`` names them (``knn:k=10``, ``knn@id``), and their evaluation on every data set of a suite.
+
+The data that a method was tuned on is part of its label, and so of its rows and averages.
+"""
 
 import logging
 import sysconfig

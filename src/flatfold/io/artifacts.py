@@ -195,7 +195,7 @@ def write_tensors(path: Path, header: str, tensors: Mapping[str, Tensor], name: 
 def read_tensors(path: Path, name: str = _HEADER) -> tuple[str, dict[str, Tensor]]:
     """Return the text in the header and the tensors of a safetensors file, read into memory.
 
-    Raise DamagedFileError if it is cut, no regular file, or not written by :func:`write_tensors` under this name.
+    Raise DamagedFileError if it is no regular file, is cut, or was not written by :func:`write_tensors` with this name.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
         raise DamagedFileError("it is not a regular file")

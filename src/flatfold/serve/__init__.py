@@ -1,1 +1,5 @@
-"""A guard over HTTP, with a page."""
+"""A guard over HTTP, with a page.
+
+Limits are checked before work is done: connections, access, time and size of the body, pixels and scans before an image
+is decoded, sizes before the network runs.
+"""

@@ -119,7 +119,10 @@ def about(settings: Settings) -> str:
 
 
 def openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
-    """Return the OpenAPI document of a service; where it has a token, all paths but /healthz need it."""
+    """Return the OpenAPI document of a service; where it has a token, all paths but /healthz need it.
+
+    So do ``/docs`` and the document itself, because they state limits and the width of the features.
+    """
     document = app.openapi()
     if settings.token is not None:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
