@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from msgspec import to_builtins
 from safetensors.torch import save_file
 from torch import nn
 
@@ -353,9 +354,9 @@ def test_networks_are_chosen_by_name_or_by_family_and_only_they_are_loaded(world
 def test_a_file_takes_the_sections_that_it_lacks_from_the_suite_that_it_is_like(world):
     def like(**sections):
         world.document = {"like": "cifar10"} | sections
-        return world.file(variables={"OPENOOD": str(world.folder)}).document
+        return to_builtins(world.file(variables={"OPENOOD": str(world.folder)}).document)
 
-    own, original = [{"name": "mine", "factory": "nets:tiny"}], open_suite_file("cifar10").document
+    own, original = [{"name": "mine", "factory": "nets:tiny"}], to_builtins(open_suite_file("cifar10").document)
     document = like(network=own)
     assert {key: document[key] for key in original} == original | {"network": own}  # the protocol is kept
     assert like(seed=3)["protocol"] == "openood-1.5/cifar10"
