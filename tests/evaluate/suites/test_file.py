@@ -343,7 +343,8 @@ def test_networks_are_chosen_by_name_or_by_family_and_only_they_are_loaded(world
     ]
     file = world.file()
     tiny, _, wide = file.suites(["tiny", "wide"])
-    assert (tiny.siblings, tiny.model[2].out_features) == (wide.siblings, 3)
+    assert tiny.siblings == wide.siblings == ("tiny-s0", "tiny-s1", "wide", "broken")
+    assert tiny.model[2].out_features == 3
     assert all(getattr(tiny, name) is getattr(wide, name) for name in ("train", "val", "test", "ood"))
     for names, chosen in (("wide", "wide"), ("tiny", "tiny-s0 tiny-s1"), ("wide tiny-s1", "tiny-s1 wide")):
         assert " ".join(suite.network for suite in file.suites(names.split())) == chosen  # in the order of the file
@@ -404,6 +405,7 @@ REFUSALS = [
     ),
     ("", {"sed": 1}, "Did you mean seed"),
     ("network", {"transform": {"man": [0.1]}}, "[[network]] tiny: there is no key 'man'"),
+    ("", {"network": [{"name": name, "transform": {"crop": int(name != "b")}} for name in "ab"]}, "[[network]] b: crop"),
     ("", {"like": "cifar11"}, "imagenet1k"),
     ("train", {"folder": "."}, "npz and folder"), ("train", {"npz": None}, "got none"),
     ("train", {"npz": None, "folder": ".", "y": "y"}, "x and y"), ("train", {"npz": None, "list": "a.txt"}, "images ="),

@@ -179,7 +179,6 @@ class _DataCheck:
         self.source: Source | None = None
         self.rows = self.tried = 0
         self.broken: dict[int, str] = {}
-        self.problems: dict[str, str] = {}  # by kind, the first of each
 
     def run(self, transforms: Sequence[Transform], read: bool) -> None:
         """Look for the images, count them, and read the first or all of them."""
@@ -198,7 +197,7 @@ class _DataCheck:
         for place in [path, Path(inside)] if kind == "list" else [path]:
             diagnosis.where = str(place)
             if not place.exists():
-                raise FileNotFoundError("it is not there. Get it, or correct the path.")
+                raise FileNotFoundError("it is not there. Download it, or correct the path.")
         diagnosis.where = str(path)
         whole = self.data.open(table)
         gone = whole.missing() if isinstance(whole, ListImages) else []
@@ -206,17 +205,17 @@ class _DataCheck:
             diagnosis.found = f"0 of {whole.rows} images"
             raise FileNotFoundError(
                 f"None of the {whole.rows} images of its list is there: its paths start in {whole.root}. "
-                f"Correct images = , or get them. The first is {gone[0]}."
+                f"Correct images =, or download them. The first is {gone[0]}."
             )
         self.source = self.data.take(self.section, table)
         rows = whole.rows - len(gone) if gone else self.source.rows
         diagnosis.found = f"{rows} images" if rows == whole.rows else f"{rows} of {whole.rows} images"
         deviation = self.data.deviations.get(getattr(table, "name", self.section))
         if deviation:
-            diagnosis.add("wrong", f"{deviation}. Get them again, or run a benchmark with --any-counts.")
+            diagnosis.add("wrong", f"{deviation}. Download them again, or run the benchmark with --any-counts.")
         if gone:
             some = f"{len(gone)} of the {whole.rows} images of its list are not there: {_first(gone)}"
-            diagnosis.add("missing", f"{some}. Get them again.")
+            diagnosis.add("missing", f"{some}. Download them again.")
             diagnosis.absent = True
         return set(gone)
 
@@ -225,6 +224,7 @@ class _DataCheck:
         own = {key: value for key, value in self.table.settings.items() if key not in ("mean", "std")}
         transforms = [replace(transform, **own) for transform in transforms]
         sizes: dict[Transform, tuple[str, str]] = {}
+        problems: dict[str, str] = {}  # the first of each kind
         there = [row for row in range(source.rows) if not gone or _origin(source, row)[1] not in gone]
         self.rows = len(there)
         for row in track(there, f"reading {self.diagnosis.what}") if every else there[:ALWAYS_READ]:
@@ -239,28 +239,26 @@ class _DataCheck:
                 try:
                     height, width = transform(picture).shape[1:]
                 except ValueError as error:
-                    self.problems.setdefault("refusal", f"{name}: {error}")
+                    problems.setdefault("refusal", f"{name}: {error}")
                     continue
                 size = f"{width} x {height}"
                 usual, example = sizes.setdefault(transform, (size, name))
                 if size != usual:
-                    differ = f"Prepared images differ in size: {example} has {usual} pixels, {name} has {size}."
-                    self.problems.setdefault("size", f"{differ} Give the transform a resize and a crop.")
+                    differ = f"Transformed images differ in size: {example} has {usual} pixels, {name} has {size}."
+                    problems.setdefault("size", f"{differ} Give the transform a resize and a crop.")
+        for problem in problems.values():
+            self.diagnosis.add("wrong", problem)
 
     def conclude(self) -> None:
-        """Add what reading images has found; those that were not tried count as readable."""
+        """Add what was found by reading images; those that were not read count as readable."""
         count = len(self.broken)
         least, more = ("", "") if self.tried >= self.rows else ("At least ", " Read all of them with --read.")
         sentence = f"{least}{count} of {self.rows} images cannot be read: {_first(list(self.broken.values()))}."
         if 0 < count <= ALLOWED * self.rows and count < self.tried:
             self.diagnosis.add("note", f"{sentence} A benchmark leaves them out.{more}")
         elif count:
-            most = f"A benchmark leaves out {100 * ALLOWED:g} % at most"
-            self.diagnosis.add(
-                "wrong", f"{sentence} {most}: replace or remove them, or give it --max-unreadable.{more}"
-            )
-        for problem in self.problems.values():
-            self.diagnosis.add("wrong", problem)
+            most = f"A benchmark leaves out at most {100 * ALLOWED:g} %"
+            self.diagnosis.add("wrong", f"{sentence} {most}: replace or remove them, or pass --max-unreadable.{more}")
 
 
 def _check_together(document: SuiteTable, sources: dict[str, Source | None]) -> None:
@@ -297,7 +295,7 @@ def _check_network(suite_file: SuiteFile, network: Network, code: bool) -> tuple
 def _check_accuracy(
     diagnosis: Diagnosis, model: nn.Module, suite_file: SuiteFile, network: Network, limit: int, check: _DataCheck
 ) -> None:
-    """Run a network on test images; those that cannot be read are added to their check."""
+    """Evaluate a network on test images; add unreadable ones to their check."""
     try:
         whole = suite_file.data(network).take("test", suite_file.document.test)
         test = take_subset(whole, limit, network.draws, balanced=True)
@@ -314,18 +312,18 @@ def _check_accuracy(
     diagnosis.found = f"{100 * share:.2f} %"
     largest = -1 if bank.labels is None else int(bank.labels.max())
     expected = network.table.accuracy
-    sentence = f"{diagnosis.found} of {n} test images are right"
+    sentence = f"{diagnosis.found} of {n} test images are classified correctly"
     if largest >= outputs:
         diagnosis.add("wrong", f"The test images have labels up to {largest}, but the network has {outputs} classes.")
     elif expected is None:
-        guessed = f" Guessing would be as good. {CAUSES}" if accuracy_fits(share, 100 / outputs, n) else ""
-        diagnosis.add("note", f"{sentence}; the suite expects no accuracy (accuracy = ...).{guessed}{hint}")
+        guessed = f" Guessing is as accurate. {CAUSES}" if accuracy_fits(share, 100 / outputs, n) else ""
+        diagnosis.add("note", f"{sentence}; the suite states no expected accuracy (accuracy = ...).{guessed}{hint}")
     elif not accuracy_fits(share, expected, n):
-        diagnosis.add("wrong", f"{sentence}, {expected:.2f} % should be. {CAUSES}{hint}")
+        diagnosis.add("wrong", f"{sentence}, {expected:.2f} % were expected. {CAUSES}{hint}")
 
 
 def _origin(source: ImageSource, row: int) -> tuple[int, str]:
-    """Return the number that an image has in its file or folder, and its path in there if it is a file."""
+    """Return the position of an image in its file or folder, and its relative path if it is a file."""
     while isinstance(source, ImageSubset):
         row = int(source.chosen[row])
         source = source.source

@@ -78,7 +78,9 @@ class ImageTable(TransformTable, frozen=True, kw_only=True):
         """The key that names the source; raise ValueError unless there is one, and the other keys belong to it."""
         kind = _single_key(self, KINDS, "images come from")
         if kind not in ("npz", "table") and (self.x or getattr(self, "y", None)):
-            raise ValueError(f"x and y name arrays of a npz or columns of a table, but this is a {kind}. Remove them.")
+            raise ValueError(
+                f"x and y name arrays of npz files or columns of tables, but this is a {kind}. Remove them."
+            )
         if (kind == "list") != (self.images is not None):
             raise ValueError("images = is the root folder of the paths in a list. Set it with list =, and only then.")
         if kind == "bank" and self.settings:

@@ -95,10 +95,8 @@ class SuiteFile:
         def value(match: re.Match[str]) -> str:
             name = match[1] or match[2]
             if not self.variables.get(name):
-                folder = "OpenOOD's data and results, or pass --data" if name == OPENOOD else "the files"
-                raise FileNotFoundError(
-                    f"the environment variable {name} is not set. Set it to the folder of {folder}."
-                )
+                way = "OpenOOD's folder of data and results, or pass --data" if name == OPENOOD else "a folder"
+                raise FileNotFoundError(f"the environment variable {name} is not set. Set it to {way}.")
             return self.variables[name]
 
         # Resolved, because the same file may be written in two ways.
