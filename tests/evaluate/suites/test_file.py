@@ -405,7 +405,7 @@ REFUSALS = [
     ),
     ("", {"sed": 1}, "Did you mean seed"),
     ("network", {"transform": {"man": [0.1]}}, "[[network]] tiny: there is no key 'man'"),
-    ("", {"network": [{"name": name, "transform": {"crop": int(name != "b")}} for name in "ab"]}, "[[network]] b: crop"),
+    ("", {"network": [{"name": name, "accuracy": int(name != "b")} for name in "ab"]}, "[[network]] b: accuracy"),
     ("", {"like": "cifar11"}, "imagenet1k"),
     ("train", {"folder": "."}, "npz and folder"), ("train", {"npz": None}, "got none"),
     ("train", {"npz": None, "folder": ".", "y": "y"}, "x and y"), ("train", {"npz": None, "list": "a.txt"}, "images ="),

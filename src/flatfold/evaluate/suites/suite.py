@@ -76,6 +76,6 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if name in RESERVED or names.count(name) > 1 or not NAME.fullmatch(name):
             raise ValueError(
-                f"{name!r} is no valid name of an OOD data set. Use unique names of letters, digits and -_.+, and none "
+                f"an OOD data set cannot be called {name!r}. Use unique names of letters, digits and -_.+, and none "
                 f"of {', '.join(RESERVED)}."
             )
