@@ -296,5 +296,5 @@ def test_the_archives_of_openood_are_named_where_their_files_are_missing(suite, 
         folder = "images_largescale" if archive in large else "images_classic"
         assert f": {archive}.zip, unpacked in HERE/data/{folder}/{archive}\n" in text
     for network in file.networks:  # a file that the suite asks for
-        assert network.table["weights"].replace("$OPENOOD/", "").replace("{seed}", "0") in text
+        assert network.table.weights.replace("$OPENOOD/", "").replace("{seed}", "0") in text
     assert how_to_download([replace(d, absent=False) for d in examine(file)], "HERE") == []
