@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.paper.claims import statistic
-from flatfold.paper.comparison import COMPARED, average_seeds, compare_curvature, list_seed_means
-from flatfold.paper.page import find_paper_numbers
+from flatfold.paper.comparison import COMPARED, average_seeds, compare_curvature, find_paper_numbers
+from flatfold.paper.measurements import statistic
 from flatfold.paper.tables import read_table
 from tests.toy_ablations import make_ablations, make_network_run, make_results
 from tests.toy_study import make_study
@@ -41,8 +40,7 @@ def test_means_over_seeds_have_the_deviation_of_the_population(seeds):
         assert np.array(row.cells) == pytest.approx(np.array([(2 * v, v * (2 / 3) ** 0.5) for v in values]))
     assert (rows["id"].family, rows["id"].n) == ("resnet18", 3)
     assert [row.data for row in average_seeds(seeds, ("feature",), by_data_set=False)] == ["id", "near", "far"]
-    assert [number for number, _ in list_seed_means(seeds)] == ["Table 1", "Table 6", "Table 7"]
-    assert list(list_seed_means(seeds[:1])) == []
+    assert average_seeds(seeds[:1], ("feature",), by_data_set=False) == []
 
 
 def test_the_papers_numbers_are_those_of_the_table_and_ours_are_means_over_networks(seeds):

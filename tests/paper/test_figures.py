@@ -71,8 +71,8 @@ def test_figures_of_single_data_sets_show_those_of_the_paper_where_there_are():
         ({"pens": "near", "ink": "near", "noise": "far"}, ["pens", "noise"]),
     ):
         study = make_study(sets)
-        assert [key.label for key in figures.typical_traces(study, "x").keys][-2:] == shown
-        titles = [panel.title for panel in figures.typical_spectra(study, "x").panels]
+        assert [key.label for key in figures.typical_traces(study).keys][-2:] == shown
+        titles = [panel.title for panel in figures.typical_spectra(study).panels]
         assert titles == [f"{name}, over {over}" for over in ("parameters", "features") for name in ("ID", *shown)]
 
 

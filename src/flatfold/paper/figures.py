@@ -30,7 +30,7 @@ from ..report.figure import (
 from ..report.figures import WIDE, cost_figure, draw_scatter
 from . import theory
 from .ablations import FORWARD, NORMALISATIONS, Ablations, Cost, Sensitivity
-from .claims import REGIMES, SHOWN, NetworkRun, list_regimes, statistic
+from .measurements import REGIMES, SPACES_SHOWN, NetworkRun, list_regimes, statistic
 
 PAPERS = ("tin", "svhn", "ninco", "inaturalist")  # the near and far data sets of the paper's Figure 2
 LEAST = 1e-3  # milliseconds: below the resolution of the clock
@@ -62,21 +62,21 @@ def cost_against_auroc(run: NetworkRun, name: str, size: tuple[float, float] = W
     return replace(cost_figure(results, size), name=name)
 
 
-def typical_traces(study: Study, name: str) -> Drawing:
+def typical_traces(study: Study) -> Drawing:
     """Return the traces over parameters of the ID, a near and a far data set, those of the paper if there are."""
     drawing = trace_densities(_one_of_each_group(study))
-    return replace(drawing, name=name, panels=drawing.panels[:1])
+    return replace(drawing, panels=drawing.panels[:1])
 
 
-def typical_spectra(study: Study, name: str) -> Drawing:
+def typical_spectra(study: Study) -> Drawing:
     """Return the spectra of the same data sets, over parameters and features."""
-    drawings = {space: spectral_densities(_one_of_each_group(study), space) for space in SHOWN}
+    drawings = {space: spectral_densities(_one_of_each_group(study), space) for space in SPACES_SHOWN}
     panels = [
         replace(panel, title=f"{panel.title}, over {SPACES[space]}")
         for space, drawing in drawings.items()
         for panel in drawing.panels
     ]
-    return replace(drawings["feature"], name=name, panels=panels)
+    return replace(drawings["feature"], panels=panels)
 
 
 def _one_of_each_group(study: Study) -> Study:
@@ -153,7 +153,7 @@ def _draw_bars(bars: list[tuple[str, float, float, float]], line: float | None, 
     axes.set_xlabel("milliseconds")
 
 
-def alpha_sensitivity(sensitivities: Sequence[Sensitivity], name: str) -> Drawing:
+def alpha_sensitivity(sensitivities: Sequence[Sensitivity], name: str = "alpha-sensitivity") -> Drawing:
     """Return averages of AUROC and FPR95 against α, a line per variant, and AutoFold's choice as a dot."""
     if not sensitivities:
         return Drawing(name, [])

@@ -34,9 +34,9 @@ from .ablations import (
     measure_sensitivities,
     measure_separations,
 )
-from .claims import NetworkRun
-from .exhibits import Verdict, compute_verdicts
+from .measurements import NetworkRun
 from .tables import FOLD_FAMILY, read_table
+from .verdicts import ClaimVerdict, compute_verdicts
 
 FILES = ("results.json", STUDY, JSON)
 NOT_IN_TABLES = ("mdsens",)  # a baseline of the paper's appendix that none of its tables has
@@ -175,7 +175,7 @@ class Reproduction:
     """All networks of a suite that were measured, and the verdicts on the paper."""
 
     runs: list[NetworkRun]
-    verdicts: list[Verdict]
+    verdicts: list[ClaimVerdict]
     left_out: dict[str, str]  # networks of earlier runs that cannot be used, and why
 
 
