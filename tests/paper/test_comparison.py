@@ -7,6 +7,7 @@ import pytest
 
 from flatfold.paper.comparison import COMPARED, average_seeds, compare_curvature, find_paper_numbers
 from flatfold.paper.measurements import statistic
+from flatfold.paper.page import build_content
 from flatfold.paper.tables import read_table
 from tests.toy_ablations import make_ablations, make_network_run, make_results
 from tests.toy_study import make_study
@@ -75,3 +76,10 @@ def test_the_papers_numbers_are_those_of_the_table_and_ours_are_means_over_netwo
     assert set(COMPARED) < set(find_paper_numbers(seeds))
     assert compare_curvature([make_network_run()], "Table 1") == find_paper_numbers([make_network_run()]).get(1, [])
     assert {n.column for n in read_table("hessian_parameter")} == {"ID", "Near-OOD", "Far-OOD"}
+
+
+def test_means_over_seeds_stand_in_the_columns_of_the_csv_file(seeds):
+    for number in ("Table 1", "Table 7"):
+        *_, last = build_content(number, seeds).lines
+        assert list(last) == list(build_content(number, seeds).lines[0]), number
+        assert last["network"] == "mean of 3: resnet18"

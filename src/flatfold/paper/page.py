@@ -247,7 +247,7 @@ def _build_statistics(runs: Sequence[NetworkRun]) -> Content:
     lines = _csv_lines(runs, rows)
     for space in SPACES_SHOWN:
         for line in _seed_lines(runs, space, by_data_set=True):
-            lines.append({**line, "space": space})
+            lines.append({"network": line.pop("network"), "space": space, **line})
     return Content("tables", {"text": COMPUTED, "parts": _per_network(runs, show)}, lines=lines)
 
 
