@@ -12,7 +12,7 @@ from flatfold.paper import measurements
 from flatfold.paper.claims import CHECKS
 from flatfold.paper.measurements import FPR95, cohens_d_influence, compute_lead, find_best
 from flatfold.paper.theory import random_theorems
-from flatfold.paper.verdicts import Claim, compute_verdicts, judge, read_claims
+from flatfold.paper.verdicts import Claim, compute_verdicts, count_verdicts, judge, read_claims
 from tests.toy_ablations import cohens_d, make_ablations, make_costs, make_network_run, make_results
 from tests.toy_study import make_study
 
@@ -53,6 +53,19 @@ def test_claims_have_all_texts_and_name_tables_that_exist():
     for wrong in ({"claim": ""}, {"tables": ["mian"]}, {"networks": "some"}, {"remark": "none"}, {"title": 1}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert({**fields, **wrong}, Claim)
+
+
+def test_verdicts_are_counted_in_singular_and_plural():
+    one = verdict("Theorem 1")
+
+    def count(**agreements):
+        kinds = [kind.replace("_", " ") for kind, n in agreements.items() for _ in range(n)]
+        return count_verdicts([replace(one, agreement=kind) for kind in kinds])
+
+    assert count(disagrees=1, partly=15, agrees=3) == "19 claims: 3 agree, 15 in part, 1 disagrees"
+    assert count(agrees=1, partly=1, disagrees=2) == "4 claims: 1 agrees, 1 in part, 2 disagree"
+    assert count(not_tested=1, undecided=2) == "3 claims: 2 undecided, 1 not tested"
+    assert count(agrees=1) == "1 claim: 1 agrees"
 
 
 def test_averages_compare_the_best_of_the_family_with_the_best_other_or_allow_two_points():

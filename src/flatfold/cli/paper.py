@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -173,6 +172,8 @@ def _print_verdicts(verdicts: Sequence[ClaimVerdict]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from ..paper.verdicts import count_verdicts
+
     table = Table(title="The paper compared with this run", title_justify="left", show_lines=True)
     table.add_column("in the paper", no_wrap=True)
     table.add_column("agreement", no_wrap=True)
@@ -182,8 +183,7 @@ def _print_verdicts(verdicts: Sequence[ClaimVerdict]) -> None:
         table.add_row(escape(verdict.number), f"[{colour}]{verdict.agreement}[/]", escape(verdict.shows))
     console = open_console()
     console.print(table)
-    counts = Counter(str(verdict.agreement) for verdict in verdicts)
-    console.print(f"{len(verdicts)} claims: {', '.join(f'{count} {word}' for word, count in counts.items())}.")
+    console.print(f"{count_verdicts(verdicts)}.")
 
 
 def _print_comparison(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -17,6 +17,7 @@ from .measurements import NetworkRun
 from .tables import TABLES, contradictions
 
 Agreement = Literal["agrees", "partly", "disagrees", "undecided", "not tested"]
+COUNTED = {"agrees": ("agrees", "agree"), "partly": ("in part",) * 2, "disagrees": ("disagrees", "disagree")}
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,3 +111,10 @@ def _summarise_failures(held: Sequence[bool | None]) -> str:
         whole = f"{count}" if false else f"{count} checks"
         parts.append(f"{undecided} of {whole} {'is' if undecided == 1 else 'are'} undecided")
     return f"; {' and '.join(parts)}" if parts else ""
+
+
+def count_verdicts(verdicts: Sequence[ClaimVerdict]) -> str:
+    """Return how many claims have each verdict, such as ``19 claims: 3 agree, 15 in part, 1 disagrees``."""
+    counts = {kind: sum(verdict.agreement == kind for verdict in verdicts) for kind in get_args(Agreement)}
+    words = [f"{n} {COUNTED.get(kind, (kind, kind))[n > 1]}" for kind, n in counts.items() if n]
+    return f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)}: {', '.join(words)}"
