@@ -40,6 +40,18 @@ NOT_COMPARABLE = "not comparable: "  # start of such a remark
 NO_INTERVAL = "without an interval"
 PROTOCOL = "openood-1.5/"
 
+Place = tuple[str, str, str]  # method, data set and family of networks
+Ends = tuple[float, float]  # of an interval
+
+
+class Measured(NamedTuple):
+    """A number of one network, with half the width of its 95 % interval, and its place in a line."""
+
+    value: float
+    half: float | None
+    method: str
+    dataset: str
+
 
 @dataclass(frozen=True)
 class Line:
@@ -65,24 +77,15 @@ class Line:
 
     @classmethod
     def of(
-        cls,
-        number: Number,
-        table: str,
-        measured: float,
-        ends: tuple[float, float] | None,
-        *,
-        method: str,
-        dataset: str,
-        family: str,
-        remarks: Iterable[str],
+        cls, number: Number, table: str, place: Place, measured: float, ends: Ends | None, remarks: Iterable[str]
     ) -> "Line":
         """Return the comparison of a number of the paper with a measured one and the ends of its interval."""
-        low, high = ends or (None, None)
+        (method, dataset, family), (low, high) = place, ends or (None, None)
         half = TABLES[table].unit / 2  # a printed number is rounded by up to this
         inside = ends is not None and ends[0] - half <= number.value <= ends[1] + half
         remark, difference = BETWEEN.join(filter(None, remarks)), measured - number.value
-        place, numbers = (method, dataset, number.metric), (number.value, measured, difference)
-        return cls(*place, *numbers, low, high, inside, remark, table, family)
+        numbers = number.value, measured, difference
+        return cls(method, dataset, number.metric, *numbers, low, high, inside, remark, table, family)
 
 
 def compare_with_paper(runs: Sequence[Results], table: str | None = None, anyway: bool = False) -> list[Line]:
@@ -147,16 +150,10 @@ def _compare_family(table: str, rows: Sequence[SummaryRow], suite: Mapping[str, 
             continue
         metric = RATES[number.metric]
         low, high = (100 * end for end in cell.intervals.get(metric, (0.0, 0.0)))
-        yield Line.of(
-            number,
-            table,
-            100 * cell.means[metric],
-            (low, high) if metric in cell.intervals else None,
-            method=cell.method,
-            dataset=cell.column,
-            family=cell.family,
-            remarks=(why, *_list_remarks(table, number, cell, wrong.get(number.place))),
-        )
+        ends = (low, high) if metric in cell.intervals else None
+        remarks = (why, *_list_remarks(table, number, cell, wrong.get(number.place)))
+        place = cell.method, cell.column, cell.family
+        yield Line.of(number, table, place, 100 * cell.means[metric], ends, remarks)
 
 
 def _list_remarks(table: str, number: Number, cell: SummaryRow, wrong: Contradiction | None) -> Iterator[str]:
@@ -216,17 +213,11 @@ def _average(number: Number, parts: Sequence[Line]) -> Line:
     for text, where in caveats.items():
         if not text.startswith(NOT_COMPARABLE):
             texts.append(text if where == tables else f"{', '.join(where)}: {text}")
-    ends = [(part.low, part.high) for part in parts if part.low is not None and part.high is not None]
-    return Line.of(
-        number,
-        MAIN,
-        fmean(part.measured for part in parts),
-        (fmean(low for low, _ in ends), fmean(high for _, high in ends)) if len(ends) == len(parts) else None,
-        method=labels[0] if len(labels) == 1 else number.row.lower(),
-        dataset="all",
-        family=f"mean over {len(parts)} benchmarks",
-        remarks=texts,
-    )
+    known = [(part.low, part.high) for part in parts if part.low is not None and part.high is not None]
+    ends = (fmean(low for low, _ in known), fmean(high for _, high in known)) if len(known) == len(parts) else None
+    method = labels[0] if len(labels) == 1 else number.row.lower()
+    place = method, "all", f"mean over {len(parts)} benchmarks"
+    return Line.of(number, MAIN, place, fmean(part.measured for part in parts), ends, texts)
 
 
 def table_of(suite: Mapping[str, Any]) -> str | None:
@@ -278,15 +269,6 @@ def find_data_set(column: str, here: Sequence[str]) -> str | None:
     return next((dataset for dataset in here if dataset in names), None)
 
 
-class Measured(NamedTuple):
-    """A figure of one network, with half of its 95 % interval, and its name in a line."""
-
-    value: float
-    half: float | None
-    label: str
-    column: str
-
-
 def compare_curvature(runs: Sequence[NetworkRun], exhibit: str) -> list[Line]:
     """Return the numbers of the paper's Table 1, 3, 4, 6 or 7 with those of comparable networks."""
     table, find = COMPARED[exhibit]
@@ -301,9 +283,9 @@ def compare_curvature(runs: Sequence[NetworkRun], exhibit: str) -> list[Line]:
             measured = [each for each in found if each is not None]
             if len(measured) < len(group):
                 continue
-            values, halves = [each.value for each in measured], [each.half for each in measured]
-            known, remarks = [half for half in halves if half is not None], list[str]()
-            ends = mean_interval(values, known) if len(known) == len(values) else None
+            values, remarks = [each.value for each in measured], list[str]()
+            halves = [each.half for each in measured if each.half is not None]
+            ends = mean_interval(values, halves) if len(halves) == len(values) else None
             if error := wrong.get(number.place):
                 remarks.append(f"† the mean of its parts is {error.recomputed:.{digits}f}")
             if number.std is not None:
@@ -311,9 +293,8 @@ def compare_curvature(runs: Sequence[NetworkRun], exhibit: str) -> list[Line]:
             if len(values) != CHECKPOINTS[own]:
                 remarks.append(f"networks: {len(values)} here, {CHECKPOINTS[own]} in the paper")
             remarks += [HIDDEN] * table.startswith("hessian") + [NO_INTERVAL] * (ends is None)
-            _, _, label, column = measured[0]
-            place = {"method": label, "dataset": column, "family": family}
-            lines.append(Line.of(number, table, fmean(values), ends, **place, remarks=remarks))
+            place = measured[0].method, measured[0].dataset, family
+            lines.append(Line.of(number, table, place, fmean(values), ends, remarks))
     return lines
 
 
