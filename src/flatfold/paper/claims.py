@@ -81,9 +81,8 @@ def check_trend_and_cost(run: NetworkRun) -> Finding:
     variants = _check_variants(run)
     if not variants:
         return Finding(f"{shows}, and no variant of FOLD was timed", checks)
-    good = count_held(variants)
-    has = "has" if good == 1 else "have"
-    shows += f", and {good} of {len(variants)} variants of FOLD {has} high AUROC at low cost"
+    have = "has" if _count_held(variants) == 1 else "have"
+    shows += f", and {_count(variants)} variants of FOLD {have} high AUROC at low cost"
     return Finding(shows, checks + variants)
 
 
@@ -125,8 +124,7 @@ def check_traces_by_regime(run: NetworkRun) -> Finding:
         members = measured.list_members(study, group)
         traces = np.concatenate([study.traces[f"parameter/{name}"] for name in members])
         ratio = measured.quartile_ratio(known, traces)
-        value, low, high = (f"×{_number(number)}" for number in ratio)
-        text = f"interquartile range, {group} over ID: {value} ({low} to {high})"
+        text = f"interquartile range, {group} over ID: {_with_ends(ratio, lambda number: f'×{_number(number)}')}"
         checks += [_check_shift(study, group, members), Check(text, ratio.above(1))]
         medians.append(f"{_number(float(np.median(traces)))} {group}")
     levels = {name: measured.unimodality(study.traces[f"parameter/{name}"]) for name in study.datasets[1:]}
@@ -149,7 +147,7 @@ def check_averages(run: NetworkRun) -> Finding:
     )
     for label in filter(None, shaped if checks and plain else ()):
         gain = measured.compute_lead(results, "auroc", label, str(plain))
-        checks.append(Check(f"average AUROC, {label} over {plain}: {_points(gain)} points", gain.above()))
+        checks.append(Check(f"average AUROC, {label} over {plain}: {_with_ends(gain)} points", gain.above()))
     return Finding(shows, checks)
 
 
@@ -181,7 +179,7 @@ def _compare_best(groups: Sequence[Sequence[Results]], label: str, none: str) ->
         lead = Interval.mean(leads)
         a, b = (_percent(measured.mean_over_groups(groups, metric, method)) for method in (ours, other))
         shows.append(f"{'mean' if len(groups) > 1 else 'average'} {name} of {ours} {a}, of {other} {b}")
-        text = f"{label.format(name)}: {ours} {a}, {other} {b}, better by {_points(lead)} points"
+        text = f"{label.format(name)}: {ours} {a}, {other} {b}, better by {_with_ends(lead)} points"
         checks.append(Check(text, lead.above()))
     return Finding(" and ".join(shows), checks)
 
@@ -217,7 +215,7 @@ def check_costs(run: NetworkRun) -> Finding:
             checks.append(Check(text, decide(theirs >= MAGNITUDE * mine, theirs < MAGNITUDE * mine / SETUP_ROOM)))
         share = _number(100 * fold.inference_ms / forward.inference_ms)
         shows = f"the score of {fold.method} adds {share} % to a forward pass of {_number(forward.inference_ms)} ms"
-    count = f", {count_held(checks)} of {len(checks)} comparisons hold"
+    count = f", {_count(checks)} comparisons hold"
     return Finding(shows + (count if checks else ", and there is nothing to compare it with"), checks)
 
 
@@ -228,7 +226,7 @@ def check_exponents(run: NetworkRun) -> Finding:
     for curve in run.ablations.sensitivities:
         regret = Interval(curve.regret, curve.regret_low, curve.regret_high)
         chosen = f"{curve.method}: chosen α {curve.chosen:g} gives {_percent(curve.chosen_auroc['all'])}"
-        checks.append(Check(f"{chosen}, regret {_points(regret)} points", regret.at_most(NEAR_OPTIMAL)))
+        checks.append(Check(f"{chosen}, regret {_with_ends(regret)} points", regret.at_most(NEAR_OPTIMAL)))
         best = curve.grid[int(np.argmax(curve.auroc["all"]))]
         loss = _minus(f"{100 * regret.value:.2f}")  # negative if the choice, between two grid points, beats both
         regrets.append(f"{loss} for {curve.method} (α {curve.chosen:g}, best {best:g})")
@@ -246,7 +244,7 @@ def check_normalisation(run: NetworkRun) -> Finding:
             continue
         gain = Interval(partly.gain, partly.gain_low, partly.gain_high)
         text = f"{_percent(none.auroc)} without, {_percent(partly.auroc)} with α {partly.alpha:g}"
-        checks.append(Check(f"{method}: {text}, {_points(gain)} points", gain.above()))
+        checks.append(Check(f"{method}: {text}, {_with_ends(gain)} points", gain.above()))
         harmed += full is not None and full.auroc < partly.auroc - HARMFUL
     total, limit = len(checks), f"more than {100 * HARMFUL:g} points"
     side = f"full costs no method {limit}, as in the paper's CIFAR-10"
@@ -254,7 +252,7 @@ def check_normalisation(run: NetworkRun) -> Finding:
         mostly = 2 * harmed > total
         like = "as in the paper's ImageNet-200" if mostly else "between the paper's CIFAR-10 and ImageNet-200"
         side = f"full costs {harmed} of {total} methods {limit}, {like}"
-    return Finding(f"partial normalisation improves {count_held(checks)} of {total} methods, and {side}", checks)
+    return Finding(f"partial normalisation improves {_count(checks)} methods, and {side}", checks)
 
 
 @check_of("Figure 5")
@@ -273,9 +271,8 @@ def check_separation(run: NetworkRun) -> Finding:
     for before, after in (("none", "partial"), ("full", "none")):
         a, b = rows[before].cohens_d, rows[after].cohens_d
         rise = Interval.around(b - a, measured.NORMAL * float(np.linalg.norm(influences[after] - influences[before])))
-        value, low, high = (f"{number:+.3f}" for number in rise)
-        text = f"Cohen's d rises from {before} to {after}: {a:.3f} {before}, {b:.3f} {after}, {value} ({low} to {high})"
-        checks.append(Check(_minus(text), rise.above()))
+        text = f"Cohen's d rises from {before} to {after}: {a:.3f} {before}, {b:.3f} {after}"
+        checks.append(Check(_minus(f"{text}, {_with_ends(rise, '{:+.3f}'.format)}"), rise.above()))
     moved, other = unknown["partial"] - unknown["none"], known["partial"] - known["none"]
     before, after = ((unknown[kind] - unknown[kind].mean()) ** 2 for kind in ("none", "partial"))
     narrowed = before - after
@@ -285,8 +282,7 @@ def check_separation(run: NetworkRun) -> Finding:
     )
     fall = Interval.around(float(narrowed.mean()), measured.NORMAL * measured.mean_error(narrowed))
     for what, change in (("the gap of the means rises", gap), ("the variance of the OOD scores falls", fall)):
-        value, low, high = map(_number, change)
-        checks.append(Check(f"{what} from none to partial, by {value} ({low} to {high})", change.above()))
+        checks.append(Check(f"{what} from none to partial, by {_with_ends(change, _number)}", change.above()))
     parts = {
         "Cohen's d": [_minus(f"{row.cohens_d:.3f}") for row in rows.values()],
         "gap of the means": [_number(row.gap) for row in rows.values()],
@@ -322,7 +318,7 @@ def check_logits(run: NetworkRun) -> Finding:
     feature, logit = measured.trace_aurocs(run).values()
     lead = Interval.of_difference(feature, logit)
     a, b = _percent(feature.auroc), _percent(logit.auroc)
-    text = f"average AUROC {a} over features, {b} over logits, {_points(lead)} points"
+    text = f"average AUROC {a} over features, {b} over logits, {_with_ends(lead)} points"
     shows = f"at α {run.ablations.alphas['partial']:g} average AUROC {a} over features and {b} over logits"
     return Finding(shows, [Check(text, lead.above())])
 
@@ -345,9 +341,8 @@ def check_spectra(run: NetworkRun) -> Finding:
         dispersed.append(Check(text, Interval.around(spread - known, 2 * (error + other)).above()))
     growth = [_check_growth(study, space, "lambda_max", ID, at) for space in SPACES_SHOWN for at in study.groups]
     paths = " and ".join(f"over {SPACES[at]} {_list_values(study, at, 'lambda_max')}" for at in SPACES_SHOWN)
-    shows = f"{paths}, broader over features in {count_held(broader)} of {len(broader)} data sets, more dispersed than "
-    shows += f"that of ID data in {count_held(dispersed)} of {len(dispersed)}"
-    return Finding(shows, growth + broader + dispersed)
+    shows = f"{paths}, broader over features in {_count(broader)} data sets"
+    return Finding(f"{shows}, more dispersed than that of ID data in {_count(dispersed)}", growth + broader + dispersed)
 
 
 @check_of("Theorem 1")
@@ -395,16 +390,14 @@ def check_spectra_by_data_set(run: NetworkRun, space: Space) -> Finding:
         cell = statistic(run.study, dataset, space, "lambda_max")
         text = f"λmax of {dataset}, {_with_error(cell)}, exceeds that of ID data, {_with_error(known)}"
         checks.append(Check(text, _exceeds(cell, known)))
-    count = f"{count_held(checks)} of {len(checks)} data sets"
-    return Finding(f"λmax exceeds that of ID data, {_number(known.value)}, in {count}", checks)
+    return Finding(f"λmax exceeds that of ID data, {_number(known.value)}, in {_count(checks)} data sets", checks)
 
 
 @check_of("Figures 12 to 15")
 def check_traces_by_data_set(run: NetworkRun) -> Finding:
     """Check that traces of every OOD data set are larger than those of ID data."""
     checks = [_check_shift(run.study, name, [name]) for name in run.study.datasets[1:]]
-    count = f"{count_held(checks)} of {len(checks)} OOD data sets"
-    return Finding(f"traces are shifted to larger values in {count}", checks)
+    return Finding(f"traces are shifted to larger values in {_count(checks)} OOD data sets", checks)
 
 
 @check_of("Tables 8 to 11")
@@ -426,7 +419,7 @@ def check_data_sets(run: NetworkRun) -> Finding:
     lag = lags.get("all")
     if lag is not None:
         shows += f" is {100 * lag.value:.2f} points behind the best method on average,"
-        text += f", behind the best by {_points(lag)} points"
+        text += f", behind the best by {_with_ends(lag)} points"
     shows += f" has the best AUROC on {first} of {len(names)} data sets, and is significantly"
     shows += f" more than {100 * COMPETITIVE:g} points behind on {behind} of them"
     return Finding(shows, [Check(text, None if lag is None else lag.at_most(COMPETITIVE))])
@@ -453,8 +446,7 @@ def _report_missing(study: Study, space: Space, name: Name) -> list[Check]:
 
 def _check_shift(study: Study, label: str, members: Sequence[str]) -> Check:
     auroc = Interval.of_auroc(measured.trace_auroc(study, members))
-    value, low, high = map(_percent, auroc)
-    return Check(f"AUROC of the trace, {label}: {value} ({low} to {high})", auroc.above(0.5))
+    return Check(f"AUROC of the trace, {label}: {_with_ends(auroc, _percent)}", auroc.above(0.5))
 
 
 def _exceeds(first: Statistic, second: Statistic) -> bool | None:
@@ -463,9 +455,13 @@ def _exceeds(first: Statistic, second: Statistic) -> bool | None:
     return decide(order == 1, order == -1)
 
 
-def count_held(checks: Sequence[Check]) -> int:
-    """Return the number of checks that hold."""
+def _count_held(checks: Sequence[Check]) -> int:
     return sum(check.holds is True for check in checks)
+
+
+def _count(checks: Sequence[Check]) -> str:
+    """Return how many checks hold, such as ``3 of 7``."""
+    return f"{_count_held(checks)} of {len(checks)}"
 
 
 def _list_values(study: Study, space: Space, name: Name) -> str:
@@ -493,9 +489,9 @@ def _percent(share: float) -> str:
     return f"{format_percent(share)} %"
 
 
-def _points(difference: Interval) -> str:
-    """Return a difference of shares in percentage points, such as ``+1.23 (−0.10 to +2.00)``."""
-    value, low, high = map(signed, difference)
+def _with_ends(interval: Interval, show: Callable[[float], str] = signed) -> str:
+    """Return a value with its interval, such as ``+1.23 (−0.10 to +2.00)``; by default a share in percentage points."""
+    value, low, high = map(show, interval)
     return f"{value} ({low} to {high})"
 
 
