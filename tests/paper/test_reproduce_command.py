@@ -38,6 +38,7 @@ def test_each_network_has_a_folder_and_all_have_verdicts_and_pages(done):
     assert {"Table 1", "Table 2", "Figure 4"} <= {number for number, _ in found}
     (counts,) = re.findall(r"(\d+) claims: (.*)\.", text)
     assert int(counts[0]) == sum(map(int, re.findall(r"\d+", counts[1])))
+    assert not re.search(r"\b1 (agree|disagree)\b|\b([02-9]|\d\d+) (agrees|partly|disagrees)\b", counts[1])
     out = folder / "out" / "paper" / "toy"
     for network in ("tiny", "deep"):
         assert f"{network} -> out/paper/toy/{network}" in text

@@ -16,9 +16,9 @@ from flatfold.evaluate.results import load_results
 from flatfold.paper import run as module
 from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
 from flatfold.paper.ablations import load_ablations
-from flatfold.paper.exhibits import compute_verdicts
 from flatfold.paper.run import Plan, conclude, load_network_run, paper_methods, reproduce
 from flatfold.paper.tables import TUNED
+from flatfold.paper.verdicts import compute_verdicts
 from tests.paper.toys import make_suite
 from tests.toy_ablations import make_ablations, make_network_run, make_results, save
 from tests.toy_study import refusal

@@ -1,4 +1,4 @@
-"""Requirements of the paper's own benchmarks: data, checkpoints and commands, read from the suite files."""
+"""Requirements of the paper's own benchmarks: data, checkpoints and commands, from the suite files."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +19,7 @@ BACKBONES = Path(__file__).parent / "imagenet_backbones.toml"  # the paper's Tab
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a benchmark needs."""
+    """A data set or a network that a benchmark needs."""
 
     suite: str  # as on the command line
     what: str  # a split, an OOD data set with its group, or a network
@@ -51,7 +51,7 @@ def write_full_scale(folder: Path) -> Path:
 
 
 def list_needs() -> list[Need]:
-    """Return everything that the paper's benchmarks need, one after the other; that of the backbones is a file."""
+    """Return the needs of all benchmarks, one benchmark after the other; the suite of the backbones is a file here."""
     files = {name: open_suite_file(name) for name in built_in_names()}
     files[BACKBONES.name] = open_suite_file(str(BACKBONES))
     return [need for name, file in files.items() for need in _read_needs(name, file)]
