@@ -1,1 +1,1 @@
-"""A guard over HTTP, with a page."""
+"""HTTP service for a guard, with a web page."""
