@@ -16,18 +16,18 @@ from .figures import histograms, roc_curves
 
 
 class BenchmarkResults(Results):
-    """Results of a benchmark: :meth:`to_pandas` and :meth:`to_latex` are tables, :meth:`save` writes the files.
+    """Results of a benchmark: :meth:`to_pandas` and :meth:`to_latex` return tables, :meth:`save` writes the files.
 
-    ``rows`` has a row per method and data set, ``averages`` the means, ``scores`` every score by ``method/dataset``.
+    ``rows`` has one row per method and data set, ``averages`` the means, ``scores`` all scores by ``method/dataset``.
     """
 
     @classmethod
     def of(cls, results: Results) -> Self:
-        """Return the same results, with figures."""
+        """Convert results, adding the methods that plot figures."""
         return cls(**{field.name: getattr(results, field.name) for field in fields(results)})
 
     def plot_roc(self, methods: Sequence[str] | None = None) -> Figure:
-        """Return a figure with the ROC curves of some methods on every OOD data set.
+        """Return a figure with the ROC curves of methods on every OOD data set.
 
         Args:
             methods: Labels of methods; by default the best eight.
@@ -35,7 +35,7 @@ class BenchmarkResults(Results):
         return roc_curves(self._only(methods)).figure()
 
     def plot_scores(self, methods: Sequence[str] | None = None) -> Figure:
-        """Return a figure with the scores of some methods: histograms of the ID and of each OOD data set.
+        """Return a figure with the scores of methods: histograms of the ID and of each OOD data set.
 
         Args:
             methods: Labels of methods; by default all.
@@ -71,29 +71,29 @@ def benchmark(
 ) -> BenchmarkResults:
     """Compare methods on a model and data, as ``flatfold bench`` does.
 
-    Data is anything that :func:`flatfold.extract` takes: a ``DataLoader``, a data set of torch or Hugging Face, a path
-    of images, arrays ``(X, y)``. A method that does not apply or fails is left out with its reason (``left_out``).
+    Data is anything that :func:`flatfold.extract` accepts: a ``DataLoader``, a data set of torch or Hugging Face, a
+    path of images, arrays ``(X, y)``. A method that does not apply or fails is omitted with its reason (``left_out``).
 
     Args:
         model: The trained classifier.
         id_test: ID inputs with labels, on which methods are evaluated.
         ood: OOD inputs by name; labels are ignored.
-        fit: ID inputs with labels that methods learn from, such as the training data.
-        methods: As for ``flatfold bench``: ``"knn"``, ``"knn:k=10"``, ``"knn@id"``. By default all. Those that run the
-            network themselves need paths or uint8 arrays of images for all data.
-        val: ID inputs with labels that the model was not trained on, for the methods that learn or choose from
-            validation data; by default ``fit``.
+        fit: ID inputs with labels that methods are fitted on, such as the training data.
+        methods: As for ``flatfold bench``: ``"knn"``, ``"knn:k=10"``, ``"knn@id"``. By default all. Methods that run
+            the network themselves need paths or uint8 arrays of images for all data.
+        val: ID inputs with labels that the model was not trained on, for methods that are fitted or tuned on validation
+            data; by default ``fit``.
         ood_val: OOD inputs for tuning, ``"knn@ood"``. No method is evaluated on them.
-        near: Names in ``ood`` of data sets that are similar to ID data; they have a mean of their own.
-        transform: How images of a path or of a data set become tensors (see :func:`flatfold.extract`).
-        collate: Makes a batch of items of a data set (see :func:`flatfold.extract`).
-        batch_size: Inputs in a batch, for data that does not come in batches.
-        device: Any torch device string; by default where the model is.
-        head: Name of the last layer, where it cannot be found automatically.
-        bootstrap: Bootstrap samples for the intervals; 0 for those of AUROC only.
-        seed: Of the bootstrap.
-        name: In tables and on the page.
-        out: Folder for the files of a run. Without it nothing is kept.
+        near: Names in ``ood`` of data sets that are similar to ID data; their mean is reported separately.
+        transform: Converts images of a path or of a data set to tensors (see :func:`flatfold.extract`).
+        collate: Converts items of a data set to a batch (see :func:`flatfold.extract`).
+        batch_size: Inputs per batch, for data that is not batched.
+        device: Any torch device string; by default the device of the model.
+        head: Name of the last layer, if it cannot be found automatically.
+        bootstrap: Bootstrap samples for the intervals; 0 for intervals of AUROC only.
+        seed: Seed of the bootstrap.
+        name: Name of the run in tables and on the page.
+        out: Folder for the files of a run. None writes no files.
 
     Example:
         >>> import torch
@@ -128,9 +128,9 @@ def benchmark(
 
 
 def load_results(folder: Path | str) -> BenchmarkResults:
-    """Return the results that ``flatfold bench`` or :func:`benchmark` wrote into a folder.
+    """Load the results that ``flatfold bench`` or :func:`benchmark` wrote to a folder.
 
     Raises:
-        ValueError: There are no results in the folder, or they are damaged or of another version.
+        ValueError: There are no results in the folder, or they are damaged or have another version.
     """
     return BenchmarkResults.of(result_files.load_results(Path(folder)))
