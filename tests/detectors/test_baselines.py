@@ -217,9 +217,9 @@ def test_unusual_data_is_scored_or_refused_with_a_sentence(name, make_world):
         "two features": (h[:, :2], ff.Head(head.weight[:, :2], head.bias)),
     }  # fmt: skip
     refused = {
-        "optfs": {"zero": "differ"},
-        "neco": {"one sample": "same", "equal": "same", "zero": "same"},
-        "pnml": {"zero": "directions"},
+        "optfs": {"zero": "vary"},
+        "neco": {"one sample": "equal", "equal": "equal", "zero": "equal"},
+        "pnml": {"zero": "non-zero"},
     }
     for case, (features, case_head) in cases.items():
         bank = ff.FeatureBank(features, None)

@@ -350,7 +350,7 @@ def test_a_file_that_is_cut_or_changed_anywhere_is_refused(path, model, refused)
     content = bytearray(path.read_bytes())
     for size in (0, 7, 100, 1000, len(content) - 1):
         path.write_bytes(content[:size])
-        refused("cut, damaged", size)
+        refused("truncated, damaged", size)
     start = 8 + int.from_bytes(content[:8], "little")
     for place in range(start, len(content), 37):
         content[place] ^= 1

@@ -32,16 +32,16 @@ class MdsEns(InputDetector):
     .. math:: s(x) = \sum_\ell \alpha_\ell \min_c \tfrac12 d_{\ell c}\big(f_\ell(x'_\ell)\big), \qquad
         x'_\ell = x - \epsilon\, \operatorname{sign}\!\big( \nabla_x \min_c \tfrac12 d_{\ell c}(f_\ell(x)) \big) / 0.5
 
-    :math:`f_\ell` is a layer averaged over its pixels, with a Gaussian per class that share a covariance. What OpenOOD
-    reports under this name has a single layer, the stem, and that is the default. Fitting needs labels.
+    :math:`f_\ell` is a layer averaged over its pixels, with a Gaussian per class and a shared covariance. OpenOOD's
+    results under this name use a single layer, the stem, which is the default. Fitting needs labels.
 
     Args:
         epsilon: Length of the step.
-        layers: Of the network, for ``layers_of(model, batch, detector.layers)``, which makes the function that ``fit``
-            takes: ``"stem"``, the input of the second convolution; ``"stages"``, an ensemble of the stem, the last
+        layers: Layers of the network for ``layers_of(model, batch, detector.layers)``, which builds the function passed
+            to ``fit``: ``"stem"``, the input of the second convolution; ``"stages"``, an ensemble of the stem, the last
             activation at each resolution but the smallest, and the features; or names of modules, whose outputs are
-            taken. Each is averaged over all dimensions but the first two.
-        weights: :math:`\alpha_\ell`, one per layer. None means 1 for a single layer, and for several one over the
+            used. Each is averaged over all dimensions but the first two.
+        weights: :math:`\alpha_\ell`, one per layer. None means 1 for a single layer, and for several the inverse
             standard deviation of the layer's distances on the training data, so that all layers count equally.
     """
 

@@ -1,4 +1,4 @@
-"""NNGuide: the energy, trusted as far as the nearest training samples agree.
+"""NNGuide: the energy, weighted by the similarity to the nearest training samples.
 
 Park, Jung and Teoh, "Nearest Neighbor Guidance for Out-of-Distribution Detection", ICCV 2023.
 """
@@ -35,12 +35,12 @@ class NNGuide(Detector):
         \qquad b_i = \bar h_i \log \sum_c e^{z_{ic}}, \qquad \bar h = h / \|h\|
 
     Args:
-        k: How many of the largest inner products guide.
-        share: Which part of the training features is kept, but at least k of them.
-        seed: None keeps the first ones as OpenOOD does, which in data sorted by class are of few classes. A number
+        k: Number of the largest inner products averaged in the guidance.
+        share: Share of the training features that is stored, but at least k.
+        seed: None stores the first ones as OpenOOD does; in data sorted by class these come from few classes. A number
             draws them at random.
-        batch_size: Whole batches are kept, as many as hold more than ``share``: OpenOOD stops reading there, and its
-            batches have 200 images.
+        batch_size: The share is rounded up to whole batches: OpenOOD stops reading after the batch that exceeds it, and
+            its batches have 200 images.
     """
 
     bank: Tensor

@@ -1,4 +1,4 @@
-"""ViM: a virtual logit from the part of the features that training data hardly uses.
+"""ViM: a virtual logit from the component of the features outside the principal space of the training data.
 
 Wang et al., "ViM: Out-Of-Distribution with Virtual-logit Matching", CVPR 2022.
 """
@@ -43,12 +43,12 @@ class Vim(Detector):
         \alpha = \frac{\sum_i \max_c z_{ic}}{\sum_i \|R^\top (h_i - u)\|}
 
     R spans the directions of the smallest eigenvalues of :math:`\frac1n \sum_i (h_i - u)(h_i - u)^\top`, all but the
-    largest ``dim``. ``fit`` leaves ``dim_`` and ``alpha_virtual_``.
+    largest ``dim``. ``fit`` sets ``dim_`` and ``alpha_virtual_``.
 
     Args:
-        dim: Dimension of the principal space, below the number of features. None takes 256 as OpenOOD does, or the
-            paper's rule where 256 is too many. ``"paper"`` takes that rule: 1000 for 2048 features and more, 512 for
-            768 and more, else half of them.
+        dim: Dimension of the principal space, below the number of features. None means 256 as in OpenOOD, or the
+            paper's rule if 256 is too large. ``"paper"`` means that rule: 1000 for 2048 features and more, 512 for 768
+            and more, else half of them.
     """
 
     origin: Tensor

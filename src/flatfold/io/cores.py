@@ -1,4 +1,4 @@
-"""Cores and memory: what this process may use, what other processes leave free, how many threads torch takes."""
+"""Cores and memory: cores available to this process, free memory, and the number of threads torch uses."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from time import perf_counter, sleep
 
 import torch
 
-GLANCE = 0.1  # seconds to look at the load of a machine
-TRIALS, TRIAL_SECONDS = 5, 2.0  # rounds in which numbers of threads are tried, and seconds after which none is begun
-WORTHWHILE = 0.9  # of the time with fewer threads that more of them may take
+GLANCE = 0.1  # seconds over which the load of the machine is measured
+TRIALS, TRIAL_SECONDS = 5, 2.0  # maximum number of timing rounds, and seconds after which no new round starts
+WORTHWHILE = 0.9  # more threads must take less than this fraction of the time with fewer threads
 QUOTAS = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: those it is bound to, within the quota of its container."""
+    """Return the number of cores this process may use: its CPU affinity, limited by the quota of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for file in map(Path, QUOTAS):
         try:
             quota, period = (*file.read_text().split(), "100000")[:2]
-        except OSError:  # another system, or another version of cgroups
+        except OSError:  # another operating system or cgroup version
             continue
         if quota.isdecimal() and int(quota) > 0:
             cores = min(cores, max(1, round(int(quota) / int(period))))
@@ -30,10 +30,10 @@ def usable_cores() -> int:
 
 
 def free_cores() -> int:
-    """Return how many of these cores other processes leave free, at least 1; this takes a tenth of a second.
+    """Return the number of usable cores that are idle, at least 1; this takes a tenth of a second.
 
-    A network that computes with more threads than there are free cores is several times slower, not only by the share
-    that is taken: at the end of each layer all of its threads wait for the one that has to share its core.
+    A network that uses more threads than there are free cores is several times slower, not just proportionally: at
+    the end of each layer all its threads wait for the one that shares its core.
     """
     cores = usable_cores()
     before = _busy_seconds()
@@ -47,7 +47,7 @@ def free_cores() -> int:
 
 
 def _busy_seconds() -> float | None:
-    """Return the time that all cores of the machine have worked since it was started; None where that is not known."""
+    """Return the busy time of all cores since boot, or None if unknown."""
     try:
         words = Path("/proc/stat").read_text().partition("\n")[0].split()
         user, nice, system, _, _, interrupt, soft_interrupt, *_ = map(int, words[1:])
@@ -57,12 +57,12 @@ def _busy_seconds() -> float | None:
 
 
 def free_memory() -> int | None:
-    """Return how many bytes can be taken without swapping, None where that is not known."""
+    """Return the number of bytes that can be allocated without swapping, or None if unknown."""
     return _kilobytes("/proc/meminfo", "MemAvailable")
 
 
 def own_memory() -> int | None:
-    """Return how many bytes of memory this process occupies, None where that is not known."""
+    """Return the resident memory of this process in bytes, or None if unknown."""
     return _kilobytes("/proc/self/status", "VmRSS")
 
 
@@ -75,9 +75,9 @@ def _kilobytes(file: str, name: str) -> int | None:
 
 
 def use_free_cores(cores: int | None = None) -> int:
-    """Let torch compute with as many threads as there are free cores, and return how many threads it uses.
+    """Set torch's number of threads to the number of free cores, and return the number it uses.
 
-    Where ``OMP_NUM_THREADS`` is set, nothing is changed: that is for the user to decide.
+    If ``OMP_NUM_THREADS`` is set, nothing is changed: the user has decided.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(free_cores() if cores is None else cores)
@@ -85,19 +85,19 @@ def use_free_cores(cores: int | None = None) -> int:
 
 
 def choose_threads(work: Callable[[], object], cores: int | None = None) -> int:
-    """Let torch compute with the number of threads that does some work fastest, and return it.
+    """Set torch's number of threads to the fastest one for ``work``, and return it.
 
-    Tried are 1, half of the free cores and all of them, in turn and up to five times, until that has taken two seconds;
-    the medians decide. More threads must be faster by a tenth: beside other busy processes, and for small networks,
-    they often wait for each other. Where ``OMP_NUM_THREADS`` is set, nothing is tried or changed.
+    The candidates are 1, half of the free cores and all of them, timed in turn for up to five rounds or two seconds
+    and compared by their medians. More threads must be faster by a tenth: next to other busy processes, and for small
+    networks, they often wait for each other. If ``OMP_NUM_THREADS`` is set, nothing is timed or changed.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
     most = free_cores() if cores is None else cores
     counts = sorted({1, max(1, most // 2), most})
     if len(counts) > 1:
-        torch.set_num_threads(1)  # which is never very slow
-        work()  # without the clock: the first call allocates
+        torch.set_num_threads(1)  # never very slow
+        work()  # warm-up: the first call allocates
     times: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(TRIALS if len(counts) > 1 else 0):
         for count, seconds in times.items():

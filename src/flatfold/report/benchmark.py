@@ -16,18 +16,18 @@ from .figures import histograms, roc_curves
 
 
 class BenchmarkResults(Results):
-    """Results of a benchmark: :meth:`to_pandas` and :meth:`to_latex` are tables, :meth:`save` writes the files.
+    """Results of a benchmark: :meth:`to_pandas` and :meth:`to_latex` return tables, :meth:`save` writes the files.
 
-    ``rows`` has a row per method and data set, ``averages`` the means, ``scores`` every score by ``method/dataset``.
+    ``rows`` has one row per method and data set, ``averages`` the means, ``scores`` all scores by ``method/dataset``.
     """
 
     @classmethod
     def of(cls, results: Results) -> Self:
-        """Return the same results, with figures."""
+        """Convert results, adding the methods that plot figures."""
         return cls(**{field.name: getattr(results, field.name) for field in fields(results)})
 
     def plot_roc(self, methods: Sequence[str] | None = None) -> Figure:
-        """Return a figure with the ROC curves of some methods on every OOD data set.
+        """Return a figure with the ROC curves of methods on every OOD data set.
 
         Args:
             methods: Labels of methods; by default the best eight.
@@ -35,7 +35,7 @@ class BenchmarkResults(Results):
         return roc_curves(self._only(methods)).figure()
 
     def plot_scores(self, methods: Sequence[str] | None = None) -> Figure:
-        """Return a figure with the scores of some methods: histograms of the ID and of each OOD data set.
+        """Return a figure with the scores of methods: histograms of the ID and of each OOD data set.
 
         Args:
             methods: Labels of methods; by default all.
@@ -64,9 +64,9 @@ benchmark = _with_figures(run_benchmark)
 
 
 def load_results(folder: Path | str) -> BenchmarkResults:
-    """Return the results that ``flatfold bench`` or :func:`benchmark` wrote into a folder.
+    """Load the results that ``flatfold bench`` or :func:`benchmark` wrote to a folder.
 
     Raises:
-        ValueError: There are no results in the folder, or they are damaged or of another version.
+        ValueError: There are no results in the folder, or they are damaged or have another version.
     """
     return BenchmarkResults.of(result_files.load_results(Path(folder)))
