@@ -16,7 +16,7 @@ from torch.func import functional_call, hessian
 
 from flatfold.curvature import param_lambda_max, param_trace
 from flatfold.curvature.estimate import LOSSES
-from flatfold.models.model_loading import load_weights
+from flatfold.network.model_loading import load_weights
 
 from .ratio import report, seconds
 

@@ -20,9 +20,9 @@ from PIL import Image
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.images import open_images
-from flatfold.scoring.batch import ScoringJob, score_images
+from flatfold.data.images import open_images
 from flatfold.scoring.guard_file import read_guard
+from flatfold.scoring.shards import ScoringJob, score_images
 
 from .ratio import report, seconds
 
@@ -121,7 +121,7 @@ def images() -> list[bool]:
     passed = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        guard = ff.Guard.fit(network(), [torch.randn(400, 3, SIDE, SIDE)], detector="fold")
+        guard = ff.Guard.fit(network(), [torch.randn(400, 3, SIDE, SIDE)], method="fold")
         guard.save(folder / "guard.safetensors")
         encoded = _encoded_images()
         print(f"      {'images of a':<12}{'images':>8}{'time, ms each':>15}{'memory, MB':>12}")

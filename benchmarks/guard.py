@@ -35,7 +35,7 @@ def run() -> list[bool]:
     known = torch.randn(40, 3, 224, 224)
     added = {}
     for method in ("fold", "fourfold"):
-        guard = ff.Guard.fit(model, known.split(8), detector=method, fpr=0.1)
+        guard = ff.Guard.fit(model, known.split(8), method=method, fpr=0.1)
         for batch in (1, 16):
             x, around = torch.randn(batch, 3, 224, 224), []
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 import flatfold as ff
-from flatfold.models.images import ArrayImages
-from flatfold.models.model_loading import load_weights, make_model
-from flatfold.models.sources import take_subset
+from flatfold.data.images import ArrayImages
+from flatfold.data.sources import take_subset
+from flatfold.network.model_loading import load_weights, make_model
 
 from .ratio import report, time_ratio
 
@@ -35,7 +35,7 @@ def run() -> list[bool]:
         sets = {"id": test} | {ood: take_subset(_images(ood, slice(None)), 1000) for ood in OOD}
         types = {"float32": None, "bfloat16": torch.bfloat16}
         guards = {
-            (kind, method): ff.Guard.fit(model, val, method, FPR, dtype=dtype, seed=1)
+            (kind, method): ff.Guard.fit(model, val, method, FPR, seed=1, execution=ff.Execution(dtype=dtype))
             for kind, dtype in types.items()
             for method in METHODS
         }

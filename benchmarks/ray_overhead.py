@@ -19,12 +19,13 @@ import torch
 from PIL import Image
 
 import flatfold as ff
-from flatfold.models.images import ArrayImages, FolderImages
-from flatfold.models.model_loading import load_weights, make_model
-from flatfold.models.sources import read_batches
-from flatfold.scoring.batch import Executor, Parts, ScoringJob, run_local, score_batches
+from flatfold.data.images import ArrayImages, FolderImages
+from flatfold.network.model_loading import load_weights, make_model
+from flatfold.passes.local import run_local
+from flatfold.passes.passes import Parts
+from flatfold.passes.ray import run_on_ray
 from flatfold.scoring.guard_file import read_guard
-from flatfold.scoring.ray import run_on_ray
+from flatfold.scoring.shards import Executor, ScoringJob
 
 from .networks import resnet50
 from .ratio import report
@@ -102,10 +103,12 @@ def _print_large(folder: Path) -> None:
     transform = ff.Transform(resize=256, crop=224)
     guard = folder / "resnet50.safetensors"
     torch.manual_seed(0)
-    ff.Guard.fit(_resnet50(), torch.rand(40, 3, 224, 224).split(8), detector="fold", transform=transform).save(guard)
+    ff.Guard.fit(
+        _resnet50(), torch.rand(40, 3, 224, 224).split(8), method="fold", loading=ff.Loading(transform=transform)
+    ).save(guard)
     task = ScoringJob(read_guard(guard), _resnet50, FolderImages(folder / "photos", transform, 16, labels=False))
     guard, begin = task.load(), time()
-    score_batches(guard, task.source, read_batches(task.source, task.source.batch_ranges([range(LARGE)])))
+    task.part(guard, range(LARGE))
     rate = LARGE / (time() - begin)
     print(
         f"      a network of ResNet-50's size, {LARGE} JPEG files of 500 x 375 pixels: {rate:.1f} images/s on one core"
@@ -159,7 +162,7 @@ def _task(name: str, images: Path, folder: Path) -> ScoringJob:
     with np.load(data / "cifar10_train_5k.npz") as file:
         known = ArrayImages(file["x"], file["y"].astype(np.int64), TRANSFORM, BATCH)
     guard = folder / f"{name}.safetensors"
-    ff.Guard.fit(model(), known, detector="fold", fpr=0.05).save(guard)
+    ff.Guard.fit(model(), known, method="fold", fpr=0.05).save(guard)
     return ScoringJob(read_guard(guard), model, FolderImages(images, TRANSFORM, BATCH, labels=False))
 
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import flatfold as ff
-from flatfold.models.model_loading import make_model
+from flatfold.network.model_loading import make_model
 
 from .ratio import report
 
@@ -112,9 +112,9 @@ def _make_guard(folder: Path, network: Network) -> int:
     """Write the guard of an untrained network, which takes as long as a trained one, and return its width."""
     model = make_model(network.name, network.folder, seed=0).eval()
     inputs = torch.rand(40, 3, network.side, network.side).split(20)
-    guard = ff.Guard.fit(model, inputs, detector="fold", fpr=0.1, transform=ff.Transform())
+    guard = ff.Guard.fit(model, inputs, method="fold", fpr=0.1, loading=ff.Loading(transform=ff.Transform()))
     guard.save(folder / "guard.safetensors")
-    return guard.found.head.width
+    return guard.network.found.head.width
 
 
 def _images(network: Network) -> list[bytes]:

@@ -25,10 +25,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from flatfold.models.forward import evaluating, split_batch
-from flatfold.models.heads import find_head
-from flatfold.models.model_loading import make_model
-from flatfold.models.runtime import FastestRuntime, use_free_cores
+from flatfold.data.batch import split_batch
+from flatfold.io.cores import use_free_cores
+from flatfold.network.calls import evaluating
+from flatfold.network.heads import find_head
+from flatfold.network.model_loading import make_model
+from flatfold.network.runtime import FastestRuntime
 
 from .ratio import report
 

@@ -1,6 +1,8 @@
-"""What mkdocs does beyond its own: formulas without a script, pages from the root files, the commands' own help.
+"""Hooks of mkdocs: formulas as MathML, pages and examples from the root, links to them, tables from the package.
 
-Everything is made while the site is built, so that it needs no network later and cannot fall behind the code.
+Everything is made while the site is built, so that the site needs no network later and cannot fall behind the code.
+Pages are written to be read in the repository: their relative links name files of the repository, and are rewritten
+here for the site.
 """
 
 import html
@@ -10,11 +12,14 @@ import shlex
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
 from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FROM_ROOT = {"changelog.md": "CHANGELOG.md", "architecture.md": "ARCHITECTURE.md", "contributing.md": "CONTRIBUTING.md"}
+PAGES = {source: page for page, source in FROM_ROOT.items()} | {"README.md": "index.md"}
+LINK = re.compile(r"(?<=\]\()(?!\w+:)[^)#\s]+")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[]\s*(.*?)\s*\\[)\]]</\1>', re.DOTALL)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$\n?", re.DOTALL | re.MULTILINE)
 UNKNOWN = {
@@ -31,7 +36,7 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for page, source in FROM_ROOT.items():
-        files.append(File.generated(config, page, content=from_root((ROOT / source).read_text(encoding="utf8"))))
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf8")))
     for path in sorted((ROOT / "examples").glob("*.*")):
         files.append(File.generated(config, f"examples/{path.name}", content=path.read_text(encoding="utf8")))
     for path in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
@@ -40,8 +45,12 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put what the package says about itself in place of the comments that ask for it."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Rewrite links for the site, and replace comments such as ``<!-- methods -->`` by what the package declares."""
+    place = page.file.src_uri
+    markdown = link_pages(markdown, place)
+    link = f"[Open as a notebook]({Path(place).stem}.ipynb), or follow this page."
+    markdown = markdown.replace("<!-- notebook -->", link)
     for comment, made in (("commands", commands), ("methods", methods), ("names", names), ("bibtex", bibtex)):
         marker = f"<!-- {comment} -->"
         if marker in markdown:
@@ -74,7 +83,7 @@ def notebook(page: str) -> str:
         if source:
             cells.append({"id": f"cell-{len(cells)}", "cell_type": kind, "metadata": {}, "source": source, **more})
 
-    page = re.sub(r"^<!--.*?-->\n|^\[Open as a notebook\].*\n", "", page, flags=re.MULTILINE)
+    page = re.sub(r"^<!--.*?-->\n", "", page, flags=re.MULTILINE)
     for number, part in enumerate(BLOCK.split(page)):
         kind = ("text", "language", "code")[number % 3]
         if kind == "language":
@@ -104,17 +113,23 @@ def shell_cell(lines: str) -> str:
     )
 
 
-def from_root(text: str) -> str:
-    """Return a page of the root folder with links that are right inside of ``docs``.
+def link_pages(markdown: str, page: str) -> str:
+    """Return a page with its links to files of the repository rewritten to their places on the site.
 
     Example:
-        >>> from_root("[a](docs/speed.md) [b](CHANGELOG.md#0) [c](https://x.org/README.md)")
-        '[a](speed.md) [b](changelog.md#0) [c](https://x.org/README.md)'
+        >>> link_pages("[a](../../CHANGELOG.md#0) [b](../../examples/guard.py) [c](../maths.md)", "howto/scale.md")
+        '[a](../changelog.md#0) [b](../examples/guard.py) [c](../maths.md)'
+        >>> link_pages("[a](docs/speed.md) [b](CHANGELOG.md) [c](https://x.org/README.md)", "architecture.md")
+        '[a](speed.md) [b](changelog.md) [c](https://x.org/README.md)'
     """
-    moved = {source: page for page, source in FROM_ROOT.items()} | {"README.md": "index.md"}
-    return re.sub(
-        r"\]\((?!https?:)([^)#\s]+)", lambda link: "](" + moved.get(link[1], link[1].removeprefix("docs/")), text
-    )
+    folder = "" if page in FROM_ROOT else join("docs", dirname(page))
+
+    def on_site(link: re.Match[str]) -> str:
+        source = normpath(join(folder, link[0]))
+        place = PAGES.get(source, source.removeprefix("docs/"))
+        return relpath(place, dirname(page) or ".") if (ROOT / source).is_file() else link[0]
+
+    return LINK.sub(on_site, markdown)
 
 
 def commands() -> str:

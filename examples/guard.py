@@ -34,7 +34,7 @@ def trained() -> nn.Module:
 def main() -> None:
     """Fit a guard on held-out known images, and judge known and unknown ones."""
     model = trained()
-    guard = ff.Guard.fit(model, [images(1000, known=True, seed=1)], detector="fold", fpr=0.05)
+    guard = ff.Guard.fit(model, [images(1000, known=True, seed=1)], method="fold", fpr=0.05)
     print(guard)
     for name, known in (("known", True), ("unknown", False)):
         verdict = guard(images(500, known, seed=2)[0])

@@ -14,7 +14,7 @@ class Aside(ff.Detector):
     def learn(self, bank: ff.FeatureBank, head: ff.Head) -> None:
         """Remember the direction of every class mean."""
         if bank.labels is None:
-            raise ff.MethodRefused("aside needs labels. Give FeatureBank(features, labels).")
+            raise ff.MethodRefusedError("aside needs labels. Give FeatureBank(features, labels).")
         means = [bank.features[bank.labels == k].mean(dim=0) for k in bank.labels.unique()]
         self.register_buffer("means", normalize(torch.stack(means)))
 

@@ -18,7 +18,7 @@ def hour(number: int) -> torch.Tensor:
 
 def main() -> None:
     """Keep a monitor for each hour, look at it when the hour is over, and merge them into one for the day."""
-    guard = ff.Guard.fit(trained(), [images(1000, known=True, seed=1)], detector="fold", fpr=0.05)
+    guard = ff.Guard.fit(trained(), [images(1000, known=True, seed=1)], method="fold", fpr=0.05)
     day = guard.monitor()
     for number in range(HOURS):
         monitor = guard.monitor()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from flatfold.cli import main
+from flatfold.cli.output import ROOMS_OF_STEPS
 from flatfold.detectors import METHODS
 
 
@@ -23,7 +24,7 @@ def flatfold(*arguments, cwd=".", columns=120):
     """Run a command in a folder and leave no trace in this process; return its exit code and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     with ExitStack() as after, pytest.MonkeyPatch.context() as patch:
-        for logger in map(logging.getLogger, ("flatfold", "flatfold.models")):
+        for logger in map(logging.getLogger, ("flatfold", *ROOMS_OF_STEPS)):
             after.callback(logger.setLevel, logger.level)
         after.callback(_restore, METHODS, dict(METHODS))
         for entered in (chdir(cwd), redirect_stdout(out), redirect_stderr(err)):

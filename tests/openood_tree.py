@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from flatfold.models.openood import openood_network
+from flatfold.network.openood import openood_network
 
 CLASSIC, LARGE = "images_classic", "images_largescale"
 KNOWN = 10  # classes that occur in a small tree; the networks have as many as they should

@@ -13,7 +13,7 @@ from tests.refusals import assert_refused
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
-    pytest.mark.filterwarnings("ignore:the reference optimiser went to a temperature"),
+    pytest.mark.filterwarnings("ignore:the reference optimiser reached a temperature"),
     pytest.mark.filterwarnings("ignore:every sample of this bank is classified correctly"),
     pytest.mark.filterwarnings("ignore:this data has no labels"),
 ]

@@ -9,10 +9,12 @@ import flatfold as ff
 
 NAMES = """
     Head FeatureBank save_bank load_bank create methods register tune benchmark BenchmarkResults load_results
-    Detector InputDetector Shaped PartialNorm Fold AutoFold
-    extract logits_function layers_of layers_and_head FolderImages Transform Guard CalibratedDetector Monitor
-    auroc auroc_interval aupr fpr_at_tpr MethodRefused NotFittedError UnsupportedHead DamagedBank UnreadableImage
-    curvature detectors models __version__
+    Detector InputDetector Shaped PartialNorm Fold AutoFold FourFold
+    extract as_batches Loading Execution logits_function layers_of layers_and_head FolderImages Transform
+    Guard Verdict Explanation CalibratedDetector Monitor
+    auroc auroc_interval aupr fpr_at_tpr
+    FlatfoldError MethodRefusedError NotFittedError UnsupportedHeadError DamagedBankError DamagedFileError
+    UnreadableImageError curvature data detectors __version__
 """
 CURVATURE = """
     Density Estimate Spectrum feature_eigenvalues feature_lambda_max feature_shares feature_spectrum feature_trace

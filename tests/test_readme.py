@@ -1,21 +1,35 @@
-"""README and the other files of the root: methods that exist, links that lead somewhere, one version."""
+"""README and the other pages as they are browsed in the repository: methods, links and anchors, one version."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from flatfold.detectors import METHODS
+from tests.docs.page import outside_of_blocks
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
-HOME = PROJECT["urls"]["Repository"]
-IN_THE_REPOSITORY = (f"{HOME}/blob/main/", f"{HOME.replace('//github.com', '//raw.githubusercontent.com')}/main/")
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+NOT_OURS = r"github\.com/flatfold|flatfold\.readthedocs|githubuser[c]ontent"
 
 
 def read(page):
     return (ROOT / page).read_text(encoding="utf8")
+
+
+def links(page):
+    """Return target and anchor of every relative link of a page, outside of code."""
+    return LINK.findall(re.sub(r"`[^`\n]+`", "", outside_of_blocks(read(page))))
+
+
+def anchors(page):
+    """Return the anchors that forges make of the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", outside_of_blocks(read(page)), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
 
 
 def test_nothing_is_left_to_be_filled_in():
@@ -32,27 +46,29 @@ def test_every_method_of_the_readme_exists_and_none_is_missing():
         pytest.fail(f"{name} is not both a method and in README.md: {change} the table under Methods.")
 
 
-def links(page):
-    """Yield target and anchor of every link of a page, with files of the repository as paths relative to its root."""
-    for target, anchor in re.findall(r"\]\(([^)#\s]+)(?:#([^)]*))?\)", read(page)):
-        home = next((home for home in IN_THE_REPOSITORY if target.startswith(home)), "")
-        yield target.removeprefix(home), anchor
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links_lead_to_files_of_the_repository_and_to_their_headings(page):
+    for target, anchor in links(page):
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.is_file(), f"{page}: {target} is no file. Link to files as seen from {page}, not from its site."
+        if anchor:
+            assert anchor in anchors(path), f"{page}: {target} has no heading #{anchor}"
 
 
-def test_links_lead_somewhere():
-    for page in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
-        for target, anchor in links(page):
-            outside = target.startswith("https://")
-            assert outside or (ROOT / target).exists(), (page, target)
-            if anchor and not outside:
-                titles = re.findall(r"^#+ (.*)$", read(target), re.MULTILINE)
-                anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
-                assert anchor in anchors, (page, target, anchor)
+def test_pages_that_the_source_refers_to_exist():
+    named = [r"docs/([\w/]+)\.md()", r'docs_link\("([\w/]+)(?:#([\w-]+))?"']
+    for path in (path for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".html", ".toml")):
+        for place, anchor in (found for name in named for found in re.findall(name, path.read_text(encoding="utf8"))):
+            page = f"docs/{place}.md"
+            assert page in PAGES, f"{path}: {page} does not exist"
+            assert not anchor or anchor in anchors(page), f"{path}: {page} has no heading #{anchor}"
 
 
-def test_links_of_the_readme_work_on_the_page_of_the_package():
-    relative = re.findall(r"\]\((?!https://|#)[^)]*\)", read("README.md"))
-    assert not relative, f"write them as {IN_THE_REPOSITORY[0]}..., pictures as {IN_THE_REPOSITORY[1]}..."
+def test_no_file_names_an_address_that_is_not_ours():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not in a clone")
+    found = subprocess.run(["git", "grep", "-lIE", NOT_OURS], cwd=ROOT, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (1, ""), "link to files of the repository by relative paths"
 
 
 def test_the_citation_names_this_version():

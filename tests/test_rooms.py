@@ -7,20 +7,15 @@ from pathlib import Path
 import flatfold
 
 SOURCE = Path(flatfold.__file__).parent
-MAY_IMPORT = {
-    "io": set(),
-    "core": {"io"},
-    "detectors": {"io", "core"},
-    "models": {"io", "core"},
-    "curvature": {"io", "core", "models"},
-    "scoring": {"io", "core", "detectors", "models"},
-    "evaluate": {"io", "core", "detectors", "models", "curvature", "scoring"},
-    "report": {"io", "core", "detectors", "curvature", "evaluate"},
-    "paper": {"io", "core", "detectors", "models", "curvature", "scoring", "evaluate", "report"},
-    "serve": {"io", "core", "detectors", "models", "scoring"},
-    "cli": {"io", "core", "detectors", "models", "curvature", "scoring", "evaluate", "report", "paper", "serve"},
-}
-EVERYWHERE = {"__version__"}
+ROOMS = ("io", "core", "detectors", "data", "network", "passes", "curvature", "scoring", "evaluate", "report", "paper")
+MAY_IMPORT = {room: {*ROOMS[:number]} for number, room in enumerate((*ROOMS, "serve", "cli"))}
+MAY_IMPORT["core"] = {"io"}
+for room in ("data", "network", "passes", "curvature"):
+    MAY_IMPORT[room] -= {"detectors"}
+MAY_IMPORT["report"] -= {"data", "network", "passes", "scoring"}
+MAY_IMPORT["serve"] -= {"passes", "curvature", "evaluate", "report", "paper"}
+MAY_IMPORT["cli"] |= {"serve"}
+EVERYWHERE = {"__version__", "errors"}
 OUTSIDE_OF_CORE = {"core": {"torch", "numpy", "scipy"}, "detectors": {"torch", "numpy", "scipy"}}
 
 

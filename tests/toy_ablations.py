@@ -5,7 +5,7 @@ import numpy as np
 from flatfold.evaluate.compare import tabulate
 from flatfold.evaluate.results import MethodRun, Results
 from flatfold.paper.ablations import NORMALISATIONS, Ablations, Cost, Effect, Sensitivity, Separation
-from flatfold.paper.claims import NetworkRun
+from flatfold.paper.measurements import NetworkRun
 from tests.toy_study import ALPHAS, SETS, make_study
 
 METHODS = ("msp", "knn@ood", "vim", "rmds", "fold", "fold-r", "fold-a", "autofold", "autofold-r", "autofold-a")

@@ -9,26 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 # isort: off
 if TYPE_CHECKING:  # the names of _HOMES, for type checkers and the documentation
-    from . import curvature as curvature, detectors as detectors, models as models
+    from . import curvature as curvature, data as data, detectors as detectors
     from .core.bank import FeatureBank as FeatureBank, Head as Head
     from .core.intervals import auroc_interval as auroc_interval
     from .core.metrics import aupr as aupr, auroc as auroc, fpr_at_tpr as fpr_at_tpr
-    from .core.validation import MethodRefused as MethodRefused, NotFittedError as NotFittedError
-    from .core.validation import UnreadableImage as UnreadableImage, UnsupportedHead as UnsupportedHead
+    from .data.banks import load_bank as load_bank, save_bank as save_bank
+    from .data.images import FolderImages as FolderImages, Transform as Transform
+    from .data.inputs import as_batches as as_batches
+    from .data.loading import Loading as Loading
     from .detectors.autofold import AutoFold as AutoFold
     from .detectors.base import Detector as Detector, InputDetector as InputDetector
     from .detectors.fold import Fold as Fold
+    from .detectors.fourfold import FourFold as FourFold
     from .detectors.registry import create as create, methods as methods, register as register
     from .detectors.shaped import PartialNorm as PartialNorm, Shaped as Shaped
+    from .errors import DamagedBankError as DamagedBankError, DamagedFileError as DamagedFileError
+    from .errors import FlatfoldError as FlatfoldError, MethodRefusedError as MethodRefusedError
+    from .errors import NotFittedError as NotFittedError, UnreadableImageError as UnreadableImageError
+    from .errors import UnsupportedHeadError as UnsupportedHeadError
     from .evaluate.tuning import tune as tune
-    from .models.bank_store import DamagedBank as DamagedBank, load_bank as load_bank, save_bank as save_bank
-    from .models.extract import extract as extract
-    from .models.images import FolderImages as FolderImages, Transform as Transform
-    from .models.layers import layers_and_head as layers_and_head, layers_of as layers_of
-    from .models.layers import logits_function as logits_function
+    from .network.execution import Execution as Execution
+    from .network.layers import layers_and_head as layers_and_head, layers_of as layers_of
+    from .network.layers import logits_function as logits_function
+    from .passes.extract import extract as extract
     from .report.benchmark import BenchmarkResults as BenchmarkResults, benchmark as benchmark
     from .report.benchmark import load_results as load_results
-    from .scoring.calibrated import CalibratedDetector as CalibratedDetector
+    from .scoring.calibrated import CalibratedDetector as CalibratedDetector, Verdict as Verdict
+    from .scoring.explanation import Explanation as Explanation
     from .scoring.guard import Guard as Guard
     from .scoring.monitor import Monitor as Monitor
 # isort: on
@@ -39,20 +46,25 @@ _HOMES = {
     "core.bank": "FeatureBank Head",
     "core.intervals": "auroc_interval",
     "core.metrics": "aupr auroc fpr_at_tpr",
-    "core.validation": "MethodRefused NotFittedError UnreadableImage UnsupportedHead",
-    "detectors": "AutoFold Detector Fold InputDetector PartialNorm Shaped create methods register",
+    "data.banks": "load_bank save_bank",
+    "data.images": "FolderImages Transform",
+    "data.inputs": "as_batches",
+    "data.loading": "Loading",
+    "detectors": "AutoFold Detector Fold FourFold InputDetector PartialNorm Shaped create methods register",
+    "errors": "DamagedBankError DamagedFileError FlatfoldError MethodRefusedError NotFittedError UnreadableImageError "
+    "UnsupportedHeadError",
     "evaluate.tuning": "tune",
-    "models.bank_store": "DamagedBank load_bank save_bank",
-    "models.extract": "extract",
-    "models.images": "FolderImages Transform",
-    "models.layers": "layers_and_head layers_of logits_function",
+    "network.execution": "Execution",
+    "network.layers": "layers_and_head layers_of logits_function",
+    "passes.extract": "extract",
     "report.benchmark": "BenchmarkResults benchmark load_results",
-    "scoring.calibrated": "CalibratedDetector",
+    "scoring.calibrated": "CalibratedDetector Verdict",
+    "scoring.explanation": "Explanation",
     "scoring.guard": "Guard",
     "scoring.monitor": "Monitor",
 }
 _MODULES = {name: home for home, names in _HOMES.items() for name in names.split()}
-_PAGES = ("curvature", "detectors", "models")
+_PAGES = ("curvature", "data", "detectors")
 
 __all__ = sorted([*_MODULES, *_PAGES, "__version__"])
 

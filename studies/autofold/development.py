@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flatfold.data.images import NpzImages, Transform
+from flatfold.data.sources import ImageSource, ImageSubset
 from flatfold.evaluate.suites.suite import OodSet, Suite
-from flatfold.models.images import NpzImages, Transform
-from flatfold.models.sources import ImageSource, ImageSubset
 
 from .networks import NETWORKS, STEPS, trained
 

@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from flatfold.data.sources import ImageSource
 from flatfold.io.files import write_atomically
 from flatfold.io.progress import track
-from flatfold.models.sources import ImageSource
 
 STEPS, BATCH, LEARNING_RATE = 600, 64, 2e-3
 SHIFT = 2  # pixels of random translation

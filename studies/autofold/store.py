@@ -11,7 +11,7 @@ import numpy as np
 
 from flatfold.evaluate.suites.suite import Suite
 from flatfold.io.files import write_atomically
-from flatfold.models.fingerprint import weights_hash
+from flatfold.network.fingerprint import weights_hash
 
 from .families import ALPHAS
 from .measure import Measured

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from flatfold.core.bank import FeatureBank, Head
 from flatfold.core.intervals import Difference, Influence, auroc_influence, mean_influence, paired_difference
 from flatfold.core.metrics import auroc
-from flatfold.core.validation import MethodRefused
 from flatfold.detectors import METHODS, FourFold, create, get_method, parse_method
 from flatfold.detectors.base import Detector
+from flatfold.errors import MethodRefusedError
 from flatfold.evaluate.banks import Banks, accuracy, extract_all
 from flatfold.evaluate.results import as_csv
 from flatfold.evaluate.suites.library import load_suites
 from flatfold.evaluate.suites.suite import Suite
 from flatfold.io.files import write_atomically
 from flatfold.io.progress import track
-from flatfold.models.extract import extract
+from flatfold.passes.extract import extract
 
 from ..autofold.cases import CIFAR, Role
 from ..autofold.development import development_suites
@@ -231,7 +231,7 @@ def single(method: str, network: Network) -> Influence | None:
     """Return the AUROC of a method on a network; None where it refuses the data."""
     try:
         return mean_auroc(fitted(method, network), network)
-    except MethodRefused as reason:
+    except MethodRefusedError as reason:
         log.info("%s is left out of %s: %s", method, network.name, reason)
         return None
 
@@ -308,7 +308,7 @@ def pick(network: Network, methods: Sequence[str]) -> str:
         for label in range(network.banks.head.n_classes):
             try:
                 detector = make(method).fit_without(fit, network.banks.head, label).eval()
-            except MethodRefused:
+            except MethodRefusedError:
                 return 0.0
             scores, out = detector(judge.features), judge.labels == label
             found.append(auroc(scores[~out], scores[out]))

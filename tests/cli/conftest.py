@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 import flatfold as ff
-from flatfold.models.images import ArrayImages
+from flatfold.data.images import ArrayImages
 from tests.cli.images import TRANSFORM, network, photos, pixels, write_folder, write_network
 
 

@@ -13,7 +13,7 @@ import torch
 
 import flatfold as ff
 from flatfold.cli.options import TransformOptions
-from flatfold.models.images import ArrayImages
+from flatfold.data.images import ArrayImages
 from flatfold.scoring.calibrated import CalibratedDetector
 from tests.cli.images import MODEL, PREPARED, TRANSFORM, network, pixels, write_folder, write_network, write_parquet
 from tests.cli.running import assert_mistakes, succeed, words
@@ -114,7 +114,7 @@ def test_remarks_are_notes_on_stderr(val):
     assert "119 of val" in done.stdout
     assert succeed(*FIT, "--quiet")[1:] == ("", "")
     done = succeed(*FIT, "--verbose", "--json")
-    assert re.search(r"^\[[\d.]+ s\] flatfold\.models\.heads: the head is", done.stderr, re.MULTILINE)
+    assert re.search(r"^\[[\d.]+ s\] flatfold\.network\.heads: the head is", done.stderr, re.MULTILINE)
     summary = json.loads(done.stdout)
     assert (summary["guard"], summary["images"], summary["method"]) == ("new.safetensors", 119, "fourfold")
 
@@ -164,8 +164,8 @@ def test_mistakes(val, monkeypatch):
         (["mixed", *FIT[2:]], 1, "--no-labels"),
     ]
     assert_mistakes(("fit",), cases, val)
-    monkeypatch.setattr("flatfold.models.images.read_image", None)  # these are found before any image is read
-    monkeypatch.setattr("flatfold.models.decoding.read_image", None)
+    monkeypatch.setattr("flatfold.data.images.read_image", None)  # these are found before any image is read
+    monkeypatch.setattr("flatfold.data.decoding.read_image", None)
     cases = [
         (["few", *FIT[2:]], 1, "19 calibration"),
         ([*FIT[1:], "--calibration", "few"], 1, "19 calibration"),

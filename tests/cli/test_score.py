@@ -21,7 +21,7 @@ from torch import nn
 
 import flatfold as ff
 from flatfold.detectors import METHODS
-from flatfold.scoring.batch import run_local
+from flatfold.passes.local import run_local
 from flatfold.scoring.calibrated import Verdict
 from tests.cli.images import GUARD, MODEL, PREPARED, TRANSFORM, network, photos, read_rows, write_parquet
 from tests.cli.running import assert_mistakes, listing, succeed
@@ -341,10 +341,10 @@ def test_ray_gets_its_options_and_a_task_that_can_be_sent(here, monkeypatch):
     asked = []
 
     def elsewhere(task, parts, actors=None, gpus=0.0):
-        asked.append((actors, gpus, task.device))
+        asked.append((actors, gpus, task.execution.device))
         return run_local(pickle.loads(pickle.dumps(task)), parts)  # noqa: S301
 
-    monkeypatch.setattr("flatfold.scoring.ray.run_on_ray", elsewhere)
+    monkeypatch.setattr("flatfold.passes.ray.run_on_ray", elsewhere)
     succeed("score", "photos", *GUARD, *OUT, "--engine", "ray", "--actors", 2, "--gpus", 0.5)
     assert [call[:2] for call in asked] == [(2, 0.5)]
     assert_rows(here / "scores.csv", verdicts(photos()))
@@ -357,7 +357,7 @@ def test_a_run_that_fails_ends_in_a_sentence(here, monkeypatch):
         (killed, 1, "Killed. Run the same"),
         (MemoryError(), 1, "memory"),
     ):
-        monkeypatch.setattr("flatfold.scoring.batch.score_images", Mock(side_effect=error))
+        monkeypatch.setattr("flatfold.scoring.shards.score_images", Mock(side_effect=error))
         assert_mistakes(("score", "photos", *GUARD, *OUT), [(["--restart"], code, keyword)], here)
 
 

@@ -167,6 +167,6 @@ def test_the_ks_p_value_is_kolmogorovs_law():
 
 def test_impossible_counts_are_refused():
     for alarms, seen in ((-1, 5), (6, 5), (1, 0)):
-        assert_refused(ValueError, "inputs seen", alarm_p_value, alarms, seen, 10, 1)
+        assert_refused(ValueError, "alarms must be", alarm_p_value, alarms, seen, 10, 1)
     for allowed in (0, 11, -1):
         assert_refused(ValueError, "rank", alarm_p_value, 1, 5, 10, allowed)

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from flatfold.curvature import param_lambda_max, param_trace
 from flatfold.curvature.exact import OrderedClasses, ggn_eigenvalues, ggn_traces
-from flatfold.models.forward import split_batch
+from flatfold.data.batch import split_batch
 from tests.small_networks import images, make
 
 PER_INPUT = {"level": "sample", "matrix": "ggn"}

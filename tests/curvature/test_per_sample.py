@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from flatfold.curvature import param_lambda_max, param_trace
 from flatfold.curvature import per_sample as gradients
 from flatfold.curvature.per_sample import LayerwiseForward, cached_forward, layer_products, row_products
-from flatfold.models.forward import split_batch
+from flatfold.data.batch import split_batch
 from tests.small_networks import Net, dense_matrix, images, make
 
 N, K, CLASSES = 5, 3, 4

@@ -43,7 +43,7 @@ def test_malformed_and_changing_batches_are_refused():
     labels = torch.zeros(3, dtype=torch.int64)
     cases = [
         *((batch, TypeError, "list") for batch in (images(3), (images(3), labels), {"input": images(3)}, 7)),
-        *((batches, ValueError, "no inputs") for batches in ([], [images(0)])),
+        *((batches, ValueError, "at least one input") for batches in ([], [images(0)])),
         (Changing(lambda x, number: x[number - 1 :]), ValueError, "7 inputs at first and 5 later"),
         (Changing(lambda x, number: x * (1 + 0.1 * number)), ValueError, "batches change"),
         (Changing(lambda x, number: x.flip(0) + 0.01 * number), ValueError, "batches change"),

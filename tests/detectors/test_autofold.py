@@ -215,7 +215,7 @@ def test_three_samples_per_class_and_one_exponent_are_enough(blurred):
 def test_banks_that_cannot_be_calibrated_on_and_bad_hyperparameters_are_refused(blurred):
     head, one_class = blurred.head, blurred.bank[blurred.bank.labels == 4]
     assert_refused(ValueError, "labels", ff.AutoFold().fit, ff.FeatureBank(blurred.bank.features), head)
-    assert_refused(ValueError, "one class", ff.AutoFold("one_vs_rest").fit, one_class, head)
+    assert_refused(ValueError, "two classes", ff.AutoFold("one_vs_rest").fit, one_class, head)
     assert ff.AutoFold("paired", GRID).fit(one_class, head).curve_.shape == (5,)
     two_classes = ff.FeatureBank(torch.rand(12, 3), torch.arange(12) % 2)
     assert_refused(ValueError, "two classes", ff.AutoFold().fit, two_classes, ff.Head(torch.randn(2, 3)))

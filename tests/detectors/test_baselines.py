@@ -217,15 +217,17 @@ def test_unusual_data_is_scored_or_refused_with_a_sentence(name, make_world):
         "two features": (h[:, :2], ff.Head(head.weight[:, :2], head.bias)),
     }  # fmt: skip
     refused = {
-        "optfs": {"zero": "differ"},
-        "neco": {"one sample": "same", "equal": "same", "zero": "same"},
-        "pnml": {"zero": "directions"},
+        "optfs": {"zero": "vary"},
+        "neco": {"one sample": "equal", "equal": "equal", "zero": "equal"},
+        "pnml": {"zero": "non-zero"},
     }
     for case, (features, case_head) in cases.items():
         bank = ff.FeatureBank(features, None)
         keyword = refused.get(name, {}).get(case)
         if keyword:
-            assert_refused(ff.core.validation.MethodRefused, keyword, ff.create(name).fit, bank, case_head, case=case)
+            assert_refused(
+                ff.core.validation.MethodRefusedError, keyword, ff.create(name).fit, bank, case_head, case=case
+            )
             continue
         detector = ff.create(name).fit(bank, case_head)
         for queries in (features[:5], features[:5] - 0.5, torch.zeros_like(features[:2]), 1e6 * features[:3]):

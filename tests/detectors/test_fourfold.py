@@ -213,10 +213,10 @@ def test_refuses_what_it_cannot_learn_from(make_world):
         ({"folds": 1}, "folds"),
         (dict.fromkeys(SIGNS[:4], 0.0), "0"),
     ):
-        assert_refused(ff.MethodRefused, keyword, ff.create("fourfold", **hyper).fit, world.bank, world.head)
-    assert_refused(ff.MethodRefused, "10", ff.create("fourfold").fit, world.bank[:9], world.head)
+        assert_refused(ff.MethodRefusedError, keyword, ff.create("fourfold", **hyper).fit, world.bank, world.head)
+    assert_refused(ff.MethodRefusedError, "10", ff.create("fourfold").fit, world.bank[:9], world.head)
     equal = ff.FeatureBank(world.bank.features[:1].expand(50, -1), torch.zeros(50, dtype=torch.int64))
-    assert_refused(ff.MethodRefused, "vary", ff.create("fourfold").fit, equal, world.head)
+    assert_refused(ff.MethodRefusedError, "vary", ff.create("fourfold").fit, equal, world.head)
 
 
 def test_the_log_of_the_trace_agrees_with_the_trace_and_does_not_underflow(make_world):

@@ -377,14 +377,14 @@ def test_bad_hyperparameters_and_data_of_adascale_and_nac_are_refused(case):
         ("nac", {"bins": 5}, "bins"),
         ("nac", {"bins": (50, 2)}, "bins"),
     ]:
-        assert_refused(ff.MethodRefused, keyword, fitted, name, case, case=(name, hyper), **hyper)
+        assert_refused(ff.MethodRefusedError, keyword, fitted, name, case, case=(name, hyper), **hyper)
     for name in ("adascale-a", "nac"):
-        assert_refused(ff.MethodRefused, "batches", ff.create(name).fit, function(name, model), [])
-    assert_refused(ff.MethodRefused, "none of 6", fitted("adascale-a", case, p_max=99), x)
+        assert_refused(ff.MethodRefusedError, "batches", ff.create(name).fit, function(name, model), [])
+    assert_refused(ff.MethodRefusedError, "none of 6", fitted("adascale-a", case, p_max=99), x)
     unrectified = nn.Sequential(*model[:3], *model[4:]).eval()
-    assert_refused(ff.MethodRefused, "non-negative", fitted, "adascale-a", (unrectified, batches, x))
+    assert_refused(ff.MethodRefusedError, "non-negative", fitted, "adascale-a", (unrectified, batches, x))
     apart = lambda x: ([model[:2](x), model[:-1](x)], model[-1])  # noqa: E731 - the logits come from another pass
-    assert_refused(ff.MethodRefused, "depend", detectors.Nac().fit, apart, batches)
+    assert_refused(ff.MethodRefusedError, "depend", detectors.Nac().fit, apart, batches)
 
 
 @every_method

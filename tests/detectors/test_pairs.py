@@ -11,7 +11,7 @@ from tests.refusals import assert_refused
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
-    pytest.mark.filterwarnings("ignore:the reference optimiser went to a temperature"),
+    pytest.mark.filterwarnings("ignore:the reference optimiser reached a temperature"),
     pytest.mark.filterwarnings("ignore:every sample of this bank is classified correctly"),
 ]
 FOLDS = ("fold", "fold-r", "fold-a", "fold-c", "fold-t", "fold-ct", "autofold", "autofold-r", "autofold-a")

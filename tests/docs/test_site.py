@@ -58,13 +58,13 @@ def test_every_link_and_anchor_leads_somewhere_and_nothing_is_fetched_from_elsew
     assert [name for name, text in (texts | styles).items() if ELSEWHERE.search(text)] == []
     anchors = {name: set(re.findall(r'\bid="([^"]+)"', text)) for name, text in texts.items()}
     for name, text in texts.items():
-        for link in re.findall(r'<a\b[^>]*?\bhref="([^"]+)"', text):
-            if re.match(r"https?:|mailto:", link) or name == "404.html":
+        for link in re.findall(r'<(?:a|img|link|script)\b[^>]*?\b(?:href|src)="([^"]+)"', text):
+            if re.match(r"https?:|mailto:|data:", link) or name == "404.html":
                 continue
             target, _, anchor = html.unescape(link).partition("#")
             path = os.path.normpath(Path(name).parent / target) if target else name
-            path = path if Path(path).suffix else "index.html"
-            assert (site / path).exists(), f"{name} -> {link}"
+            path = "index.html" if path == "." else path
+            assert (site / path).is_file(), f"{name} -> {link}"
             assert not anchor or anchor in anchors[path] or anchor.startswith("__"), f"{name} -> {link}"
 
 
@@ -109,7 +109,7 @@ def test_formulas_are_mathml_and_no_restructured_text_is_left(texts):
 def test_every_public_name_method_command_and_option_is_in_the_reference(texts):
     reference = "".join(text for name, text in texts.items() if name.startswith("reference/"))
     public = [name for name in flatfold.__all__ if name != "__version__"]
-    names = [f"flatfold.{name}" for name in public if name not in ("curvature", "detectors", "models")]
+    names = [f"flatfold.{name}" for name in public if name not in ("curvature", "data", "detectors")]
     names += [f"flatfold.curvature.{name}" for name in curvature.__all__]
     classes = {name for name, value in vars(detectors).items() if isinstance(value, type)} - {"Shaping"}
     names += [f"flatfold.detectors.{name}" for name in classes.difference(public)]

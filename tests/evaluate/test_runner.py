@@ -14,6 +14,8 @@ from PIL import Image
 from torch import nn
 
 import flatfold as ff
+from flatfold import Loading
+from flatfold.data.images import ArrayImages
 from flatfold.detectors import METHODS
 from flatfold.evaluate import runner
 from flatfold.evaluate.banks import Settings, accuracy, accuracy_fits, extract_all
@@ -21,8 +23,7 @@ from flatfold.evaluate.methods import RESET, peak_memory
 from flatfold.evaluate.results import ID, METRICS
 from flatfold.evaluate.runner import forget, run, tabulate
 from flatfold.evaluate.suites.suite import OodSet, Suite
-from flatfold.models.fingerprint import weights_hash
-from flatfold.models.images import ArrayImages
+from flatfold.network.fingerprint import weights_hash
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
 
@@ -97,7 +98,7 @@ def test_every_method_gets_a_row_per_data_set_with_intervals(names, suite, tmp_p
 def test_each_image_goes_through_the_network_once_and_its_weights_are_hashed_once(suite, tmp_path, monkeypatch):
     hashed = []
     monkeypatch.setattr(
-        "flatfold.models.fingerprint._sha256", lambda tensors: hashed.append(tensors) or f"{len(hashed):064}"
+        "flatfold.network.fingerprint._sha256", lambda tensors: hashed.append(tensors) or f"{len(hashed):064}"
     )
     everything = 120 + 60 + 80 + 30 + 20  # and none of the 30 that only @ood would need
     first = run(suite, ["msp", "mls", "autofold", "react"], tmp_path)
@@ -217,7 +218,7 @@ def test_methods_that_need_features_and_gradients_learn_from_their_split(suite, 
 
 
 def test_scores_of_images_are_kept_and_an_interrupted_run_goes_on(suite, tmp_path, monkeypatch):
-    monkeypatch.setattr("flatfold.models.layers.SHARD_ROWS", 16)
+    monkeypatch.setattr("flatfold.passes.inputs.SHARD_ROWS", 16)
     whole = run(suite, ["odin"], tmp_path / "whole")
     original, calls = ff.detectors.Odin.score, []
 
@@ -363,7 +364,9 @@ def test_images_that_cannot_be_read_are_counted_named_and_logged_and_the_rest_is
         (folder / name).write_bytes((folder / name).read_bytes()[:50])
     images = ff.FolderImages(folder, suite.test.transform, batch_size=16)
     broken = replace(suite, ood=(replace(suite.ood[0], images=images), suite.ood[1]))
-    results = run(broken, ["msp", "odin"], tmp_path / "out", Settings(unreadable=0.1, workers=2, replicates=0))
+    results = run(
+        broken, ["msp", "odin"], tmp_path / "out", Settings(Loading(workers=2, max_unreadable=0.1), replicates=0)
+    )
     whole = run(suite, ["msp", "odin"], tmp_path / "whole", Settings(replicates=0))
     for method in ("msp", "odin"):
         expected = np.delete(whole.scores[f"{method}/noise"], [4, 7])
@@ -377,8 +380,8 @@ def test_images_that_cannot_be_read_are_counted_named_and_logged_and_the_rest_is
     assert [wrong.score for wrong in shown] == pytest.approx(of_whole, rel=1e-6)
     assert all(wrong.row not in (4, 7) and wrong.name.endswith(f"{wrong.row:02d}.png") for wrong in shown)
     assert [message for message in caplog.messages if "noise: 2 of 30" in message and "04.png" in message]
-    with pytest.raises(ff.UnreadableImage, match=r"^noise: .*04\.png"):
-        run(broken, ["msp"], tmp_path / "strict", Settings(unreadable=0))
+    with pytest.raises(ff.UnreadableImageError, match=r"^noise: .*04\.png"):
+        run(broken, ["msp"], tmp_path / "strict", Settings(Loading()))
 
 
 def test_memory_is_measured_where_the_system_tells(monkeypatch, tmp_path):

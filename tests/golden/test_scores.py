@@ -12,7 +12,7 @@ from tests.golden.pins import EXPECTED, check
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:AutoFold's curve is flat",
-    "ignore:the reference optimiser went to a temperature",
+    "ignore:the reference optimiser reached a temperature",
     "ignore:every sample of this bank is classified correctly",
 )
 VARIANTS = [

@@ -6,7 +6,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from flatfold.io.artifacts import DamagedFile, decode, encode, read_json, read_tensors, write_json, write_tensors
+from flatfold.errors import DamagedFileError
+from flatfold.io.artifacts import decode, encode, read_json, read_tensors, write_json, write_tensors
 from tests.refusals import assert_refused
 
 
@@ -42,9 +43,9 @@ def test_other_documents_are_refused(tmp_path):
         (text.replace("3", "2", 1), "older"), (text.replace('"a"', "5"), "Expected `str`"),
         (text.replace('"rows"', '"sets"'), "rows"),
     ):  # fmt: skip
-        assert_refused(DamagedFile, keyword, decode, case, Table)
+        assert_refused(DamagedFileError, keyword, decode, case, Table)
     (tmp_path / "t.json").write_text(text[:-9])
-    assert_refused(DamagedFile, "t.json", read_json, tmp_path / "t.json", Table)
+    assert_refused(DamagedFileError, "t.json", read_json, tmp_path / "t.json", Table)
     for value in (float("nan"), float("inf")):
         assert_refused(ValueError, r"rows\[0\].value", encode, Table([Row("a", value)]))
 
@@ -55,10 +56,10 @@ def test_tensors_come_back_and_damaged_ones_are_refused(tmp_path):
     header, tensors = read_tensors(path)
     assert header == "head"
     assert tensors["x"].tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert_refused(DamagedFile, "alone", read_tensors, path, "other")
+    assert_refused(DamagedFileError, "alone", read_tensors, path, "other")
     content = path.read_bytes()
     for damaged in (content[:-1], content[:20], b"", b"\xff" * 8 + content[8:]):
         path.write_bytes(damaged)
-        with pytest.raises(DamagedFile):
+        with pytest.raises(DamagedFileError):
             read_tensors(path)
-    assert_refused(DamagedFile, "regular", read_tensors, tmp_path)
+    assert_refused(DamagedFileError, "regular", read_tensors, tmp_path)

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 import flatfold as ff
+from flatfold.data.banks import save_bank
 from flatfold.io import files
 from flatfold.io.artifacts import write_tensors
 from flatfold.io.files import (
@@ -29,7 +30,6 @@ from flatfold.io.files import (
     write_atomically,
     write_together,
 )
-from flatfold.models.bank_store import save_bank
 
 
 def test_a_write_replaces_the_file_and_a_failed_one_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):

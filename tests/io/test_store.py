@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
+from flatfold.errors import DamagedFileError
 from flatfold.io import store as store_module
-from flatfold.io.artifacts import DamagedFile
 from flatfold.io.store import MANIFEST, PartStore, read_manifest
 from tests.refusals import assert_refused
 
@@ -34,7 +34,7 @@ def test_parts_and_facts_come_back(tmp_path):
         assert part.info == {"unreadable": {"1": "cut"}}
         assert part.tensors["x"].tolist() == [[2, 2], [2, 2]]
         assert "00003" not in store
-        assert_refused(DamagedFile, "cannot be read", store.read, "00003")
+        assert_refused(DamagedFileError, "cannot be read", store.read, "00003")
         store.update(complete=True)
     assert read_manifest(tmp_path / "s").info == {"rows": 30, "complete": True}
 

@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatfold.paper import claims
-from flatfold.paper.claims import FPR95, cohens_d_influence, compute_lead, find_best
-from flatfold.paper.exhibits import compute_verdicts, judge
+from flatfold.paper import measurements
+from flatfold.paper.claims import CHECKS
+from flatfold.paper.measurements import FPR95, cohens_d_influence, compute_lead, find_best
 from flatfold.paper.theory import random_theorems
+from flatfold.paper.verdicts import Claim, compute_verdicts, count_verdicts, judge, read_claims
 from tests.toy_ablations import cohens_d, make_ablations, make_costs, make_network_run, make_results
 from tests.toy_study import make_study
 
@@ -39,6 +41,31 @@ def test_every_table_and_figure_has_a_verdict_by_network():
         assert networks == {"Table 5": {"all"}, "Theorem 1": {"any"}}.get(each.number, {"one", "two"}), each.number
         assert all((each.claim, each.shows, each.note)), each.number
     assert ": Logit, Average, auroc: 86.02 is printed, the mean of its parts is 86.06;" in found[9].note  # Table 4
+
+
+def test_every_claim_has_a_check_and_every_check_a_claim():
+    assert CHECKS.keys() == read_claims().keys()
+
+
+def test_claims_have_all_texts_and_name_tables_that_exist():
+    fields = {"number": "Table 1", "title": "A table", "claim": "It grows.", "note": "As printed."}
+    assert msgspec.convert({**fields, "tables": ["main"]}, Claim).networks == "each"
+    for wrong in ({"claim": ""}, {"tables": ["mian"]}, {"networks": "some"}, {"remark": "none"}, {"title": 1}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({**fields, **wrong}, Claim)
+
+
+def test_verdicts_are_counted_in_singular_and_plural():
+    one = verdict("Theorem 1")
+
+    def count(**agreements):
+        kinds = [kind.replace("_", " ") for kind, n in agreements.items() for _ in range(n)]
+        return count_verdicts([replace(one, agreement=kind) for kind in kinds])
+
+    assert count(disagrees=1, partly=15, agrees=3) == "19 claims: 3 agree, 15 in part, 1 disagrees"
+    assert count(agrees=1, partly=1, disagrees=2) == "4 claims: 1 agrees, 1 in part, 2 disagree"
+    assert count(not_tested=1, undecided=2) == "3 claims: 2 undecided, 1 not tested"
+    assert count(agrees=1) == "1 claim: 1 agrees"
 
 
 def test_averages_compare_the_best_of_the_family_with_the_best_other_or_allow_two_points():
@@ -167,7 +194,10 @@ def test_figure_3_compares_costs_with_room_for_doubt():
     assert [text.split()[0] for text in texts if "sets up" in text] == [*named, *named]
     few = [replace(cost, rounds=3) for cost in make_costs(autofold=(3.0, 0.3), rmds=(90.0, 1.0))]
     assert (of(few)[1], of(few)[6]) == (None, None)  # half or double of what was taken
-    assert [claims.inference_range(replace(few[0], rounds=rounds)) for rounds in (3, 4)] == [(5.0, 20.0), (9.5, 10.5)]
+    assert [measurements.inference_range(replace(few[0], rounds=rounds)) for rounds in (3, 4)] == [
+        (5.0, 20.0),
+        (9.5, 10.5),
+    ]
     assert of([*make_costs(), *make_costs(methods=("knn@id",), knn=(1.0, 0.1))[1:]]) == [True] * 14  # the first label
     assert of(make_costs(methods=("msp", "vim"))) == []
     assert of(make_costs(methods=("msp", "fold"))) == [True]
@@ -181,8 +211,8 @@ def test_setting_up_counts_the_passes_over_the_images_that_a_method_learns_from(
     expected = {"vim": (80.0, 100.0), "knn@ood": (1.0, 100.0), "autofold": (3.0, 5.0), "fold-r": (0.1, 5.0)}
     costs = {cost.method: cost for cost in material.ablations.costs}
     for method, (fit, passes) in (expected | {"fold": (0.1, 0.0)}).items():
-        assert claims.setup_time(material, costs[method]) == pytest.approx(fit + passes), method
-        assert claims.setup_time(bare, costs[method]) == fit, method
+        assert measurements.setup_time(material, costs[method]) == pytest.approx(fit + passes), method
+        assert measurements.setup_time(bare, costs[method]) == fit, method
     assert [check.holds for check in judge("Figure 3", [bare]).checks] == [True] * 5
 
 

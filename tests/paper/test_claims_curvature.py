@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.paper.claims import (
+from flatfold.paper.measurements import (
     count_modes,
     large_share,
     mean_auroc,
@@ -16,7 +16,7 @@ from flatfold.paper.claims import (
     trace_auroc,
     unimodality,
 )
-from flatfold.paper.exhibits import compute_verdicts, judge
+from flatfold.paper.verdicts import compute_verdicts, judge
 from tests.toy_ablations import make_ablations, make_network_run
 from tests.toy_study import auroc, make_study
 
@@ -139,12 +139,12 @@ def test_the_ratio_of_quartiles_has_an_interval_that_covers_it():
 
 def test_spectra_must_reach_further_than_the_id_one_and_be_broader_over_features(study, holds):
     values = study.nodes["feature/a"][0]
-    assert large_share(study, "feature", "a") == (pytest.approx(np.mean(values > 0.01 * values.max())), 0.0)
+    assert large_share(study, "feature", "a", 0.01) == (pytest.approx(np.mean(values > 0.01 * values.max())), 0.0)
     nodes, weights = study.nodes["parameter/a"], study.weights["parameter/a"]
     large = nodes > 0.01 * study.cells["a", "parameter", "lambda_max"].value
     shares = np.array([row_weights[row].sum() for row, row_weights in zip(large, weights, strict=True)])
     expected = shares.mean(), shares.std(ddof=1) / np.sqrt(len(shares))
-    assert large_share(study, "parameter", "a") == pytest.approx(expected)
+    assert large_share(study, "parameter", "a", 0.01) == pytest.approx(expected)
     assert holds("Figure 7", study=with_values(study, {**UP, "c": 1.5, "d": 1.5}))[:4] == [True] * 4
     assert holds("Figure 7", study=with_values(study, DOWN))[:4] == [False] * 4
     assert holds("Figure 7", study=study)[4:9] == [True] * 5

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatfold.paper.claims import statistic
-from flatfold.paper.comparison import COMPARED, average_seeds, compare_curvature, list_seed_means
-from flatfold.paper.page import find_paper_numbers
+from flatfold.paper.comparison import COMPARED, average_seeds, compare_curvature, find_paper_numbers
+from flatfold.paper.measurements import statistic
+from flatfold.paper.page import build_content
 from flatfold.paper.tables import read_table
 from tests.toy_ablations import make_ablations, make_network_run, make_results
 from tests.toy_study import make_study
@@ -41,8 +41,7 @@ def test_means_over_seeds_have_the_deviation_of_the_population(seeds):
         assert np.array(row.cells) == pytest.approx(np.array([(2 * v, v * (2 / 3) ** 0.5) for v in values]))
     assert (rows["id"].family, rows["id"].n) == ("resnet18", 3)
     assert [row.data for row in average_seeds(seeds, ("feature",), by_data_set=False)] == ["id", "near", "far"]
-    assert [number for number, _ in list_seed_means(seeds)] == ["Table 1", "Table 6", "Table 7"]
-    assert list(list_seed_means(seeds[:1])) == []
+    assert average_seeds(seeds[:1], ("feature",), by_data_set=False) == []
 
 
 def test_the_papers_numbers_are_those_of_the_table_and_ours_are_means_over_networks(seeds):
@@ -72,8 +71,18 @@ def test_the_papers_numbers_are_those_of_the_table_and_ours_are_means_over_netwo
         assert "networks" not in line.remark
     lengths = {number: len(compare_curvature(seeds, number)) for number in COMPARED}
     assert lengths == {"Table 1": 6, "Table 3": 42, "Table 4": 2, "Table 6": 6, "Table 7": 28}
+    effects = [effect for effect in ablations.effects if effect.method != "msp"]
+    less = [*seeds[1:], seeds[0]._replace(ablations=replace(ablations, effects=effects))]  # one network lacks a method
+    assert "msp" not in {line.method for line in compare_curvature(less, "Table 3")}
     assert "± 23.0 in the paper" in compare_curvature(seeds, "Table 1")[0].remark
     assert "networks: 1 here, 3 in the paper" in compare_curvature(seeds[:1], "Table 1")[0].remark
     assert set(COMPARED) < set(find_paper_numbers(seeds))
     assert compare_curvature([make_network_run()], "Table 1") == find_paper_numbers([make_network_run()]).get(1, [])
     assert {n.column for n in read_table("hessian_parameter")} == {"ID", "Near-OOD", "Far-OOD"}
+
+
+def test_means_over_seeds_stand_in_the_columns_of_the_csv_file(seeds):
+    for number in ("Table 1", "Table 7"):
+        *_, last = build_content(number, seeds).lines
+        assert list(last) == list(build_content(number, seeds).lines[0]), number
+        assert last["network"] == "mean of 3: resnet18"

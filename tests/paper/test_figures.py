@@ -12,7 +12,14 @@ from matplotlib.figure import Figure
 from flatfold.paper import figures
 from flatfold.paper.figures import alpha_sensitivity, cost_bars, norm_scatter, trace_by_regime
 from flatfold.paper.page import build_content
-from flatfold.paper.theory import Theorem, bayes_weight, compare, expected_trace, monte_carlo_trace, random_theorems
+from flatfold.paper.theory import (
+    Theorem,
+    bayes_weight,
+    compare_traces,
+    expected_trace,
+    monte_carlo_trace,
+    random_theorems,
+)
 from flatfold.report.figure import ACCENT, RC
 from tests.toy_ablations import make_ablations, make_costs, make_network_run
 from tests.toy_study import make_study
@@ -71,8 +78,8 @@ def test_figures_of_single_data_sets_show_those_of_the_paper_where_there_are():
         ({"pens": "near", "ink": "near", "noise": "far"}, ["pens", "noise"]),
     ):
         study = make_study(sets)
-        assert [key.label for key in figures.typical_traces(study, "x").keys][-2:] == shown
-        titles = [panel.title for panel in figures.typical_spectra(study, "x").panels]
+        assert [key.label for key in figures.typical_traces(study).keys][-2:] == shown
+        titles = [panel.title for panel in figures.typical_spectra(study).panels]
         assert titles == [f"{name}, over {over}" for over in ("parameters", "features") for name in ("ID", *shown)]
 
 
@@ -158,6 +165,6 @@ def test_random_draws_lie_around_the_quadrature_within_their_bars(proof):
         assert y == pytest.approx(100 * (estimate.value - x) / x)
         (_, low), (_, high) = bars.get_segments()[0]
         assert (low, high) == pytest.approx((y - 200 * estimate.stderr / x, y + 200 * estimate.stderr / x))
-        true = compare(setting.mean, setting.covariance, setting.rotation, setting.c).holds
+        true = compare_traces(setting.mean, setting.covariance, setting.rotation, setting.c).holds
         assert marker.get_color() == proof.keys[0 if true else 1].style.colour
         assert abs(2 * y / (high - y)) < 4

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from flatfold.paper import comparison
 from flatfold.paper import page as exhibits
-from flatfold.paper.exhibits import EXHIBITS, JOINT_EXHIBITS, compute_verdicts, judge
-from flatfold.paper.page import find_paper_lines, select_lines, write_reproduction
+from flatfold.paper.claims import CHECKS
+from flatfold.paper.comparison import explain_missing_numbers, find_paper_numbers
+from flatfold.paper.page import write_reproduction
 from flatfold.paper.run import Reproduction
 from flatfold.paper.tables import OTHERS
+from flatfold.paper.verdicts import compute_verdicts, judge
 from flatfold.report.figure import Drawing, Panel
 from tests.report.conftest import Page
 from tests.toy_ablations import make_ablations, make_network_run, make_results
@@ -61,7 +64,7 @@ def page(folder):
 def test_every_exhibit_has_a_section_with_claim_verdict_and_both_networks(page, folder):
     found = json.loads((folder / "reproduction.json").read_text(encoding="utf8"))
     assert (found["format"], found["version"], found["networks"]) == ("flatfold-reproduction", 1, ["one", "two"])
-    assert {each["number"] for each in found["verdicts"]} == {*EXHIBITS, *JOINT_EXHIBITS}
+    assert {each["number"] for each in found["verdicts"]} == {*CHECKS}
     names = [name for name in page.values("id", "section") if name.startswith(("table", "figure", "theorem"))]
     rows = page.sections["overview"][0][1:] if "overview" in page.sections else page.tables[0][1:]
     for each, name, row in zip(found["verdicts"], names, rows, strict=True):
@@ -169,22 +172,25 @@ def cifar(**changed):
 
 def test_numbers_of_the_paper_are_compared_with_comparable_runs_alone(monkeypatch):
     material = cifar()
-    assert exhibits.explain_missing_numbers([make_network_run()])
-    assert find_paper_lines([make_network_run()]) == find_paper_lines([material, material]) == []  # the weights twice
-    assert exhibits.explain_missing_numbers([material]) == ""
-    lines = find_paper_lines([material])
-    fold = next(line for line in lines if (line.method, line.dataset, line.metric) == ("fold", "all", "auroc"))
+    assert explain_missing_numbers([make_network_run()])
+    assert (
+        find_paper_numbers([make_network_run()]) == find_paper_numbers([material, material]) == {}
+    )  # the weights twice
+    assert explain_missing_numbers([material]) == ""
+    lines = find_paper_numbers([material])
+    fold = next(line for line in lines["Table 2"] if (line.method, line.metric) == ("fold", "auroc"))
     assert fold.reported == 92.46
     assert fold.measured == pytest.approx(100 * material.results.cells["fold", "all"].auroc)
-    assert {line.dataset for line in select_lines(lines, "Table 2")} == {"all"}
-    assert {line.dataset for line in select_lines(lines, "Tables 8 to 11")} == set(SETS)
-    others = [replace(line, table=OTHERS) for line in lines]
-    assert select_lines(lines, "Table 5") == select_lines(others, "Table 2") == []
-    assert select_lines(others, "Table 5") == others
+    assert {line.dataset for line in lines["Table 2"]} == {"all"}
+    assert {line.dataset for line in lines["Tables 8 to 11"]} == set(SETS)
+    assert "Table 5" not in lines
     assert empty(material).text().count("The paper's numbers:") == 7  # Tables 1 to 4 and 6 to 11
     line = replace(fold, reported=90.0, measured=88.5, difference=-1.5, low=87.0, high=91.0, inside=True)
+    monkeypatch.setattr(comparison, "compare_with_paper", lambda _: [replace(line, table=OTHERS)])
+    assert {"Table 2", "Tables 8 to 11"}.isdisjoint(others := find_paper_numbers([material]))
+    assert [each.dataset for each in others["Table 5"]] == ["all"]
     monkeypatch.setattr(
-        exhibits, "compare_with_paper", lambda _: [line, replace(line, low=None, high=None, inside=False)]
+        comparison, "compare_with_paper", lambda _: [line, replace(line, low=None, high=None, inside=False)]
     )
     text = empty(material).text("table-2")
     assert all(told in text for told in ("90.00", "−1.50", "87.00–91.00", "1 of 2 lie in the 95 % interval"))

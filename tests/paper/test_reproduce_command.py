@@ -38,6 +38,7 @@ def test_each_network_has_a_folder_and_all_have_verdicts_and_pages(done):
     assert {"Table 1", "Table 2", "Figure 4"} <= {number for number, _ in found}
     (counts,) = re.findall(r"(\d+) claims: (.*)\.", text)
     assert int(counts[0]) == sum(map(int, re.findall(r"\d+", counts[1])))
+    assert not re.search(r"\b1 (agree|disagree)\b|\b([02-9]|\d\d+) (agrees|partly|disagrees)\b", counts[1])
     out = folder / "out" / "paper" / "toy"
     for network in ("tiny", "deep"):
         assert f"{network} -> out/paper/toy/{network}" in text
@@ -83,7 +84,8 @@ def test_options_reach_the_run_and_an_interrupted_one_says_that_it_goes_on(tmp_p
     suite, place, settings, plan = stopped.call_args.args
     assert (plan.samples, plan.rounds, plan.alpha, plan.batch_size) == (9, 3, 0.25, 256)
     assert [spec.label for spec in plan.methods] == ["msp", "knn:k=3"]
-    assert (settings.device, settings.workers, settings.unreadable, settings.replicates) == ("cpu", 2, 0.5, 7)
+    loading = settings.loading
+    assert (settings.device, loading.workers, loading.max_unreadable, settings.replicates) == ("cpu", 2, 0.5, 7)
     assert settings.command.startswith("flatfold reproduce toy.toml --samples 9")
     assert (suite.seed, suite.test.batch_size, suite.test.rows, str(place)) == (6, 4, 5, "out/paper/toy/tiny")
     flatfold("reproduce", "toy.toml", cwd=tmp_path)

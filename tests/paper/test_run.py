@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from flatfold import Execution
 from flatfold.evaluate.banks import Settings
 from flatfold.evaluate.methods import Spec, parse_spec
 from flatfold.evaluate.results import load_results
 from flatfold.paper import run as module
 from flatfold.paper.ablations import NORMALISED_METHODS as METHODS
 from flatfold.paper.ablations import load_ablations
-from flatfold.paper.exhibits import compute_verdicts
 from flatfold.paper.run import Plan, conclude, load_network_run, paper_methods, reproduce
 from flatfold.paper.tables import TUNED
+from flatfold.paper.verdicts import compute_verdicts
 from tests.paper.toys import make_suite
 from tests.toy_ablations import make_ablations, make_network_run, make_results, save
 from tests.toy_study import refusal
@@ -130,7 +131,7 @@ def test_ablations_are_measured_again_only_when_something_changed(monkeypatch, t
     assert [measured(), measured()] == [1, 0]
     for changed in ({"rounds": 1}, {"alpha": 0.4}, {"methods": [Spec("msp"), Spec("react", {"percentile": 70})]}):
         assert measured(**changed) == 1, changed
-    assert measured(settings=replace(QUICK, device="cpu:0")) == 1
+    assert measured(settings=replace(QUICK, execution=Execution(device="cpu:0"))) == 1
     assert measured(replace(suite, test=suite.train, train=suite.test)) == 1
     other = make_suite()
     with torch.no_grad():

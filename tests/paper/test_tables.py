@@ -5,8 +5,8 @@ import pytest
 from flatfold.core.intervals import student_quantile
 from flatfold.detectors import get_method
 from flatfold.paper import tables as paper
+from flatfold.paper.comparison import BETWEEN, average_benchmarks, compare_with_paper
 from flatfold.paper.tables import (
-    BETWEEN,
     CHECKPOINTS,
     COLUMNS,
     NETWORKS,
@@ -14,8 +14,6 @@ from flatfold.paper.tables import (
     TABLES,
     TUNED,
     Contradiction,
-    average_benchmarks,
-    compare_with_paper,
     contradictions,
     read_table,
     run_labels,

@@ -14,7 +14,7 @@ from flatfold.paper.theory import (
     Theorem,
     average_curvature,
     bayes_weight,
-    compare,
+    compare_traces,
     expected_trace,
     holds,
     logistic_risk,
@@ -85,7 +85,7 @@ def test_id_inputs_have_the_smaller_trace_exactly_where_the_condition_is_true(al
     for seed in range(320):
         case = make_case(seed)
         length = alpha or 10 ** (2 * np.random.default_rng(seed).random() - 1)
-        result = compare(*case, alpha=length)
+        result = compare_traces(*case, alpha=length)
         w = length * torch.linalg.inv(case[1]) @ case[0]
         id_trace, ood_trace = (expected_trace(m, case[1], w) for m in (case[0], case[3] * case[2] @ case[0]))
         left = case[3] * abs(float(case[0] @ torch.linalg.inv(case[1]) @ case[2] @ case[0]))
@@ -101,12 +101,12 @@ def test_id_inputs_have_the_smaller_trace_exactly_where_the_condition_is_true(al
 def test_equality_goes_with_equality():
     for seed in range(40):
         mean, covariance, rotation, _ = make_case(seed)
-        same = compare(mean, covariance, torch.eye(len(mean)), 1.0)
+        same = compare_traces(mean, covariance, torch.eye(len(mean)), 1.0)
         assert (same.gap, same.margin, same.ratio, same.holds, same.agrees) == (0, 0, 1, True, True)
-        assert compare(mean, covariance, -torch.eye(len(mean)), 1.0).gap == 0
-        boundary = 1 / compare(mean, covariance, rotation, 1.0).ratio
+        assert compare_traces(mean, covariance, -torch.eye(len(mean)), 1.0).gap == 0
+        boundary = 1 / compare_traces(mean, covariance, rotation, 1.0).ratio
         for c, sign in ((boundary, 0), (boundary * 0.99, 1), (boundary * 1.01, -1)):
-            result = compare(mean, covariance, rotation, c)
+            result = compare_traces(mean, covariance, rotation, c)
             assert result.holds == (sign >= 0)
             assert result.agrees
             assert np.sign(round(result.log_ratio, 11)) == sign
@@ -115,7 +115,7 @@ def test_equality_goes_with_equality():
 
 def test_the_order_is_known_where_both_traces_are_too_small_for_a_float():
     mean, covariance, rotation = torch.tensor([60.0, 0.0]), torch.eye(2), torch.eye(2)
-    nearer, farther = (compare(mean, covariance, rotation, c) for c in (0.99, 1.01))
+    nearer, farther = (compare_traces(mean, covariance, rotation, c) for c in (0.99, 1.01))
     assert nearer.id == nearer.ood == nearer.gap == 0
     assert nearer.log_ratio > 0 > farther.log_ratio
     assert (nearer.holds, farther.holds) == (True, False)
@@ -142,7 +142,7 @@ def test_every_rotation_up_to_the_same_length_is_covered_only_where_the_covarian
 
 def test_wider_ood_inputs_are_not_covered():
     mean, covariance, rotation, _ = make_case(0, dimensions=8, scale=0.3)
-    result = compare(mean, covariance, rotation, 0.9)
+    result = compare_traces(mean, covariance, rotation, 0.9)
     w = bayes_weight(mean, covariance)
     assert result.holds
     assert expected_trace(0.9 * rotation @ mean, covariance, w) == result.ood > result.id
@@ -222,9 +222,9 @@ def test_the_printed_loss_falls_without_end():
 
 def test_arrays_and_float32_are_computed_in_float64():
     mean, covariance, rotation, c = make_case(4, dimensions=3)
-    expected = compare(mean, covariance, rotation, c)
-    assert compare(mean.numpy(), covariance.numpy(), rotation.numpy(), c) == expected
-    single = compare(mean.float(), covariance.float(), rotation.float(), c)
+    expected = compare_traces(mean, covariance, rotation, c)
+    assert compare_traces(mean.numpy(), covariance.numpy(), rotation.numpy(), c) == expected
+    single = compare_traces(mean.float(), covariance.float(), rotation.float(), c)
     assert single.id == pytest.approx(expected.id, rel=1e-5)
     assert bayes_weight(mean.float(), covariance.float()).dtype == torch.float64
     assert mean.dtype == torch.float64
@@ -250,14 +250,14 @@ def test_malformed_settings_of_the_theorem_are_refused():
         *(({"mean": scale * MEAN.double()}, "finite|deviation") for scale in (1e-200, 1e200)),
     ]
     setting = {"mean": MEAN, "covariance": ROUND, "rotation": ROUND, "c": 1.0}
-    for call in (compare, holds):
+    for call in (compare_traces, holds):
         check_refused(
             lambda change, call=call: call(**(setting | change)),
             [(change, ValueError, keyword) for change, keyword in cases],
         )
     lengths = [(alpha, ValueError, "alpha") for alpha in (0.0, -1.0, nan, inf)]
     check_refused(lambda alpha: bayes_weight(MEAN, ROUND, alpha=alpha), lengths)
-    check_refused(lambda alpha: compare(MEAN, ROUND, ROUND, 1.0, alpha=alpha), lengths)
+    check_refused(lambda alpha: compare_traces(MEAN, ROUND, ROUND, 1.0, alpha=alpha), lengths)
     assert holds(MEAN, 1e-14 * ROUND, ROUND, 0.5), "a condition needs no quadrature"
 
 

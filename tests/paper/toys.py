@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import flatfold as ff
+from flatfold.data.images import ArrayImages
 from flatfold.evaluate.banks import Banks
 from flatfold.evaluate.suites.suite import OodSet, Suite
-from flatfold.models.images import ArrayImages
 
 
 def make_banks(classes=5, width=12, per_class=16, seed=0):

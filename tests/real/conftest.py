@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flatfold import FeatureBank, Transform, extract
-from flatfold.models.images import ArrayImages
+from flatfold.data.images import ArrayImages
 
 TRANSFORM = Transform(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 

@@ -17,8 +17,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import flatfold as ff
-from flatfold.models.images import ArrayImages, FolderImages
-from flatfold.scoring.batch import (
+from flatfold.data.images import ArrayImages, FolderImages
+from flatfold.scoring.guard_file import read_guard
+from flatfold.scoring.shards import (
     ScoringJob,
     Shard,
     join_tables,
@@ -27,7 +28,6 @@ from flatfold.scoring.batch import (
     summary_path,
     unreadable_path,
 )
-from flatfold.scoring.guard_file import read_guard
 from tests.real.conftest import TRANSFORM, example
 
 KNOWN, UNKNOWN, DAMAGED = 2000, 500, 50
@@ -82,7 +82,7 @@ def folder(data, tmp_path_factory):
         damage(path, number)
     with np.load(data / "cifar10_test.npz") as file:
         held_out = ArrayImages(file["x"][-1000:], file["y"][-1000:].astype(np.int64), TRANSFORM, 250)
-    ff.Guard.fit(network(data), held_out, detector="fold", fpr=0.05).save(folder / "guard.safetensors")
+    ff.Guard.fit(network(data), held_out, method="fold", fpr=0.05).save(folder / "guard.safetensors")
     return folder, damaged
 
 
@@ -144,8 +144,8 @@ KILLED = """
 import sys
 from functools import partial
 from pathlib import Path
-from flatfold.models.images import ArrayImages, FolderImages
-from flatfold.scoring.batch import ScoringJob, score_images
+from flatfold.data.images import ArrayImages, FolderImages
+from flatfold.scoring.shards import ScoringJob, score_images
 from flatfold.scoring.guard_file import read_guard
 from tests.real.conftest import TRANSFORM
 from tests.real.test_batch import network

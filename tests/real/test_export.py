@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 import flatfold as ff
-from flatfold.models.forward import split_batch
-from flatfold.models.images import ArrayImages
+from flatfold.data.batch import split_batch
+from flatfold.data.images import ArrayImages
 from flatfold.scoring import export as onnx
 from flatfold.scoring import export as program
 from flatfold.scoring.export import compare, export

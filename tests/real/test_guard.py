@@ -61,7 +61,7 @@ def test_a_guard_of_a_real_network_stops_what_it_does_not_know(cifar):
     linear = nn.Linear(head.width, head.n_classes)
     linear.load_state_dict({"weight": head.weight, "bias": head.bias})
     test = banks["cifar10_test"]
-    guard = ff.Guard.fit(linear, [(test.features[:2000], test.labels[:2000])], detector="knn", fpr=0.05)
+    guard = ff.Guard.fit(linear, [(test.features[:2000], test.labels[:2000])], method="knn", fpr=0.05)
     assert float(guard(test.features[2000:]).is_ood.double().mean()) < 0.08
     for name in ("textures_dtd10_32", "mnist_test"):
         assert float(guard(banks[name].features).is_ood.double().mean()) > 0.6

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import flatfold as ff
-from flatfold.models.model_loading import load_weights, make_model
-from flatfold.models.sources import take_subset
+from flatfold.data.sources import take_subset
+from flatfold.network.model_loading import load_weights, make_model
 from flatfold.scoring.calibrated import ROUNDING, spread_of
 from tests.real.conftest import images
 

@@ -42,7 +42,8 @@ def loader(x, y=None):
 
 
 def test_arrays_and_loaders_give_the_figures_of_the_public_functions(model, data, tmp_path):
-    arrays = ff.benchmark(model, **data, fit=clusters(300, 0), methods=METHODS, near=["shift"], out=tmp_path)
+    grouped = {"near": {"shift": data["ood"]["shift"]}, "far": {"noise": data["ood"]["noise"]}}
+    arrays = ff.benchmark(model, data["id_test"], grouped, fit=clusters(300, 0), methods=METHODS, out=tmp_path)
     lazy = {name: loader(x) for name, x in data["ood"].items()}
     loaders = ff.benchmark(model, loader(*data["id_test"]), lazy, fit=clusters(300, 0), methods=METHODS, bootstrap=0)
     bank, head = ff.extract(model, clusters(300, 0))
@@ -76,7 +77,10 @@ def test_results_become_a_data_frame_and_figures(model, data, monkeypatch):
 def test_mistakes_name_the_argument(model, data):
     test, ood, fit = data["id_test"], data["ood"], clusters(300, 0)
     cases = [
-        ({"ood": {}}, "ood must be a dict"), ({"ood": [test]}, "ood must be a dict"), ({"near": ["q"]}, "'q'"),
+        ({"ood": {}}, "ood must be a dict"), ({"ood": [test]}, "ood must be a dict"),
+        ({"ood": {"near": test[0]}}, "'near'"),
+        ({"ood": {"near": {"q": test[0]}, "far": {}}}, "'far'"), ({"ood": {"near": {"q": test[0]}, "r": 0}}, "'r'"),
+        ({"ood": {"val": test[0]}}, "tuning only"),
         ({"id_test": test[0]}, "id_test needs labels"), ({"fit": fit[0]}, "fit needs labels"),
         ({"fit": test}, "same images"), ({"ood": {"test": fit[0]}}, "cannot be called"), ({"methods": ["mps"]}, "msp"),
     ]  # fmt: skip

@@ -165,14 +165,14 @@ def test_the_finding_tells_where_unknown_images_do_not_exceed_the_known(five, un
                 "λmax over parameters × 2.00 to 6.50",
                 "trace over features × 2.00 to 6.50",
             ],
-            ["Not so", "over logits ×"],
+            ["Exceptions:", "over logits ×"],
         ),
         (
             with_values(five, two, c__parameter__lambda_max=0.8),
-            ["2.0 times as sharp", "in 4 of 5", "× 0.800 to 2.00", ". Not so in c (λmax over parameters × 0.800)."],
+            ["2.0 times as sharp", "in 4 of 5", "× 0.800 to 2.00", ". Exceptions: c (λmax over parameters × 0.800)."],
             [],
         ),
-        (with_values(five, two, c__logit__trace=0.1), ["in all 5"], ["Not so"]),  # logits are not counted
+        (with_values(five, two, c__logit__trace=0.1), ["in all 5"], ["Exceptions:"]),  # logits are not counted
         (
             with_values(five, low, 0.1),
             ["in 3 of 5", "c (λmax over parameters not significantly different", ") and e (λmax"],
@@ -180,7 +180,7 @@ def test_the_finding_tells_where_unknown_images_do_not_exceed_the_known(five, un
         ),
         (
             with_values(five, two, b__parameter__trace=-60.0),
-            ["Not so in b (trace over parameters lower).", "trace over features × 2.00"],
+            ["Exceptions: b (trace over parameters lower).", "trace over features × 2.00"],
             ["trace over parameters ×"],
         ),
         (

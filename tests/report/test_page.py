@@ -213,7 +213,9 @@ def test_the_page_opens_with_a_method_to_use_a_command_and_what_it_finds(make_ru
     runs = [replace(run, hyper={"k": 10}, tuned_on="ood") if run.name == "knn" else run for run in results.methods]
     page = Page(render_report(replace(results, averages=means, methods=runs)))
     text = page.text()
-    assert "Use knn@ood (k-th nearest neighbour). At 5 % false alarms it finds 10 of 80 OOD images" in text  # not odin
+    assert (
+        "Use knn@ood (k-th nearest neighbour). At 5 % false alarms it detects 10 of 80 OOD images" in text
+    )  # not odin
     assert "25.0 % of near-set, 0 % of far-set. It was tuned on OOD images" in text
     assert "--method knn:k=10 --fpr 0.05" in text
     assert text.index("Use knn@ood") < text.index("has the best average AUROC") < text.index("In percent")

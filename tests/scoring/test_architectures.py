@@ -8,9 +8,10 @@ from torch.nn.functional import linear
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.core.validation import UnsupportedHead
-from flatfold.models.forward import evaluating, logits_of, split_batch
-from flatfold.models.heads import run
+from flatfold.data.batch import split_batch
+from flatfold.errors import UnsupportedHeadError
+from flatfold.network.calls import evaluating, logits_of
+from flatfold.network.heads import run
 from tests import architectures as made
 from tests.architectures import HUB, ROWS, built
 from tests.refusals import assert_refused
@@ -111,18 +112,18 @@ def test_a_guard_finds_the_head_and_answers_as_the_model_does(kind, tmp_path):
     call(model.eval(), part(inputs, 0, 2))  # transformers adds hooks of its own at the first call
     model.train()
     before = state(model)
-    guard = ff.Guard.fit(model, batches(inputs), detector="fold", fpr=0.1)
+    guard = ff.Guard.fit(model, batches(inputs), method="fold", fpr=0.1)
     some = part(inputs, ROWS - 8, ROWS)  # p-values of what was calibrated on hang on the last digit of the score
     verdict = guard(some)
     check_left_alone(model, before)
 
-    assert (guard.found.name, guard.found.gives_logits) == (HEADS[kind], True)
+    assert (guard.network.found.name, guard.network.found.gives_logits) == (HEADS[kind], True)
     logits = logits_of(call(model.eval(), some))
     assert logits.std(dim=0).min() > 0, "the case shows nothing: every input has the same logits"
     assert_close(verdict.logits, logits, rtol=CLOSE[logits.dtype], atol=CLOSE[logits.dtype])
     with evaluating(model) as device:
-        seen = run(model, guard.found, split_batch(some).to(device))
-    head = guard.found.head
+        seen = run(model, guard.network.found, split_batch(some).to(device))
+    head = guard.network.found.head
     assert_close(linear(seen.features, head.weight, head.bias).to(logits.dtype), logits, rtol=1e-5, atol=1e-5)
     assert_close(verdict.score, guard.detector(seen.features), rtol=1e-6, atol=0)
     assert verdict.score.isfinite().all()
@@ -152,6 +153,6 @@ def test_a_model_without_such_a_head_is_refused_and_left_as_it_was(where):
         model, inputs = make(kind)
         call(model, inputs)
         before = state(model)
-        fit = partial(ff.Guard.fit, model, [inputs], detector="fold", fpr=0.1)
-        assert_refused(UnsupportedHead, keyword, fit, case=name_of(kind))
+        fit = partial(ff.Guard.fit, model, [inputs], method="fold", fpr=0.1)
+        assert_refused(UnsupportedHeadError, keyword, fit, case=name_of(kind))
         check_left_alone(model, before)

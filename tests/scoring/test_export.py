@@ -12,10 +12,11 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.models import graph
-from flatfold.models.fingerprint import weights_hash
-from flatfold.models.forward import split_batch
-from flatfold.scoring.export import FORMATS, Mismatch, Parity, compare, export
+from flatfold.data.batch import split_batch
+from flatfold.errors import MismatchError
+from flatfold.network import graph
+from flatfold.network.fingerprint import weights_hash
+from flatfold.scoring.export import FORMATS, Parity, compare, export
 from tests import architectures as made
 from tests.architectures import built
 from tests.four_classes import known
@@ -38,11 +39,11 @@ METHODS += [
 TRANSFORM = ff.Transform(resize=8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
 
 
-def fit(detector="fold", last=nn.Identity, **options):
+def fit(detector="fold", last=nn.Identity, transform=None, **options):
     """Fit a guard of the model with another module in front of its dropout."""
     layers = four_classes_model()
     model = nn.Sequential(*layers[:2], last(), *layers[2:])
-    return ff.Guard.fit(model, [known(400)], detector, 0.1, **options)
+    return ff.Guard.fit(model, [known(400)], detector, 0.1, loading=ff.Loading(transform=transform), **options)
 
 
 @pytest.fixture
@@ -204,19 +205,21 @@ def test_what_differs_by_more_than_rounding_is_named(guard):
         ("p_value", lambda p: p - 0.002, "2.0e-03"),
         ("is_ood", lambda o: ~o, "decision"),
     ):
-        assert_refused(Mismatch, f"{name} .*input {row}: .*{keyword}", partial(check_moved, guard, x, name, row, by))
+        assert_refused(
+            MismatchError, f"{name} .*input {row}: .*{keyword}", partial(check_moved, guard, x, name, row, by)
+        )
 
     def wrong_in_sevens(batch):
         verdict = guard(batch.args[0])
         return verdict._replace(score=verdict.score * (1.1 if batch.rows == 7 else 1))
 
-    assert_refused(Mismatch, "batches of 7", lambda: compare(guard, wrong_in_sevens, split_batch(x)))
+    assert_refused(MismatchError, "batches of 7", lambda: compare(guard, wrong_in_sevens, split_batch(x)))
 
     def another_shape(batch):
         verdict = guard(batch.args[0])
         return verdict._replace(score=verdict.score[:, None])
 
-    assert_refused(Mismatch, r"score of shape \(70, 1\)", lambda: compare(guard, another_shape, split_batch(x)))
+    assert_refused(MismatchError, r"score of shape \(70, 1\)", lambda: compare(guard, another_shape, split_batch(x)))
 
 
 def with_scores(guard, scores):
@@ -231,7 +234,7 @@ def test_a_score_near_zero_is_measured_by_the_spread_of_the_calibration(guard):
     wide = with_scores(guard, torch.linspace(-1000, 1000, 200))  # quartiles are 1000 apart
     result = check_moved(wide, x, "score", row, lambda s: s + 0.05)
     assert result.score == pytest.approx(0.05 / 1000, rel=0.02)
-    with pytest.raises(Mismatch, match="score"):
+    with pytest.raises(MismatchError, match="score"):
         check_moved(wide, x, "score", row, lambda s: s + 0.2)
 
 
@@ -245,7 +248,7 @@ def test_an_input_on_the_threshold_may_be_decided_either_way_and_is_counted(guar
     result = check_moved(exact, x, "is_ood", row, lambda o: ~o)
     assert result.undecidable == 1
     assert "1 too near" in str(result)
-    with pytest.raises(Mismatch, match="decision"):
+    with pytest.raises(MismatchError, match="decision"):
         check_moved(exact, x, "is_ood", clear(exact, x), lambda o: ~o)
 
 
@@ -255,7 +258,7 @@ def test_a_p_value_may_differ_by_what_the_error_of_the_score_explains(guard):
     near = torch.cat([torch.linspace(own * (1 - 5e-5), own * (1 + 5e-5), 10), torch.linspace(0, 2 * own, 190)])
     crowded = with_scores(guard, near)
     check_moved(crowded, x, "p_value", 3, lambda p: p + 4 / 201)
-    with pytest.raises(Mismatch, match="p_value"):
+    with pytest.raises(MismatchError, match="p_value"):
         check_moved(crowded, x, "p_value", 3, lambda p: p + 15 / 201)
 
 
@@ -276,7 +279,7 @@ class DataDependent(nn.Module):
 @pytest.mark.parametrize(
     ("last", "suffixes", "kind", "keyword"),
     [
-        (Noise, FORMATS, Mismatch, "does not give"),
+        (Noise, FORMATS, MismatchError, "does not give"),
         (DataDependent, FORMATS, ValueError, "cannot be exported"),
     ],
 )

@@ -12,8 +12,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
+from flatfold.errors import MismatchError
 from flatfold.scoring import export as module
-from flatfold.scoring.export import Mismatch
 from tests.four_classes import known, make_model
 from tests.refusals import assert_refused
 
@@ -198,7 +198,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(layout, guard
         assert_refused(kind, keyword, partial(each.export, tmp_path / path, never(), **{"layout": layout, **options}))
     if layout == "triton" or find_spec("mlflow"):
         export = partial(noisy.export, tmp_path / "new", [inputs()], layout=layout)
-        assert_refused(Mismatch, "does not give", export)
+        assert_refused(MismatchError, "does not give", export)
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.models.transform import InputSizes
+from flatfold.data.transform import InputSizes
 from flatfold.scoring.calibrated import fit_detector
 from tests.four_classes import known, make_model
 from tests.refusals import assert_refused
@@ -25,7 +25,7 @@ def model():
 
 @pytest.fixture
 def guard(model):
-    return ff.Guard.fit(model, [known(200)], detector="autofold", fpr=0.1)
+    return ff.Guard.fit(model, [known(200)], method="autofold", fpr=0.1)
 
 
 def test_a_verdict_has_the_models_logits_and_one_decision_per_input(model, guard):
@@ -71,7 +71,7 @@ def test_another_rate_needs_no_second_fit(guard):
 
 @pytest.mark.parametrize("per_class", [False, True])
 def test_features_are_judged_without_the_model(model, per_class):
-    guard = ff.Guard.fit(model, [known(400)], detector="fold", fpr=0.1, per_class=per_class)
+    guard = ff.Guard.fit(model, [known(400)], method="fold", fpr=0.1, per_class=per_class)
     x, _ = known(300, seed=1)
     features = model[:3].eval()(x).detach()
     verdict, threshold = guard(x), guard.calibration.threshold
@@ -96,16 +96,16 @@ def test_an_explanation_names_the_classes_between_which_an_input_lies(guard):
 
 
 def test_half_of_the_data_calibrates_unless_more_is_given(model):
-    assert ff.Guard.fit(model, [known(101)], detector="fold").calibration.samples == 51
-    both = ff.Guard.fit(model, [known(60)], detector="fold", calibration=[known(80, seed=1)])
+    assert ff.Guard.fit(model, [known(101)], method="fold").calibration.samples == 51
+    both = ff.Guard.fit(model, [known(60)], method="fold", calibration=[known(80, seed=1)])
     assert both.calibration.samples == 80
     scores = both(known(80, seed=1)[0]).score.sort().values
     assert_close(both.calibration.scores, scores[None], rtol=0, atol=2e-4 * float(scores.abs().max()))
     assert (both.calibration.scores > scores).all()  # by what rounding may add
-    guards = [ff.Guard.fit(model, [known(100)], detector="fold", seed=seed) for seed in (0, 0, 1)]
+    guards = [ff.Guard.fit(model, [known(100)], method="fold", seed=seed) for seed in (0, 0, 1)]
     assert torch.equal(guards[0].calibration.scores, guards[1].calibration.scores)
     assert not torch.equal(guards[0].calibration.scores, guards[2].calibration.scores)
-    generator = ff.Guard.fit(model, (known(50, seed=s) for s in range(2)), detector="fold")
+    generator = ff.Guard.fit(model, (known(50, seed=s) for s in range(2)), method="fold")
     assert generator.calibration.samples == 50
 
 
@@ -151,10 +151,20 @@ def test_a_model_in_half_precision_is_calibrated_on_its_own_predictions():
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3))
     x = plain(4000, 1)
     for network, inputs, dtype in ((model, x, torch.bfloat16), (deepcopy(model).bfloat16(), x.bfloat16(), None)):
-        guard = ff.Guard.fit(network, [inputs[:50]], "ebo", 0.1, calibration=[inputs], per_class=True, dtype=dtype)
+        guard = ff.Guard.fit(
+            network,
+            [inputs[:50]],
+            "ebo",
+            0.1,
+            calibration=[inputs],
+            per_class=True,
+            execution=ff.Execution(dtype=dtype),
+        )
         verdict = guard(inputs)
         assert verdict.logits.dtype == torch.bfloat16
-        assert not torch.equal(verdict.predicted, guard.found.head(guard.run(inputs).features).argmax(1))  # in float32
+        assert not torch.equal(
+            verdict.predicted, guard.network.found.head(guard.network(inputs).features).argmax(1)
+        )  # in float32
         assert torch.equal(guard.calibration.counts, verdict.predicted.bincount(minlength=3))
 
 
@@ -196,7 +206,7 @@ def test_a_model_that_has_changed_is_refused_before_its_calibration_is_handed_on
 
     for number, change in enumerate((train_on, replace_the_head, nn.Module.double, nn.Module.bfloat16)):
         model = make_model()
-        guard = ff.Guard.fit(model, [known(200)], detector="fold", fpr=0.1)
+        guard = ff.Guard.fit(model, [known(200)], method="fold", fpr=0.1)
         if number == 0:
             getattr(guard, use)(*arguments)
         change(model)
@@ -246,8 +256,8 @@ def test_a_detector_that_learns_is_not_calibrated_on_what_it_has_seen(model):
     shuffled = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*known(100)), 50, shuffle=True)
     for one, two in (([known(100)], [known(100)]), (shuffled, shuffled)):
         with pytest.raises(ValueError, match="calibration="):
-            ff.Guard.fit(model, one, detector="knn", calibration=two)
-        assert ff.Guard.fit(model, one, detector="fold", calibration=two).calibration.samples == 100
+            ff.Guard.fit(model, one, method="knn", calibration=two)
+        assert ff.Guard.fit(model, one, method="fold", calibration=two).calibration.samples == 100
 
 
 # Labels that the model does not know, or knows under other numbers
@@ -352,5 +362,5 @@ def test_a_guard_keeps_the_sizes_that_it_was_calibrated_on(tmp_path):
         guard = ff.Guard.fit(model, loader, "fold", calibration=calibration)
         guard.save(tmp_path / "guard")
         loaded = ff.Guard.load(tmp_path / "guard", model)
-        assert loaded.sizes == loaded.at(0.5).sizes == guard.sizes == InputSizes(least, most)
-        assert str(loaded.sizes) == text
+        assert loaded.network.sizes == loaded.at(0.5).network.sizes == guard.network.sizes == InputSizes(least, most)
+        assert str(loaded.network.sizes) == text

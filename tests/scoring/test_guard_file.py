@@ -19,7 +19,7 @@ import flatfold as ff
 from flatfold.core.conformal import allowed_ranks
 from flatfold.detectors.registry import METHODS
 from flatfold.io.artifacts import checksum
-from flatfold.models.fingerprint import weights_hash
+from flatfold.network.fingerprint import weights_hash
 from flatfold.scoring import guard_file as artefact
 from flatfold.scoring.calibrated import CalibratedDetector, Calibration
 from flatfold.scoring.guard_file import canonical, fitted_head, head_hash
@@ -37,7 +37,7 @@ SMALL = {"knn": {"k": 5}, "nnguide": {"k": 5, "share": 0.3}}
 
 
 def fitted(name, model, n=400, **how):
-    return ff.Guard.fit(model, [known(n)], detector=ff.create(name, **SMALL.get(name, {})), fpr=0.1, **how)
+    return ff.Guard.fit(model, [known(n)], method=ff.create(name, **SMALL.get(name, {})), fpr=0.1, **how)
 
 
 def check_same(guard, loaded, case=""):
@@ -112,7 +112,9 @@ def test_hyper_parameters_rate_and_transform_travel_with_the_file(model, tmp_pat
         "autofold-a": {"percentile": (70, 80), "grid": (0.1, 0.5)},
         "autofold-r": {"masked": True, "grid": (0.1, 0.5)},
     }.items():
-        guard = ff.Guard.fit(model, [known(200)], ff.create(name, **hyper), 0.1, transform=transform)
+        guard = ff.Guard.fit(
+            model, [known(200)], ff.create(name, **hyper), 0.1, loading=ff.Loading(transform=transform)
+        )
         guard.at(0.3).save(path)
         loaded = ff.Guard.load(path, model)
         check_same(guard.at(0.3), loaded, name)
@@ -240,7 +242,7 @@ def test_guards_that_cannot_be_saved_are_refused_and_nothing_is_written(model, t
         guard = fitted("fold", make_model())
         change(guard)
         assert_refused(ValueError, keyword, partial(guard.save, path), case=change)
-    by_hand = ff.Guard.fit(model, [known(100)], detector=ff.Fold(alpha=0.2))
+    by_hand = ff.Guard.fit(model, [known(100)], method=ff.Fold(alpha=0.2))
     assert_refused(ValueError, "built by hand", partial(by_hand.save, path))
     assert_refused(IsADirectoryError, "folder", partial(fitted("fold", model).save, tmp_path))
     assert list(tmp_path.iterdir()) == []
@@ -310,10 +312,10 @@ def test_a_model_that_computes_something_else_with_the_same_weights_is_refused(t
     assert_refused(ValueError, "Fit the guard again", other.save, path)
     for model in (Scaled(gain=1 + 1e-6), Scaled().to(memory_format=torch.channels_last)):
         check = ff.Guard.load(path, model)
-        assert torch.equal(check.evidence.features, guard.evidence.features)
+        assert torch.equal(check.network.evidence.features, guard.network.evidence.features)
     assert caplog.text == ""
     forge(path, drop=("evidence", "evidence.features"))
-    assert ff.Guard.load(path, Scaled(eps=10.0)).evidence is None  # a file of an earlier version
+    assert ff.Guard.load(path, Scaled(eps=10.0)).network.evidence is None  # a file of an earlier version
     assert "no evidence" in caplog.text
 
 
@@ -348,7 +350,7 @@ def test_a_file_that_is_cut_or_changed_anywhere_is_refused(path, model, refused)
     content = bytearray(path.read_bytes())
     for size in (0, 7, 100, 1000, len(content) - 1):
         path.write_bytes(content[:size])
-        refused("cut, damaged", size)
+        refused("truncated, damaged", size)
     start = 8 + int.from_bytes(content[:8], "little")
     for place in range(start, len(content), 37):
         content[place] ^= 1

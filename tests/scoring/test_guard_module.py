@@ -10,9 +10,10 @@ from torch import nn
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.core.validation import UnsupportedHead
-from flatfold.models.forward import evaluating, split_batch
-from flatfold.models.heads import run
+from flatfold.data.batch import split_batch
+from flatfold.errors import UnsupportedHeadError
+from flatfold.network.calls import evaluating
+from flatfold.network.heads import run
 from tests import architectures as made
 from tests.architectures import built
 from tests.four_classes import known
@@ -33,7 +34,7 @@ def _forget_what_was_compiled():
 
 def guard_of(kind, detector="fold", **options):
     model, inputs = built(getattr(made, kind))
-    return ff.Guard.fit(model, [inputs], detector=detector, fpr=0.1, **options), inputs
+    return ff.Guard.fit(model, [inputs], method=detector, fpr=0.1, **options), inputs
 
 
 def called(module, inputs):
@@ -86,17 +87,17 @@ def test_a_batch_that_fails_leaves_nothing_to_the_next():
     module = guard.as_module()
     with pytest.raises(RuntimeError):
         module(x[:, :5])
-    with pytest.raises(UnsupportedHead, match="one row of features per input"):
+    with pytest.raises(UnsupportedHeadError, match="one row of features per input"):
         module(x.view(4, 12, 12))
     check_same(module(x), guard(x))
     assert not module.network._calls
 
 
-def guard_of_forward(forward, **options):
+def guard_of_forward(forward, head=None):
     """A guard of a linear layer `head`, called in a way of one's own."""
     torch.manual_seed(0)
     model, x = made.Net(forward, head=nn.Linear(12, 4)), torch.randn(48, 12)
-    return ff.Guard.fit(model, [x], detector="fold", fpr=0.1, **options), x
+    return ff.Guard.fit(model, [x], method="fold", fpr=0.1, execution=ff.Execution(head=head)), x
 
 
 def test_features_are_kept_before_the_model_changes_them():
@@ -120,7 +121,7 @@ def test_a_head_that_is_called_twice_must_be_told_by_its_output():
     guard, x = guard_of_forward(forward)
     check_same(guard.as_module()(x), guard(x))
     guard, x = guard_of_forward(lambda m, x: forward(m, x).clone())
-    with pytest.raises(UnsupportedHead, match="2 times"):
+    with pytest.raises(UnsupportedHeadError, match="2 times"):
         guard.as_module()(x)
 
 
@@ -134,7 +135,7 @@ def test_a_layer_that_was_named_counts_in_its_last_call():
 def test_a_graph_raises_an_alarm_for_features_that_are_not_finite(detector):
     torch.manual_seed(0)
     model, good = nn.Linear(6, 4), torch.rand(60, 6)
-    guard = ff.Guard.fit(model, [good], detector=detector, fpr=0.1)
+    guard = ff.Guard.fit(model, [good], method=detector, fpr=0.1)
     graph = torch.export.export(guard.as_module(), (good,)).module()
     for value in (torch.inf, -torch.inf, torch.nan):
         x = good.clone()
@@ -152,12 +153,12 @@ def make_model(*before):
 
 
 def fit(model, **options):
-    return ff.Guard.fit(model, [known(200)], detector="fold", fpr=0.1, **options)
+    return ff.Guard.fit(model, [known(200)], method="fold", fpr=0.1, **options)
 
 
 def features_of(guard, x):
     with evaluating(guard.model) as device:
-        return run(guard.model, guard.found, split_batch(x).to(device)).features
+        return run(guard.model, guard.network.found, split_batch(x).to(device)).features
 
 
 def test_under_autocast_the_score_is_that_of_the_features_outside_of_it():
@@ -185,7 +186,7 @@ def test_a_compiled_model_gives_the_verdicts_of_the_plain_one_and_its_files(comp
             with torch.no_grad():
                 compiled(x)  # from now on its hooks would be skipped
         guard = fit(compiled)
-        assert guard.found.name == plain.found.name == "3"
+        assert guard.network.found.name == plain.network.found.name == "3"
         check_same(guard(x), plain(x), rtol=1e-6)
         with torch.no_grad():
             assert_close(compiled(x), plain.model.eval()(x))
@@ -255,7 +256,7 @@ def test_two_threads_in_the_model_at_once_do_not_disturb_each_other(order):
 @pytest.mark.parametrize("kind", [made.mlp, made.residual_cnn, made.gru_state_with_its_layer, made.tied_head])
 def test_an_input_alone_is_judged_as_in_a_batch(kind):
     model, inputs = built(kind)
-    guard = ff.Guard.fit(model, [inputs], detector="fold", fpr=0.1)
+    guard = ff.Guard.fit(model, [inputs], method="fold", fpr=0.1)
     verdict = guard(inputs)
     for row in (0, 3):
         alone = guard(inputs[row : row + 1])
@@ -267,7 +268,7 @@ def test_an_input_alone_is_judged_as_in_a_batch(kind):
 def test_an_empty_batch_gives_an_empty_verdict():
     for kind in (made.mlp, made.residual_cnn, made.gru):
         model, x = built(kind)
-        verdict = ff.Guard.fit(model, [x], detector="fold", fpr=0.1)(x[:0])
+        verdict = ff.Guard.fit(model, [x], method="fold", fpr=0.1)(x[:0])
         assert verdict.logits.shape == (0, 4)
         assert verdict.score.shape == verdict.p_value.shape == verdict.is_ood.shape == (0,)
         assert verdict.is_ood.dtype == torch.bool

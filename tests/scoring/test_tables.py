@@ -16,7 +16,7 @@ from pyarrow.parquet import ParquetFile
 from safetensors.torch import save_file
 
 import flatfold as ff
-from flatfold.models.feature_files import open_features
+from flatfold.data.feature_files import open_features
 from flatfold.scoring import tables as writers
 from flatfold.scoring.calibrated import with_rounding_margin
 from flatfold.scoring.tables import (

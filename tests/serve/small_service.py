@@ -17,7 +17,7 @@ from PIL import Image
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.images import ArrayImages
+from flatfold.data.images import ArrayImages
 from flatfold.serve.app import create_app
 from flatfold.serve.server import bind, make_server
 from flatfold.serve.settings import Settings

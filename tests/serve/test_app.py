@@ -265,7 +265,7 @@ def test_an_internal_error_reveals_nothing_but_is_logged(start, guard, monkeypat
     def fail(*arguments):
         raise MemoryError("/secret/place")
 
-    monkeypatch.setattr(guard, "run", fail)
+    monkeypatch.setattr(guard.network, "run", fail)
     answer = service.score(GOOD)
     assert (answer.status, "secret" in answer.error) == (500, False)
     assert HEADERS.items() <= answer.headers.items()

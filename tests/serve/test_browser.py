@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import flatfold as ff
-from flatfold.models.images import ArrayImages
+from flatfold.data.images import ArrayImages
 from tests.browser import expect, needs_browser, scroll_width
 from tests.four_classes import known, make_model
 from tests.serve.small_service import encoded, running
@@ -231,7 +231,7 @@ def test_the_token_is_asked_for_refused_and_taken_and_nowhere_kept(visit, guard,
         expect(page.locator("#status")).to_contain_text("waiting for the token")
         page.set_input_files("#files", tmp_path / "gone.png")
         (tmp_path / "gone.png").unlink()
-        for wrong, keyword in (("another-token-of-some-length", "refused"), ("mit leerzeichen", "without spaces")):
+        for wrong, keyword in (("another-token-of-some-length", "rejected"), ("mit leerzeichen", "without spaces")):
             field.fill(wrong)
             page.keyboard.press("Enter")
             expect(refused).to_contain_text(keyword)

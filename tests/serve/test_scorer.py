@@ -44,7 +44,7 @@ def test_features_are_judged_with_and_without_the_model(method):
     score, p_value, is_ood = guard.calibrated(x)
     for served in (guard, guard.calibrated):
         rows = Scorer(served)(features(x))
-        assert [row["predicted"] for row in rows] == guard.found.head(x).argmax(-1).tolist()
+        assert [row["predicted"] for row in rows] == guard.network.found.head(x).argmax(-1).tolist()
         assert [row["score"] for row in rows] == pytest.approx(score.tolist(), rel=1e-5)
         assert [row["p_value"] for row in rows] == pytest.approx(p_value.tolist())
         assert [row["is_ood"] for row in rows] == is_ood.tolist()
@@ -70,7 +70,7 @@ def test_errors_are_blamed_on_the_input_only_where_it_is_its_fault(guard, monkey
     def fail(*arguments):
         raise MemoryError
 
-    monkeypatch.setattr(guard, "run", fail)
+    monkeypatch.setattr(guard.network, "run", fail)
     assert [type(row) for row in Scorer(guard)(images(2))] == [MemoryError, MemoryError]
 
 
@@ -113,4 +113,4 @@ def test_names_must_be_one_per_class_and_a_guard_must_know_its_transform(guard):
     with pytest.raises(ValueError, match="names"):
         Scorer(guard, ("a", "b"))
     with pytest.raises(ValueError, match="transform"):
-        Scorer(ff.Guard(guard.model, guard.found, guard.calibrated))
+        Scorer(ff.Guard(guard.network, guard.calibrated))

@@ -10,8 +10,8 @@ import typer
 from torch import nn
 from typer.testing import CliRunner
 
+from flatfold.data.images import ArrayImages, Transform
 from flatfold.evaluate.suites.suite import OodSet, Suite
-from flatfold.models.images import ArrayImages, Transform
 from studies.autofold import cases, page, study
 from studies.autofold.__main__ import main
 from studies.autofold.store import key_of

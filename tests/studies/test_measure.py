@@ -7,9 +7,9 @@ from torch.testing import assert_close
 
 from flatfold import FeatureBank
 from flatfold.core.metrics import auroc
+from flatfold.data.images import ArrayImages, Transform
 from flatfold.detectors.ebo import Ebo
 from flatfold.detectors.fold import Fold
-from flatfold.models.images import ArrayImages, Transform
 from studies.autofold import criteria
 from studies.autofold.development import split
 from studies.autofold.families import ALPHAS, PAPER, Family

@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"max_content_width": 120},
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode=None,  # help as plain text: boxes would leave 20 of 80 columns for it
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(bench, curvature, reproduce, doctor, compare, paper, report),

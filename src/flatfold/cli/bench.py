@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from .options import METHOD, BatchSize, Limit, LimitFit, SuiteName, SuiteOptions, With, load_plugins
+from .options import (
+    METHOD,
+    BatchSize,
+    ExecutionOptions,
+    Limit,
+    LimitFit,
+    LoadingOptions,
+    SuiteName,
+    SuiteOptions,
+    With,
+    load_plugins,
+)
 from .output import count, get_output, open_console, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -58,6 +69,8 @@ def bench(
     bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for those of AUROC only.")] = 1000,
     *,
     options: SuiteOptions,
+    loading: LoadingOptions,
+    execution: ExecutionOptions,
     own: With = None,
 ) -> None:
     """Evaluate methods on the data sets of a suite.
@@ -86,7 +99,7 @@ def bench(
     load_plugins(own)
     wanted = methods if add is None else add
     specs = check_specs(detectors.methods() if wanted is None else split_methods(wanted))
-    settings = options.settings(bootstrap)
+    settings = execution.settings(loading, bootstrap)
     folder = options.out or Path("out") / Path(suite).stem
     finished = {} if add is None else load_runs(folder)  # first: suites may take long to load
     suites = options.suites(suite, folder, batch_size, (limit, limit_fit))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from .bench import title_of
-from .options import SuiteName, SuiteOptions
+from .options import ExecutionOptions, LoadingOptions, SuiteName, SuiteOptions
 from .output import count, open_console, print_json, say
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def curvature(
     batch_size: Annotated[int, Option(min=1, help="Images per pass; needs several times the memory of bench.")] = 64,
     *,
     options: SuiteOptions,
+    loading: LoadingOptions,
+    execution: ExecutionOptions,
 ) -> None:
     """Measure the curvature of the loss on ID and OOD images.
 
@@ -68,7 +70,7 @@ def curvature(
     from ..report.page import write_curvature
 
     plan = Plan(samples, matrix, loss, probes, steps, alpha)  # type: ignore[arg-type]  # Plan checks the names
-    settings = options.settings()
+    settings = execution.settings(loading)
     folder = options.out or Path("out") / Path(suite).stem
     runs = []
     for place, each in options.suites(suite, folder, batch_size).items():

@@ -12,20 +12,16 @@ from .options import (
     FPR,
     IMAGES,
     METHOD,
-    Device,
-    Dtype,
+    ExecutionOptions,
     ImageOptions,
-    MaxUnreadable,
+    LoadingOptions,
     ModelOptions,
     PerClass,
-    RuntimeOption,
     TransformOptions,
     With,
-    Workers,
     check_out,
     load_plugins,
     make_detector,
-    mixed_precision,
 )
 from .output import captured_warnings, count, print_json, say
 
@@ -54,11 +50,8 @@ def fit(
     *,
     transform: TransformOptions,
     head: Annotated[str | None, Option(help="Name of the last linear layer. Default: found automatically.")] = None,
-    device: Device = "cpu",
-    runtime: RuntimeOption = "auto",
-    dtype: Dtype = None,
-    workers: Workers = None,
-    max_unreadable: MaxUnreadable = 0.01,
+    execution: ExecutionOptions,
+    loading: LoadingOptions,
     limit: Annotated[int | None, Option(min=2, help="Largest number of images, spread over all of them.")] = None,
     seed: Annotated[int, Option(min=0, help="Random seed for the calibration half and for --limit.")] = 0,
     options: ImageOptions,
@@ -90,14 +83,13 @@ def fit(
     load_plugins(own)
     detector = make_detector(method, images, calibration, "IMAGES")
     check_out(out, images, calibration, model.weights)
+    from ..data.images import LISTS
+    from ..data.sources import take_subset
     from ..detectors import get_method, parse_method
-    from ..models.images import LISTS
-    from ..models.runtime import use_free_cores
-    from ..models.sources import take_subset
-    from ..scoring.batch import graph_path
     from ..scoring.guard import Guard
+    from ..scoring.shards import onnx_cache
 
-    use_free_cores()
+    running = execution.execution(loading.workers, execution.dtype, head)
     network = model.open()
     published = None if transform.given else model.published_transform(network)
     prepared = transform.transform(published=published)
@@ -121,14 +113,9 @@ def fit(
             calibration=held_out,
             per_class=per_class,
             confidence=confidence,
-            head=head,
-            device=device,
             seed=seed,
-            workers=workers,
-            unreadable=max_unreadable,
-            runtime=runtime,
-            dtype=mixed_precision(dtype),
-            graph=graph_path(out),
+            loading=loading.loading(),
+            execution=replace(running, onnx_cache=onnx_cache(out)),
         )
     guard.save(out)
     result, calibrated = guard.fit_result, guard.calibration
@@ -148,10 +135,10 @@ def fit(
         steps = ", ".join(f"{name} {value}" for name, value in published.as_dict().items() if value is not None)
         say(f"transform    of the published weights: {steps}")
     say(f"runtime      {result.runtime}")
-    if runtime == "auto":  # and keep the graph for them, if that is the fastest
-        guard.use_runtime(runtime, MANY, graph_path(out))
+    if running.runtime == "auto":  # and keep the graph for them, if that is the fastest
+        guard.use_runtime("auto", MANY, onnx_cache(out))
         guard.warm_up()
-        say(f"             for many images: {guard.runtime}")
+        say(f"             for many images: {guard.network.runtime}")
     say(f"method       {detector.method_text}{''.join(f', {key} = {value:g}' for key, value in chosen.items())}")
     noun = "distinct image" if result.copies else "image"
     say(f"calibration  {count(calibrated.samples, noun)}, {calibration or 'a random half of them'}")
@@ -173,7 +160,7 @@ def fit(
         fpr=guard.fpr,
         confidence=confidence,
         thresholds=calibrated.threshold.tolist(),
-        runtime=guard.runtime,
+        runtime=guard.network.runtime,
     )
 
 
@@ -211,8 +198,8 @@ def export(
 
     Example: flatfold export guard.safetensors --model nets:resnet20 --weights resnet20.pt --images photos/
     """
-    from ..models.images import open_images
-    from ..models.sources import take_subset
+    from ..data.images import open_images
+    from ..data.sources import take_subset
     from ..scoring.export import export as export_guard
     from ..scoring.export import find_target
     from ..scoring.guard import Guard

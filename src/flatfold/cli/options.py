@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from ..data.loading import Loading
+    from ..data.sources import ImageSource
+    from ..data.transform import Transform
     from ..detectors.base import Detector
     from ..evaluate.banks import Settings
     from ..evaluate.suites.suite import Suite
-    from ..models.sources import ImageSource
-    from ..models.transform import Transform
+    from ..network.execution import Execution
 
 FPR = 0.05
 
@@ -212,7 +214,7 @@ class ModelOptions:
 
     def open(self) -> nn.Module:
         """Return the network in evaluation mode."""
-        from ..models.model_loading import load_weights, make_model, named_model
+        from ..network.model_loading import load_weights, make_model, named_model
 
         model = self.model
         if ".py:" in model:
@@ -237,7 +239,7 @@ class ModelOptions:
 
     def published_transform(self, network: nn.Module) -> Transform | None:
         """Return how images are prepared for published weights, None for weights of one's own."""
-        from ..models.model_loading import published_transform
+        from ..network.model_loading import published_transform
 
         named = "/" in self.model and self.weights is None
         return published_transform(self.model, network, self.pretrained) if named else None
@@ -274,7 +276,7 @@ class TransformOptions:
 
         Options beside a stored transform are refused.
         """
-        from ..models.transform import Transform
+        from ..data.transform import Transform
 
         given = self.given
         if stored is not None:
@@ -318,7 +320,7 @@ class ImageOptions:
 
     def open(self, place: Path, transform: Transform, labels: str | bool = False) -> ImageSource:
         """Return the images of a place, with labels if asked for; a text names their column or array."""
-        from ..models.images import open_images
+        from ..data.images import open_images
 
         size, column = self.batch_size, self.image_column
         try:
@@ -351,11 +353,6 @@ class SuiteOptions:
         bool, Option("--report/--no-report", help="Write the HTML page, or only remove an outdated one.")
     ] = True
     data: Data = None
-    device: Device = "cpu"
-    runtime: RuntimeOption = "auto"
-    dtype: Dtype = None
-    workers: Workers = None
-    max_unreadable: MaxUnreadable = 0.01
     any_counts: Annotated[
         bool, Option("--any-counts", help="Accept a data set whose number of images is not the expected one.")
     ] = False
@@ -397,18 +394,68 @@ class SuiteOptions:
             _held.enter_context(locked(place))
         return places
 
-    def settings(self, bootstrap: int = 1000) -> Settings:
-        """Return how the suites are run, after a look at the device; from now on stderr shows the steps of the run."""
+
+@dataclass(frozen=True)
+class LoadingOptions:
+    """How images are read."""
+
+    workers: Workers = None
+    max_unreadable: MaxUnreadable = 0.01
+
+    def loading(self) -> Loading:
+        """Return how data is loaded; its transform and batches are those of the sources."""
+        from ..data.loading import Loading
+
+        return Loading(workers=self.workers, max_unreadable=self.max_unreadable)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What runs the network."""
+
+    device: Device = "cpu"
+    runtime: RuntimeOption = "auto"
+    engine: Annotated[
+        Literal["local", "ray"],
+        Option(help="Run in this process or on a Ray cluster (the joined one, RAY_ADDRESS, or a local one)."),
+    ] = "local"
+    actors: Annotated[int | None, Option(min=1, help="Number of Ray actors. Default: as many as fit.")] = None
+    gpus: Annotated[float, Option(min=0, max=1, help="GPUs per Ray actor; use with --device cuda.")] = 0.0
+
+    def execution(self, workers: int | None = None, dtype: str | None = None, head: str | None = None) -> Execution:
+        """Return what runs the network, after a look at the device, and use the cores that are free.
+
+        ``workers`` is the number of threads that read images, which only this process has.
+        """
+        from ..io.cores import use_free_cores
+        from ..network.calls import usable_device
+        from ..network.execution import Execution
+
+        if self.engine == "local" and (self.actors is not None or self.gpus):
+            raise typer.BadParameter("--actors and --gpus apply to --engine ray only.")
+        if self.engine == "ray" and workers is not None:
+            raise typer.BadParameter("on Ray every actor reads its own images. Use --actors.", param_hint="--workers")
+        if self.engine == "local":
+            usable_device(self.device)
+        use_free_cores()
+        return Execution(
+            self.device, mixed_precision(dtype), self.runtime, None, head, self.engine, self.actors, self.gpus
+        )
+
+
+@dataclass(frozen=True)
+class ExecutionOptions(EngineOptions):
+    """What runs the network, and in which type."""
+
+    dtype: Dtype = None
+
+    def settings(self, loading: LoadingOptions, bootstrap: int = 1000) -> Settings:
+        """Return how suites are run; from now on stderr shows the steps of the run."""
         from ..evaluate.banks import Settings
-        from ..models.forward import usable_device
-        from ..models.runtime import use_free_cores
 
         log_steps()
-        usable_device(self.device)
-        use_free_cores()
         command = " ".join(["flatfold", *sys.argv[1:]])
-        dtype = mixed_precision(self.dtype)
-        return Settings(self.device, self.workers, self.max_unreadable, bootstrap, command, self.runtime, dtype)
+        return Settings(loading.loading(), self.execution(loading.workers, self.dtype), bootstrap, command)
 
 
 def mixed_precision(dtype: str | None) -> torch.dtype | None:

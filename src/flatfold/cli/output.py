@@ -130,11 +130,14 @@ class _Formatter(logging.Formatter):
         return printable(f"{where}{'note: ' if record.levelno == logging.WARNING else ''}{record.message}")
 
 
+ROOMS_OF_STEPS = ("flatfold.data", "flatfold.network", "flatfold.passes")
+
+
 @contextmanager
 def log_to_stderr() -> Iterator[None]:
     """Print what the library logs: warnings and errors; with --quiet only errors, with --verbose everything."""
-    log, models = logging.getLogger("flatfold"), logging.getLogger("flatfold.models")
-    before, handler = (log.level, models.level, log.propagate), logging.StreamHandler(sys.stderr)
+    log, rooms = logging.getLogger("flatfold"), list(map(logging.getLogger, ROOMS_OF_STEPS))
+    before, handler = (log.level, [room.level for room in rooms], log.propagate), logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
     log.addHandler(handler)
     everything = _options.verbose or _options.debug
@@ -145,16 +148,18 @@ def log_to_stderr() -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(before[0])
-        models.setLevel(before[1])
+        for room, level in zip(rooms, before[1], strict=True):
+            room.setLevel(level)
         log.propagate = before[2]
 
 
 def log_steps() -> None:
     """Print the steps of a long run too, unless --quiet is given."""
-    log, models = logging.getLogger("flatfold"), logging.getLogger("flatfold.models")
+    log = logging.getLogger("flatfold")
     if log.level == logging.WARNING:
         log.setLevel(logging.INFO)
-        models.setLevel(logging.ERROR)  # the runner logs the same with the data set
+        for room in ROOMS_OF_STEPS:
+            logging.getLogger(room).setLevel(logging.ERROR)  # the runner logs the same with the data set
 
 
 @contextmanager

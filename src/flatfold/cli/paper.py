@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import Limit, LimitFit, SuiteName, SuiteOptions, With, load_plugins
+from .options import ExecutionOptions, Limit, LimitFit, LoadingOptions, SuiteName, SuiteOptions, With, load_plugins
 from .output import note, open_console, print_json, say
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..paper.exhibits import Verdict
+    from ..paper.comparison import Line
     from ..paper.run import Reproduction
-    from ..paper.tables import Line
+    from ..paper.verdicts import ClaimVerdict
 
 LEGEND = (
     "Measured, and measured minus reported, in percent. FPR95 counts OOD as positive. "
@@ -75,6 +74,8 @@ def paper(
 def reproduce(
     suite: SuiteName,
     options: SuiteOptions,
+    loading: LoadingOptions,
+    execution: ExecutionOptions,
     batch_size: Annotated[
         int, Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
     ] = 64,
@@ -119,7 +120,7 @@ def reproduce(
     load_plugins(own)
     chosen = None if methods is None else check_specs(split_methods(methods))
     plan = Plan(samples=samples, rounds=rounds, methods=chosen, alpha=alpha)
-    settings = options.settings(bootstrap)
+    settings = execution.settings(loading, bootstrap)
     folder = options.out or Path("out") / "paper" / Path(suite).stem
     every = list(DIGIT_NETWORKS) if suite == DIGITS else None  # the paper has several networks
     suites = options.suites(suite, folder, batch_size, (limit, limit_fit), every)
@@ -168,10 +169,12 @@ def _finish(folder: Path, reproduction: Reproduction, report: bool) -> None:
         say(f"every table and figure -> {write_reproduction(folder, reproduction)}")
 
 
-def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
+def _print_verdicts(verdicts: Sequence[ClaimVerdict]) -> None:
     """Print a line for every exhibit: its number, the verdict, and what this run shows."""
     from rich.markup import escape
     from rich.table import Table
+
+    from ..paper.verdicts import count_verdicts
 
     table = Table(title="The paper compared with this run", title_justify="left", show_lines=True)
     table.add_column("in the paper", no_wrap=True)
@@ -182,8 +185,7 @@ def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
         table.add_row(escape(verdict.number), f"[{colour}]{verdict.agreement}[/]", escape(verdict.shows))
     console = open_console()
     console.print(table)
-    counts = Counter(str(verdict.agreement) for verdict in verdicts)
-    console.print(f"{len(verdicts)} claims: {', '.join(f'{count} {word}' for word, count in counts.items())}.")
+    console.print(f"{count_verdicts(verdicts)}.")
 
 
 def _print_comparison(
@@ -195,7 +197,8 @@ def _print_comparison(
     from ..evaluate.summary import load_runs
     from ..io.files import write_atomically
     from ..paper.claims import check_benchmarks
-    from ..paper.tables import BENCHMARKS, average_benchmarks, compare_with_paper
+    from ..paper.comparison import average_benchmarks, compare_with_paper
+    from ..paper.tables import BENCHMARKS
 
     runs = [list(load_runs(folder).values()) for folder in dict.fromkeys(folders)]
     lines = [line for some in runs for line in compare_with_paper(some, table, anyway)]
@@ -204,9 +207,9 @@ def _print_comparison(
         _print_family(console, [line for line in [*lines, *averages] if (line.family, line.table) == place])
     if averages:
         console.print(f"The paper's headline, on all {len(BENCHMARKS)} benchmarks: {_find_headline()}.")
-        for text, holds in check_benchmarks(runs).checks:
-            result = {True: "holds here", None: "is undecided here", False: "does not hold here"}[holds]
-            console.print(f"The claim {result}: {text}.", markup=False)
+        for check in check_benchmarks(runs).checks:
+            result = {True: "holds here", None: "is undecided here", False: "does not hold here"}[check.holds]
+            console.print(f"The claim {result}: {check.what}.", markup=False)
     if csv is not None:
         write_atomically(csv, as_csv(map(asdict, [*lines, *averages])))
         say(f"{len(lines) + len(averages)} lines -> {csv}")
@@ -232,7 +235,7 @@ def _find_headline() -> str:
 
 def _print_family(console: Console, lines: Sequence[Line]) -> None:
     """Print the lines of one family: a table per metric, the remarks, and how many numbers agree."""
-    from ..paper.tables import BETWEEN
+    from ..paper.comparison import BETWEEN
 
     columns = list(dict.fromkeys(line.dataset for line in lines))
     methods = list(dict.fromkeys(line.method for line in lines))
@@ -302,11 +305,11 @@ def _print_table(console: Console, name: str) -> None:
     """Print a table of the paper, and its wrong averages."""
     from rich.table import Table
 
-    from ..paper.tables import TABLES, contradictions, read_table
+    from ..paper.tables import TABLES, read_table, wrong_averages
     from .bench import LEGEND as RATES
 
     numbers, layout = read_table(name), TABLES[name]
-    wrong = {(c.row, c.column, c.metric): c for c in contradictions() if c.table == name}
+    wrong = wrong_averages(name)
     metrics = list(dict.fromkeys(number.metric for number in numbers))
     caption = " / ".join(METRICS[metric] for metric in metrics)
     caption += " in percent." if "auroc" in metrics else " of the Hessian."
@@ -319,7 +322,7 @@ def _print_table(console: Console, name: str) -> None:
     cells: dict[str, dict[str, list[str]]] = {}
     for number in numbers:
         spread = "" if number.std is None else f" ± {number.std:.{layout.digits}f}"
-        mark = "†" * ((number.row, number.column, number.metric) in wrong)
+        mark = "†" * (number.place in wrong)
         text = f"{number.value:.{layout.digits}f}{spread}{mark}"
         cells.setdefault(number.row, {}).setdefault(number.column, []).append(text)
     for row, texts in cells.items():

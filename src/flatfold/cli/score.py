@@ -6,11 +6,10 @@ import csv
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -20,13 +19,12 @@ from .options import (
     IMAGES,
     METHOD,
     AnySize,
-    Device,
+    EngineOptions,
     ImageOptions,
     ModelOptions,
     PerClass,
     Rate,
     Resume,
-    RuntimeOption,
     TransformOptions,
     With,
     Workers,
@@ -41,8 +39,9 @@ from .output import captured_warnings, count, get_output, note, print_json, prin
 if TYPE_CHECKING:
     from ..detectors.base import Detector
     from ..io.store import Part
-    from ..scoring.batch import Parts, ScoringJob, Summary
+    from ..passes.passes import Parts
     from ..scoring.calibrated import Calibration
+    from ..scoring.shards import ScoringJob, Summary
     from ..scoring.tables import Columns
 
 SHOWN = 3  # images without a score that are named
@@ -69,12 +68,8 @@ def score(
     resume: Resume = True,
     workers: Workers = None,
     processes: Processes = None,
-    device: Device = "cpu",
-    runtime: RuntimeOption = "auto",
-    engine: Annotated[Literal["local", "ray"], Option(help="Run in this process or on a Ray cluster.")] = "local",
-    actors: Annotated[int | None, Option(min=1, help="Number of Ray actors. Default: as many as fit.")] = None,
-    gpus: Annotated[float, Option(min=0, help="GPUs per Ray actor; use with --device cuda.")] = 0.0,
     *,
+    execution: EngineOptions,
     options: ImageOptions,
     transform: TransformOptions,
     own: With = None,
@@ -99,40 +94,31 @@ def score(
     Example: flatfold score photos.parquet --guard guard.safetensors --model torchvision/resnet50 --pretrained DEFAULT
     --device cuda --workers 8 --shard 1/4 --out scores-1.parquet
     """
-    from ..scoring.batch import ScoringJob, Shard, run_local, score_images
     from ..scoring.guard_file import read_guard
+    from ..scoring.shards import ScoringJob, Shard, compute_parts, score_images
 
     load_plugins(own)
     check_table(out, images)
     with invalid_usage("--shard"):
         part = Shard() if shard is None else Shard.parse(shard)
-    if engine == "ray":
-        for option, number in (("--workers", workers), ("--processes", processes)):
-            if number is not None:
-                raise typer.BadParameter("on Ray every actor reads its own images. Use --actors.", param_hint=option)
-        if own:
-            message = "Ray actors do not run local files. Install the method there as a package that the module of "
-            raise typer.BadParameter(f"{message}--model imports.", param_hint="--with")
-        from ..scoring.ray import run_on_ray  # late: Ray is an extra
-
-        executor = partial(run_on_ray, actors=actors, gpus=gpus)
-    elif actors is not None or gpus:
-        raise typer.BadParameter("--actors and --gpus apply to --engine ray only.")
-    elif own and (processes or 1) > 1:
+    running = execution.execution(workers)
+    if running.distributed and processes is not None:
+        raise typer.BadParameter("on Ray every actor is a process. Use --actors.", param_hint="--processes")
+    if running.distributed and own:
+        message = "Ray actors do not run local files. Install the method there as a package that the module of "
+        raise typer.BadParameter(f"{message}--model imports.", param_hint="--with")
+    if own and (processes or 1) > 1:
         message = "several processes do not run local files. Use one process, or install the method as a package."
         raise typer.BadParameter(message, param_hint="--with")
-    else:
-        executor = partial(run_local, workers=workers, processes=1 if own else processes)
     file = read_guard(guard)
     source = options.open(images, transform.transform(guard, file.transform))
-    on_ray = engine == "ray" and runtime == "auto"  # there, every worker would choose its own
-    job = ScoringJob(file, model.open, source, fpr, device, "torch" if on_ray else runtime, allow_sizes)
+    job = ScoringJob(file, model.open, source, fpr, running, allow_sizes)
     now, start = 0, perf_counter()  # now: images that no earlier run has scored
 
     def counted(job: ScoringJob, parts: Parts) -> Iterator[tuple[int, Part]]:
         nonlocal now
         now = sum(map(len, parts.values()))
-        return executor(job, parts)
+        return compute_parts(job, parts, workers, 1 if own else processes)
 
     try:
         summary = score_images(job, out, shard=part, executor=counted, restart=not resume)
@@ -147,7 +133,7 @@ def score(
 
 def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
     """Print the counts of a table to stderr, and exit with code 3 if some images have no score."""
-    from ..scoring.batch import unreadable_path
+    from ..scoring.shards import unreadable_path
 
     total = summary.scored + summary.unreadable
     shard = "" if summary.shard.of == 1 else f"shard {summary.shard}: "
@@ -195,7 +181,7 @@ def join(
 
     Example: flatfold join scores-1.csv scores-2.csv scores-3.csv --out scores.csv
     """
-    from ..scoring.batch import join_tables, unreadable_path
+    from ..scoring.shards import join_tables, unreadable_path
 
     check_table(out)
     skipped = {unreadable_path(table) for table in tables}  # scores-*.csv includes scores-1.csv.unreadable.csv
@@ -255,7 +241,7 @@ def score_features(
     if out is not None:
         check_table(out, features, fit, calibration)
 
-    from ..models.feature_files import open_features, read_head
+    from ..data.feature_files import open_features, read_head
     from ..scoring.calibrated import CalibratedDetector, learns
     from ..scoring.tables import fit_on_files
     from ..scoring.tables import score_features as score_rows

@@ -86,11 +86,11 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(f"a service needs {package}, which is not installed. Install flatfold[serve].")
-    from ..models.forward import usable_device
-    from ..models.runtime import use_free_cores
-    from ..scoring.batch import graph_path
+    from ..io.cores import use_free_cores
+    from ..network.calls import usable_device
     from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard
+    from ..scoring.shards import onnx_cache
     from ..serve.app import create_app
     from ..serve.server import address_of, bind, is_loopback, run
     from ..serve.settings import Settings
@@ -129,9 +129,9 @@ def serve(
         served.transform = options.transform(guard, served.transform)
         served.calibrated.to(processor)
         use_free_cores()
-        served.use_runtime(runtime, graph=graph_path(guard))
+        served.use_runtime(runtime, onnx_cache=onnx_cache(guard))
         served.warm_up()
-        if served.sizes is None and not allow_sizes:
+        if served.network.sizes is None and not allow_sizes:
             sizes = f"{guard} does not store the sizes of its images: all up to --max-pixels are scored. Add a --crop"
             note(f"{sizes}, or fit the guard again")
     app = create_app(served if fpr is None else served.at(fpr), settings)
@@ -140,7 +140,7 @@ def serve(
         inputs = "features" if scorer.transform is None else "images and features"
         access = "without a token" if token is None else "with a token"
         rate = scorer.calibrated.calibration.fpr
-        by = f"; runtime: {served.runtime}" if isinstance(served, Guard) else ""
+        by = f"; runtime: {served.network.runtime}" if isinstance(served, Guard) else ""
         place = address_of(bound)
         say(f"{scorer.method} at a false-alarm rate of {rate:g}, for {inputs}, at {place}, {access}{by}")
         print_json(address=place, method=scorer.method, fpr=rate, inputs=inputs, token=token is not None)

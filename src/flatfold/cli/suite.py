@@ -62,8 +62,8 @@ def init(
 
     Example: flatfold suite init mine.toml --test photos/test --near birds=photos/birds --model nets:make
     """
+    from ..data.transform import Transform
     from ..evaluate.suites.scaffold import write_suite
-    from ..models.transform import Transform
 
     places = {"train": train, "val": val, "test": test, "ood_val": ood_val}
     ood = [*_parse_named("near", near or ()), *_parse_named("far", far or ())]

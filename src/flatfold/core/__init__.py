@@ -1,1 +1,1 @@
-"""Tensors in, tensors out: the mathematics, free of models, files and devices."""
+"""Mathematics on tensors, independent of models, files and devices."""

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import MethodRefusedError
 from .hessian import entry_chunks
-from .validation import MethodRefused, as_matrix, as_tensor, check_labels
+from .validation import as_matrix, as_tensor, check_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +61,10 @@ class Head:
         return torch.nn.functional.linear(h, self.weight, self.bias)
 
     def predict(self, h: Tensor) -> Tensor:
-        """Return the class with the largest logit ``(n,)`` of each row of features; not all logits exist at once."""
+        """Return the class with the largest logit of each row of features, ``(n,)``; logits are computed in chunks."""
         predicted = torch.empty(len(h), dtype=torch.int64, device=h.device)
         for part in entry_chunks(len(h), self.n_classes):
-            # Not joined at the end: kept small tensors would take places in memory where the next logits fit.
+            # Not concatenated at the end: small tensors kept in between would fragment the memory of the next logits.
             predicted[part] = self(h[part]).argmax(dim=-1)
         return predicted
 
@@ -77,9 +78,9 @@ class Head:
 
 
 def as_two_classes(values: Tensor, dim: int) -> Tensor:
-    """Return single logits z, or the weights of one, as those of two classes, (-z/2, z/2); others as they are.
+    """Convert a single logit z, or the weights of one, to two classes, (-z/2, z/2); return others unchanged.
 
-    Probabilities only depend on differences of logits, so (0, z) would give the same ones. But the energy and the
+    Probabilities depend only on differences of logits, so (0, z) would give the same ones. But the energy and the
     largest logit would then be high for class 1 only, and every input of class 0 would look like OOD data. With -z/2
     and z/2 no score depends on which of the classes is called 1.
 
@@ -134,7 +135,7 @@ class FeatureBank:
         return self.features.shape[1]
 
     def __getitem__(self, rows: slice | Tensor) -> FeatureBank:
-        """Return the rows that a slice, an index tensor or a boolean mask picks."""
+        """Return the rows selected by a slice, an index tensor or a boolean mask."""
         return FeatureBank(self.features[rows], None if self.labels is None else self.labels[rows])
 
     def to(self, device: torch.device | str) -> FeatureBank:
@@ -153,13 +154,13 @@ class FeatureBank:
 def without_class(bank: FeatureBank, head: Head, label: int) -> tuple[FeatureBank, Head]:
     """Return a bank and a head without one class; labels above it move down by one."""
     if head.n_classes < 3:
-        raise MethodRefused("leaving out a class needs a head of at least three classes, but this one has two.")
+        raise MethodRefusedError("leaving out a class needs a head of at least three classes, but this one has two.")
     others = torch.arange(head.n_classes, device=head.weight.device) != label
     smaller = Head(head.weight[others], None if head.bias is None else head.bias[others])
     if bank.labels is None:
         return bank, smaller
     kept = bank.labels != label
     if not bool(kept.any()):
-        raise MethodRefused("leaving out a class needs samples of at least two classes, but this bank has one.")
+        raise MethodRefusedError("leaving out a class needs samples of at least two classes, but this bank has one.")
     labels = bank.labels[kept]
     return FeatureBank(bank.features[kept], labels - (labels > label).long()), smaller

@@ -1,18 +1,17 @@
 r"""Bootstrap intervals of FPR95 and AUPR, without sorting the scores of each replicate.
 
-A bootstrap draws images with replacement; the order of the scores stays, and only how often each image counts changes.
-So every side is sorted once, and all metrics of a replicate come from :math:`P(i)` and :math:`N(i)`: how many draws of
-the positive and of the negative class are at or beyond the ``i``-th most positive score of the positive class. Where
-:math:`P(i)` first reaches 95 % of the positives, :math:`N(i)` gives FPR95. AUPR is the area below the precision,
-by the trapezoidal rule between the points just before and at each score that was drawn; in terms of the share of
-false alarms
+A bootstrap draws images with replacement; the order of the scores stays, and only the count of each image changes. So
+every side is sorted once, and all metrics of a replicate follow from :math:`P(i)` and :math:`N(i)`: the numbers of
+draws of the positive and the negative class at or beyond the ``i``-th most positive score of the positive class. Where
+:math:`P(i)` first reaches 95 % of the positives, :math:`N(i)` gives FPR95. AUPR is the area below the precision, by the
+trapezoidal rule between the points just before and at each drawn score; in terms of the share of false alarms
 
 .. math:: \operatorname{AUPR} = 1 - \sum_i \frac{p_i}{2 P} \left( \frac{N'(i)}{P(i - 1) + N'(i)}
     + \frac{N(i)}{P(i) + N(i)} \right), \qquad \frac00 = 0
 
 with :math:`p_i = P(i) - P(i - 1)` of all ``P`` positives, and :math:`N'(i)` negatives strictly beyond the score.
 
-All methods see the same redrawn images. Draws have one row per image and one column per replicate, so that sorting
+All methods use the same resampled images. Draws have one row per image and one column per replicate, so that sorting
 them for a method copies whole rows, and every step is one operation on many columns.
 """
 
@@ -29,15 +28,15 @@ from .intervals import LEVEL, Vector, least_agreement
 from .metrics import Scores, score_vector
 
 METRICS = ("fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
-CHUNK = 1 << 22  # images times replicates that a thread works on at once: some 80 MB
-BLOCK = 32  # rows of which running sums are taken together
-ROWS = 1024  # points of curves that are worked on together: they stay in the cache of a processor
+CHUNK = 1 << 22  # images times replicates per chunk of a thread: about 80 MB
+BLOCK = 32  # rows per block of running sums
+ROWS = 1024  # points of curves processed together: they fit in a processor's cache
 
 Counts = NDArray[np.integer]
 
 
 def draws(n: int, replicates: int, rng: np.random.Generator) -> NDArray[np.int32]:
-    """Return how often each of ``n`` images is drawn, ``(replicates, n)``; two calls continue as one would."""
+    """Return the number of draws of each of ``n`` images, ``(replicates, n)``; calls continue the stream."""
     counts = np.empty((replicates, n), dtype=np.int32)
     for row in counts:
         row[:] = np.bincount(rng.integers(n, size=n), minlength=n)
@@ -45,13 +44,13 @@ def draws(n: int, replicates: int, rng: np.random.Generator) -> NDArray[np.int32
 
 
 def percentile_interval(estimate: float, replicates: Vector, level: float = LEVEL) -> tuple[float, float]:
-    """Return the range of the middle ``level`` of the replicates, stretched to hold the estimate if it does not."""
+    """Return the range of the middle ``level`` of the replicates, extended to contain the estimate."""
     low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2])
     return min(float(low), estimate), max(float(high), estimate)
 
 
 def rate_interval(rate: float, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Return the exact binomial interval for a rate that was 0 or 1 on all of ``n`` images, else the rate twice."""
+    """Return the exact binomial interval for a rate of 0 or 1 on ``n`` images; for other rates, the rate twice."""
     agreed = least_agreement(n, level)
     return (agreed if rate == 1 else rate), (1 - agreed if rate == 0 else rate)
 
@@ -76,8 +75,8 @@ class _Ranking:
         self._ends = np.append(first, self.n)
 
     def cumulative(self, counts: Counts) -> Counts:
-        """Return how many draws fell on the 0, 1, 2, ... lowest distinct scores, ``(g + 1, b)``, from ``(n, b)``."""
-        # Running sums inside of short blocks, then of the blocks: np.cumsum takes three times as long along columns.
+        """Return the number of draws of the 0, 1, 2, ... lowest distinct scores, ``(g + 1, b)``, from ``(n, b)``."""
+        # Running sums within short blocks, then over blocks: np.cumsum is three times slower along columns.
         blocks = np.empty((self.n // BLOCK + 1, BLOCK, counts.shape[1]), dtype=counts.dtype)
         sums = blocks.reshape(-1, counts.shape[1])[: self.n + 1]
         sums[0] = 0
@@ -89,14 +88,14 @@ class _Ranking:
 
 
 class _Curve(NamedTuple):
-    """Where the scores of the positive class lie among those of the negative class, the most positive score first.
+    """Positions of the scores of the positive class among those of the negative class, the most positive score first.
 
     Row ``i`` of cumulative draws is for the ``i`` most positive scores.
     """
 
     at: NDArray[np.intp]  # for each row of the positives, the row of the negatives at or beyond the same score
     jumps: NDArray[np.intp]  # the rows after which negatives come before the next positive score
-    before: NDArray[np.intp]  # and the rows of the negatives there, strictly beyond that score
+    before: NDArray[np.intp]  # for each jump, the row of the negatives strictly beyond that score
 
     @classmethod
     def between(cls, positive: NDArray[np.floating], negative: NDArray[np.floating]) -> Self:
@@ -108,7 +107,7 @@ class _Curve(NamedTuple):
 
     def fpr95(self, positives: Counts, negatives: Counts) -> Vector:
         """Return the FPR at a TPR of 95 % for each column of cumulative draws."""
-        needed = np.ceil(0.95 * positives[-1]).astype(positives.dtype)  # in floats too it is never above a whole number
+        needed = np.ceil(0.95 * positives[-1]).astype(positives.dtype)  # 0.95 n never rounds to just above an integer
         columns = np.arange(len(needed))
         low, high = np.zeros(len(needed), dtype=np.intp), np.full(len(needed), len(positives) - 1)
         for _ in range(len(positives).bit_length()):
@@ -134,22 +133,22 @@ class _Curve(NamedTuple):
 
 
 def _weighted_share(weights: Counts, positives: Counts, negatives: Counts, rows: NDArray[np.intp]) -> Vector:
-    """Return the weighted sum of the shares of negatives, from some rows, in each column; 0 / 0 counts as 0."""
+    """Return the weighted sum of the shares of negatives in the given rows, for each column; 0 / 0 counts as 0."""
     area = np.zeros(weights.shape[1])
     shares = np.empty((ROWS, len(area)))
     for first in range(np.searchsorted(rows, 1), len(rows), ROWS):  # before the first negative all shares are 0
         part = slice(first, first + ROWS)
         false = negatives.take(rows[part], axis=0)
         alarms = positives[part] + false
-        if not alarms[0].all():  # the others are no smaller
+        if not alarms[0].all():  # later rows are not smaller
             np.maximum(alarms, 1, out=alarms)
         share = np.divide(false, alarms, out=shares[: len(false)])
         area += np.einsum("pb,pb->b", weights[part], share)
     return area
 
 
-def _from_above(sums: Counts) -> Counts:
-    """Return how many draws fell on the 0, 1, 2, ... highest distinct scores."""
+def _reverse_cumulative(sums: Counts) -> Counts:
+    """Return the number of draws of the 0, 1, 2, ... highest distinct scores."""
     above: Counts = sums[-1] - sums[::-1]
     return above
 
@@ -188,13 +187,13 @@ class SortedScores:
         """Return metrics of ``np.repeat(scores, counts)``, ``(methods, data sets, b)`` each.
 
         Args:
-            known_counts: How often each ID image counts, ``(b, n)``.
+            known_counts: The count of each ID image, ``(b, n)``.
             unknown_counts: The same for each OOD data set, ``(b, m)``.
-            names: The metrics wanted, of ``METRICS``.
+            names: The metrics to compute, a subset of ``METRICS``.
         """
         b = len(known_counts)
         most = int(known_counts.sum(axis=1).max() + max(counts.sum(axis=1).max() for counts in unknown_counts))
-        # Short integers halve the time. A single column would be summed in another order than one of many.
+        # Short integers halve the time. A single column would be summed in another order than one among many.
         dtype: type[np.signedinteger] = np.int16 if most < 2**15 else np.int32 if most < 2**31 else np.int64
         ours, *theirs = (
             np.ascontiguousarray(counts.repeat(2 if b == 1 else 1, axis=0).astype(dtype).T)
@@ -204,11 +203,11 @@ class SortedScores:
 
         def resample(method: int) -> None:
             known = self._known[method].cumulative(ours)
-            known_above = _from_above(known)
+            known_above = _reverse_cumulative(known)
             for dataset, counts in enumerate(theirs):
                 unknown = self._unknown[method][dataset].cumulative(counts)
                 out, in_ = self._curves[method][dataset]
-                ood_positive, id_positive = (_from_above(unknown), known_above), (known, unknown)
+                ood_positive, id_positive = (_reverse_cumulative(unknown), known_above), (known, unknown)
                 for name, metric, sums in (
                     ("fpr95_ood_positive", out.fpr95, ood_positive),
                     ("fpr95_id_positive", in_.fpr95, id_positive),
@@ -218,7 +217,7 @@ class SortedScores:
                     if name in names:
                         metrics[name][method, dataset] = metric(*sums)[:b]
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy lets other threads compute meanwhile
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy releases the interpreter lock
             list(pool.map(resample, range(len(self._known))))
         return metrics
 
@@ -232,10 +231,10 @@ class SortedScores:
         """Return metrics of bootstraps, ``(methods, data sets, replicates)`` each.
 
         Args:
-            replicates: How often the images are redrawn, at least once.
-            rngs: Generators of the ID images and of each OOD data set; equal ones draw the same images.
-            names: The metrics wanted, of ``METRICS``.
-            track: Called with the sizes of the chunks, to follow the progress.
+            replicates: Number of resamplings, at least 1.
+            rngs: Generators for the ID images and for each OOD data set; equal ones draw the same images.
+            names: The metrics to compute, a subset of ``METRICS``.
+            track: Called with the sizes of the chunks, to report progress.
         """
         most = max(1, CHUNK // (self.sizes[0] + max(self.sizes[1:])))
         chunks = [min(most, replicates - first) for first in range(0, replicates, most)]

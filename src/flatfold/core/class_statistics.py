@@ -1,8 +1,8 @@
 """Statistics of classes: Gaussians, templates, temperatures and Weibull tails.
 
 A covariance is decomposed once, ``pinv(S) = A A'``, and features are whitened by ``A``: every Mahalanobis distance is
-then a plain one, and all classes come out of a single matrix product. The work is done in float64, a chunk of rows at a
-time, because the small eigenvalues of a covariance decide, and float32 has no digits left for them.
+then Euclidean, and a single matrix product covers all classes. Computation is in float64, in chunks of rows, because
+the small eigenvalues of a covariance dominate, and float32 cannot resolve them.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import MethodRefusedError
 from .hessian import as_double, entry_chunks, row_chunks
-from .validation import MethodRefused
 
 
 class Gaussian(NamedTuple):
-    """Means that share one covariance, seen from ``centre`` through a whitening."""
+    """Means that share one covariance, centred at ``centre`` and whitened."""
 
-    centre: Tensor  # (d,), the mean of everything: distances from here lose fewer digits than from the origin
+    centre: Tensor  # (d,), the overall mean: distances from here lose fewer digits than from the origin
     whitening: Tensor  # (d, r), with A A' the pseudo-inverse of the covariance, of rank r
     means: Tensor  # (k, r), the whitened means
 
@@ -34,21 +34,21 @@ def class_means(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_row(features: Tensor) -> Tensor:
-    """Return the mean of all rows, ``(d,)``, summed in float64 and in the type of the features."""
+    """Return the mean of all rows, ``(d,)``, summed in float64 and returned in the type of the features."""
     return class_means(features, _one_class(features))[1][0].to(features)
 
 
 def shrunk_class_means(values: Tensor, labels: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return class means drawn towards anchors ``(c, d)`` by empirical Bayes, and the samples each is worth, ``(c,)``.
+    r"""Return class means shrunk towards anchors ``(c, d)`` by empirical Bayes, and effective sample sizes, ``(c,)``.
 
     .. math:: m_k = \frac{n_k M_k + \nu a_k}{n_k + \nu}, \qquad
         \nu = \frac{\text{within}}{\text{between}}, \qquad
         \text{within} = \frac{\sum_i \|v_i - M_{y_i}\|^2}{n - K}, \qquad
         \text{between} = \frac1K \sum_k \|M_k - a_k\|^2 - \frac{\text{within}}{n_k}
 
-    with K classes that occur; a class that does not has its anchor as mean. ``between`` is at least a thousandth of
-    ``within``. With about one sample per class the two cannot be separated, and count as equal. A mean is worth
-    :math:`n_k + \nu` samples.
+    with K classes that occur; a class without samples has its anchor as mean. ``between`` is at least a thousandth of
+    ``within``. With about one sample per class the two cannot be separated, and are assumed equal. The effective sample
+    size of a mean is :math:`n_k + \nu`.
     """
     classes, means = class_means(values, labels)
     counts = labels.bincount(minlength=len(anchors)).to(means)
@@ -72,7 +72,7 @@ def _one_class(features: Tensor) -> Tensor:
 
 
 def fit_gaussian(features: Tensor, labels: Tensor | None = None) -> Gaussian:
-    """Fit one mean per class, and one covariance around them; without labels all rows are one class.
+    """Fit one mean per class and a shared covariance; without labels all rows are one class.
 
     The covariance has the divisor n, and eigenvalues below ``d * eps`` times the largest count as 0, as in
     scikit-learn's ``EmpiricalCovariance`` and scipy's ``pinvh``.
@@ -94,9 +94,9 @@ def whitening_of(covariance: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > values.amax() * len(values) * torch.finfo(values.dtype).eps
     if not bool(kept.any()):
-        raise MethodRefused(
+        raise MethodRefusedError(
             "a covariance needs features that vary within a class, but these are all equal. "
-            "Give more than one sample per class, and check the features of the bank."
+            "Pass more than one sample per class, and check the features of the bank."
         )
     whitening: Tensor = vectors[:, kept] / values[kept].sqrt()
     return whitening
@@ -119,29 +119,29 @@ def distances_to(points: Tensor, means: Tensor, squares: Tensor) -> Tensor:
 
 
 class Templates(NamedTuple):
-    """The mean of each class and the samples it was taken over."""
+    """The mean of each class and the samples it was computed from."""
 
     means: Tensor  # (c, d), float64
     used: Tensor  # (n,) bool
-    note: str  # a sentence about classes without a correct sample, empty if there are none
+    note: str  # a warning about classes without a correct sample, empty if there are none
 
 
 def class_templates(values: Tensor, labels: Tensor, predicted: Tensor, n_classes: int, who: str) -> Templates:
     """Return the mean of each class over its correctly classified samples.
 
-    A class that the network never gets right is averaged over all its samples, and ``note`` says so. A class without
-    any sample raises.
+    A class without a correctly classified sample is averaged over all its samples, as ``note`` then states. Raise if a
+    class has no sample.
     """
     absent = _classes(labels.bincount(minlength=n_classes) == 0)
     if absent:
-        raise MethodRefused(
-            f"{who} needs samples of every class, but the bank has none of {absent}. Give training data of all "
-            "classes, or a head with the rows of those you have: Head(weight[rows], bias[rows])."
+        raise MethodRefusedError(
+            f"{who} needs samples of every class, but the bank has none of {absent}. Pass training data of all "
+            "classes, or a head with only the rows of the classes you have: Head(weight[rows], bias[rows])."
         )
     correct = labels == predicted
     never = labels[correct].bincount(minlength=n_classes) == 0
     used = correct | never[labels]
-    note = f"{who} found no correctly classified sample of {_classes(never)} and takes all its samples instead."
+    note = f"{who} found no correctly classified sample of {_classes(never)} and uses all its samples instead."
     return Templates(class_means(values[used], labels[used])[1], used, note if bool(never.any()) else "")
 
 
@@ -157,7 +157,7 @@ LOGITS_AT_ONCE = 2**25
 
 @dataclass(frozen=True)
 class LazyLogits:
-    """Logits ``(n, c)`` of which only the rows that are asked for are computed."""
+    """Logits ``(n, c)`` computed on access, for the requested rows only."""
 
     h: Tensor
     weight: Tensor
@@ -171,27 +171,27 @@ Logits = Tensor | LazyLogits
 
 
 def logits_by_rows(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Logits:
-    """Return the logits of features ``(n, d)``, computed when they are needed if they would take more than 256 MB."""
+    """Return the logits of features ``(n, d)``, computed lazily if they would take more than 256 MB."""
     lazy = LazyLogits(h, weight, bias)
     return lazy[:] if len(h) * len(weight) <= LOGITS_AT_ONCE else lazy
 
 
 COLDEST, HOTTEST = 1e-3, 1e3
 _HALVINGS = 60
-_STEPS, _RATE = 50, 0.01  # of the reference; what follows is where torch's L-BFGS stops
+_STEPS, _RATE = 50, 0.01  # those of the reference; below, the stopping criteria of torch's L-BFGS
 _NO_CHANGE, _NO_SLOPE, _NO_BEND = 1e-9, 1e-7, 1e-10
 
 
 def best_temperature(logits: Logits, labels: Tensor, bias: Tensor | None = None) -> float:
-    r"""Return the temperature T of the smallest mean cross-entropy of ``softmax(z / T + b)``.
+    r"""Return the temperature T that minimises the mean cross-entropy of ``softmax(z / T + b)``.
 
     The cross-entropy is convex in :math:`\beta = 1 / T`, so its slope rises, and has at most one root,
 
     .. math:: g(\beta) = \frac1n \sum_i \Big( \sum_c p_{ic} z_{ic} - z_{i y_i} \Big) = 0, \qquad
         g'(\beta) = \frac1n \sum_i \operatorname{Var}_{c \sim p_i} z_{ic},
 
-    which is found by Newton's method in :math:`\log \beta`, or by halving where that is no faster. Where every label
-    has the largest logit the best temperature is 0; the result is clipped to 0.001 to 1000.
+    which is found by Newton's method in :math:`\log \beta`, or by bisection where that is faster. If every label has
+    the largest logit, the best temperature is 0; the result is clipped to 0.001 to 1000.
     """
     low, high = log(1 / HOTTEST), log(1 / COLDEST)
     x, step = (low + high) / 2, high - low
@@ -208,7 +208,7 @@ def best_temperature(logits: Logits, labels: Tensor, bias: Tensor | None = None)
 
 
 def _slope(logits: Logits, labels: Tensor, bias: Tensor | None, beta: float) -> tuple[float, float]:
-    """Return the slope of the mean cross-entropy in beta, and that of the slope in log beta."""
+    """Return the derivative of the mean cross-entropy in beta, and the derivative of that in log beta."""
     slope = curvature = 0.0
     width = logits[:1].shape[-1]
     for part in entry_chunks(len(labels), width):
@@ -223,7 +223,7 @@ def _slope(logits: Logits, labels: Tensor, bias: Tensor | None, beta: float) -> 
 
 
 def likeliest_temperature(logits: Logits, labels: Tensor, bias: Tensor | None = None) -> float | None:
-    """Return the best temperature, or None if none is: where every label has the largest logit, colder is better."""
+    """Return the best temperature, or None if there is none: if every label has the largest logit, lower is better."""
     parts = entry_chunks(len(labels), logits[:1].shape[-1])
     if all(bool((logits[part].argmax(dim=-1) == labels[part]).all()) for part in parts):
         return None
@@ -234,12 +234,12 @@ def likeliest_temperature(logits: Logits, labels: Tensor, bias: Tensor | None = 
 def reference_temperature(logits: Logits, labels: Tensor) -> float:
     """Return the temperature at which OpenOOD's fifty L-BFGS steps stop, often far from the best one.
 
-    The steps are those of ``torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)`` from 1.5, to the last bit. They
-    are taken here because the first optimiser of a process imports torch's compiler, which takes longer than most
+    The steps are those of ``torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)`` from 1.5, bit for bit. They are
+    implemented here because the first optimiser of a process imports torch's compiler, which takes longer than most
     methods need for a whole benchmark.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        labels = labels.clone()  # those of inference mode have no gradients
+        labels = labels.clone()  # tensors created in inference mode have no gradients
         first = logits[:1]
         temperature = torch.full((1,), 1.5, dtype=first.dtype, device=first.device, requires_grad=True)
 
@@ -278,7 +278,7 @@ def reference_temperature(logits: Logits, labels: Tensor) -> float:
 
 
 def _two_loops(direction: Tensor, history: list[tuple[Tensor, Tensor, Tensor]], scale: Tensor) -> Tensor:
-    """Multiply by L-BFGS's inverse Hessian, from steps, the changes of the gradient and one over their products."""
+    """Multiply by L-BFGS's inverse Hessian; ``history`` holds steps, gradient changes and inverse products of both."""
     shares = []
     for moved, bend, inverse in reversed(history):
         shares.append(moved.dot(direction) * inverse)
@@ -289,7 +289,7 @@ def _two_loops(direction: Tensor, history: list[tuple[Tensor, Tensor, Tensor]], 
     return direction
 
 
-STEEPEST = 1e6  # shape of a tail whose distances are all equal: a step
+STEEPEST = 1e6  # shape of a tail whose distances are all equal: a step function
 
 
 class Weibull(NamedTuple):
@@ -300,7 +300,7 @@ class Weibull(NamedTuple):
     shape: Tensor
 
     def cdf(self, distances: Tensor) -> Tensor:
-        """Return the share of the tail below each distance; ``distances`` broadcast with the fits."""
+        """Return the cumulative distribution at each distance; ``distances`` broadcast with the fits."""
         shifted = (distances - self.smallest + 1).clamp_min(0.0)
         return -torch.expm1(-((shifted / self.scale) ** self.shape))
 
@@ -308,11 +308,11 @@ class Weibull(NamedTuple):
 def fit_tails(tails: Tensor, valid: Tensor) -> Weibull:
     r"""Fit one Weibull per row of distances ``(k, t)`` by maximum likelihood; ``valid`` is False at the padding.
 
-    With ``y = log x`` scaled to ``u = (y - max y) / (max y - min y)`` the likelihood is largest where
+    With ``y = log x`` scaled to ``u = (y - max y) / (max y - min y)``, the likelihood is maximal where
 
     .. math:: s + \operatorname{mean}(u) - \frac{\sum u\, e^{u / s}}{\sum e^{u / s}} = 0, \qquad \text{shape} = 1 / s,
 
-    which rises with s and changes its sign between 0 and 1: it is halved until float64 has no digits left.
+    which increases with s and changes sign between 0 and 1: s is found by bisection to float64 precision.
     """
     tails = tails.double()
     smallest = tails.masked_fill(~valid, torch.inf).amin(dim=-1)

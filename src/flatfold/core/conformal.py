@@ -4,10 +4,10 @@ If a new in-distribution input and the n calibration inputs are exchangeable, it
 
 .. math:: p = \frac{1 + \#\{i : s_i \ge s\}}{n + 1}, \qquad \Pr(p \le \epsilon) \le \epsilon
 
-for every n, whatever the model, the method and the data. Raising an alarm when ``p <= fpr`` therefore has a false-alarm
+for every n, any model, method and data. Raising an alarm when ``p <= fpr`` therefore has a false-alarm
 rate of at most ``fpr``, on average over draws of the calibration inputs (split-conformal prediction; Vovk et al. 2005).
-The same is true within any group of inputs that is defined without their labels, such as those of one predicted class
-(Mondrian conformal prediction).
+The same holds within any group of inputs defined without their labels, such as those of one predicted class (Mondrian
+conformal prediction).
 
 The rate of one calibration, with the alarm above its k-th largest score, has the distribution Beta(k, n + 1 - k) (Vovk
 2012), which bounds it with any probability below 1 (:func:`allowed_ranks`).
@@ -27,7 +27,7 @@ def p_values(scores: Tensor, calibration: Tensor, counts: int | Tensor | None = 
     """Return the conformal p-value of each score ``(n,)``, small for inputs unlike the calibration data.
 
     ``calibration`` holds scores of held-out ID data in ascending order: ``(m,)``, or ``(n, m)`` with one row per score,
-    which may be padded with infinities; ``counts``, one number or ``(n,)``, then says how many entries count.
+    which may be padded with infinities; ``counts``, one number or ``(n,)``, is then the number of entries that count.
     """
     counts = calibration.shape[-1] if counts is None else counts
     if calibration.ndim == 1:
@@ -38,7 +38,7 @@ def p_values(scores: Tensor, calibration: Tensor, counts: int | Tensor | None = 
 
 
 def samples_needed(fpr: float, confidence: float | None = None) -> int:
-    """Return the number of calibration samples that a false-alarm rate needs: with fewer, no alarm is allowed."""
+    """Return the minimum number of calibration samples for a false-alarm rate: with fewer, no alarm is allowed."""
     on_average = ceil(1 / fpr - ROUNDING) - 1
     return on_average if confidence is None else max(on_average, ceil(log1p(-confidence) / log1p(-fpr) - ROUNDING))
 
@@ -52,7 +52,7 @@ def allowed_ranks(fpr: float, samples: int, confidence: float | None = None) -> 
 
     .. math:: \Pr(\operatorname{Beta}(k, n + 1 - k) \le \text{fpr}) \ge \text{confidence}
 
-    so that this very calibration has a rate of at most ``fpr`` with that probability. Ties make rates lower.
+    so that this calibration has a rate of at most ``fpr`` with that probability. Ties lower the rate.
 
     Example:
         >>> allowed_ranks(0.05, 1000), allowed_ranks(0.05, 1000, confidence=0.95)
@@ -66,17 +66,17 @@ def allowed_ranks(fpr: float, samples: int, confidence: float | None = None) -> 
 
 
 def count_copies_once(scores: Tensor, distinct: Tensor) -> Tensor:
-    r"""Return calibration scores ``(m,)``, in ascending order, that are safe whatever copies of inputs mean.
+    r"""Return calibration scores ``(m,)``, in ascending order, that are valid however duplicates of inputs arose.
 
-    Of n calibration scores, m belong to distinct inputs, which the boolean mask ``distinct`` names; the others to
-    copies of them. Copies may be an accident, and inputs to come are as different as the m; or these inputs come again
-    and again, and all n are needed to see how often. The first makes ``p`` among the m valid, the second ``p`` among
-    the n. The larger of the two is valid in both cases, and with j = 1 ... m from the largest on it is, rounded up,
-    ``p`` among
+    The boolean mask ``distinct`` selects the m of n calibration scores of distinct inputs; the others belong to
+    duplicates of them. If duplicates are an artefact, future inputs are as diverse as the m, and ``p`` among the m is
+    valid. If these inputs recur in use, all n are needed for their frequencies, and ``p`` among the n is valid. The
+    larger of the two is valid in both cases; for j = 1 ... m in descending order it is, rounded up, ``p`` among
 
     .. math:: \max(d_{(j)}, s_{(i)}), \qquad i = \lfloor j \, (n + 1) / (m + 1) \rfloor
 
-    with the j-th largest score d of the m and the i-th largest score s of the n. Without copies these are the scores.
+    with the j-th largest score d of the m and the i-th largest score s of the n. Without duplicates, the scores are
+    returned unchanged.
     """
     every = scores.sort(descending=True).values
     once = scores[distinct].sort(descending=True).values
@@ -86,26 +86,26 @@ def count_copies_once(scores: Tensor, distinct: Tensor) -> Tensor:
 
 
 def alarm_p_value(alarms: int, seen: int, calibrated: int, allowed: int) -> float:
-    r"""Return the probability that n = ``seen`` inputs like the calibration data raise a = ``alarms`` alarms or more.
+    r"""Return the p-value of a = ``alarms`` alarms among n = ``seen`` inputs under the calibration distribution.
 
     An alarm is a score above the k-th largest (k = ``allowed``) of the m = ``calibrated`` calibration scores. There are
-    a alarms or more if and only if at most k - 1 of the a + k - 1 largest of all scores are calibration ones:
+    a alarms or more if and only if at most k - 1 of the a + k - 1 largest of all scores are calibration scores:
 
     .. math:: P(X \ge a) = \sum_{j < k} \binom{m}{j} \binom{n}{a + k - 1 - j} \Big/ \binom{m + n}{a + k - 1}
 
-    It is exact when no two scores are equal, and too large when some are. Its cost grows with ``calibrated`` only.
+    It is exact without ties, and too large (conservative) with ties. Its cost grows with ``calibrated`` only.
     """
     if not 0 <= alarms <= seen or not 1 <= allowed <= calibrated:
         raise ValueError(
-            f"of {seen} inputs seen, {alarms} cannot raise alarms above rank {allowed} of {calibrated} scores. "
-            "The rank for a false-alarm rate is floor(fpr * (calibrated + 1))."
+            f"alarms must be from 0 to seen={seen}, got {alarms}, and allowed from 1 to calibrated={calibrated}, got "
+            f"{allowed}. The rank for a false-alarm rate is floor(fpr * (calibrated + 1))."
         )
     top = alarms + allowed - 1
     fewest, most = max(0, top - seen), min(calibrated, top)
     j = np.arange(fewest, most, dtype=np.float64)
-    # From each term to the next: logarithms of factorials of 1e9 would have lost the digits that matter.
+    # Ratios of consecutive terms: logarithms of factorials of 1e9 would lose the digits that matter.
     steps = np.log((calibrated - j) / (j + 1) * ((top - j) / (seen - top + j + 1)))
-    peak = int((steps > 0).sum())  # the steps fall, so the terms rise up to here; all are taken relative to this one
+    peak = int((steps > 0).sum())  # the ratios fall, so the largest term is here; all are relative to it
     down, up = -np.cumsum(steps[:peak][::-1])[::-1], np.cumsum(steps[peak:])
     terms = np.exp(np.concatenate([down, [0.0], up]))
     return min(1.0, float(terms[: allowed - fewest].sum() / terms.sum()))

@@ -1,6 +1,6 @@
 r"""Eigenvalues of the feature Hessian of single samples, exactly and without a d x d matrix.
 
-``H = W' (diag p - p p') W`` is tiny for a confident sample, and the difference in the middle would lose it. So the
+``H = W' (diag p - p p') W`` is tiny for a confident sample, and the difference in the middle would cancel. So the
 likeliest class t is split off: with r the mass of all others, q their distribution, ``u = sqrt q``, the differences
 ``V = W - w_t``, their mean ``m = V' q`` and ``g = 1 - sqrt(1 - r)``,
 
@@ -16,18 +16,18 @@ from torch import Tensor
 
 from .hessian import as_double, row_chunks, split_off_top
 
-NUMBERS = 2**23  # numbers kept at once in float64, 64 MB
-NEAR = 2**19  # numbers in float64 that stay near the processor while a matrix is put together, 4 MB
-SMALL = 256  # size of a matrix up to which all its eigenvalues cost no more than the largest one by products with it
-TOLERANCE = 1e-5  # residual of a largest eigenvalue that was found by products, relative to it
-STEPS = 12  # lanczos steps between two looks at the residuals
+NUMBERS = 2**23  # numbers in memory at once in float64, 64 MB
+NEAR = 2**19  # numbers in float64 that fit in the cache while a matrix is assembled, 4 MB
+SMALL = 256  # matrix size up to which all eigenvalues cost no more than the largest one by Lanczos steps
+TOLERANCE = 1e-5  # residual of a largest eigenvalue found by Lanczos steps, relative to it
+STEPS = 12  # Lanczos steps between two checks of the residuals
 
 
 def hessian_eigenvalues(probs: Tensor, weight: Tensor, k: int | None = None) -> Tensor:
     r"""Return the largest eigenvalues of each sample's feature Hessian ``W' (diag p - p p') W``.
 
-    Of the d eigenvalues at most ``min(c - 1, d)`` are above zero, so no more than ``min(c, d)`` are returned; all
-    others are zero. The error is that of rounding: a few times the type's precision, relative to the sample's largest
+    At most ``min(c - 1, d)`` of the d eigenvalues are positive, so no more than ``min(c, d)`` are returned; all others
+    are zero. The error is that of rounding: a few times the type's precision, relative to the sample's largest
     eigenvalue, however confident it is.
     """
     c, d = weight.shape
@@ -46,8 +46,9 @@ def hessian_eigenvalues(probs: Tensor, weight: Tensor, k: int | None = None) -> 
 def largest_hessian_eigenvalue(probs: Tensor, weight: Tensor) -> Tensor:
     """Return the largest eigenvalue of each sample's feature Hessian.
 
-    Up to 256 classes or features it is the first of :func:`hessian_eigenvalues`. Beyond, it comes from Lanczos steps
-    for all samples together, until the residual is below 1e-5 of the eigenvalue; all samples start from one vector.
+    Up to 256 classes or features it is the first of :func:`hessian_eigenvalues`. Beyond that, it is computed by Lanczos
+    steps for all samples together, until the residual is below 1e-5 of the eigenvalue; all samples start from the same
+    vector.
     """
     c, d = weight.shape
     if min(c, d) <= SMALL:
@@ -69,8 +70,8 @@ def logit_hessian_eigenvalues(probs: Tensor, k: int | None = None) -> Tensor:
 
     .. math:: \sum_i \frac{p_i}{p_i - \lambda} = 0,
 
-    found by bisection, as at most ``p_{j+1} + sum_{i > j} p_i``; the last is zero. Every one is accurate relative to
-    itself, and no matrix is built.
+    found by bisection, and at most ``p_{j+1} + sum_{i > j} p_i``; the last is zero. Each has full relative accuracy,
+    and no matrix is built.
     """
     c = probs.shape[1]
     count = c if k is None else min(k, c)
@@ -83,7 +84,7 @@ def logit_hessian_eigenvalues(probs: Tensor, k: int | None = None) -> Tensor:
 
 
 def centred_weights(weight: Tensor) -> Tensor:
-    """Return the weights in float64 around their mean: a common shift changes no eigenvalue and costs digits."""
+    """Return the weights in float64 minus their mean: a common shift changes no eigenvalue and costs digits."""
     weight = as_double(weight)
     return weight - weight.mean(dim=0)
 
@@ -102,7 +103,7 @@ def _by_classes(gram: Tensor, top: Tensor, rest: Tensor, q: Tensor) -> Tensor:
 
 
 def _by_features(weight: Tensor, top: Tensor, rest: Tensor, q: Tensor) -> Tensor:
-    """Return ``A' A``, ``(n, d, d)``: the smaller matrix where there are more classes than features."""
+    """Return ``A' A``, ``(n, d, d)``: the smaller matrix if there are more classes than features."""
     differences = weight - weight[top][:, None]
     mean = (q[:, None] @ differences).squeeze(1)
     rows = (differences - (_shrinkage(rest) * mean)[:, None]).mul_(q.sqrt()[:, :, None])
@@ -115,7 +116,7 @@ def _shrinkage(rest: Tensor) -> Tensor:
 
 
 class _Krylov:
-    """A Lanczos basis of every sample's ``A A'``, all of one length, kept orthogonal by two passes over it."""
+    """A Lanczos basis of every sample's ``A A'``, all of one length, reorthogonalised twice at each step."""
 
     def __init__(self, weight: Tensor, gram: Tensor | None, top: Tensor, rest: Tensor, q: Tensor) -> None:
         n, c = q.shape
@@ -135,7 +136,7 @@ class _Krylov:
         return x - self.g * self.u * (self.u * x).sum(-1, keepdim=True)
 
     def extend(self) -> None:
-        """Take a number of steps."""
+        """Extend the basis by ``STEPS`` Lanczos steps."""
         n, first, c = self.basis.shape
         self.basis = torch.cat([self.basis, self.basis.new_empty(n, STEPS, c)], dim=1)
         for step in range(first, first + STEPS):
@@ -146,25 +147,25 @@ class _Krylov:
             for _ in range(2):
                 image = image - ((basis @ image[:, :, None]).mT @ basis).squeeze(1)
             length = image.norm(dim=-1, keepdim=True)
-            # What is left of an exhausted space is rounding. A zero vector goes on as zeros, which are no maximum.
+            # In an exhausted space only rounding is left. A zero vector yields zeros, which are never the maximum.
             alive = length > 1e-14 * self.diagonal.amax(dim=-1, keepdim=True)
             self.vector = torch.where(alive, image / length, 0.0)
             self.off_diagonal = torch.cat([self.off_diagonal, torch.where(alive, length, 0.0)], dim=1)
 
     def largest(self) -> tuple[Tensor, Tensor]:
-        """Return each sample's largest Ritz value, ``(n,)``, and its residual, a bound of its error."""
+        """Return each sample's largest Ritz value, ``(n,)``, and its residual, a bound on its error."""
         off = torch.diag_embed(self.off_diagonal[:, :-1], 1)
         values, vectors = torch.linalg.eigh(torch.diag_embed(self.diagonal) + off + off.mT)
         return values[:, -1].clamp_min(0.0), self.off_diagonal[:, -1] * vectors[:, -1, -1].abs()
 
     def keep(self, rows: Tensor) -> None:
-        """Forget all samples but some."""
+        """Drop all samples except ``rows``."""
         for name in ("top", "u", "g", "vector", "basis", "diagonal", "off_diagonal"):
             setattr(self, name, getattr(self, name)[rows])
 
 
 def _largest(krylov: _Krylov) -> Tensor:
-    """Return the largest eigenvalue of each sample's matrix, ``(n,)``; samples leave as soon as theirs is found."""
+    """Return the largest eigenvalue of each sample's matrix, ``(n,)``; converged samples are dropped."""
     n, c = krylov.u.shape
     found = krylov.u.new_zeros(n)
     waiting = torch.arange(n, device=found.device)
@@ -180,7 +181,7 @@ def _largest(krylov: _Krylov) -> Tensor:
 
 
 def _roots(p: Tensor, count: int) -> Tensor:
-    """Return the first roots of the secular equation for sorted probabilities ``(n, c)`` by bisection."""
+    """Return the first roots of the secular equation for sorted probabilities ``(n, c)``, by bisection."""
     tail = p.flip(-1).cumsum(-1).flip(-1)[:, 1 : count + 1]
     low = p[:, 1 : count + 1]
     high = torch.minimum(p[:, :count], low + tail)
@@ -192,12 +193,12 @@ def _roots(p: Tensor, count: int) -> Tensor:
 
 
 class MeanHessian:
-    r"""The mean over a data set of the logit Hessian, and through it of the feature Hessian.
+    r"""Mean of the logit Hessian over a data set, from which that of the feature Hessian follows.
 
     .. math:: \bar S = \operatorname{diag}(L 1) - L, \qquad L_{ij} = \frac1n \sum p_i p_j \;(i \ne j), \quad L_{ii} = 0
 
-    which is ``diag(mean p) - P'P / n`` without its differences: only the products of two classes are added up, in
-    float64. ``rows`` is the number of samples.
+    which is ``diag(mean p) - P'P / n`` without cancellation: only products of two classes are summed, in float64.
+    ``rows`` is the number of samples.
     """
 
     def __init__(self, n_classes: int) -> None:
@@ -214,16 +215,16 @@ class MeanHessian:
     def eigenvalues(self, weight: Tensor | None = None) -> Tensor:
         """Return the largest ``min(c, d)`` eigenvalues of the mean feature Hessian for weights ``(c, d)``.
 
-        The other ``d - c`` are zero, and so is the last one returned where ``d >= c``. Without weights they are the c
-        eigenvalues of the mean logit Hessian.
+        The other ``d - c`` are zero, and so is the last one returned if ``d >= c``. Without weights, the result is the
+        c eigenvalues of the mean logit Hessian.
         """
         values: Tensor = torch.linalg.eigvalsh(self._matrix(weight)[0]).flip(0).clamp_min(0.0)
         if len(values) == len(self._products):
-            values[-1] = 0.0  # S maps the vector of ones to zero, exactly
+            values[-1] = 0.0  # S maps the vector of ones exactly to zero
         return values
 
     def eigenvectors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same eigenvalues ``(k,)`` and the projections of the centred weights on their vectors, ``(c, k)``.
+        """Return the eigenvalues ``(k,)`` and the projections of the centred weights on the eigenvectors, ``(c, k)``.
 
         The curvature of an input along the j-th eigenvector is the variance of the j-th column under its probabilities.
         """
@@ -232,7 +233,7 @@ class MeanHessian:
         return values.flip(0).clamp_min(0.0), triangle.T @ vectors.flip(1)
 
     def _matrix(self, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return ``R S R'``, which has the eigenvalues of ``W' S W`` but for zeros, and R of ``W' = Q R``."""
+        """Return ``R S R'``, which has the non-zero eigenvalues of ``W' S W``, and R of ``W' = Q R``."""
         pairs = self._products / self.rows
         pairs.fill_diagonal_(0.0)
         mean = pairs.sum(dim=1).diag() - pairs

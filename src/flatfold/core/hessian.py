@@ -1,12 +1,12 @@
 r"""Curvature of the energy over features, in closed form.
 
-Tensors in, tensors out: nothing here knows a model, a file or a device. With ``z = W h + b`` and ``p = softmax(z)``,
+All functions map tensors to tensors, without models, files or devices. With ``z = W h + b`` and ``p = softmax(z)``,
 the Hessian of ``logsumexp(z)`` in ``h`` is ``W' (diag p - p p') W``: the covariance of the class weights under ``p``.
 So its trace is half the mean squared distance between two classes drawn from ``p``:
 
 .. math:: \operatorname{tr} H = \tfrac12\, p^\top D\, p, \qquad D_{ij} = \|w_i - w_j\|^2
 
-There are two ways to evaluate it, and both only ever add non-negative numbers. The textbook
+There are two ways to evaluate it, and both add only non-negative numbers. The textbook
 ``E|w|^2 - |E w|^2`` subtracts two nearly equal ones and rounds the trace of a confident sample to 0.
 """
 
@@ -23,14 +23,14 @@ def class_distances(weight: Tensor) -> Tensor:
 
 
 def prefers_distances(n_classes: int, width: int) -> bool:
-    """Tell whether the pairwise form is the cheaper one for a head of this shape."""
+    """Return whether the pairwise form is cheaper for a head of this shape."""
     # A row costs c² multiplications with the distances and c·d with the centred form. Up to c = 2d the first also wins
     # in practice, because it is a single product; beyond, c² numbers would have to be stored as well.
     return n_classes <= 2 * width
 
 
 def affordable_distances(weight: Tensor) -> Tensor | None:
-    """Return the squared distances between class weights, or None where the weights alone are cheaper."""
+    """Return the squared distances between class weights, or None if the weights alone are cheaper."""
     return class_distances(weight) if prefers_distances(*weight.shape) else None
 
 
@@ -47,8 +47,8 @@ def feature_hessian_trace(probs: Tensor, distances: Tensor) -> Tensor:
 def distances_from(classes: Tensor, weight: Tensor, distances: Tensor | None) -> Tensor:
     """Return the squared distances ``(n, c)`` of one class weight per row from all others.
 
-    Without ``class_distances(weight)`` they come from products of the centred weights. Two classes that are closer than
-    the rounding errors of these are at distance 0.
+    Without ``class_distances(weight)`` they are computed from products of the centred weights. Two classes closer than
+    the rounding errors of these have distance 0.
     """
     if distances is not None:
         return distances[classes]
@@ -60,15 +60,15 @@ def distances_from(classes: Tensor, weight: Tensor, distances: Tensor | None) ->
 
 
 def log_hessian_trace(logits: Tensor, distances: Tensor | None, weight: Tensor | None = None) -> Tensor:
-    r"""Return the logarithm of the trace at logits ``(n, c)``, which does not underflow however sure the head is.
+    r"""Return the logarithm of the trace at logits ``(n, c)``; it does not underflow, however confident the head is.
 
     With t the likeliest class, s the second and :math:`q_j = e^{z_j - z_s}` for all classes but t:
 
     .. math:: \log \operatorname{tr} H = (z_s - z_t) + \log\big(D_t\, q + \tfrac12 e^{z_s - z_t} q^\top D q\big)
         - 2 \log\big(1 + e^{z_s - z_t} \textstyle\sum_j q_j\big)
 
-    Without distances the two terms come from the ``weight``: the classes other than t have a mean and a variance
-    (:func:`centred_hessian_trace`).
+    Without distances the two terms are computed from the mean and the variance of the ``weight`` of the classes other
+    than t (:func:`centred_hessian_trace`).
 
     Example:
         >>> log_hessian_trace(torch.tensor([[500.0, 0.0]]), torch.tensor([[0.0, 4.0], [4.0, 0.0]]))
@@ -156,16 +156,16 @@ def split_off_top(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 WIDE_WEIGHTS = 2**18
 
-"""Entries of a head up to which its products are done in float64: 100 classes of 2048 features and more."""
+"""Largest number of entries of a head whose products are computed in float64: 100 classes of 2048 features and more."""
 
 
 def widen(weight: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a head's weight and features in float64 unless the head is large, else as they are.
+    """Return a head's weight and features in float64, or unchanged if the head is large.
 
-    A logit of 40 is rounded by 2e-6 in float32, and so, relatively, are its class probabilities. In float64 they keep
-    every digit that float32 can hold, and do not depend on the size of the batch. For a head like that of ImageNet-1K
-    the product would be half of FOLD's cost, so it stays in the type of the features, and the relative error of a
-    confident sample's score is then about 1e-5. Some devices (MPS) have no float64.
+    A logit of 40 is rounded by 2e-6 in float32, and so, relatively, are its class probabilities. In float64 they are
+    exact to float32 precision and do not depend on the batch size. For a head like that of ImageNet-1K the product
+    would be half of FOLD's cost, so it stays in the type of the features, and the relative error of a confident
+    sample's score is then about 1e-5. Some devices (MPS) have no float64.
     """
     if weight.device.type == "mps" or weight.numel() > WIDE_WEIGHTS:
         return weight, h
@@ -173,7 +173,7 @@ def widen(weight: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_double(values: Tensor) -> Tensor:
-    """Return ``values`` in float64; from a device that has none (MPS), on the CPU."""
+    """Return ``values`` in float64, moved to the CPU from a device without float64 (MPS)."""
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
@@ -189,5 +189,5 @@ ENTRIES_AT_ONCE = 2**21
 
 
 def entry_chunks(n: int, width: int) -> Iterator[slice]:
-    """Yield slices that cover n rows of a matrix as wide as this, such that no part takes more than 16 MB."""
+    """Yield slices that cover n rows of a matrix of this width in parts of at most 16 MB."""
     return row_chunks(n, max(1, ENTRIES_AT_ONCE // width))

@@ -1,7 +1,7 @@
 """Metrics of the separation of OOD from ID scores: AUROC, AUPR and FPR at a fixed TPR.
 
 All functions take two vectors, in-distribution scores first, and a higher score means "more out-of-distribution". They
-are exact, ties included, and cost one sort of each side.
+are exact, including ties, and cost one sort of each vector.
 
 **Which class is positive?** AUROC does not depend on it. FPR95 and AUPR do, and the literature uses both conventions:
 
@@ -10,7 +10,7 @@ are exact, ties included, and cost one sort of each side.
 * ``positive="id"`` (ODIN, energy, ReAct, ASH, kNN and most papers before 2023). The threshold is set so that 95 % of
   the ID inputs pass; FPR95 is the share of OOD inputs that pass as well.
 
-They are different numbers for the same scores: never compare one with the other.
+Both give different numbers for the same scores and must not be compared.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-LONG = 100_000  # scores from which a second thread is worth starting
+LONG = 100_000  # number of scores above which a second thread pays off
 
 
 Positive = Literal["ood", "id"]
@@ -78,8 +78,8 @@ def aupr(id_scores: Scores, ood_scores: Scores, positive: Positive = "ood") -> f
     Args:
         id_scores: Scores of in-distribution inputs, ``(n,)``, torch or numpy.
         ood_scores: Scores of out-of-distribution inputs, ``(m,)``.
-        positive: ``"ood"`` gives OpenOOD's AUPR_OUT, ``"id"`` its AUPR_IN. Unlike AUROC it depends on how many
-            inputs of each kind there are.
+        positive: ``"ood"`` gives OpenOOD's AUPR_OUT, ``"id"`` its AUPR_IN. Unlike AUROC, it depends on the numbers of
+            ID and OOD inputs.
 
     Example:
         >>> aupr(np.array([0.1, 0.4]), np.array([0.6, 0.9]))
@@ -99,9 +99,9 @@ def aupr(id_scores: Scores, ood_scores: Scores, positive: Positive = "ood") -> f
 
 
 def _sort_and_count_below(known: NDArray[np.floating], unknown: NDArray[np.floating]) -> NDArray[np.intp]:
-    """Sort both vectors in place and return how many of the first are strictly below each of the second."""
-    # Sorting the second as well makes the search ten times faster at 1e7 scores. Long vectors are worked on by two
-    # threads: numpy releases the interpreter lock while it sorts and searches.
+    """Sort both vectors in place and return the number of the first strictly below each of the second."""
+    # Sorting the second as well makes the search ten times faster at 1e7 scores. Long vectors use two threads: numpy
+    # releases the interpreter lock while it sorts and searches.
     if len(known) + len(unknown) < LONG:
         known.sort()
         unknown.sort()
@@ -112,14 +112,14 @@ def _sort_and_count_below(known: NDArray[np.floating], unknown: NDArray[np.float
 
 
 def score_vectors(id_scores: Scores, ood_scores: Scores) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-    """Return copies of both score vectors in one floating-point type; NaN and empty ones are refused."""
+    """Return copies of both score vectors in one floating-point type; raise for NaN and empty vectors."""
     known, unknown = score_vector(id_scores, "id_scores"), score_vector(ood_scores, "ood_scores")
     dtype = np.promote_types(known.dtype, unknown.dtype)
     return known.astype(dtype), unknown.astype(dtype)
 
 
 def score_vector(scores: Scores, name: str = "scores") -> NDArray[np.floating]:
-    """Return scores as a numpy vector of floating-point numbers; NaN and empty vectors are refused."""
+    """Return scores as a floating-point numpy vector; raise for NaN and empty vectors."""
     if isinstance(scores, Tensor):
         scores = scores.detach().cpu()
         scores = (scores if scores.element_size() >= 4 else scores.float()).numpy()
@@ -130,7 +130,7 @@ def score_vector(scores: Scores, name: str = "scores") -> NDArray[np.floating]:
         scores = scores.astype(np.float64)
     if np.isnan(scores).any():
         raise ValueError(
-            f"{name} has {int(np.isnan(scores).sum())} NaN of {scores.size}, which have no rank. Remove those rows."
+            f"{name} must not contain NaN, got {int(np.isnan(scores).sum())} in {scores.size}. Remove those rows."
         )
     return scores
 

@@ -1,7 +1,7 @@
-"""Exact nearest neighbours by matrix products, a block of the bank at a time; rows that are copies of others.
+"""Exact nearest neighbours by matrix products over blocks of a bank, and detection of duplicate rows.
 
-At most ``PRODUCTS`` inner products are kept, and only one block of the bank is copied, so a bank may be as large as
-the memory. Its rows stay unscaled; their scales are a separate vector.
+At most ``PRODUCTS`` inner products are stored, and only one block of the bank is copied, so a bank may fill the
+memory. Its rows stay unscaled; their scales are a separate vector.
 """
 
 from typing import Any
@@ -16,25 +16,25 @@ from torch import Tensor
 from .hessian import row_chunks
 from .shaping import partially_normalised, row_norms, split_norm
 
-PRODUCTS = 2**20  # inner products at once, 4 MB in float32: they stay in a processor's cache
-BLOCK_ROWS = 1024  # rows of the bank that are scaled at once, and the least that are multiplied
-FEW_QUERIES = 8  # up to which inner products are computed one by one
-GROUP = 8  # products of which only the maximum counts where a first floor is looked for
-SPARE = 128  # places for candidates beyond 3 k
+PRODUCTS = 2**20  # inner products at once, 4 MB in float32: they fit in a processor's cache
+BLOCK_ROWS = 1024  # rows of the bank scaled at once, and the minimum multiplied at once
+FEW_QUERIES = 8  # up to this number inner products are computed one by one
+GROUP = 8  # products reduced to their maximum when the first floor is computed
+SPARE = 128  # table slots for candidates beyond 3 k
 CHUNK = 2**24  # inner products at once in graphs and on other devices
-SAME = 1e-5  # distance of two rows, relative to their length, up to which one is a copy of the other: rounding
+SAME = 1e-5  # largest distance, relative to their length, of two rows that differ by rounding only: duplicates
 PROJECTIONS = 16
-EQUAL_DIGITS = 6  # of projections, which are around 1: rows that agree in them are copies for certain
+EQUAL_DIGITS = 6  # decimals of projections, which are around 1: rows that agree in them are certainly duplicates
 
 
 def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the factors ``(m,)`` that bring the rows of a bank to length 1; 0 for rows of zeros."""
+    """Return the factors ``(m,)`` that scale the rows of a bank to length 1; 0 for rows of zeros."""
     norms = torch.cat([row_norms(bank[part].to(dtype)).squeeze(-1) for part in row_chunks(len(bank))])
     return torch.where(norms > torch.finfo(dtype).tiny, 1 / norms, 0.0)
 
 
 def to_half_precision(bank: Tensor) -> Tensor:
-    """Return the rows of a bank on the unit sphere in float16, into which unscaled rows might not fit."""
+    """Return the rows of a bank on the unit sphere in float16; unscaled rows might overflow."""
     stored = torch.empty(bank.shape, dtype=torch.float16, device=bank.device)
     for part in row_chunks(len(bank)):
         stored[part] = partially_normalised(bank[part], 1.0)
@@ -44,7 +44,7 @@ def to_half_precision(bank: Tensor) -> Tensor:
 def largest_products(
     queries: Tensor, bank: Tensor, k: int, scale: Tensor | None = None, offsets: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Return the k largest of ``scale q . b - offset`` over the rows b of a bank, and which rows they are."""
+    r"""Return the k largest values of ``scale q . b - offset`` over the rows b of a bank, and the row indices."""
     k = min(k, len(bank))
     scale = queries.new_ones(len(bank)) if scale is None else scale
     numpy_can = queries.device.type == "cpu" and queries.dtype in (torch.float32, torch.float64)
@@ -63,7 +63,7 @@ def largest_products(
 def _largest_by_chunks(
     queries: Tensor, bank: Tensor, k: int, scale: Tensor, offsets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the same in graphs, with gradients and on all devices: merge the k largest of each chunk."""
+    """Compute :func:`largest_products` in graphs, with gradients and on all devices: merge the k largest per chunk."""
     best: list[tuple[Tensor, Tensor]] = []
     for part in row_chunks(len(bank), _chunk_rows(queries, len(bank), k)):
         products = queries @ _scaled(bank[part], scale[part]).mT
@@ -82,14 +82,14 @@ def _scaled(rows: Tensor, scale: Tensor) -> Tensor:
 
 
 def _chunk_rows(queries: Tensor, rows: int, k: int) -> int:
-    """Return how many rows of the bank to take at once: parts of equal size, in multiples of 1024."""
+    """Return the number of rows of the bank per chunk: chunks of equal size, in multiples of 1024."""
     most = max(k, CHUNK // (1024 if torch.compiler.is_compiling() else max(len(queries), 1)))
     parts = -(-rows // most)
     return max(k, -(-rows // parts // 1024) * 1024)
 
 
 class _Products:
-    """Products with a part of the bank at a time, in one buffer: large new outputs would have to be allocated first."""
+    """Products with one part of the bank at a time, in a reused buffer: large outputs are slow to allocate."""
 
     def __init__(self, queries: Tensor, rows: int) -> None:
         self.queries = queries
@@ -97,10 +97,10 @@ class _Products:
         self.block = queries.new_empty(min(rows, BLOCK_ROWS), queries.shape[1])
 
     def __call__(self, rows: Tensor, scale: Tensor, offsets: Tensor | None) -> Tensor:
-        """Return ``queries @ (scale * rows).T - offsets``, to be used before the next call."""
+        """Return ``queries @ (scale * rows).T - offsets``, valid until the next call."""
         n, width = self.queries.shape
         products = self.buffer[: n * len(rows)].view(n, len(rows))
-        if n > 4 * width or rows.dtype != self.queries.dtype:  # the rows come from memory, the products are in a cache
+        if n > 4 * width or rows.dtype != self.queries.dtype:  # rows are read from memory, products stay in the cache
             for part in row_chunks(len(rows), BLOCK_ROWS):
                 block = torch.mul(rows[part], scale[part, None], out=self.block[: len(rows[part])])
                 torch.mm(self.queries, block.mT, out=products[:, part])
@@ -113,17 +113,17 @@ class _Products:
         return products if offsets is None else products.sub_(offsets)
 
     def _multiply_rows(self, rows: Tensor, products: Tensor) -> None:
-        """Compute one inner product after the other, which for few queries takes half the time of a matrix product."""
+        """Compute inner products one by one; for few queries this takes half the time of a matrix product."""
         factors, matrix, out = self.queries.numpy(), rows.numpy(), products.numpy()
         for part in row_chunks(len(rows), BLOCK_ROWS):
             np.matmul(matrix[part, None, :], factors[:, None, :, None], out=out[:, part, None, None])
 
 
 class _Largest:
-    """The k largest products of every query, out of blocks of products ``(n, rows)``.
+    """Accumulate the k largest products of every query from blocks of products ``(n, rows)``.
 
-    A product matters only above the floor of its query, a value that k others are known to reach. Few do: of a bank
-    in random order about ``k log(rows / k)``. They are appended to a table, whose k-th largest value is the next floor.
+    A product matters only above the floor of its query, a value that k others are known to reach. With a bank in random
+    order these are about ``k log(rows / k)``. They are appended to a table, whose k-th largest value is the next floor.
     """
 
     def __init__(self, queries: Tensor, rows: int, k: int) -> None:
@@ -137,7 +137,7 @@ class _Largest:
         self.update_at = 0
 
     def add(self, block: Tensor, start: int) -> None:
-        """Add the products with the rows of the bank from ``start`` on; the first block has at least k."""
+        """Add the products with rows of the bank starting at ``start``; the first block has at least k."""
         if start == 0 or not self._append(block, start):
             self._raise_floor(block)
             if not self._append(block, start):
@@ -153,10 +153,10 @@ class _Largest:
         return values, torch.from_numpy(self.rows).gather(1, order)
 
     def _append(self, block: Tensor, start: int) -> bool:
-        """Append all products above the floor, unless a query has too many for the table."""
+        """Append all products above the floor; return False if a query has too many for the table."""
         n, places = self.values.shape
         products = block.numpy()
-        # By torch, in several threads: a thread that has nothing to do is late for the next matrix product.
+        # With torch, in several threads: idle threads are late for the next matrix product.
         marks = torch.gt(block, torch.from_numpy(self.floor), out=self.above[: block.numel()].view(block.shape))
         above = np.flatnonzero(marks.numpy())
         query = above // block.shape[1]
@@ -165,7 +165,7 @@ class _Largest:
             return False
         if (self.used + counts).max() > places:
             self._compact()
-        # Candidates are in the order of their queries: number them within each query, from its first free place on.
+        # Candidates are sorted by query: number them within each query, starting at its first free slot.
         first_free = np.arange(0, n * places, places) + self.used
         place = (first_free - counts.cumsum() + counts)[query] + np.arange(len(query))
         self.values.reshape(-1)[place] = products.reshape(-1)[above]
@@ -176,7 +176,7 @@ class _Largest:
     def _raise_floor(self, block: Tensor) -> None:
         """Raise the floor to just below a value that k products of this block reach."""
         groups = block.shape[1] // GROUP
-        if groups >= self.k:  # the k-th largest maximum of groups
+        if groups >= self.k:  # use the k-th largest maximum over groups
             reached = block[:, : groups * GROUP].view(-1, GROUP, groups).amax(dim=1).numpy()
         else:
             reached = block.numpy()
@@ -186,7 +186,7 @@ class _Largest:
             self.floor = np.maximum(self.floor, np.nextafter(kth, -np.inf, dtype=kth.dtype))
 
     def _merge(self, block: Tensor, start: int) -> None:
-        """Append the k largest products of a block in which too many are equal."""
+        """Append the k largest products of a block with too many candidates, because many are equal."""
         self._compact()
         values, columns = block.topk(min(self.k, block.shape[1]))
         end = self.k + values.shape[1]
@@ -213,11 +213,11 @@ class _Largest:
 def kth_distance(queries: Tensor, bank: Tensor, scale: Tensor, k: int) -> Tensor:
     r"""Return the squared distance to the k-th nearest row of a bank of directions, ``(n,)``.
 
-    The neighbour is found by products, for ``|q - b|^2 = |q|^2 - 2 (q . b - |b|^2 / 2)``, and its distance is taken
-    from differences, which do not cancel.
+    The neighbour is found by products, because ``|q - b|^2 = |q|^2 - 2 (q . b - |b|^2 / 2)``, and its distance is
+    computed from differences, which do not cancel.
     """
     unit = scale > 0
-    # Among rows of length 1 the offset is the same for all, and the order does not need it.
+    # If all rows have length 1, the offset is the same for all and does not change the order.
     plain = not torch.compiler.is_compiling() and bool(unit.all())
     rows = largest_products(queries, bank, k, scale, None if plain else unit.to(scale.dtype) / 2)[1][:, -1]
     return (queries - _scaled(bank[rows], scale[rows])).square().sum(dim=-1)
@@ -226,7 +226,7 @@ def kth_distance(queries: Tensor, bank: Tensor, scale: Tensor, k: int) -> Tensor
 def relation_sums(
     queries: Tensor, probs: Tensor, bank: Tensor, scale: Tensor, bank_probs: Tensor, power: float, threshold: float
 ) -> Tensor:
-    """Return the sum over a bank of ``(q . b)(p . p_b)`` to a power, of those above a threshold from 0 on, ``(n,)``."""
+    """Sum powers of ``(q . b)(p . p_b)`` over a bank, where they exceed a non-negative threshold: ``(n,)``."""
     sums = queries.new_zeros(queries.shape[0])
     for part in row_chunks(len(bank), _chunk_rows(queries, len(bank), 1)):
         products = (queries @ _scaled(bank[part], scale[part]).mT) * (probs @ bank_probs[part].mT)
@@ -235,21 +235,21 @@ def relation_sums(
 
 
 def group_copies(*features: Tensor) -> list[Tensor]:
-    """Return, for each matrix of features ``(n, d)``, the group ``(n,)`` of each row: copies have the same one.
+    """Group duplicate rows: return the group ``(n,)`` of each row of each matrix of features ``(n, d)``.
 
-    A copy is a row that differs from another one by rounding only: by about ``SAME`` of its length. Groups are numbered
-    by their first row, over all matrices one after the other. Distances are those between random projections, which
-    keep them up to a factor of about two.
+    Duplicates differ by rounding only: by about ``SAME`` of their length. A group is numbered by its first row in the
+    concatenation of all matrices. Distances are those between random projections, which preserve them up to a factor
+    of about two.
     """
     points = np.concatenate([_projections(matrix) for matrix in features])
     _, first, inverse = np.unique(points.round(EQUAL_DIGITS), axis=0, return_index=True, return_inverse=True)
     group = first[inverse.reshape(-1)]
-    for slack in (20.0, 0.0):  # any near row first: the nearest of thousands of copies takes long to find
+    for slack in (20.0, 0.0):  # approximate neighbours first: the nearest of thousands of duplicates is slow to find
         while True:
             rows, places = np.unique(group, return_inverse=True)
             own, (_, nearest) = np.arange(len(rows)), cKDTree(points[rows]).query(points[rows], 2, slack, 2, SAME)
             other = np.where(nearest[:, 0] == own, nearest[:, 1], nearest[:, 0])
-            near = other < len(rows)  # there is one so near
+            near = other < len(rows)  # the tree returns len(rows) where no row is within SAME
             if not near.any():
                 break
             graph = coo_matrix((near[near], (own[near], other[near])), shape=(len(rows), len(rows)))
@@ -259,7 +259,7 @@ def group_copies(*features: Tensor) -> list[Tensor]:
 
 
 def _projections(features: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return rows ``(n, p + 1)`` whose distances are about those of the features, relative to their length."""
+    """Return projections ``(n, p + 1)`` whose distances approximate those of the features, relative to their length."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(features.shape[1], PROJECTIONS, generator=generator, dtype=torch.float64)
     directions = directions.to(features.device) / PROJECTIONS**0.5

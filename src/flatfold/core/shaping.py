@@ -1,4 +1,4 @@
-"""Functions from features to features that are applied before a score: ASH-B, SCALE, caps, partial normalisation."""
+"""Transformations of features applied before a score: ASH-B, SCALE, caps, partial normalisation."""
 
 from numbers import Real
 
@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import MethodRefusedError
 from .hessian import widen
-from .validation import MethodRefused
 
-FEW_CLASSES = 32  # up to which the steps of a softmax are faster one by one
-SMALLEST_DIVISOR = 1e-7  # of scores that are divided by a norm; the authors' AutoFold uses the same
+FEW_CLASSES = 32  # up to this number the separate steps of a softmax are faster
+SMALLEST_DIVISOR = 1e-7  # lower bound of norms that scores are divided by, as in the authors' AutoFold
 
 
 def row_norms(h: Tensor) -> Tensor:
@@ -34,15 +34,15 @@ def partially_normalised_probs(
 
     .. math:: p = \operatorname{softmax}(W h / \|h\|^\alpha + b)
 
-    Unless the head is very large, logits are kept in float64 until the probabilities are computed (:func:`widen`).
-    ``logits``, ``W h + b``, save the matrix product where they have that type.
+    Unless the head is very large, logits stay in float64 until the probabilities are computed (:func:`widen`).
+    Passing ``logits``, ``W h + b``, saves the matrix product if they have that type.
     """
     projected, norms = project(h, weight, bias, logits)
     return softmax(rescaled_logits(projected, norms**alpha, bias)).to(h.dtype)
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Return the class probabilities of logits ``(n, c)``, for few classes in half of the time that torch takes."""
+    """Return the class probabilities of logits ``(n, c)``; for few classes twice as fast as torch."""
     if torch.compiler.is_compiling() or logits.requires_grad or not 1 < logits.shape[-1] <= FEW_CLASSES:
         return logits.softmax(dim=-1)
     probs = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
@@ -50,9 +50,9 @@ def softmax(logits: Tensor) -> Tensor:
 
 
 def project(h: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return ``W h`` as ``(n, c)`` and ``|h|`` as ``(n, 1)``: all that the probabilities at any exponent need.
+    """Return ``W h`` as ``(n, c)`` and ``|h|`` as ``(n, 1)``, from which probabilities follow at any exponent.
 
-    ``logits``, ``W h + b``, save the matrix product where they have the type of the result.
+    Passing ``logits``, ``W h + b``, saves the matrix product if they have the type of the result.
     """
     wide_weight, wide_h = widen(weight, h)
     if logits is None or logits.dtype != wide_h.dtype:
@@ -69,7 +69,7 @@ def rescaled_logits(projected: Tensor, scale: Tensor, bias: Tensor | None) -> Te
 
 
 def split_norm(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the norm ``(n, 1)`` and the direction ``(n, d)`` of each row, also where squares would overflow."""
+    """Return the norm ``(n, 1)`` and the direction ``(n, d)`` of each row, without overflow of squares."""
     largest = h.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
     scaled = h / largest
     norms = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
@@ -77,7 +77,7 @@ def split_norm(h: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cap_norms(h: Tensor, longest: float | Tensor) -> Tensor:
-    r"""Return features ``(n, d)`` scaled down to a given norm; shorter rows stay as they are, to the last bit.
+    r"""Return features ``(n, d)`` scaled down to a given norm; shorter rows are returned bit for bit.
 
     .. math:: h' = h \cdot \min(1, c / \|h\|)
     """
@@ -93,7 +93,7 @@ def percentile_threshold(features: Tensor, percentile: float) -> float:
 
 def percentiles(features: Tensor, shares: tuple[float, ...]) -> list[float]:
     """Return percentiles of all entries of ``features``, linearly interpolated."""
-    # numpy, because torch.quantile refuses more than 16 million entries
+    # numpy, because torch.quantile rejects more than 16 million entries
     return [float(value) for value in np.percentile(features.detach().cpu().numpy(), shares)]
 
 
@@ -129,7 +129,7 @@ def scale(h: Tensor, percentile: float) -> Tensor:
 
 def scale_ratio(h: Tensor, largest: Tensor) -> Tensor:
     """Return SCALE's r ``(n, 1)`` of features ``(n, d)``, given the sum of the largest entries of each row."""
-    return total_over(h, largest).clamp_max(60.0)  # flat features make r large, and float32 ends at e^88
+    return total_over(h, largest).clamp_max(60.0)  # flat features make r large, and e^88 overflows float32
 
 
 def total_over(h: Tensor, largest: Tensor) -> Tensor:
@@ -143,23 +143,27 @@ def largest_sum(h: Tensor, k: int) -> Tensor:
 
 
 def kept_entries(width: int, percentile: float) -> int:
-    """Return how many of ``width`` entries are above a percentile, rounded to even as in OpenOOD."""
+    """Return the number of ``width`` entries above a percentile, rounded to even as in OpenOOD."""
     check_percentile(percentile)
     k = width - round(width * percentile / 100)
     if k < 1:
-        raise MethodRefused(f"percentile {percentile:g} leaves none of {width} features. Use a smaller percentile.")
+        raise MethodRefusedError(
+            f"percentile {percentile:g} leaves none of {width} features. Use a smaller percentile."
+        )
     return k
 
 
 def check_percentile(percentile: float, name: str = "percentile") -> None:
-    """Raise unless ``percentile`` is between 0 and 100; a share such as 0.9 is refused."""
+    """Raise unless ``percentile`` is between 0 and 100; a fraction such as 0.9 is rejected."""
     if not isinstance(percentile, Real) or not 0 <= percentile < 100 or 0 < percentile < 1:
-        raise MethodRefused(
-            f"{name} must be 0, or at least 1 and below 100, got {percentile!r}. It is in percent: 90 is customary."
+        raise MethodRefusedError(
+            f"{name} must be 0, or at least 1 and below 100, got {percentile!r}. Use percent: 90 is customary."
         )
 
 
 def check_alpha(alpha: float) -> None:
     """Raise unless ``alpha`` is between 0 and 1."""
     if not isinstance(alpha, Real) or not 0 <= alpha <= 1:
-        raise MethodRefused(f"alpha must be a number between 0 (no normalisation) and 1 (unit sphere), got {alpha!r}.")
+        raise MethodRefusedError(
+            f"alpha must be a number between 0 (no normalisation) and 1 (unit sphere), got {alpha!r}."
+        )

@@ -10,9 +10,9 @@ With features h, their norm r, their direction u = h / r, logits z = W h + b and
         p = \operatorname{softmax}\big(W h \min(1, c / r) / T + b\big) \\
     \text{doubt} &= \log (1 - \max_j \operatorname{softmax}(z)_j)
 
-Each is higher for more out-of-distribution, and each is blind to something that another one sees: margin and curvature
-trust long features, direction knows nothing of the decision, length only finds what is too short or too long. Doubt,
-which orders inputs as MSP does, needs no data: it stands in for direction and length where classes have few samples.
+Each is higher for more out-of-distribution inputs, and each misses cases that another one detects: margin and curvature
+are low for long features, direction ignores the decision, length detects only unusual norms. Doubt, which ranks inputs
+as MSP does, needs no data: it replaces direction and length where classes have few samples.
 """
 
 import warnings
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ..errors import MethodRefusedError
 from .bank import FeatureBank, Head
 from .class_statistics import (
     Gaussian,
@@ -33,15 +34,14 @@ from .class_statistics import (
 )
 from .hessian import as_double, distances_from, log_hessian_trace, widen
 from .shaping import SMALLEST_DIVISOR, percentile_threshold, split_norm
-from .validation import MethodRefused
 
 CURVATURE = "curvature"
-BLOCK = 512  # columns of a whitening at once
+BLOCK = 512  # columns of a whitening multiplied at once
 SIGNS = ("direction", "length", "margin", CURVATURE, "doubt")
 
 
 class Signs(NamedTuple):
-    """What the signs learn from ID features and the head."""
+    """Parameters of the signs, learnt from ID features and the head."""
 
     centre: Tensor
     """``(d,)``, mean direction; with ``whitening`` and ``means`` the :class:`Gaussian` of directions."""
@@ -52,25 +52,25 @@ class Signs(NamedTuple):
     squares: Tensor
     """``(c,)``, their squared norms."""
     lengths: Tensor
-    """``(c,)``, the usual log norm of features that are predicted as each class."""
+    """``(c,)``, the usual log norm of features predicted as each class."""
     mean: Tensor
     """``(d,)``, mean of the features."""
     longest: Tensor
-    """``()``, median norm: the curvature is taken at features no longer than this."""
+    """``()``, median norm: the curvature is computed at features capped to this norm."""
     temperature: Tensor
-    """``()``, the likeliest one at such features."""
+    """``()``, the likeliest temperature at such features."""
 
 
 def labels_or_predictions(bank: FeatureBank, head: Head) -> Tensor:
-    """Return the labels of a bank, or with a warning the classes that the head predicts."""
+    """Return the labels of a bank; if it has none, warn and return the predicted classes."""
     if bank.labels is not None:
         return bank.labels
-    warnings.warn("this data has no labels, so the classes that the network predicts take their place.", stacklevel=5)
+    warnings.warn("this data has no labels; the predicted classes are used instead.", stacklevel=5)
     return head.predict(bank.features)
 
 
 def fit_signs(features: Tensor, labels: Tensor, head: Head) -> Signs:
-    """Learn all signs from ID features ``(n, d)`` with a label each, in float64."""
+    """Fit all signs to labelled ID features ``(n, d)``, in float64."""
     h, weight = as_double(features), as_double(head.weight)
     labels = labels.to(h.device)
     bias = None if head.bias is None else as_double(head.bias)
@@ -94,8 +94,8 @@ def measure_signs(
 ) -> Tensor:
     """Return the signs of each row of features as ``(n, 5)``, given ``class_distances(weight)`` or None.
 
-    Logits are computed in float64 unless the head is large (:func:`widen`); ``logits`` save the product if they have
-    that type. Directions are computed in the type of the whitening.
+    Logits are computed in float64 unless the head is large (:func:`widen`); passing ``logits`` of that type saves the
+    product. Directions are computed in the type of the whitening.
     """
     wide_weight, wide = widen(weight, h)
     if logits is None or logits.dtype != wide.dtype:
@@ -116,7 +116,7 @@ def measure_signs(
 
 
 def tempered_logits(projected: Tensor, norms: Tensor, signs: Signs, bias: Tensor | None) -> Tensor:
-    """Return the logits at features no longer than usual and at the likeliest temperature, given ``W h``."""
+    """Return the logits at features capped to the usual norm and at the likeliest temperature, given ``W h``."""
     tempered = projected * ((signs.longest / norms).clamp_max(1.0) / signs.temperature)
     return tempered if bias is None else tempered + bias
 
@@ -133,10 +133,10 @@ def direction(units: Tensor, centre: Tensor, whitening: Tensor, means: Tensor, s
 def fit_directions(h: Tensor, labels: Tensor, weight: Tensor) -> Gaussian:
     r"""Fit the Gaussian of directions: empirical-Bayes means, Ledoit-Wolf covariance.
 
-    Class means are drawn (:func:`shrunk_class_means`) towards the directions of the head,
+    Class means are shrunk (:func:`shrunk_class_means`) towards the directions of the head,
     :math:`a_k = g + \kappa (w_k - \bar w)`, with g the mean of all directions and :math:`\kappa` the least-squares
-    slope; a class without a sample gets its anchor. The covariance is that of residuals from means that do not contain
-    the sample itself: :math:`(u - m_y) \sqrt{(n_y + \nu) / (n_y - 1 + \nu)}`.
+    slope; the mean of a class without samples is its anchor. The covariance is that of residuals from leave-one-out
+    means: :math:`(u - m_y) \sqrt{(n_y + \nu) / (n_y - 1 + \nu)}`.
     """
     u = split_norm(h)[1]
     classes, plain = class_means(u, labels)
@@ -168,9 +168,9 @@ def whitening_of_shrunk(covariance: Tensor) -> Tensor:
     """Return ``A`` with ``A A'`` the inverse of a covariance of full rank, by its Cholesky factor."""
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if int(failed):
-        raise MethodRefused(
+        raise MethodRefusedError(
             "directions of features must vary within a class, but these do not. "
-            "Give more than one sample per class, and check the features of the bank."
+            "Pass more than one sample per class, and check the features of the bank."
         )
     identity = torch.eye(len(factor)).to(factor)
     whitening: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False).mT.contiguous()
@@ -178,21 +178,21 @@ def whitening_of_shrunk(covariance: Tensor) -> Tensor:
 
 
 def length(norms: Tensor, predicted: Tensor, lengths: Tensor) -> Tensor:
-    """Return the squared deviation of log norms ``(n, 1)`` from what is usual for the predicted class, ``(n,)``."""
+    """Return the squared deviation of log norms ``(n, 1)`` from the usual one of the predicted class, ``(n,)``."""
     return (norms.log().squeeze(-1) - lengths[predicted]).square()
 
 
 def fit_lengths(norms: Tensor, predicted: Tensor, n_classes: int) -> Tensor:
-    """Return the usual log norm of features predicted as each class, ``(c,)``, drawn towards that of all features."""
+    """Return the mean log norm of features predicted as each class, ``(c,)``, shrunk towards that of all features."""
     log_norms = norms.log()
     anchors = log_norms.mean(dim=0).expand(n_classes, 1)
     return shrunk_class_means(log_norms, predicted, anchors)[0].squeeze(-1)
 
 
 def margin(offset: Tensor, logits: Tensor, weight: Tensor, distances: Tensor | None) -> Tensor:
-    """Return minus the distances to the decision boundaries, over the norm of ``offset`` ``(n, d)`` (fDBD), ``(n,)``.
+    """Return minus the sum of distances to the decision boundaries over the norm of ``offset`` (fDBD), ``(n,)``.
 
-    The offset is that of the features from their mean.
+    The offset ``(n, d)`` is that of the features from their mean.
     """
     best, predicted = logits.max(dim=-1, keepdim=True)
     gaps = distances_from(predicted.squeeze(-1), weight, distances).sqrt()
@@ -201,9 +201,9 @@ def margin(offset: Tensor, logits: Tensor, weight: Tensor, distances: Tensor | N
 
 
 def doubt(logits: Tensor, predicted: Tensor) -> Tensor:
-    """Return the log of the probability that the prediction is wrong according to the network itself, ``(n,)``.
+    """Return the log of the network's own probability that its prediction is wrong, ``(n,)``.
 
-    From the other logits alone, so that nothing cancels where the network is sure.
+    It is computed from the other logits, so that nothing cancels where the network is confident.
     """
     best = predicted.unsqueeze(-1)
     others = logits.scatter(-1, best, -torch.inf).logsumexp(dim=-1)

@@ -1,8 +1,8 @@
-"""Checks of arguments, and the exceptions that callers may catch by name."""
+"""Validation of arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from math import isfinite
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import MethodRefusedError
 from .hessian import row_chunks
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ def check_finite(values: Tensor, name: str, first: int = 0) -> None:
     """Raise if ``values`` holds a NaN or an infinity, and name the first row that does, counted from ``first``."""
     for part in row_chunks(len(values)):
         if isfinite(values[part].detach().sum().item()):
-            continue  # one pass: a sum with such an entry is not finite, and a finite sum only overflows rarely
+            continue  # one pass: a sum with a non-finite entry is not finite, and finite entries rarely overflow
         finite = values[part].isfinite()
         if not finite.all():
             row = first + part.start + int((~finite).flatten(1).any(dim=1).nonzero()[0])
             raise ValueError(
                 f"{name} must be finite, but row {row} has a NaN or infinite entry. "
-                "Check that input and the model's weights; rows are not dropped automatically."
+                "Check this input and the model's weights; rows are not dropped automatically."
             )
 
 
@@ -72,7 +73,7 @@ def check_scores(scores: Tensor, n: int, who: str) -> None:
 def check_labels(labels: Tensor, n: int) -> None:
     """Raise unless ``labels`` are ``n`` non-negative class indices in int64."""
     if labels.dtype != torch.int64:
-        raise TypeError(f"labels must be whole class indices, got {labels.dtype}. Turn one-hot rows with .argmax(1).")
+        raise TypeError(f"labels must be integer class indices, got {labels.dtype}. Convert one-hot with .argmax(1).")
     if labels.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), one per feature row, got {tuple(labels.shape)}.")
     if n and int(labels.min()) < 0:
@@ -92,7 +93,7 @@ def check_width(h: Tensor, weight: Tensor) -> None:
 
 
 def check_features(h: Tensor, weight: Tensor) -> None:
-    """Raise unless features ``h`` fit a head of this ``weight``; values are not checked while a graph is traced."""
+    """Raise unless features ``h`` match a head's ``weight``; values are not checked while a graph is traced."""
     if not isinstance(h, Tensor):
         raise TypeError(
             f"features must be a torch tensor, not {type(h).__name__}. Use bank.features, or torch.as_tensor(array)."
@@ -119,7 +120,7 @@ def check_fit(bank: FeatureBank, head: Head) -> None:
     if bank.features.dtype != head.weight.dtype:
         raise TypeError(
             f"the bank is {bank.features.dtype} but the head is {head.weight.dtype}. "
-            "Bring both to one type, float32 or float64."
+            "Convert both to the same type, float32 or float64."
         )
     if bank.labels is not None and int(bank.labels.max()) >= head.n_classes:
         raise ValueError(
@@ -129,10 +130,10 @@ def check_fit(bank: FeatureBank, head: Head) -> None:
 
 
 def require_labels(bank: FeatureBank, who: str) -> Tensor:
-    """Return the labels of ``bank``; raise if the method ``who`` needs them and there are none."""
+    """Return the labels of ``bank``; raise if it has none, naming the method ``who`` that needs them."""
     if bank.labels is None:
-        raise MethodRefused(
-            f"{who} needs the class labels of the samples. Give FeatureBank(features, labels), or batches (x, y)."
+        raise MethodRefusedError(
+            f"{who} needs the class labels of the samples. Pass FeatureBank(features, labels), or batches (x, y)."
         )
     return bank.labels
 
@@ -140,48 +141,33 @@ def require_labels(bank: FeatureBank, who: str) -> Tensor:
 def check_not_negative(h: Tensor, who: str) -> None:
     """Raise if a feature is negative; not checked while a graph is traced."""
     if not torch.compiler.is_compiling() and h.numel() and float(h.amin()) < 0:
-        raise MethodRefused(
+        raise MethodRefusedError(
             f"{who} needs non-negative activations, but the smallest is {float(h.amin()):.3g}. "
-            "Take the features after a ReLU, or use another method."
+            "Use features after a ReLU, or another method."
         )
 
 
 def check_choice(name: str, value: object, choices: Collection[str | bool | None]) -> None:
     """Raise unless an argument is one of the allowed values."""
     if not any(isinstance(value, type(choice)) and value == choice for choice in choices):  # 1 is not True
-        raise MethodRefused(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+        raise MethodRefusedError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
 def check_above_zero(name: str, value: float, customary: str, or_zero: bool = False) -> None:
     """Raise unless a hyper-parameter is above 0, or 0 where that is allowed."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not 0 <= value < float("inf") or (value == 0 and not or_zero):
-        limit = "from 0 on" if or_zero else "above 0"
-        raise MethodRefused(f"{name} must be a finite number {limit}, got {value!r}. {customary} is customary.")
+        limit = "of at least 0" if or_zero else "above 0"
+        raise MethodRefusedError(f"{name} must be a finite number {limit}, got {value!r}. {customary} is customary.")
 
 
 def check_count(name: str, value: int, most: int | None = None, of: str = "") -> None:
-    """Raise unless a hyper-parameter is a whole number from 1 on, and at most ``most``, the number of ``of``."""
+    """Raise unless a hyper-parameter is a positive integer, and at most ``most``, the number of ``of``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-        limit = "1 on" if most is None else f"1 to {most}, the number of {of}"
-        raise MethodRefused(f"{name} must be a whole number from {limit}, got {value!r}.")
+        limit = "of at least 1" if most is None else f"from 1 to {most}, the number of {of}"
+        raise MethodRefusedError(f"{name} must be a whole number {limit}, got {value!r}.")
 
 
-class MethodRefused(ValueError):  # noqa: N818
-    """A method does not apply to this data, or not with these hyper-parameters; a benchmark leaves it out."""
-
-
-class NotFittedError(RuntimeError):
-    """A detector was asked for scores before it was fitted."""
-
-
-class UnsupportedHead(ValueError):  # noqa: N818
-    """The model's logits do not come from one linear layer that flatfold can find."""
-
-
-class UnreadableImage(ValueError):  # noqa: N818
-    """A file could not be decoded as an image."""
-
-
-class TooManyPixels(UnreadableImage):
-    """An image has more pixels, or goes through them more often, than the limits allow; it was not decoded."""
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names and the number of others: a network has hundreds of weights."""
+    return (", ".join(names[:most]) or "none") + (f" and {len(names) - most} more" if len(names) > most else "")

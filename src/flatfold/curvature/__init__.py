@@ -1,6 +1,7 @@
 """Curvature of a network's loss over its parameters, its features and its logits.
 
-Over parameters the functions take a model and batches, over features and logits the class weights and logits.
+Functions over parameters take a model and batches; functions over features and logits take class weights and logits.
+Results are exact where possible; every estimate comes with a standard error or a bound.
 """
 
 from .eigenvalues import param_lambda_max, param_spectrum

@@ -1,4 +1,4 @@
-"""The largest eigenvalue and the spectrum of a network's curvature over its parameters."""
+"""Largest eigenvalue and spectrum of a network's curvature over its parameters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch import nn
 
+from ..errors import NoDerivativeError
 from .estimate import Estimate, Level, Loss, Matrix, Spectrum
 from .exact import ggn_eigenvalues
 from .lanczos import Largest, lanczos_quadrature, largest
-from .operators import NoDerivative, Operator, batch_operator, curvature_along, mean_operator
+from .operators import Operator, batch_operator, curvature_along, mean_operator
 from .problem import open_problem, single_inputs
 
 LANCZOS = "Lanczos"
@@ -34,13 +35,13 @@ def param_lambda_max(
     """Return the largest eigenvalue of the curvature of the mean loss, or of the loss of each single input.
 
     It is the algebraically largest: a Hessian may have negative ones. Lanczos' method with full reorthogonalisation
-    needs some ten products, and bounds its error. For single inputs the Gauss-Newton matrix has a rank below the number
-    of classes, and is solved exactly.
+    needs about ten products, and bounds its error. For single inputs the Gauss-Newton matrix has a rank below the
+    number of classes, and is solved exactly.
 
     Args:
         model: Returns logits; batch normalisation must be in evaluation mode.
         batches: Any iterable of inputs, or of pairs of inputs and labels. For a data set it is read once per product,
-            and must give the same inputs each time.
+            and must yield the same inputs each time.
         level: ``"dataset"`` for one number, ``"sample"`` for one per input.
         matrix: ``"hessian"`` or ``"ggn"``.
         loss: As in :func:`~flatfold.curvature.param_trace`.
@@ -48,11 +49,11 @@ def param_lambda_max(
         max_matvecs: Largest number of products with the matrix.
         params: As in :func:`~flatfold.curvature.param_trace`.
         seed: Seed of the start vector.
-        device: Where to run; by default where the model is.
+        device: Device to run on; by default that of the model.
 
     Returns:
-        The eigenvalue; an eigenvalue is within ``stderr``, the norm of the residual. ``method`` says so if the products
-        did not suffice. For a data set, ``shares`` are the curvatures of its inputs along the eigenvector.
+        The eigenvalue; an exact eigenvalue is within ``stderr``, the norm of the residual. ``method`` states if the
+        limit of products was reached. For a data set, ``shares`` are the inputs' curvatures along the eigenvector.
     """
     if not rtol > 0 or max_matvecs < 1:
         raise ValueError(f"rtol must be above 0 and max_matvecs at least 1, got {rtol} and {max_matvecs}.")
@@ -67,7 +68,7 @@ def param_lambda_max(
             estimate = problem.estimate(found.value, found.bound, method, found.products, seed)
             try:
                 return replace(estimate, shares=curvature_along(problem, found.vector))
-            except NoDerivative:  # the products needed one less
+            except NoDerivativeError:  # this needs one derivative more than the products
                 return estimate
         each = problem.each("largest eigenvalues")
         if matrix == "ggn":
@@ -121,7 +122,7 @@ def param_spectrum(
 ) -> Spectrum | list[Spectrum]:
     """Return the distribution of all eigenvalues, by stochastic Lanczos quadrature.
 
-    Each probe gives one distribution; their spread is the band of the density. More probes help more than more steps.
+    Each probe yields one distribution; their spread is the band of the density. More probes help more than more steps.
 
     Args:
         model: As in :func:`param_lambda_max`.
@@ -130,10 +131,10 @@ def param_spectrum(
         matrix: ``"hessian"`` or ``"ggn"``.
         loss: As in :func:`~flatfold.curvature.param_trace`.
         steps: Products per probe.
-        probes: Random vectors to start from; all take their steps together.
+        probes: Number of random start vectors; all advance together.
         params: As in :func:`~flatfold.curvature.param_trace`.
         seed: Seed of the probes.
-        device: Where to run; by default where the model is.
+        device: Device to run on; by default that of the model.
     """
     if steps < 1 or probes < 1:
         raise ValueError(f"steps and probes must be at least 1, got {steps} and {probes}.")

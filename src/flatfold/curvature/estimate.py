@@ -29,17 +29,17 @@ class Estimate:
     Attributes:
         value: A number for a data set, ``(n,)`` for single inputs.
         stderr: Its standard error, in the shape of ``value``; for an eigenvalue the residual of its Ritz vector, which
-            bounds its distance to an eigenvalue. None where the value is exact.
-        method: How it was computed.
+            bounds its distance to an eigenvalue. None if the value is exact.
+        method: The method of computation.
         matrix: ``"hessian"`` or ``"ggn"``.
         loss: ``"energy"``, ``"ce_pred"`` or ``"ce"``.
-        matvecs: Products of the matrix with a vector that each input took part in, the most where inputs differ; for
-            the exact trace, passes back through the network.
-        seed: Seed of the random vectors, None where there were none.
+        matvecs: Matrix-vector products per input, the maximum over inputs; for the exact trace, backward passes through
+            the network.
+        seed: Seed of the random vectors, None if none were used.
         rows: Number of inputs.
         shares: For the largest eigenvalue of a data set, the curvature of each input along its eigenvector, ``(n,)``.
-            Their mean is the eigenvalue, and the standard error of that mean its error over draws of the inputs, to
-            first order. None for all else, and where a step of the network has no third derivative.
+            Their mean is the eigenvalue, and the standard error of that mean is, to first order, its sampling error.
+            None for other statistics, and if a step of the network has no third derivative.
     """
 
     value: float | Tensor
@@ -60,10 +60,10 @@ class Estimate:
         return f"{self.value:.6g} {certain} ({what}, {self.rows} inputs)"
 
 
-# An eigenvalue at most this share of the largest counts as zero: products in float32 have errors up to 7e-7 of it.
+# An eigenvalue below this share of the largest counts as zero: products in float32 have errors up to 7e-7 of it.
 ZERO = 1e-6
-MARGIN = 5  # kernel widths that the grid goes beyond the ends: all but 6e-7 of the mass there
-PER_WIDTH = 4  # points of the grid in a kernel width
+MARGIN = 5  # kernel widths by which the grid extends beyond the ends: it covers all but 6e-7 of the mass
+PER_WIDTH = 4  # grid points per kernel width
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Density:
     """A smoothed spectrum.
 
     Attributes:
-        grid: Where it is evaluated, ``(g,)``.
-        mean: Density of the eigenvalues away from zero, ``(g,)``; together with ``atom`` it integrates to 1.
+        grid: Evaluation points, ``(g,)``.
+        mean: Density of the non-zero eigenvalues, ``(g,)``; together with ``atom`` it integrates to 1.
         lower, upper: A band of one standard error of the mean over the probes, ``(g,)``, never below 0; equal to
-            ``mean`` where exact, and for a single probe, whose error is not known.
+            ``mean`` if exact, and for a single probe, whose error is unknown.
         atom: Share of the eigenvalues that are zero.
-        width: Standard deviation of the kernel, 0 where every eigenvalue is zero.
+        width: Standard deviation of the kernel, 0 if every eigenvalue is zero.
     """
 
     grid: Tensor
@@ -89,13 +89,13 @@ class Density:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The spectrum of a curvature matrix, as masses at points.
+    """The spectrum of a curvature matrix, as a discrete distribution.
 
     Attributes:
-        nodes: Points, ``(probes, m)`` in float64; one row where the spectrum is exact.
-        weights: Share of all eigenvalues at each, ``(probes, m)``; a row sums to 1.
+        nodes: Points, ``(probes, m)`` in float64; one row if the spectrum is exact.
+        weights: Share of all eigenvalues at each point, ``(probes, m)``; a row sums to 1.
         size: Number of eigenvalues.
-        lambda_min, lambda_max: The ends.
+        lambda_min, lambda_max: The smallest and largest eigenvalue.
         method, matrix, loss, matvecs, seed, rows: As in :class:`~flatfold.curvature.Estimate`.
     """
 
@@ -124,7 +124,7 @@ class Spectrum:
 
     @property
     def exact(self) -> bool:
-        """Whether these are all the eigenvalues, and nothing was drawn at random."""
+        """Whether these are all eigenvalues, computed without random vectors."""
         return self.seed is None
 
     def density(self, grid: Tensor | None = None, width: float = 0.01) -> Density:
@@ -133,12 +133,12 @@ class Spectrum:
         .. math:: \rho(x) = \frac1k \sum_{j=1}^k \sum_l w_{jl}\, \varphi_\sigma(x - \theta_{jl}), \qquad
            \sigma = \text{width} \cdot \max |\lambda|
 
-        Nodes within 1e-6 of the largest absolute eigenvalue around zero are the ``atom`` and not in the density: most
-        eigenvalues of a network are there, and their peak would hide all others.
+        Nodes within 1e-6 times the largest absolute eigenvalue of zero form the ``atom`` and are excluded from the
+        density: most eigenvalues of a network are there, and their peak would hide all others.
 
         Args:
-            grid: Where to evaluate it, ``(g,)``. By default from the smallest to the largest eigenvalue and five kernel
-                widths beyond, four points to a width; the single point 0 where every eigenvalue is zero.
+            grid: Evaluation points, ``(g,)``. By default from the smallest to the largest eigenvalue and five kernel
+                widths beyond, with four points per width; the single point 0 if every eigenvalue is zero.
             width: Standard deviation of the kernel, relative to the spectrum.
 
         Example:
@@ -152,7 +152,7 @@ class Spectrum:
         scale = max(abs(self.lambda_min), abs(self.lambda_max), float(self.nodes.abs().max()))
         if grid is not None and (grid.ndim != 1 or len(grid) == 0 or not grid.isfinite().all()):
             raise ValueError(
-                f"grid must be a vector of finite points, got {tuple(grid.shape)}. Leave it out for one that fits."
+                f"grid must be a vector of finite points, got {tuple(grid.shape)}. Omit it for the default grid."
             )
         grid = self._grid(width * scale) if grid is None else grid.to(self.nodes)
         is_zero = self.nodes.abs() <= ZERO * scale
@@ -171,7 +171,7 @@ class Spectrum:
 
 def _smooth(nodes: Tensor, weights: Tensor, grid: Tensor, sigma: float) -> Tensor:
     """Return the density of each row at each point, ``(probes, g)``."""
-    if sigma == 0:  # nothing but zeros
+    if sigma == 0:  # all eigenvalues are zero
         return torch.zeros(len(nodes), len(grid), dtype=nodes.dtype, device=nodes.device)
     rows = []
     for points, masses in zip(nodes, weights, strict=True):

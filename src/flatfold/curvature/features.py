@@ -4,8 +4,8 @@ For a last layer ``z = W h + b`` with class probabilities ``p = softmax(z)`` the
 ``diag p - p p'`` in the logits and ``W' (diag p - p p') W`` in the features. Neither needs features or bias once the
 logits are known, and neither needs labels: the cross-entropy of any label has the same Hessians.
 
-All functions compute in float64 where digits could be lost and answer in the type of the logits. Eigenvalues are exact
-up to the rounding of that type, relative to the largest: pass ``logits.double()`` to see very small ones.
+All functions compute in float64 where digits could be lost and return the type of the logits. Eigenvalues are exact up
+to the rounding of that type, relative to the largest: pass ``logits.double()`` to resolve very small ones.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ def feature_trace(weight: Tensor, logits: Tensor) -> Tensor:
     """
     weight, logits = _check_pair(weight, logits)
     exact, probs = as_double(weight), as_double(logits).softmax(dim=-1)
-    # The distances of all pairs of classes take as long as the centred form of c inputs.
+    # The distances of all pairs of classes cost as much as the centred form of c inputs.
     if prefers_distances(*weight.shape) and len(logits) >= len(weight):
         return feature_hessian_trace(probs, class_distances(exact)).to(logits)
     return centred_hessian_trace(probs, exact).to(logits)
@@ -59,7 +59,7 @@ def feature_eigenvalues(weight: Tensor, logits: Tensor, k: int | None = None) ->
     Args:
         weight: Class weights of the last layer, ``(c, d)``.
         logits: ``(n, c)``, the bias included.
-        k: How many, all ``min(c, d)`` by default.
+        k: Number of eigenvalues, all ``min(c, d)`` by default.
 
     Returns:
         ``(n, min(k, c, d))``, largest first, never negative, in the dtype of ``logits``.
@@ -90,14 +90,14 @@ def feature_lambda_max(weight: Tensor, logits: Tensor) -> Tensor:
 
 
 def feature_spectrum(weight: Tensor, batches: Iterable[Tensor]) -> Spectrum:
-    """Return all eigenvalues of the mean over a data set of the Hessian in the features, exactly.
+    """Return all eigenvalues of the mean Hessian in the features over a data set, exactly.
 
     The trace of that mean is the mean of :func:`feature_trace`; its largest eigenvalue is not the mean of
     :func:`feature_lambda_max`, but at most that.
 
     Args:
         weight: Class weights of the last layer, ``(c, d)``.
-        batches: Logits, ``(n, c)`` each; how they are divided makes no difference.
+        batches: Logits, ``(n, c)`` each; the result does not depend on how they are split.
 
     Returns:
         Nodes in ascending order; the eigenvalues that are zero for every data set are one node.
@@ -108,17 +108,17 @@ def feature_spectrum(weight: Tensor, batches: Iterable[Tensor]) -> Spectrum:
 
 
 def feature_shares(weight: Tensor, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    r"""Return what each input adds to the largest eigenvalue and to the sum of squares of the mean Hessian's spectrum.
+    r"""Return each input's share of the largest eigenvalue and of the sum of squared eigenvalues of the mean Hessian.
 
     .. math:: v^\top H_i v \quad\text{and}\quad \operatorname{tr}(H H_i), \qquad H = \frac1n \sum_i H_i, \quad H v =
        \lambda_{\max} v
 
-    Their means are :math:`\lambda_{\max}` and :math:`\sum_j \lambda_j^2`. To first order these statistics change with
-    the inputs as their means do, the second one twice as much: the spread over the inputs is their standard error.
+    Their means are :math:`\lambda_{\max}` and :math:`\sum_j \lambda_j^2`. To first order these statistics vary with the
+    inputs like these means, the second one twice as much: their standard errors follow from the spread over the inputs.
 
     Args:
         weight: Class weights of the last layer, ``(c, d)``.
-        batches: Logits, ``(n, c)`` each; they are kept in memory.
+        batches: Logits, ``(n, c)`` each; they are held in memory.
 
     Returns:
         Two tensors ``(n,)`` in float64.
@@ -156,7 +156,7 @@ def logit_eigenvalues(logits: Tensor, k: int | None = None) -> Tensor:
 
     Args:
         logits: ``(n, c)``.
-        k: How many, all c by default, of which the last is zero.
+        k: Number of eigenvalues, all c by default, of which the last is zero.
 
     Returns:
         ``(n, min(k, c))``, largest first, never negative, in the dtype of ``logits``.
@@ -176,10 +176,10 @@ def logit_lambda_max(logits: Tensor) -> Tensor:
 
 
 def logit_spectrum(batches: Iterable[Tensor]) -> Spectrum:
-    """Return all eigenvalues of the mean over a data set of the Hessian in the logits, exactly.
+    """Return all eigenvalues of the mean Hessian in the logits over a data set, exactly.
 
     Args:
-        batches: Logits, ``(n, c)`` each; how they are divided makes no difference.
+        batches: Logits, ``(n, c)`` each; the result does not depend on how they are split.
 
     Returns:
         Nodes in ascending order, the first of them zero.
@@ -199,15 +199,15 @@ def _mean_hessian(batches: Iterable[Tensor], n_classes: int | None) -> MeanHessi
         mean = mean or MeanHessian(n_classes)
         mean.add(as_double(logits).softmax(dim=-1))
     if mean is None:
-        raise ValueError("batches must hold at least one batch of logits, got none. Was the data loader used up?")
+        raise ValueError("batches must contain at least one batch of logits, got none. Is the iterator exhausted?")
     return mean
 
 
 def _spectrum(values: Tensor, rows: int, n_classes: int, size: int) -> Spectrum:
-    """Return a spectrum of ``size`` eigenvalues, of which the largest are given and all others are zero."""
+    """Return a spectrum of ``size`` eigenvalues: the given largest ones, and zeros."""
     largest = values[: min(n_classes - 1, size)].flip(0)
     zeros = size - len(largest)
-    atom = largest.new_full((min(zeros, 1),), zeros)  # one node for all zeros, none where there is no zero
+    atom = largest.new_full((min(zeros, 1),), zeros)  # one node for all zeros, none without zeros
     nodes = torch.cat([torch.zeros_like(atom), largest])
     counts = torch.cat([atom, torch.ones_like(largest)])
     weights, ends = counts[None] / size, (float(nodes[0]), float(nodes[-1]))
@@ -215,7 +215,7 @@ def _spectrum(values: Tensor, rows: int, n_classes: int, size: int) -> Spectrum:
 
 
 def _probabilities(logits: Tensor) -> Tensor:
-    """Return the class probabilities in the type of the logits, as accurate as it can hold them."""
+    """Return the class probabilities in the type of the logits, to its full precision."""
     return as_double(logits).softmax(dim=-1).to(logits)
 
 
@@ -228,7 +228,7 @@ def _check_logits(logits: Tensor, n_classes: int | None = None, name: str = "log
     logits = as_matrix(logits, name)
     if logits.shape[1] < 2:
         raise ValueError(
-            f"{name} must have two columns or more, one per class, got one. "
+            f"{name} must have at least two columns, one per class, got one. "
             "For a binary model with one output use the two logits (0, z)."
         )
     if n_classes is not None and logits.shape[1] != n_classes:

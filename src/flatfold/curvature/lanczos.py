@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .operators import Operator, random_directions
 
-ROUNDING = 8  # units in the last place; two ways to compute a product of a network differ by up to some 6
+ROUNDING = 8  # units in the last place; two ways to compute a product of a network differ by up to about 6
 
 
 class Tridiagonal(NamedTuple):
@@ -18,9 +18,9 @@ class Tridiagonal(NamedTuple):
 
     Attributes:
         alpha: Diagonals of :math:`T_m`, ``(starts, m)`` in float64.
-        beta: The off-diagonals, and last :math:`\beta_m`, ``(starts, m)`` in float64; 0 from where a process ended.
-        scale: Largest length of a product with a vector of length 1 so far, ``(starts,)``: a lower bound of the norm.
-        basis: :math:`Q_m` and the vector after it, ``(starts, size)`` each.
+        beta: The off-diagonals, followed by :math:`\beta_m`, ``(starts, m)`` in float64; 0 after a process ended.
+        scale: Largest length of a product with a unit vector so far, ``(starts,)``: a lower bound of the norm.
+        basis: :math:`Q_m` and the next vector, ``(starts, size)`` each.
     """
 
     alpha: Tensor
@@ -30,9 +30,9 @@ class Tridiagonal(NamedTuple):
 
 
 class Largest(NamedTuple):
-    """The largest eigenvalue, as the Lanczos process approximates it."""
+    """Approximation of the largest eigenvalue by the Lanczos process."""
 
-    value: float  # the largest Ritz value, at most the largest eigenvalue, rounding aside
+    value: float  # the largest Ritz value, at most the largest eigenvalue, up to rounding
     bound: float  # length of its residual plus the rounding of the products: an eigenvalue is within this distance
     products: int
     converged: bool
@@ -42,10 +42,10 @@ class Largest(NamedTuple):
 def lanczos(operator: Operator, starts: Tensor, steps: int) -> Iterator[Tridiagonal]:
     """Yield the state after each of ``steps`` steps, for all start vectors ``(size, starts)`` of length 1 together.
 
-    Every new vector is made orthogonal to all before it, twice, so that no eigenvalue appears a second time. The
-    process of a start vector ends early where the vectors span an invariant subspace: the tridiagonal matrix then has
-    eigenvalues of the large one, exactly. Products are scaled to length 1 before anything is subtracted, so the scale
-    of the matrix does not matter. All vectors are kept, ``(starts, size)`` a step in the operator's type.
+    Every new vector is orthogonalised twice against all previous ones, so that no eigenvalue appears twice. The process
+    of a start vector ends early if the vectors span an invariant subspace: the eigenvalues of the tridiagonal matrix
+    are then exact eigenvalues of the operator. Products are scaled to length 1 before any subtraction, so the scale of
+    the matrix does not matter. All vectors are stored, ``(starts, size)`` per step in the operator's type.
     """
     basis = [starts.T.contiguous()]
     scale = torch.zeros(starts.shape[1], dtype=torch.float64, device=operator.device)
@@ -56,7 +56,7 @@ def lanczos(operator: Operator, starts: Tensor, steps: int) -> Iterator[Tridiago
         alphas.append(length * _dots(basis[-1], product))
         rest, share = _unit(_orthogonal(product, basis))
         beta = length * share
-        # What is left of a vector inside the span of the others is rounding.
+        # For a vector in the span of the others, the rest is rounding.
         goes_on = beta > rounding(operator) * scale
         betas.append(beta * goes_on)
         basis.append(rest * goes_on[:, None])
@@ -66,12 +66,12 @@ def lanczos(operator: Operator, starts: Tensor, steps: int) -> Iterator[Tridiago
 
 
 def largest(operator: Operator, rtol: float, max_matvecs: int, generator: torch.Generator) -> Largest:
-    r"""Find the algebraically largest eigenvalue, however negative others are.
+    r"""Compute the algebraically largest eigenvalue, however negative others are.
 
     .. math:: \min_\lambda |\lambda - \theta| \le \|A y - \theta y\| = \beta_m |s_m|
 
     for the largest eigenvalue :math:`\theta` of :math:`T_m` with eigenvector ``s`` and Ritz vector :math:`y = Q_m s`.
-    It stops when this residual is at most ``rtol`` of the value and the value has not moved more than that since the
+    It stops when this residual is at most ``rtol`` of the value and the value has not changed by more than that in the
     last step; or when the process ends, since the value is then exact.
     """
     before, previous, converged, noise = operator.products, float("-inf"), False, rounding(operator)
@@ -79,7 +79,7 @@ def largest(operator: Operator, rtol: float, max_matvecs: int, generator: torch.
         values, vectors = ritz(state, 0)
         value, residual = float(values[-1]), float(state.beta[0, -1] * vectors[-1, -1].abs())
         tolerance = max(rtol * abs(value), noise * float(state.scale[0]))
-        # A small residual alone may be accidental, where the share of an eigenvector in the start vector is tiny.
+        # A small residual alone may be accidental, if the component of an eigenvector in the start vector is tiny.
         settled = residual <= tolerance and value - previous <= tolerance
         converged = settled or float(state.beta[0, -1]) == 0
         if converged:
@@ -91,7 +91,7 @@ def largest(operator: Operator, rtol: float, max_matvecs: int, generator: torch.
 
 
 def ritz(state: Tridiagonal, start: int) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues ``(m,)``, smallest first, and eigenvectors ``(m, m)`` of the tridiagonal matrix of a start."""
+    """Return ascending eigenvalues ``(m,)`` and eigenvectors ``(m, m)`` of the tridiagonal matrix of a start vector."""
     ended = (state.beta[start] == 0).nonzero()
     m = int(ended[0]) + 1 if len(ended) else state.alpha.shape[1]
     off_diagonal = state.beta[start, : m - 1]
@@ -101,12 +101,12 @@ def ritz(state: Tridiagonal, start: int) -> tuple[Tensor, Tensor]:
 
 
 def rounding(operator: Operator) -> float:
-    """Return how much of a product is rounding, as a share of its length."""
+    """Return the rounding error of a product, relative to its length."""
     return ROUNDING * torch.finfo(operator.dtype).eps
 
 
 def _orthogonal(vectors: Tensor, basis: list[Tensor]) -> Tensor:
-    """Return ``vectors`` less their shares along the basis; the second round removes rounding of the first."""
+    """Orthogonalise ``vectors`` against the basis; the second pass removes rounding of the first."""
     for _ in range(2):
         for direction in basis:
             vectors = vectors - direction * _dots(direction, vectors)[:, None].to(vectors.dtype)
@@ -114,8 +114,8 @@ def _orthogonal(vectors: Tensor, basis: list[Tensor]) -> Tensor:
 
 
 def _unit(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``(starts, size)`` with rows of length 1, or 0 where there is nothing, and their lengths in float64."""
-    # By the largest entry first: squares of entries below 1e-23 are zero in float32.
+    """Return rows scaled to length 1, ``(starts, size)``, with zero rows unchanged, and their lengths in float64."""
+    # Divide by the largest entry first: squares of entries below 1e-23 underflow in float32.
     peak = vectors.abs().amax(dim=1).double()
     vectors = (vectors / peak.where(peak > 0, 1.0)[:, None]).to(vectors.dtype)
     length = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
@@ -136,8 +136,8 @@ def lanczos_quadrature(
 
     with nodes :math:`\theta_{jl}`, the eigenvalues of the j-th tridiagonal matrix, and weights, the squared first
     components of its eigenvectors: both ``(probes, m)``, in float64 on the CPU. All rules advance together, one product
-    with ``(size, probes)`` a step, and ``steps + 1`` such matrices are held in memory. A rule that has fewer nodes than
-    others repeats its last one with weight 0.
+    with ``(size, probes)`` per step, and ``steps + 1`` such matrices are held in memory. A rule with fewer nodes than
+    others is padded with its last node and weight 0.
     """
     for state in lanczos(operator, random_directions(operator, probes, generator), steps):
         final = state

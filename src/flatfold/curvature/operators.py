@@ -1,4 +1,4 @@
-"""Curvature matrices as linear operators: products with vectors, and random vectors to multiply them with."""
+"""Curvature matrices as linear operators: matrix-vector products and random vectors."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.forward import Batch
+from ..data.batch import Batch
+from ..errors import NoDerivativeError
 from .estimate import Loss, Matrix
 from .problem import Problem, logit_hessian_product, open_problem
 
-ASYMMETRY = 1e-2  # of an entry: far beyond what rounding leaves
-ROUNDING = 1e-5  # of the norm of the matrix: a part of any network may compute in float32
-
-
-class NoDerivative(ValueError):  # noqa: N818
-    """A step of the network cannot be differentiated as often as needed."""
+ASYMMETRY = 1e-2  # relative to an entry: far beyond rounding
+ROUNDING = 1e-5  # relative to the norm of the matrix: part of a network may compute in float32
 
 
 def is_about_derivatives(error: RuntimeError) -> bool:
-    """Tell whether an error of torch is about a missing derivative."""
+    """Return whether a torch error is about a missing derivative."""
     return "differentia" in str(error) or "derivative" in str(error)
 
 
 @dataclass
 class Operator:
-    """A symmetric matrix, given by ``apply``, which maps ``(size, k)`` to ``(size, k)``, one vector per column.
+    """A symmetric matrix defined by ``apply``, which maps ``(size, k)`` to ``(size, k)``, one vector per column.
 
     ``products`` counts the vectors multiplied so far.
     """
@@ -49,14 +46,14 @@ class Operator:
         self.products += vectors.shape[1]
         if not result.isfinite().all():
             raise ValueError(
-                "products with the curvature matrix must be finite, but one has a NaN or an infinite entry. "
+                "products with the curvature matrix must be finite, but one has a NaN or infinite entry. "
                 "Check the model's weights and inputs, or use float64."
             )
         self._check_symmetric(vectors, result)
         return result
 
     def _check_symmetric(self, vectors: Tensor, images: Tensor) -> None:
-        """Raise if ``u' A v`` and ``v' A u`` differ, for the last vector and one before it: it costs no product.
+        """Raise if ``u' A v`` and ``v' A u`` differ, for the last vector and an earlier one; this needs no product.
 
         In torch 2.13 the Hessian of a weight normalisation is not symmetric: its second derivative is wrong.
         """
@@ -72,18 +69,17 @@ class Operator:
         one, other = float(u @ v_image), float(v @ u_image)
         if abs(one - other) > ASYMMETRY * (abs(one) + abs(other) + usual) + ROUNDING * most:
             raise ValueError(
-                f"a curvature matrix must be symmetric, but this one has {one:.4g} and {other:.4g} for the same two "
-                "directions. Either torch has a wrong second derivative, as for weight_norm (remove the "
-                "parametrization first), or the curvature is only rounding, as in the energy of log-probabilities "
-                "(use loss='ce_pred')."
+                f"a curvature matrix must be symmetric, but u'Av = {one:.4g} and v'Au = {other:.4g} for two vectors u "
+                "and v. Either torch has a wrong second derivative, as for weight_norm (remove the parametrization "
+                "first), or the curvature is only rounding, as in the energy of log-probabilities (use loss='ce_pred')."
             )
 
 
 def random_directions(operator: Operator, columns: int, generator: torch.Generator) -> Tensor:
-    """Return vectors of length 1 in directions that are all equally likely, ``(size, columns)``.
+    """Return random vectors, uniformly distributed on the unit sphere, ``(size, columns)``.
 
-    They are drawn one after the other where the generator lives, so a seed gives the same ones on every device, and
-    however many are drawn at once.
+    They are drawn one by one on the device of the generator, so a seed gives the same vectors on every device, and
+    regardless of how many are drawn at once.
     """
     drawn = torch.empty(columns, operator.size, dtype=operator.dtype, device=generator.device)
     for row in drawn:
@@ -101,7 +97,7 @@ def batch_operator(problem: Problem, batch: Batch) -> Operator:
 def mean_operator(problem: Problem) -> Operator:
     """Return the matrix of the mean loss over all inputs; every product is a pass over the data.
 
-    Where all inputs are one batch, its graph is built once and kept.
+    If all inputs are one batch, its graph is built once and reused.
     """
     kept: list[Callable[[Tensor], Tensor]] = []
 
@@ -124,7 +120,7 @@ def mean_operator(problem: Problem) -> Operator:
 def multiply_once(
     model: nn.Module, inputs: Any, params: Sequence[str], matrix: Matrix = "hessian", loss: Loss = "energy"
 ) -> None:
-    """Multiply the matrix of one batch with one random vector: a sample of the work of an eigenvalue."""
+    """Multiply the matrix of one batch by one random vector, to measure the cost of an eigenvalue."""
     with open_problem(model, [inputs], loss, params, matrix=matrix) as problem:
         operator = mean_operator(problem)
         operator(random_directions(operator, 1, torch.Generator().manual_seed(0)))
@@ -133,24 +129,24 @@ def multiply_once(
 def curvature_along(problem: Problem, vector: Tensor) -> Tensor:
     r"""Return the curvature ``v' H_i v`` of every input along a vector, ``(rows,)`` in float64 on the CPU.
 
-    The loss of each input gets a weight, and ``v' H v`` of the weighted sum is differentiated by these weights.
+    The loss of each input is weighted, and ``v' H v`` of the weighted sum is differentiated by these weights.
     """
     parameters = list(problem.parameters.values())
-    v = _in_shapes(vector.to(problem.device), parameters)
+    v = _unflatten(vector.to(problem.device), parameters)
     found = []
     for batch in problem.each("curvature of single inputs"):
         logits, values = problem.losses(batch)
         if problem.matrix == "ggn":
             u = torch.zeros_like(logits, requires_grad=True)
-            (pushed,) = _back(_back([logits], parameters, [u], create_graph=True), [u], v)
+            (pushed,) = _backward(_backward([logits], parameters, [u], create_graph=True), [u], v)
             shares = (logit_hessian_product(logits.detach().softmax(dim=-1), pushed) * pushed).sum(dim=-1)
         else:
             weights = torch.ones_like(values, requires_grad=True)
             total = (weights * values).sum()
             for _ in range(2):
-                slopes = _back([total], parameters, None, create_graph=True)
+                slopes = _backward([total], parameters, None, create_graph=True)
                 total = torch.stack([(slope * part).sum() for slope, part in zip(slopes, v, strict=True)]).sum()
-            (shares,) = _back([total], [weights], None)
+            (shares,) = _backward([total], [weights], None)
         found.append(shares.detach().double().cpu())
     return torch.cat(found)
 
@@ -166,27 +162,27 @@ def _product(problem: Problem, batch: Batch) -> tuple[Callable[[Tensor], Tensor]
 
 
 def _hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-    gradients = _back([loss], parameters, None, create_graph=True)
-    return lambda vectors: _back(gradients, parameters, vectors)
+    gradients = _backward([loss], parameters, None, create_graph=True)
+    return lambda vectors: _backward(gradients, parameters, vectors)
 
 
 def _ggn_product(logits: Tensor, parameters: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
     probs = logits.detach().softmax(dim=-1)
-    # J'u is linear in u, so its derivative by u, along v, is Jv: forward mode from two passes back.
+    # J'u is linear in u, so its derivative by u, along v, is Jv: forward mode from two backward passes.
     u = torch.zeros_like(logits, requires_grad=True)
-    pulled = _back([logits], parameters, [u], create_graph=True)
+    pulled = _backward([logits], parameters, [u], create_graph=True)
 
     def product(vectors: Sequence[Tensor]) -> list[Tensor]:
-        (pushed,) = _back(pulled, [u], vectors)
-        return _back([logits], parameters, [logit_hessian_product(probs, pushed)])
+        (pushed,) = _backward(pulled, [u], vectors)
+        return _backward([logits], parameters, [logit_hessian_product(probs, pushed)])
 
     return product
 
 
-def _back(
+def _backward(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None, create_graph: bool = False
 ) -> list[Tensor]:
-    """Return one pass back from some outputs to some inputs, zero for those that are not used."""
+    """Return the gradients of a backward pass from outputs to inputs, zero for unused inputs."""
     moving = [number for number, output in enumerate(outputs) if output.requires_grad]
     if not moving:
         return [torch.zeros_like(one) for one in inputs]
@@ -199,11 +195,11 @@ def _back(
             retain_graph=True,
             materialize_grads=True,
         )
-    except RuntimeError as error:  # NotImplementedError is one of them
+    except RuntimeError as error:  # including its subclass NotImplementedError
         if not is_about_derivatives(error):
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise NoDerivative(
+        raise NoDerivativeError(
             f"a step of the network has no second derivative: {reason}. "
             "For single inputs, and for the trace, use matrix='ggn', which needs first derivatives only."
         ) from error
@@ -213,16 +209,16 @@ def _back(
 def _on_columns(
     product: Callable[[Sequence[Tensor]], list[Tensor]], parameters: Sequence[Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """Return a product on flat columns ``(size, k)`` from one on a vector in the shapes of the parameters."""
-    # One column after the other: several at once, by is_grads_batched, took longer in all but tiny networks.
+    """Convert a product on a vector in the shapes of the parameters to one on flat columns ``(size, k)``."""
+    # One column at a time: several at once, with is_grads_batched, was slower for all but tiny networks.
 
     def column(vector: Tensor) -> Tensor:
-        return torch.cat([part.detach().flatten() for part in product(_in_shapes(vector, parameters))])
+        return torch.cat([part.detach().flatten() for part in product(_unflatten(vector, parameters))])
 
     return lambda vectors: torch.stack([column(vector) for vector in vectors.T], dim=1)
 
 
-def _in_shapes(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return a flat vector in the shapes of the parameters."""
+def _unflatten(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Split a flat vector into tensors with the shapes of the parameters."""
     parts = torch.split(vector, [parameter.numel() for parameter in parameters])
     return [part.reshape(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]

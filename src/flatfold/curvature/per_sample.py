@@ -1,7 +1,7 @@
-"""Gradients of single inputs by the parameters: their squared lengths and products, for many cotangents at once.
+"""Per-sample gradients with respect to the parameters: squared lengths and products, for many cotangents at once.
 
-Where every parameter belongs to one known layer, passes back to the outputs of the layers serve all inputs of a batch
-(:class:`LayerwiseForward`). Where one is used in any other way, gradients are built input by input
+If every parameter belongs to one known layer, backward passes to the outputs of the layers serve all inputs of a batch
+(:class:`LayerwiseForward`). If one is used in any other way, gradients are computed input by input
 (:class:`AutogradForward`).
 """
 
@@ -22,22 +22,23 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.functional import batch_norm, group_norm, layer_norm, pad
 
 from ..core.hessian import as_double
-from ..models.forward import Batch, forward, logits_of
+from ..data.batch import Batch
+from ..network.calls import forward, logits_of
 
 Parameters = dict[str, nn.Parameter]
 
-MEMORY = 2**28  # bytes that the gradients of a part of a batch may take
-AGREEMENT = 1e-2  # relative difference that rounding may leave: TensorFloat-32 stays well below
-POWERS = 16  # exponents of 2 that distinguish the rows
-SMALL = 1e-12  # of what comes back, squared: a length from here on loses nothing to millions of products below 1e-38
+MEMORY = 2**28  # memory limit in bytes for the gradients of a part of a batch
+AGREEMENT = 1e-2  # relative difference that rounding may cause: TensorFloat-32 stays well below
+POWERS = 16  # number of powers of 2 that distinguish the rows
+SMALL = 1e-12  # relative squared length above which millions of products that underflow below 1e-38 are negligible
 
 
 class CachedForward(ABC):
-    """A forward pass of some inputs, kept for passes back through it.
+    """A forward pass of a batch, cached for backward passes through it.
 
     Attributes:
         logits: ``(n, c)``, detached.
-        bytes: Memory that one cotangent takes, for all inputs.
+        bytes: Memory needed per cotangent, for all inputs.
     """
 
     logits: Tensor
@@ -45,7 +46,7 @@ class CachedForward(ABC):
 
     @property
     def together(self) -> int:
-        """How many cotangents fit into memory at a time, at least one."""
+        """Number of cotangents that fit into memory at a time, at least 1."""
         return max(1, MEMORY // max(1, self.bytes))
 
     @abstractmethod
@@ -56,7 +57,7 @@ class CachedForward(ABC):
 def cached_parts(
     model: nn.Module, parameters: Parameters, batch: Batch, cotangents: int | None = None
 ) -> Iterator[CachedForward]:
-    """Yield forward passes of parts of a batch, so small that the gradients of that many cotangents fit into memory."""
+    """Yield forward passes of parts of a batch, small enough that the gradients of all cotangents fit into memory."""
     if batch.rows <= 1:
         yield cached_forward(model, parameters, batch)
         return
@@ -70,7 +71,7 @@ def cached_parts(
 
 
 def cached_forward(model: nn.Module, parameters: Parameters, batch: Batch) -> CachedForward:
-    """Return a forward pass of a batch, kept in the fastest way that is right for these parameters."""
+    """Return a cached forward pass of a batch, of the fastest kind that is correct for these parameters."""
     with record_calls(model, parameters) as calls:
         logits = logits_of(forward(model, batch))
     if _each_used_once(logits, parameters, calls) and _rows_are_inputs(logits, calls):
@@ -79,7 +80,7 @@ def cached_forward(model: nn.Module, parameters: Parameters, batch: Batch) -> Ca
 
 
 def count_uses(logits: Tensor, parameters: Parameters) -> tuple[Counter[str], set[Any]]:
-    """Return how often each parameter is used on the way to the logits, and the steps of that way."""
+    """Count the uses of each parameter in the graph of the logits, and return the nodes of that graph."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     counts: Counter[str] = Counter()
     steps: set[Any] = set()
@@ -111,7 +112,7 @@ def row_products(rows: Tensor, pairs: bool) -> Tensor:
 
 
 class AutogradForward(CachedForward):
-    """Inputs to run again, one by one, or with vmap where that supports the network."""
+    """Recompute inputs one by one, or with vmap if it supports the network."""
 
     def __init__(self, model: nn.Module, parameters: Parameters, batch: Batch, logits: Tensor) -> None:
         self.logits, self._model, self._batch, self._parameters = logits, model, batch, parameters
@@ -119,12 +120,12 @@ class AutogradForward(CachedForward):
         self._fast, self._compared = batch.rows > 1, False
 
     def products(self, cotangents: Tensor, pairs: bool = False) -> Tensor:
-        """Return them from gradients by all parameters."""
+        """Compute the products from the gradients with respect to all parameters."""
         cotangents = cotangents.to(self.logits)
         if self._fast:
             try:
                 with catch_warnings():
-                    filterwarnings("ignore", "There is a performance drop")  # it is still faster than one by one
+                    filterwarnings("ignore", "There is a performance drop")  # still faster than one by one
                     products = self._together(cotangents, pairs)
                     self._fast = self._compared or (self._all_reached() and self._agrees(products, cotangents))
             except (RuntimeError, ValueError, TypeError, NotImplementedError):  # vmap does not support the network
@@ -133,14 +134,14 @@ class AutogradForward(CachedForward):
         return products if self._fast else self._one_by_one(cotangents, pairs)
 
     def _all_reached(self) -> bool:
-        """Tell whether a pass with other tensors in place of the parameters does without the parameters."""
+        """Return whether a forward pass with substituted parameters uses none of the original ones."""
         one = self._batch.part(0, 1)
         others = {name: parameter.detach() for name, parameter in self._parameters.items()}
         counts, _ = count_uses(logits_of(functional_call(self._model, others, one.args, one.kwargs)), self._parameters)
         return not counts
 
     def _agrees(self, products: Tensor, cotangents: Tensor) -> bool:
-        """Tell whether the first gradient of the first input is as long by itself."""
+        """Return whether the first gradient of the first input has the same length when computed alone."""
         first = AutogradForward(self._model, self._parameters, self._batch.part(0, 1), self.logits[:1])
         length = first.products(cotangents[:1, :1], pairs=False)
         return bool(torch.isclose(products.flatten()[0], length.flatten()[0], rtol=AGREEMENT, atol=0.0))
@@ -158,7 +159,7 @@ class AutogradForward(CachedForward):
             (gradients,) = vmap(back)(cotangents)
             return _flat_products(list(gradients.values()), pairs)
 
-        with torch.no_grad():  # vjp records what it needs; a graph to all other parameters would only fill the memory
+        with torch.no_grad():  # vjp records its own graph; one to all other parameters would waste memory
             return vmap(products, in_dims=(1, *(0 if single else None for single in own)))(cotangents, *values)
 
     def _one_by_one(self, cotangents: Tensor, pairs: bool) -> Tensor:
@@ -175,19 +176,19 @@ class AutogradForward(CachedForward):
 
 
 def _flat_products(gradients: Sequence[Tensor], pairs: bool) -> Tensor:
-    """Return ``(k,)`` or ``(k, k)``, in float64, from the gradients of one input by each parameter, ``(k, ...)``."""
+    """Return ``(k,)`` or ``(k, k)`` products in float64, from one input's gradients by each parameter, ``(k, ...)``."""
     return torch.stack([row_products(gradient.flatten(1), pairs) for gradient in gradients]).sum(0)
 
 
 class LayerKind(NamedTuple):
-    """How the gradient by a layer's weight is made of its input and of the gradients over its output."""
+    """How the gradient of a layer's weight is computed from its input and the gradients of its output."""
 
-    multiplied: Callable[[Any, Tensor], Tensor]  # brings the input to what the weight is multiplied with
-    folded: Callable[[Any, Tensor], Tensor]  # brings that, or an output, to (n, groups, inputs or outputs, positions)
+    multiplied: Callable[[Any, Tensor], Tensor]  # converts the input to the factor of the weight
+    folded: Callable[[Any, Tensor], Tensor]  # reshapes that, or an output, to (n, groups, channels, positions)
 
 
 def _patches(module: Any, x: Tensor) -> Tensor:
-    """Return what each position of a convolution sees, ``(n, inputs, *positions)``."""
+    """Return the receptive field of each position of a convolution, ``(n, inputs, *positions)``."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = pad(x, module._reversed_padding_repeated_twice, mode=mode)
     dims = len(module.kernel_size)
@@ -229,7 +230,7 @@ KINDS: dict[type[nn.Module], LayerKind] = {
 
 
 class Call(NamedTuple):
-    """One call of a module with chosen parameters, ``own`` by their names in it."""
+    """One call of a module that has chosen parameters; ``own`` are their names in the module."""
 
     module: Any
     own: set[str]
@@ -239,32 +240,32 @@ class Call(NamedTuple):
 
     @property
     def kind(self) -> LayerKind | None:
-        """How its gradients come about; None where that is not known."""
-        kind = KINDS.get(type(self.module))  # a subclass may do anything with its weight
+        """How its gradients are computed; None if unknown."""
+        kind = KINDS.get(type(self.module))  # not for subclasses, which may use their weight differently
         tensors = isinstance(self.input, Tensor) and isinstance(self.output, Tensor)
-        usual = tensors and self.own <= {"weight", "bias"} and "forward" not in vars(self.module)  # nor one replaced
+        usual = tensors and self.own <= {"weight", "bias"} and "forward" not in vars(self.module)  # not replaced
         untouched = tensors and self.input._version == self.version
         return kind if usual and untouched else None
 
     def folded(self, gradient: Tensor) -> Tensor:
-        """Return what has the shape of the output as ``(n, groups, outputs, positions)``."""
+        """Reshape a tensor of the output's shape to ``(n, groups, outputs, positions)``."""
         return KINDS[type(self.module)].folded(self.module, gradient)
 
     def factors(self) -> Tensor:
-        """Return what the gradients over the output are multiplied with, ``(n, groups, inputs, positions)``."""
+        """Return the factor of the gradients of the output, ``(n, groups, inputs, positions)``."""
         kind = KINDS[type(self.module)]
         values = kind.folded(self.module, kind.multiplied(self.module, self.input.detach()))
         if "bias" not in self.own:
             return values
-        ones = torch.ones_like(values[:, :, :1])  # a bias is the weight of one more input
+        ones = torch.ones_like(values[:, :, :1])  # a bias is the weight of a constant input
         return torch.cat([values, ones], dim=2) if "weight" in self.own else ones
 
 
 @contextmanager
 def record_calls(model: nn.Module, parameters: Parameters) -> Iterator[list[Call]]:
-    """Yield a list that fills with the calls of all modules that have some of these parameters.
+    """Yield a list that records the calls of all modules with any of these parameters.
 
-    Raise if one of them ran where no gradient is recorded: its parameters would pass for ones without any effect.
+    Raise if one of them ran without recording gradients: its parameters would seem to have no effect.
     """
     chosen = {id(parameter) for parameter in parameters.values()}
     calls: list[Call] = []
@@ -272,7 +273,7 @@ def record_calls(model: nn.Module, parameters: Parameters) -> Iterator[list[Call
     def record(own: set[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         value = next(iter((*args, *kwargs.values())), None)
         calls.append(Call(module, own, value, output, getattr(value, "_version", None)))
-        return output.clone() if isinstance(output, Tensor) else None  # what follows may change it in place
+        return output.clone() if isinstance(output, Tensor) else None  # later layers may modify it in place
 
     with ExitStack() as hooks:
         for module in model.modules():
@@ -285,13 +286,13 @@ def record_calls(model: nn.Module, parameters: Parameters) -> Iterator[list[Call
         if isinstance(call.output, Tensor) and not call.output.requires_grad:
             name = next(name for name, module in model.named_modules() if module is call.module)
             raise ValueError(
-                f"gradients by the parameters of {name or 'the model'} are needed, but it runs without recording any. "
-                "Take torch.no_grad() out of the forward pass, and use checkpoint(..., use_reentrant=False)."
+                f"{name or 'the model'} must record gradients of its parameters, but it runs without recording any. "
+                "Remove torch.no_grad() from the forward pass, and use checkpoint(..., use_reentrant=False)."
             )
 
 
 class LayerwiseForward(CachedForward):
-    """A forward pass whose layers' inputs and outputs are kept: each layer uses its parameters once."""
+    """Cache the inputs and outputs of all layers; each layer must use its parameters once."""
 
     def __init__(self, logits: Tensor, calls: Sequence[Call]) -> None:
         self.logits, self._logits = logits.detach(), logits
@@ -300,7 +301,7 @@ class LayerwiseForward(CachedForward):
         self.bytes = sum(call.output.nbytes for call in self._calls)
 
     def products(self, cotangents: Tensor, pairs: bool = False) -> Tensor:
-        """Return them from the inputs of each layer and the gradients over its output."""
+        """Compute the products from the inputs of each layer and the gradients of its output."""
         k, n = cotangents.shape[:2]
         total = as_double(self.logits.new_zeros((n, k, k) if pairs else (n, k)))
         if not self._calls or not k:
@@ -310,7 +311,7 @@ class LayerwiseForward(CachedForward):
         return total
 
     def _back(self, cotangents: Tensor) -> Sequence[Tensor]:
-        """Return the gradients over the output of each layer, ``(n, groups, k, outputs, positions)``."""
+        """Return the gradients of the output of each layer, ``(n, groups, k, outputs, positions)``."""
         outputs = [call.output for call in self._calls]
         shapes = [call.folded(call.output.detach()).shape for call in self._calls]
         layers = [cotangents.new_empty(*shape[:2], len(cotangents), *shape[2:]) for shape in shapes]
@@ -324,8 +325,8 @@ class LayerwiseForward(CachedForward):
 def layer_products(a: Tensor, d: Tensor, pairs: bool) -> Tensor:
     """Return the products of one layer's gradients ``sum_t d_t a_t'``, as :meth:`CachedForward.products` does.
 
-    ``a``, ``(n, groups, inputs, positions)``, went in; ``d``, ``(n, groups, k, outputs, positions)``, comes back. Rows
-    for which a term may have left the range of float32 are done again in float64.
+    ``a``, ``(n, groups, inputs, positions)``, is the input; ``d``, ``(n, groups, k, outputs, positions)``, the output's
+    gradients. Rows with a term that may exceed the range of float32 are recomputed in float64.
     """
     products = as_double(_multiply(a, d, pairs))
     if a.dtype == torch.float64:
@@ -334,7 +335,7 @@ def layer_products(a: Tensor, d: Tensor, pairs: bool) -> Tensor:
     size = as_double(torch.linalg.vector_norm(d.flatten(1), dim=1, keepdim=True)).clamp_min(1)
     trusted = (lengths.isfinite() & (lengths >= SMALL * size.square())).all(dim=1)
     for row in (~trusted).nonzero().flatten().tolist():
-        if d[row].any():  # otherwise 0 is right
+        if d[row].any():  # otherwise 0 is correct
             one, back = as_double(a[row : row + 1]), as_double(d[row : row + 1])
             products[row] = _multiply(one, back, pairs)[0]
     return products
@@ -355,7 +356,7 @@ def _multiply(a: Tensor, d: Tensor, pairs: bool) -> Tensor:
 
 
 def _each_used_once(logits: Tensor, parameters: Parameters, calls: Sequence[Call]) -> bool:
-    """Tell whether each parameter is used by one known layer, once, or does not reach the logits."""
+    """Return whether each parameter is used once, by one known layer, or does not reach the logits."""
     counts, steps = count_uses(logits, parameters)
     called = Counter(id(value) for call in calls for value in call.module.parameters(recurse=False))
     if not all(call.kind and len(call.output) == len(logits) for call in calls):
@@ -368,10 +369,10 @@ def _each_used_once(logits: Tensor, parameters: Parameters, calls: Sequence[Call
 
 
 def _rows_are_inputs(logits: Tensor, calls: Sequence[Call]) -> bool:
-    """Tell whether row i of every output belongs to input i: tokens may come first, and rows may be sorted on the way.
+    """Return whether row i of every output belongs to input i: the batch axis may not be first, and rows may be sorted.
 
     A row of cotangents times a power of 2 must multiply the same row of the gradients by it; with 16 powers per digit
-    of the row, any two rows differ in one of two passes back (three from 17 rows on).
+    of the row, any two rows differ in one of two backward passes (three with 17 rows or more).
     """
     outputs = [call.output for call in calls]
     if len(logits) == 1 or not logits.requires_grad or not outputs:

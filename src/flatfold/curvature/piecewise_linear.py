@@ -1,10 +1,10 @@
 r"""Test whether the trace of the Hessian needs first derivatives only.
 
-The Hessian of a loss is the Gauss-Newton matrix plus :math:`\sum_c \frac{\partial L}{\partial z_c} \nabla^2 z_c`. Where
+The Hessian of a loss is the Gauss-Newton matrix plus :math:`\sum_c \frac{\partial L}{\partial z_c} \nabla^2 z_c`. If
 a network is piecewise linear in its activations and uses each parameter once, every logit is piecewise affine in each
-single parameter: those second derivatives have a zero diagonal, and both traces are equal, whatever the loss and the
-label. That is so for convolutions, ReLU, pooling and batch normalisation with fixed statistics. It is not for tanh,
-GELU, attention or layer normalisation, nor for weights that are used twice.
+single parameter: those second derivatives have a zero diagonal, and both traces are equal for any loss and label. This
+holds for convolutions, ReLU, pooling and batch normalisation with fixed statistics. It does not hold for tanh, GELU,
+attention or layer normalisation, nor for weights that are used twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.forward import Batch, forward, logits_of
+from ..data.batch import Batch
+from ..network.calls import forward, logits_of
 from .operators import is_about_derivatives
 from .per_sample import Parameters, count_uses
 
@@ -41,13 +42,13 @@ PIECEWISE_LINEAR: frozenset[type[nn.Module]] = frozenset(
 
 
 def is_known(module: nn.Module) -> bool:
-    """Tell whether a module is one of these layers, or a container, with the forward of its class."""
-    usual = "forward" not in vars(module)  # a replaced one may do anything
+    """Return whether a module is one of these layers, or a container, with the forward method of its class."""
+    usual = "forward" not in vars(module)  # a replaced forward method may compute anything
     return usual and type(module) in PIECEWISE_LINEAR | {nn.Sequential, nn.ModuleList, nn.ModuleDict}
 
 
 def record_nonlinear(model: nn.Module, hooks: ExitStack) -> list[nn.Module]:
-    """Return a list that fills with the layers of torch that are not known and whose inputs require a gradient."""
+    """Return a list to which hooks add the unknown layers of torch whose inputs require a gradient."""
     layers: list[nn.Module] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -55,7 +56,7 @@ def record_nonlinear(model: nn.Module, hooks: ExitStack) -> list[nn.Module]:
 
     for module in model.modules():
         place = type(module).__module__
-        # From elsewhere in torch come wrappers, such as those of torch.compile.
+        # Modules from elsewhere in torch are wrappers, such as those of torch.compile.
         from_torch = place.startswith("torch.nn.") or (place.startswith("torch.") and not any(module.children()))
         if from_torch and not is_known(module):
             hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
@@ -63,22 +64,22 @@ def record_nonlinear(model: nn.Module, hooks: ExitStack) -> list[nn.Module]:
 
 
 def _may_depend(value: Any) -> bool:
-    """Tell whether an argument depends on the parameters, or may hold something that does."""
+    """Return whether an argument depends on the parameters, or may contain a value that does."""
     return value.requires_grad if isinstance(value, Tensor) else isinstance(value, (tuple, list, dict))
 
 
-INPUTS = 4  # of a batch, at which second derivatives are computed
-ROUNDING = 100  # times the precision of the numbers: a larger value is not a rounding error
+INPUTS = 4  # inputs of a batch at which second derivatives are computed
+ROUNDING = 100  # units of machine precision above which a value is not a rounding error
 
 
 def trace_is_first_order(model: nn.Module, parameters: Parameters, batch: Batch) -> bool:
-    """Tell whether the Hessian and the Gauss-Newton matrix of every loss here have the same trace.
+    """Return whether the Hessian and the Gauss-Newton matrix of every loss have the same trace.
 
-    Each parameter must belong to a layer of torch that is known to be affine in it, and that runs once. After these
-    layers all others of torch must be known to be piecewise linear; layers before them may be anything. What a forward
-    pass does between its layers, and layers from elsewhere without parameters, are tested on a few inputs: the logits
-    must be affine when the outputs of all layers are moved together. This takes one second derivative. The answer is
-    also no for a product of two branches, although the traces are equal.
+    Each parameter must belong to a torch layer that is known to be affine in it and runs once. All later torch layers
+    must be known to be piecewise linear; earlier layers may be arbitrary. Operations between layers, and third-party
+    layers without parameters, are tested on a few inputs: the logits must be affine when the outputs of all layers are
+    moved together. This needs one second derivative. The result is also False for a product of two branches, although
+    the traces are equal.
     """
     owners = _owners(model, parameters)
     if owners is None:
@@ -87,25 +88,25 @@ def trace_is_first_order(model: nn.Module, parameters: Parameters, batch: Batch)
     step = next(iter(parameters.values())).new_zeros((), requires_grad=True)
     moved: list[tuple[nn.Module, Any]] = []
     with ExitStack() as hooks:
-        for value in model.parameters():  # so that a tensor requires a gradient only where it depends on the parameters
+        for value in model.parameters():  # a tensor must require a gradient only if it depends on the parameters
             if value.requires_grad and id(value) not in chosen:
                 hooks.callback(value.requires_grad_, True)
                 value.requires_grad_(False)
         for number, layer in enumerate(dict.fromkeys(owners.values())):
-            # Before the hooks of others, which may be nonlinear.
-            hook = layer.register_forward_hook(_moved_by(step, number, moved), prepend=True)
+            # Before other hooks, which may be nonlinear.
+            hook = layer.register_forward_hook(_shift_hook(step, number, moved), prepend=True)
             hooks.callback(hook.remove)
         nonlinear = record_nonlinear(model, hooks)
-        logits = logits_of(forward(model, _some_of(batch)))
+        logits = logits_of(forward(model, _select_inputs(batch)))
         counts, steps = count_uses(logits, parameters)
         called = Counter(layer for layer, made in moved if made in steps)
         usual = all(counts[name] <= called[layer] <= 1 for name, layer in owners.items())
-        # A checkpoint runs its layers again on the way back, with the hooks.
+        # Checkpointing runs its layers again in the backward pass, with the hooks.
         return usual and not nonlinear and _is_affine_in(step, logits)
 
 
 def _owners(model: nn.Module, parameters: Parameters) -> dict[str, nn.Module] | None:
-    """Return the layer that each parameter belongs to, None if one of them is not known."""
+    """Return the layer that each parameter belongs to, or None if one of them is unknown."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     owners: dict[str, nn.Module] = {}
     for module in model.modules():
@@ -116,15 +117,15 @@ def _owners(model: nn.Module, parameters: Parameters) -> dict[str, nn.Module] | 
     return owners
 
 
-def _some_of(batch: Batch) -> Batch:
-    """Return a few inputs, from the first to the last: the order of a data set may be that of its classes."""
+def _select_inputs(batch: Batch) -> Batch:
+    """Return a few inputs, spread over the batch: a data set may be sorted by class."""
     rows = torch.linspace(0, batch.rows - 1, min(batch.rows, INPUTS)).round().long().tolist()
     some = batch.with_each(lambda value: value[rows] if batch.one_per_input(value) else value)
     return some._replace(labels=None, rows=len(rows))
 
 
-def _moved_by(step: Tensor, number: int, moved: list[tuple[nn.Module, Any]]) -> Callable[..., Any]:
-    """Return a hook that moves the output of a layer by ``step``, in a random direction as long as the output."""
+def _shift_hook(step: Tensor, number: int, moved: list[tuple[nn.Module, Any]]) -> Callable[..., Any]:
+    """Return a hook that moves the output of a layer by ``step`` times a random direction of the output's scale."""
 
     def hook(module: nn.Module, _: Any, output: Tensor) -> Tensor:
         direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(number)).to(output)
@@ -137,7 +138,7 @@ def _moved_by(step: Tensor, number: int, moved: list[tuple[nn.Module, Any]]) -> 
 
 
 def _is_affine_in(step: Tensor, logits: Tensor) -> bool:
-    """Tell whether a random sum of logits has no second derivative by a step, beyond rounding."""
+    """Return whether a random combination of logits has a zero second derivative in ``step``, up to rounding."""
     if not logits.requires_grad:
         return True
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
@@ -151,4 +152,4 @@ def _is_affine_in(step: Tensor, logits: Tensor) -> bool:
             return False
         raise
     limit = ROUNDING * torch.finfo(logits.dtype).eps * (slope.detach().abs() + (logits.detach() * weights).norm())
-    return bool(bend.abs() <= limit)  # not so for NaN
+    return bool(bend.abs() <= limit)  # False for NaN

@@ -1,8 +1,8 @@
 """XTrace: the trace of a matrix, with a standard error, from few products with random vectors.
 
-A spread that is estimated from few values is itself uncertain, so standard errors are widened: the estimate ± 2 of them
-covers the trace in nine of ten cases or more, from 12 products on, for spectra that are flat, spiked, indefinite or of
-low rank. With as many products as the matrix has columns the trace is exact and its standard error 0.
+A standard deviation estimated from few values is itself uncertain, so standard errors are widened: with 12 products or
+more, the estimate ± 2 of them covers the trace in at least nine of ten cases, for spectra that are flat, spiked,
+indefinite or of low rank. With as many products as the matrix has columns the trace is exact and its standard error 0.
 """
 
 from math import sqrt
@@ -15,9 +15,9 @@ from ..core.intervals import student_quantile
 from .operators import Operator, random_directions
 
 TWO_SIGMA = 0.9545  # share of a normal distribution within two standard deviations
-SKEW = 4.0  # squares are skewed, and few of them miss large ones; enough for a single eigenvalue, the hardest case
-OPTIMISM = 1.3  # the estimates of XTrace share their vectors: their spread is some 10 to 25 % too small
-ENTRIES = 2**27  # numbers in a tall matrix that may be held in float64: 1 GiB
+SKEW = 4.0  # squares are skewed, and small samples miss large ones; enough for a single eigenvalue, the hardest case
+OPTIMISM = 1.3  # the estimates of XTrace share their vectors: their spread is about 10 to 25 % too small
+ENTRIES = 2**27  # largest number of entries of a tall matrix converted to float64: 1 GiB
 
 
 def xtrace(operator: Operator, matvecs: int, generator: torch.Generator) -> tuple[float, float]:
@@ -27,8 +27,8 @@ def xtrace(operator: Operator, matvecs: int, generator: torch.Generator) -> tupl
        + \frac{n - k + 1}{\|u_i\|^2}\, u_i^\top A\, u_i, \qquad u_i = (I - Q_i Q_i^\top)\, \omega_i
 
     with :math:`Q_i` the orthonormal basis of the products with all test vectors but the i-th. Every test vector serves
-    both as sketch and as probe. Where the matrix has fewer than ``k`` eigenvalues other than 0, the trace is exact.
-    Four tall matrices ``(size, matvecs / 2)`` are held in memory; of an odd number of products one is not used.
+    both as sketch and as probe. If the matrix has fewer than ``k`` non-zero eigenvalues, the trace is exact. Four tall
+    matrices ``(size, matvecs / 2)`` are held in memory; an odd number of products is rounded down to an even one.
     """
     if matvecs >= operator.size:
         columns = torch.eye(operator.size, dtype=operator.dtype, device=operator.device)
@@ -40,12 +40,12 @@ def xtrace(operator: Operator, matvecs: int, generator: torch.Generator) -> tupl
     scale = float(images.abs().max())
     if scale == 0:
         return 0.0, 0.0
-    basis, triangle = qr(_wide(images / scale))
+    basis, triangle = qr(_to_double(images / scale))
     basis, triangle = basis.to(images.dtype), triangle.double()
     spread = svdvals(triangle)
     if spread[-1] <= len(spread) * torch.finfo(torch.float64).eps * spread[0]:
         return float(_dots(basis, operator(basis)).sum()), 0.0
-    estimates = _left_out(tests, images / scale, basis, operator(basis) / scale, triangle)
+    estimates = _leave_one_out(tests, images / scale, basis, operator(basis) / scale, triangle)
     stderr = OPTIMISM * widening(len(estimates)) * float(estimates.std()) / sqrt(len(estimates))
     return scale * float(estimates.mean()), scale * stderr
 
@@ -55,17 +55,17 @@ def widening(draws: int) -> float:
     return student_quantile(TWO_SIGMA, draws - 1) / 2 * (1 + SKEW / draws)
 
 
-def _left_out(tests: Tensor, images: Tensor, basis: Tensor, products: Tensor, triangle: Tensor) -> Tensor:
-    """Return one estimate per test vector, ``(k,)``, without a new basis for each.
+def _leave_one_out(tests: Tensor, images: Tensor, basis: Tensor, products: Tensor, triangle: Tensor) -> Tensor:
+    """Return one estimate per test vector, ``(k,)``, without recomputing the basis for each.
 
-    Leaving out the i-th image takes one direction ``s_i`` out of the basis, the i-th column of the inverse transpose of
+    Leaving out the i-th image removes one direction ``s_i`` from the basis, the i-th column of the inverse transpose of
     the triangle of the QR decomposition.
     """
     size, k = tests.shape
-    wide = _wide(basis)
-    inner = (wide.T @ _wide(products)).double()
-    shadows = (wide.T @ _wide(tests)).double()
-    cross = (_wide(products).T @ _wide(tests)).double()
+    wide = _to_double(basis)
+    inner = (wide.T @ _to_double(products)).double()
+    shadows = (wide.T @ _to_double(tests)).double()
+    cross = (_to_double(products).T @ _to_double(tests)).double()
     gone = solve_triangular(triangle.T, torch.eye(k, dtype=torch.float64, device=triangle.device), upper=False)
     gone = gone / torch.linalg.vector_norm(gone, dim=0)
     inside = inner.trace() - _dots(gone, inner @ gone)
@@ -76,10 +76,10 @@ def _left_out(tests: Tensor, images: Tensor, basis: Tensor, products: Tensor, tr
 
 
 def _dots(left: Tensor, right: Tensor) -> Tensor:
-    """Return the products of matching columns, summed up in float64."""
+    """Return the dot products of matching columns, summed in float64."""
     return (left * right).sum(dim=0, dtype=torch.float64)
 
 
-def _wide(tall: Tensor) -> Tensor:
-    """Return a tall matrix in float64 where memory allows."""
+def _to_double(tall: Tensor) -> Tensor:
+    """Return a tall matrix in float64 if it is not too large."""
     return tall.double() if tall.numel() <= ENTRIES else tall

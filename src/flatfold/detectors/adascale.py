@@ -1,4 +1,4 @@
-"""AdaSCALE: SCALE with a percentile per input, from how far the features move when unimportant pixels do.
+"""AdaSCALE: SCALE with a percentile per input, chosen by the shift of the features when unimportant pixels change.
 
 Regmi, "AdaSCALE: Adaptive Scaling for OOD Detection", arXiv 2503.08023, 2025.
 """
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..core.bank import Head
 from ..core.shaping import check_percentile, kept_entries, scale_ratio
-from ..core.validation import MethodRefused, check_above_zero, check_not_negative
+from ..core.validation import check_above_zero, check_not_negative
+from ..errors import MethodRefusedError
 from .base import Batches, InputDetector
 from .citations import Work
 from .registry import register
@@ -29,7 +30,7 @@ MAXIMA = (80, 85, 90, 95, 99)
 
 
 class AdaScale(InputDetector):
-    r"""Minus the energy of logits that are scaled as in SCALE, less for inputs that look OOD.
+    r"""Energy of logits scaled as in SCALE, less for inputs that look OOD.
 
     .. math:: Q(x) = \sum_{j \in \text{top}_{k_1}(h)} \max(0, h'_j)
         + \lambda \sum_{j \in \text{top}_{k_2}(h)} |h_j - h'_j|, \qquad
@@ -37,19 +38,19 @@ class AdaScale(InputDetector):
         r(x) = \sum_j h_j \Big/ \sum_{j \in \text{top } k} h_j
 
     with :math:`k = d - \operatorname{round}(d\, p(x) / 100)`. F is the share of in-distribution inputs with at most
-    that Q. :math:`h'` are the features of :math:`x + \epsilon \operatorname{sign}(g)` in the given share of entries
-    (a channel of a pixel) where g, the gradient of the largest logit, is smallest in absolute value; an entry without
-    gradient stays. Fitting needs no labels.
+    that Q. :math:`h'` are the features of :math:`x + \epsilon \operatorname{sign}(g)`, where only the given share of
+    entries (a channel of a pixel) with the smallest absolute value of g, the gradient of the largest logit, is moved;
+    an entry with zero gradient stays. Fitting needs no labels.
 
-    This follows OpenOOD. The author's repository calls its k1 (features) and k2 (shift) by each other's name, and its
-    newest version uses them differently in fitting and in scoring. OpenOOD rounds k1 and k2 down, to nothing for fewer
-    than 100 features; here at least one feature counts. It takes the ratio of rectified features where some are
-    negative; as for SCALE, they are refused here.
+    This follows OpenOOD. The author's repository swaps the names of k1 (features) and k2 (shift), and its newest
+    version uses them differently in fitting and in scoring. OpenOOD rounds k1 and k2 down, to 0 for fewer than 100
+    features; here at least one feature counts. It rectifies negative features in the ratio; as for SCALE, they are
+    rejected here.
 
     Args:
         p_min: The percentile of the input that looks most OOD.
         p_max: The percentile of the input that looks most in-distribution; equal values make ``adascale-a`` SCALE.
-        k1: Share of features in the first sum, those that are largest without the step, in percent.
+        k1: Share of features in the first sum, the largest ones without the step, in percent.
         k2: Share of features in the second sum, in percent.
         shift_weight: :math:`\lambda`.
         share: Share of the entries of an input that move.
@@ -80,19 +81,21 @@ class AdaScale(InputDetector):
         self.epsilon = epsilon
 
     def learn(self, batches: Batches) -> None:
-        """Remember Q of every input, in order."""
+        """Store Q of every input, sorted."""
         for percentile in ("p_min", "p_max"):
             check_percentile(getattr(self, percentile), percentile)
         if self.p_min > self.p_max:
-            raise MethodRefused(f"p_min must not be above p_max, got {self.p_min} and {self.p_max}.")
+            raise MethodRefusedError(f"p_min must not be above p_max, got {self.p_min} and {self.p_max}.")
         for name, value, most in (("k1", self.k1, 100), ("k2", self.k2, 100), ("share", self.share, 1)):
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= most:
-                raise MethodRefused(f"{name} must be above 0 and at most {most}, got {value!r}.")
+                raise MethodRefusedError(f"{name} must be above 0 and at most {most}, got {value!r}.")
         check_above_zero("shift_weight", self.shift_weight, "10", or_zero=True)
         check_above_zero("epsilon", self.epsilon, "0.5", or_zero=True)
         shifts = [self._features_and_shift(x.detach().clone())[1] for x, _ in batches]
         if not sum(map(len, shifts)):
-            raise MethodRefused("AdaSCALE learns from inputs. Call .fit(network, batches) with pairs (x, labels).")
+            raise MethodRefusedError(
+                "AdaSCALE is fitted on inputs. Call .fit(network, batches) with pairs (x, labels)."
+            )
         self.register_buffer("shifts", torch.cat(shifts).sort().values)
 
     @property
@@ -104,14 +107,14 @@ class AdaScale(InputDetector):
         below = torch.searchsorted(self.shifts, shift, right=True).cpu().double() / len(self.shifts)
         percentiles = self.p_min + (1 - below) * (self.p_max - self.p_min)
         width = h.shape[1]
-        kept_entries(width, self.p_max)  # raises where none would be left
+        kept_entries(width, self.p_max)  # raises if none would be left
         kept = (width - (width * percentiles / 100).round().long()).to(h.device)
         largest = h.sort(dim=-1, descending=True).values.cumsum(dim=-1).gather(-1, kept[:, None] - 1)
         return -self.logits(h, head, scale_ratio(h, largest)).logsumexp(dim=-1)
 
     @abstractmethod
     def logits(self, h: Tensor, head: Head, ratio: Tensor) -> Tensor:
-        """Return the logits ``(n, c)`` of features ``(n, d)`` that are scaled by a ratio ``(n, 1)``."""
+        """Return the logits ``(n, c)`` of features ``(n, d)`` scaled by a ratio ``(n, 1)``."""
 
     def _features_and_shift(self, x: Tensor) -> tuple[Tensor, Tensor, Head]:
         """Return the features, Q and the head."""
@@ -145,7 +148,7 @@ class AdaScale(InputDetector):
     grid={"p_max": MAXIMA},
 )
 class AdaScaleA(AdaScale):
-    """Minus the energy of adaptively scaled features.
+    """Energy of adaptively scaled features.
 
     :class:`AdaScale`, whose features are multiplied by :math:`e^r`.
     """
@@ -164,7 +167,7 @@ class AdaScaleA(AdaScale):
     grid={"p_max": MAXIMA},
 )
 class AdaScaleL(AdaScale):
-    """Minus the energy of adaptively scaled logits.
+    """Energy of adaptively scaled logits.
 
     :class:`AdaScale`, whose logits are multiplied by :math:`r^2`.
     """

@@ -1,4 +1,4 @@
-"""ASH: keep a few large activations, flatten them, then take the energy.
+"""ASH: energy of the few largest activations, all set to the same value.
 
 Djurisic et al., "Extremely Simple Activation Shaping for Out-of-Distribution Detection", ICLR 2023; the variant ASH-B
 on the pooled feature vector, as OpenOOD evaluates it.
@@ -25,7 +25,7 @@ PAPER = Work(
 
 
 class Ash(Shaping):
-    r"""Features whose k largest entries become S / k and all others 0.
+    r"""Set the k largest entries of features to S / k and all others to 0.
 
     .. math:: S = \sum_j h_j, \qquad k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
 
@@ -38,7 +38,7 @@ class Ash(Shaping):
         self.percentile = percentile
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the shaped features; with negative ones S may be anything, so they are refused."""
+        """Return the shaped features; raise for negative ones, for which S is meaningless."""
         check_not_negative(h, "ASH")
         return ash_b(h, self.percentile)
 

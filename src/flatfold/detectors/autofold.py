@@ -1,9 +1,9 @@
-"""AutoFold: FOLD that chooses its exponent from in-distribution data alone.
+"""AutoFold: FOLD with an exponent chosen from in-distribution data alone.
 
 Park et al., "Exploiting Local Flatness for Efficient Out-of-Distribution Detection", ECCV 2026.
 
-Masking the logit of a sample's own class makes a pseudo-OOD sample: an input whose class the network does not know.
-The best exponent is the one whose scores separate pseudo-OOD from ID samples best.
+Masking the logit of a sample's own class yields a pseudo-OOD sample: an input of a class unknown to the network.
+The best exponent is the one whose scores best separate pseudo-OOD from ID samples.
 """
 
 import warnings
@@ -32,7 +32,8 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import entry_chunks, row_chunks
 from ..core.pairs import Pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_norms
-from ..core.validation import MethodRefused, check_choice, check_features, require_labels
+from ..core.validation import check_choice, check_features, require_labels
+from ..errors import MethodRefusedError
 from . import ash, react
 from .base import Detector
 from .fold import PAPER as FOLD
@@ -42,11 +43,11 @@ from .shaped import Shaped, Shaping
 
 Criterion = Literal["paired", "one_vs_rest", "shrunk"]
 GRID = tuple(i / 100 for i in range(1, 101))
-SCORES = 2**25  # kept at once, 256 MB
+SCORES = 2**25  # scores in memory at once, 256 MB
 
 
 class Rows(NamedTuple):
-    """Some samples, as far as an exponent needs them."""
+    """Samples, and their quantities that do not depend on the exponent."""
 
     features: Tensor  # (n, d)
     projected: Tensor  # (n, c), logits without a bias
@@ -65,20 +66,20 @@ class AutoFold(Detector):
     .. math:: \alpha^* = \arg\max_\alpha
         \frac1K \sum_k \operatorname{AUROC}\big(S_k(\alpha),\, S_k^{\text{masked}}(\alpha)\big)
 
-    ``fit`` needs labels and sees in-distribution data only: there is no argument for anything else. It leaves
-    ``alpha_``, ``grid_``, ``curve_`` (the criterion at each exponent of the grid) and ``curve_stderr_``. Among exact
-    ties the middle exponent is taken; a curve that is flat within its standard error raises a warning.
+    ``fit`` needs labels and uses in-distribution data only: there is no argument for other data. It sets ``alpha_``,
+    ``grid_``, ``curve_`` (the criterion at each exponent of the grid) and ``curve_stderr_``. Exact ties are resolved to
+    the middle exponent; a curve that is flat within its standard error raises a warning.
 
     Args:
         criterion: ``"paired"`` compares the samples of a class with their own masked copies (the paper).
             ``"one_vs_rest"`` masks class k in all samples and compares its samples with those of all other classes
-            (the authors' code). ``"shrunk"`` compares all samples with all copies that are masked and half as long (not
-            in the paper; see the study in ``docs/studies/autofold.md``).
+            (the authors' code). ``"shrunk"`` compares all samples with masked copies of half the norm (not in the
+            paper; see the study in ``docs/studies/autofold.md``).
         grid: Exponents to try.
         max_classes: Average over at most this many classes, drawn with ``seed``; None means all. ``"shrunk"`` pools
             their samples instead.
         seed: Seed of that draw.
-        score_norm: As in :class:`Fold`, during the choice and for the scores.
+        score_norm: As in :class:`Fold`, both for choosing the exponent and for scoring.
     """
 
     alpha_: Tensor
@@ -104,12 +105,12 @@ class AutoFold(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_choice("score_norm", self.fold.score_norm, get_args(ScoreNorm))
         if head.n_classes < 3:
-            raise MethodRefused(
+            raise MethodRefusedError(
                 "AutoFold masks one class, so two classes are too few. Use FOLD and choose alpha yourself."
             )
         check_choice("criterion", self.criterion, get_args(Criterion))
         if not isinstance(self.grid, Iterable) or not len(self.grid):
-            raise MethodRefused(f"grid must be a sequence of exponents, got {self.grid!r}.")
+            raise MethodRefusedError(f"grid must be a sequence of exponents, got {self.grid!r}.")
         for alpha in self.grid:
             check_alpha(alpha)
         require_labels(bank, "AutoFold")
@@ -118,7 +119,7 @@ class AutoFold(Detector):
         if why := flatness(curve, stderr):
             warnings.warn(
                 f"AutoFold's curve is flat: {why}, so alpha = {self.grid[best]:g} is not significantly better than "
-                "others. Give more samples per class.",
+                "others. Pass more samples per class.",
                 stacklevel=4,
             )
         self.fold.fit(bank, head)
@@ -138,22 +139,24 @@ class AutoFold(Detector):
 
     @property
     def inner(self) -> Detector:
-        """FOLD, whose range of scores is the same for every exponent."""
+        """FOLD; its range of scores is the same for every exponent."""
         return self.fold
 
     def _curve(self, bank: FeatureBank, head: Head) -> tuple[Tensor, Tensor]:
         """Return the criterion and its standard error at each exponent, in float64."""
-        if bank.features.device.type == "mps":  # which has no float64
+        if bank.features.device.type == "mps":  # no float64
             bank, head = bank.to("cpu"), head.to("cpu")
         assert bank.labels is not None
         labels, weight = bank.labels, head.weight.double()
         if self.criterion == "one_vs_rest" and len(torch.unique(labels)) < 2:
-            raise MethodRefused('"one_vs_rest" compares classes, but this bank has one class. Use criterion="paired".')
+            raise MethodRefusedError(
+                'criterion="one_vs_rest" needs at least two classes, but this bank has one. Use criterion="paired".'
+            )
         classes = calibration_classes(labels, self.max_classes, self.seed, "AutoFold")
         weights = Weights.of(weight, second=self.fold.score_norm == "weight")
 
         def at(alpha: float, rows: Rows) -> tuple[Tensor, Callable[[Moments], Tensor], Tensor | None]:
-            """Return the logits at an exponent, the function from their moments to scores, and what counts of them."""
+            """Return the logits at an exponent, the function from moments to scores, and the mask of dimensions."""
             score = partial(_score, self.fold.score_norm, rows.norms.squeeze(-1) ** (2 - 2 * alpha))
             kept = None if self.fold.kept is None else self.fold.kept(rows.features / rows.norms**alpha)
             return rescaled_logits(rows.projected, rows.norms**alpha, head.bias), score, kept
@@ -180,7 +183,7 @@ class AutoFold(Detector):
         else:
             counted = torch.isin(labels, classes)
             groups = group_rows(labels[counted], classes)
-            if self.criterion == "shrunk":  # all together, because in use there is one threshold for all classes
+            if self.criterion == "shrunk":  # pooled, because in use there is one threshold for all classes
                 groups = group_rows(torch.zeros_like(labels[counted]), torch.zeros_like(labels[:1]))
             scores = self._scores(bank[counted], weight, 2, known_and_masked)
             points = [paired_auroc(known, masked, groups) for known, masked in scores]
@@ -194,9 +197,9 @@ class AutoFold(Detector):
         length: int,
         measure: Callable[[float, Rows], Tensor],
     ) -> Iterator[Tensor]:
-        """Yield scores ``(length, n)`` at each exponent, measured for some rows at a time.
+        """Yield scores ``(length, n)`` at each exponent, computed in chunks of rows.
 
-        What any exponent needs of these rows is computed once for several of them.
+        Quantities of the rows that do not depend on the exponent are computed once for several exponents.
         """
         assert bank.labels is not None
         for some in row_chunks(len(self.grid), max(1, SCORES // (length * len(bank)))):
@@ -221,9 +224,10 @@ def _score(score_norm: ScoreNorm, square_lengths: Tensor, moments: Moments) -> T
 class Joint(Detector):
     """The best of several AutoFolds on shaped features, one per percentile of the shaping.
 
-    AutoFold's criterion is an AUROC, so its maxima under different percentiles can be compared: their maximum is that
-    over percentile and exponent together. ``fit`` leaves ``percentile_``, ``percentiles_`` and ``maxima_``, the maximum
-    of the curve at each usable percentile; ``chosen`` is the best detector. Among exact ties the middle one is taken.
+    AutoFold's criterion is an AUROC, so its maxima under different percentiles are comparable: the largest one
+    maximises over percentile and exponent jointly. ``fit`` sets ``percentile_``, ``percentiles_`` and ``maxima_``, the
+    maximum of the curve at each usable percentile; ``chosen`` is the best detector. Exact ties are resolved to the
+    middle one.
     """
 
     percentile_: Tensor
@@ -243,7 +247,7 @@ class Joint(Detector):
                 warnings.simplefilter("always")
                 try:
                     candidates.append(self.make(percentile).fit(bank, head))
-                except ValueError as error:  # too few features for so high a percentile, say
+                except ValueError as error:  # for example, too few features for such a high percentile
                     refusals.append(error)
                     continue
             notes.append(caught)
@@ -256,7 +260,7 @@ class Joint(Detector):
             warnings.warn(note.message, stacklevel=4)
         self.chosen = candidates[best]
         self.register_buffers(
-            percentile_=torch.tensor(float(usable[best]), dtype=torch.float64),  # float32 might shape differently
+            percentile_=torch.tensor(float(usable[best]), dtype=torch.float64),  # float32 could change the shaping
             percentiles_=maxima.new_tensor(usable),
             maxima_=maxima,
         )
@@ -269,7 +273,7 @@ class Joint(Detector):
         return self.chosen
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if f"{prefix}percentile_" in state_dict:  # the shaping of that percentile takes up the rest of the state
+        if f"{prefix}percentile_" in state_dict:  # build the detector of that percentile, which loads the other state
             self.chosen = self.make(state_dict[f"{prefix}percentile_"].item())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -277,7 +281,7 @@ class Joint(Detector):
 def on_shaped_features(
     shaping: Callable[[float], Shaping], percentiles: Sequence[float], summary: str
 ) -> Callable[..., Detector]:
-    """Return a factory of AutoFold on shaped features; ``percentile`` is a number to use, or several to choose from."""
+    """Return a factory of AutoFold on shaped features, with a fixed ``percentile`` or several to choose from."""
 
     def factory(percentile: float | Sequence[float] = percentiles, masked: bool = False, **hyper: Any) -> Detector:
         check_choice("masked", masked, (True, False))
@@ -291,11 +295,11 @@ def on_shaped_features(
         if not isinstance(percentile, Sequence):
             return make(percentile)
         if not percentile or isinstance(percentile, str):
-            raise MethodRefused(f"percentile must be a number, or several to choose from, got {percentile!r}.")
+            raise MethodRefusedError(f"percentile must be a number, or several to choose from, got {percentile!r}.")
         return Joint(make, percentile)
 
     own = dict(signature(factory).parameters) | dict(signature(AutoFold).parameters)
-    last = ["masked"] if shaping is react.ReAct else []  # ASH has no threshold to mask by
+    last = ["masked"] if shaping is react.ReAct else []  # ASH has no threshold for a mask
     named = [own[name] for name in ("percentile", *signature(AutoFold).parameters, *last)]
     keywords = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in named]
     factory.__signature__ = Signature(keywords)  # type: ignore[attr-defined]

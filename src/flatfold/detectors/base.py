@@ -1,10 +1,10 @@
-"""The contracts of detectors: of those that see features, and of those that run the network.
+"""Base classes of detectors, for methods that use features and for methods that run the network.
 
 Hyper-parameters go into the constructor, which only stores them. ``fit(bank, head)`` learns from in-distribution
-features and returns ``self``; what it learns becomes buffers, so ``.to()``, ``state_dict()`` and export work. A call
+features and returns ``self``; fitted state is stored in buffers, so ``.to()``, ``state_dict()`` and export work. A call
 scores features ``(n, d)`` with one number each. **A higher score means more out-of-distribution**, for every method.
 
-To add a method, write :meth:`Detector.score`, and :meth:`Detector.learn` if there is something to learn or to check.
+To add a method, implement :meth:`Detector.score`, and :meth:`Detector.learn` to fit or to validate hyper-parameters.
 """
 
 from abc import ABC, abstractmethod
@@ -18,27 +18,28 @@ from torch import Tensor, nn
 from ..core.bank import FeatureBank, Head, without_class
 from ..core.hessian import row_chunks
 from ..core.pairs import Pairs
-from ..core.validation import MethodRefused, NotFittedError, check_features, check_finite, check_fit, check_scores
+from ..core.validation import check_features, check_finite, check_fit, check_scores
+from ..errors import MethodRefusedError, NotFittedError
 
 ROWS_AT_ONCE = 4096
 LOGITS_AT_ONCE = 2**24  # 64 MB in float32: fewer rows at once for more than 4096 classes
 
 
 class Fittable(nn.Module):
-    """A module whose buffers appear when it is fitted, and also when a fitted state is loaded into it."""
+    """A module whose buffers are created when it is fitted or a fitted state is loaded."""
 
     made_by: tuple[str, dict[str, Any]] | None = None
-    """Name and hyper-parameters of a detector that was made by ``create``, from which a file can make it again."""
+    """Name and hyper-parameters of a detector built by ``create``, from which a file can rebuild it."""
     method_text: str | None = None
-    """The same as one text such as ``"knn:k=10"``, without defaults."""
+    """The same as a string such as ``"knn:k=10"``, without defaults."""
 
     def register_buffers(self, **buffers: Tensor) -> None:
-        """Keep what was learnt, each tensor under its name."""
+        """Register fitted tensors as buffers under their names."""
         for name, buffer in buffers.items():
             self.register_buffer(name, buffer)
 
     def _checked(self, scores: Tensor, n: int) -> Tensor:
-        """Return scores, or raise an error that says where they were computed unless there is one number per row."""
+        """Return scores; unless there is one number per row, raise an error that names the code that computed them."""
         scorer: Any = getattr(self, "innermost", self)
         code = type(scorer).score.__code__
         name = type(self).__name__ if self.made_by is None else self.made_by[0]
@@ -46,11 +47,11 @@ class Fittable(nn.Module):
         return scores
 
     def __repr__(self) -> str:
-        """Return the call that makes such a detector, or what torch writes for one that was not made by ``create``."""
+        """Return the ``create`` call that builds this detector, or torch's default for other detectors."""
         return super().__repr__() if self.method_text is None else f"create({self.method_text!r})"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Convert every buffer, in float32 where the device it goes to has no float64 (MPS)."""
+        """Convert every buffer, to float32 if the target device has no float64 (MPS)."""
 
         def convert(tensor: Tensor) -> Tensor:
             try:
@@ -95,7 +96,7 @@ class Detector(Fittable, ABC):
 
         Args:
             bank: In-distribution features ``(n, d)``, with labels for the methods that need them.
-            head: The last layer of the model that made the features.
+            head: The last layer of the model that computed the features.
 
         Returns:
             The detector itself, ready to be called.
@@ -108,12 +109,12 @@ class Detector(Fittable, ABC):
         return self.to(head.weight.device)
 
     def fit_without(self, bank: FeatureBank, head: Head, label: int) -> Self:
-        """Fit without one class: without its row of the head and without its samples."""
+        """Fit with one class left out: its row of the head and its samples."""
         return self.fit(*without_class(bank, head, label))
 
     @property
     def inner(self) -> "Detector | None":
-        """The detector that this one was built around, if any."""
+        """The detector that this one wraps, if any."""
         return None
 
     def inner_features(self, h: Tensor) -> Tensor:
@@ -122,7 +123,7 @@ class Detector(Fittable, ABC):
 
     @property
     def innermost(self) -> "Detector":
-        """The detector that keeps the head."""
+        """The innermost wrapped detector, which stores the head."""
         return self if self.inner is None else self.inner.innermost
 
     @property
@@ -133,11 +134,11 @@ class Detector(Fittable, ABC):
     def forward(self, h: Tensor, logits: Tensor | None = None) -> Tensor:
         """Return one score per row of features ``(n, d)``, higher for more out-of-distribution.
 
-        Many rows are scored in parts, so memory does not grow with them.
+        Rows are scored in chunks, so memory use does not grow with their number.
 
         Args:
             h: Features, ``(n, d)``.
-            logits: The logits of the features, ``(n, c)``, if they are known: some methods then save a product.
+            logits: The logits of the features, ``(n, c)``, if known: this saves some methods a matrix product.
         """
         check_features(h, self.fitted_weight)
         score: Callable[..., Tensor] = self.score if logits is None else self.score_given
@@ -150,19 +151,19 @@ class Detector(Fittable, ABC):
         parts = zip(*(torch.split(rows, size) for rows in inputs), strict=True)
         scores = h.new_empty(len(h))
         for rows, part in zip(row_chunks(len(h), size), parts, strict=True):
-            # Not joined at the end: kept small tensors would take places in memory where the next logits fit.
+            # Not concatenated at the end: small tensors kept in between would fragment the memory of the next logits.
             scores[rows] = self._checked(score(*part), len(part[0]))
         return scores
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        """Learn from ``bank`` and ``head`` and register buffers; the head itself is registered before."""
+        """Learn from ``bank`` and ``head`` and register buffers; the head itself is already registered."""
 
     @abstractmethod
     def score(self, h: Tensor) -> Tensor:
-        """Return one score per row of ``h``; pure torch, and no row may depend on another."""
+        """Return one score per row of ``h``, in pure torch; a score must not depend on other rows."""
 
     def signs(self, h: Tensor) -> dict[str, Tensor]:
-        """Return the standardised parts ``(n,)`` of a score that is a sum of several signs, by name; else nothing.
+        """Return the standardised signs ``(n,)`` whose weighted sum is the score, by name; empty for other scores.
 
         Args:
             h: Features, ``(n, d)``.
@@ -174,17 +175,17 @@ class Detector(Fittable, ABC):
 
         Args:
             h: Features, ``(n, d)``.
-            k: Number of pairs; where there are fewer, all of them are returned.
+            k: Number of pairs; if there are fewer, all are returned.
         """
         check_features(h, self.fitted_weight)
         return None if self.inner is None else self.inner.pairs(self.inner_features(h), k)
 
     def score_range(self) -> tuple[float, float]:
-        """Return the smallest and the largest possible score for any features, rounding included."""
+        """Return the smallest and the largest possible score for any features, including rounding."""
         return (-torch.inf, torch.inf) if self.inner is None else self.inner.score_range()
 
     def score_given(self, h: Tensor, logits: Tensor) -> Tensor:
-        """Return the scores of rows whose logits ``(n, c)`` are known; by default they are not used."""
+        """Return the scores of rows with known logits ``(n, c)``; by default the logits are not used."""
         return self.score(h)
 
     def register_head(self, head: Head) -> None:
@@ -211,16 +212,16 @@ Sees = Literal["features", "logits", "layers", "head"]
 
 
 class InputDetector(Fittable, ABC):
-    """A score for inputs, from a network and its gradient."""
+    """A score for inputs, computed from a network and its gradient."""
 
     sees: Sees
-    """What the network must return: ``"logits"``, ``"layers"``, or ``"head"``: layers, features last, and the head."""
+    """Required output of the network: ``"logits"``, ``"layers"``, or ``"head"`` (layers, features last, and head)."""
     layers: Literal["stem", "stages"] | Sequence[str]
-    """Which layers, for a method that sees ``"layers"`` or ``"head"``."""
+    """The layers to return, for a method with ``sees`` ``"layers"`` or ``"head"``."""
     network: Network | None = None
 
     def fit(self, network: Network, batches: Batches = ()) -> Self:
-        """Remember the network and learn from in-distribution inputs, for methods that learn.
+        """Store the network and, for methods that learn, learn from in-distribution inputs.
 
         Args:
             network: A differentiable function of a batch of inputs, in evaluation mode.
@@ -231,8 +232,8 @@ class InputDetector(Fittable, ABC):
         """
         before = self.network
         try:
-            with all_or_nothing(self), torch.inference_mode(False):  # which has no gradients
-                self._buffers.clear()  # of an earlier fit
+            with all_or_nothing(self), torch.inference_mode(False):  # inference mode has no gradients
+                self._buffers.clear()  # from an earlier fit
                 self.attach(network).learn(batches)
         except BaseException:
             object.__setattr__(self, "network", before)
@@ -240,9 +241,9 @@ class InputDetector(Fittable, ABC):
         return self
 
     def attach(self, network: Network) -> Self:
-        """Set the network only: enough for a detector whose state was loaded, or that learns nothing."""
+        """Set the network without fitting: enough for a detector with a loaded state, or one that learns nothing."""
         if isinstance(network, nn.Module) and network.training:
-            raise ValueError("the network is in training mode, where scores are random. Call .eval() on it first.")
+            raise ValueError("the network must be in evaluation mode, got training mode. Call .eval() on it first.")
         object.__setattr__(self, "network", network)  # not as a submodule
         return self
 
@@ -255,9 +256,9 @@ class InputDetector(Fittable, ABC):
             raise NotFittedError(f"this {type(self).__name__} is not fitted. Call .fit(network, batches) first.")
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"inputs must be a floating-point tensor, prepared as for the network, not {kind}.")
+            raise TypeError(f"inputs must be a floating-point tensor, preprocessed for the network, not {kind}.")
         check_finite(x, "inputs")
-        with torch.inference_mode(False):  # which has no gradients
+        with torch.inference_mode(False):  # inference mode has no gradients
             return self._checked(self.score(x.detach().clone()), len(x))
 
     @property
@@ -282,13 +283,13 @@ def perturb(
     std: Sequence[float] | float,
     largest_only: bool = False,
 ) -> Tensor:
-    r"""Return the inputs ``(n, channels, ...)`` after one small step that makes the loss smaller.
+    r"""Return the inputs ``(n, channels, ...)`` after one small step that decreases the loss.
 
     .. math:: x' = x - \epsilon\, \operatorname{sign}(\nabla_x L) / \sigma
 
-    with a step in the direction of +1 where the gradient is 0, as in OpenOOD. ``loss`` gives one number per row,
-    ``epsilon`` is on the scale before normalisation, and ``std`` is one number, or one per channel. ``largest_only``
-    moves one entry of each input, that with the largest absolute gradient.
+    with the sign +1 where the gradient is 0, as in OpenOOD. ``loss`` returns one number per row, ``epsilon`` is on the
+    scale before normalisation, and ``std`` is one number, or one per channel. ``largest_only`` moves only the entry
+    with the largest absolute gradient of each input.
     """
     with torch.enable_grad():
         moving = x.clone().requires_grad_()
@@ -296,7 +297,7 @@ def perturb(
     sigma = torch.as_tensor(std, dtype=x.dtype, device=x.device)
     if sigma.ndim:
         if len(sigma) != x.shape[1]:
-            raise MethodRefused(f"std has {len(sigma)} numbers, but the inputs have {x.shape[1]} channels.")
+            raise MethodRefusedError(f"std has {len(sigma)} numbers, but the inputs have {x.shape[1]} channels.")
         sigma = sigma.view(-1, *[1] * (x.ndim - 2))
     step = epsilon * torch.where(gradient >= 0, 1.0, -1.0).to(x) / sigma
     if largest_only:

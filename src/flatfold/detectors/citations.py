@@ -1,4 +1,4 @@
-"""Works to cite for a method: papers, and this library. Each is declared in the file of the method it introduced."""
+"""Works to cite for a method: papers, and this library. Each is declared in the module of the method it introduced."""
 
 from typing import NamedTuple
 

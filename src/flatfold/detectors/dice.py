@@ -1,4 +1,4 @@
-"""DICE: the energy of a head that keeps only the weights which matter most.
+"""DICE: energy of a head sparsified to the weights with the largest contribution.
 
 Sun and Li, "DICE: Leveraging Sparsification for Out-of-Distribution Detection", ECCV 2022.
 """

@@ -1,4 +1,4 @@
-"""Direction: the Mahalanobis distance on the unit sphere, for few labelled samples per class.
+"""Direction: Mahalanobis distance on the unit sphere, regularised for few labelled samples per class.
 
 One of the four signs of FourFold. Mahalanobis++ (Mueller and Hein, 2025) with regularised estimates.
 """
@@ -29,8 +29,8 @@ class Direction(Detector):
 
     .. math:: s(h) = \min_k\, (u - m_k)^\top S^{-1} (u - m_k), \qquad u = h / \|h\|
 
-    Class means :math:`m_k` are drawn towards the weights of the head by empirical Bayes, the covariance S is shrunk by
-    Ledoit-Wolf (:func:`flatfold.core.signs.fit_directions`). Without labels the predicted classes take their place.
+    Class means :math:`m_k` are shrunk towards the weights of the head by empirical Bayes, the covariance S by
+    Ledoit-Wolf (:func:`flatfold.core.signs.fit_directions`). Without labels the predicted classes are used.
     """
 
     centre: Tensor

@@ -1,4 +1,4 @@
-"""EBO: the free energy of the logits.
+"""EBO: free energy of the logits.
 
 Liu et al., "Energy-based Out-of-distribution Detection", NeurIPS 2020.
 """

@@ -1,4 +1,4 @@
-"""fDBD: how far a feature is from the decision boundaries, relative to how far it is from all training data.
+"""fDBD: distance of a feature from the decision boundaries, relative to that from the mean of the training data.
 
 Liu and Qin, "Fast Decision Boundary based Out-of-Distribution Detector", ICML 2024.
 """
@@ -38,7 +38,7 @@ RELATIVE = ("centre", "norm")
     grid={"relative_to": RELATIVE},
 )
 class Fdbd(Detector):
-    r"""Minus the distances from the decision boundaries, over the distance from the mean of the training features.
+    r"""Minus the sum of distances to the decision boundaries, over the distance from the mean training feature.
 
     .. math:: s(h) = -\frac{1}{\|h - \mu\|} \sum_{c \neq \hat y} \frac{|z_{\hat y} - z_c|}{\|w_{\hat y} - w_c\|}
 

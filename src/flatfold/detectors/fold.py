@@ -57,7 +57,7 @@ class Fold(Detector):
         score_norm: None is the paper's score. The authors' code may divide it by the squared norm of the mean class
             weight, ``"weight"``: :math:`\|W^\top p\|^2`, or of the features, ``"feature"``: :math:`\|\tilde h\|^2`.
         kept: Function from normalised features to a mask of the entries that count, ``(n, d) -> (n, d)`` bool; None
-            means all of them. The authors' FOLD-R counts those below ReAct's threshold.
+            means all. The authors' FOLD-R counts those below ReAct's threshold.
     """
 
     distances: Tensor | None
@@ -82,11 +82,11 @@ class Fold(Detector):
         return self.score_at(h, self.alpha, logits)
 
     def score_at(self, h: Tensor, alpha: float | Tensor, logits: Tensor | None = None) -> Tensor:
-        """Return the scores for another exponent than the constructor's."""
+        """Return the scores for a given exponent instead of the constructor's."""
         return self.score_over(h, (alpha,), logits)[0]
 
     def score_over(self, h: Tensor, alphas: Sequence[float | Tensor], logits: Tensor | None = None) -> list[Tensor]:
-        """Return the scores for each of some exponents, which share one product with the head."""
+        """Return the scores for several exponents, computed from a single product with the head."""
         bias = self._buffers.get("bias")
         projected, norms = project(h, self.weight, bias, logits)
         scores = []
@@ -112,20 +112,20 @@ class Fold(Detector):
         return largest_pairs(probs, self.weight, k, kept)
 
     def score_range(self) -> tuple[float, float]:
-        r"""Return 0 and the largest squared distance of a class weight from their mean; infinity with a ``score_norm``.
+        r"""Return 0 and the largest squared distance of a class weight from the mean; infinity with a ``score_norm``.
 
         The trace is the variance of the class weights under p, and a variance is at most the mean squared distance
         from any point, so also from the plain mean m of the weights:
 
         .. math:: \operatorname{tr} H \le \sum_k p_k \|w_k - m\|^2 \le \max_k \|w_k - m\|^2
 
-        It holds for any p, so for any features and exponent, and also when dimensions are left out.
+        It holds for any p, so for any features and exponent, and also if dimensions are masked.
         """
         weight = as_double(self.fitted_weight)
         if self.score_norm is not None:
             return 0.0, torch.inf
         bound = float((weight - weight.mean(dim=0)).square().sum(dim=-1).amax())
-        # Sums of c and d rounded terms: two equally likely classes would otherwise exceed it by a last digit.
+        # Sums of c and d rounded terms: two equally likely classes would otherwise exceed it by rounding.
         return 0.0, bound * (1 + 2 * sum(weight.shape) * torch.finfo(self.weight.dtype).eps)
 
     def _trace(self, probs: Tensor, h: Tensor, alpha: float | Tensor) -> Tensor:

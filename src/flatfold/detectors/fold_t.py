@@ -1,6 +1,6 @@
-"""FOLD with a fitted temperature, so that the exponent changes norms and the temperature the softness of the classes.
+"""FOLD with a fitted temperature: the exponent changes the norms, the temperature the softness of the probabilities.
 
-Not in the paper, whose exponent does both at once; see the study in ``docs/studies/autofold.md``.
+Not in the paper, whose exponent changes both at once; see the study in ``docs/studies/autofold.md``.
 """
 
 import warnings
@@ -30,16 +30,16 @@ TIMES = (0.5, 1.0, 2.0, 3.0, 5.0)
     grid={"times": TIMES, "alpha": ALPHAS},
 )
 class FoldT(Detector):
-    r"""FOLD at features whose temperature is fitted.
+    r"""FOLD with a fitted temperature.
 
     .. math:: s(h) = \operatorname{tr} H(\tilde h), \qquad \tilde h = \frac{h}{T\, \|h\|^\alpha}, \qquad
         T = k \arg\min_T \frac1n \sum_i -\log \operatorname{softmax}\big(W h_i / (T \|h_i\|^\alpha) + b\big)_{y_i}
 
-    ``fit`` needs labels and leaves ``temperature_``. Where all samples are classified correctly, even without the bias,
-    no temperature is the likeliest: 1 takes its place, with a warning.
+    ``fit`` needs labels and sets ``temperature_``. If all samples are classified correctly, even without the bias,
+    there is no likeliest temperature: 1 is used, with a warning.
 
     Args:
-        alpha: 0 leaves norms as they are, 1 makes them equal.
+        alpha: 0 leaves norms unchanged, 1 makes them equal.
         times: Multiple k of the likeliest temperature.
     """
 
@@ -59,8 +59,8 @@ class FoldT(Detector):
         likeliest = likeliest_temperature(projected, labels, head.bias)
         if likeliest is None:
             warnings.warn(
-                "every sample of this bank is classified correctly, so no temperature is the likeliest, and 1 is used. "
-                "Give more samples, or harder ones.",
+                "every sample of this bank is classified correctly, so there is no likeliest temperature, and 1 is "
+                "used. Pass more samples, or harder ones.",
                 stacklevel=4,
             )
             likeliest = 1.0
@@ -72,7 +72,7 @@ class FoldT(Detector):
 
     @property
     def inner(self) -> Detector:
-        """FOLD, whose range of scores is the same for all features."""
+        """FOLD; its range of scores is the same for all features."""
         return self.fold
 
     def inner_features(self, h: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""FourFold: one score from four signs, for a network whose best single method is not known.
+"""FourFold: a combination of four signs, for networks whose best single method is unknown.
 
-Not in the paper. See ``docs/studies/fourfold.md`` for where it wins and where it loses.
+Not in the paper. See ``docs/studies/choice.md`` for where it wins and where it loses.
 """
 
 import warnings
@@ -21,7 +21,8 @@ from ..core.signs import (
     measure_signs,
     tempered_logits,
 )
-from ..core.validation import MethodRefused, check_features
+from ..core.validation import check_features
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import FLATFOLD
 from .direction import PAPER as MAHALANOBIS_PP
@@ -47,20 +48,20 @@ class FourFold(Detector):
         + \tfrac12 z(\text{curvature}) + (1 - t) \max(0, z(\text{doubt})), \qquad
         z(a) = \frac{a - \operatorname{mean}}{\operatorname{sd}}, \qquad t = \frac{m}{m + 1}
 
-    with m samples per class. Direction and length are learnt for each class, and with few samples per class they know
-    little; doubt, the network's own probability of being wrong, then takes the place of direction. It may raise a score
-    but not lower it, because networks are surest of the longest features. With a hundred samples per class t is 0.99.
+    with m samples per class. Direction and length are learnt for each class and are unreliable with few samples per
+    class; doubt, the network's own probability of being wrong, then replaces direction. It may raise a score but not
+    lower it, because networks are most confident for the longest features. With a hundred samples per class t is 0.99.
 
-    The signs are those of :mod:`flatfold.core.signs`. Mean and standard deviation are taken over *cross-fitted* values:
-    each fold of the bank is measured by what the others taught, because values of the samples that a sign was learnt
-    from are too small. ``fit`` wants labelled data that the network was not trained on; without labels the predicted
-    classes take their place.
+    The signs are those of :mod:`flatfold.core.signs`. Mean and standard deviation are those of *cross-fitted* values:
+    each fold of the bank is measured with signs fitted to the other folds, because the values of samples that a sign
+    was fitted to are too small. ``fit`` expects labelled data that the network was not trained on; without labels the
+    predicted classes are used.
 
     Args:
         direction: Weight of the squared Mahalanobis distance of the direction of the features to the nearest class,
             and of doubt.
-        length: Weight of the squared deviation of their log norm from what is usual for the predicted class.
-        margin: Weight of fDBD, the closeness of the decision boundaries.
+        length: Weight of the squared deviation of their log norm from the usual one of the predicted class.
+        margin: Weight of fDBD, the closeness to the decision boundaries.
         curvature: Weight of the log of FOLD's trace at the likeliest temperature.
         folds: Number of folds of the cross-fit.
         seed: Seed of the folds.
@@ -93,7 +94,7 @@ class FourFold(Detector):
         fold_of = torch.randperm(len(bank), generator=torch.Generator().manual_seed(self.seed)) % self.folds
         for fold in range(self.folds):
             inside = (fold_of == fold).to(h.device)
-            signs = _in_type(fit_signs(h[~inside], labels[~inside], head), head.weight)
+            signs = _match_head(fit_signs(h[~inside], labels[~inside], head), head.weight)
             rows = inside.nonzero().flatten()
             for part in entry_chunks(len(rows), head.n_classes):
                 values[rows[part]] = measure_signs(h[rows[part]], signs, head.weight, head.bias, distances).double()
@@ -101,7 +102,7 @@ class FourFold(Detector):
         trust = len(bank) / (len(bank) + head.n_classes)
         self.register_buffer("distances", distances)
         self.register_buffers(
-            **_in_type(fit_signs(h, labels, head), head.weight)._asdict(),
+            **_match_head(fit_signs(h, labels, head), head.weight)._asdict(),
             weights_=values.new_tensor([trust * direction, trust * length, margin, curvature, (1 - trust) * direction]),
             usual_=values.mean(dim=0),
             deviation_=values.std(dim=0, correction=0).clamp_min(SMALLEST_DIVISOR),
@@ -121,7 +122,7 @@ class FourFold(Detector):
     def _standardise(self, h: Tensor, logits: Tensor | None = None) -> Tensor:
         bias, distances = self._buffers.get("bias"), self._buffers.get("distances")
         values = measure_signs(h, self._learnt, self.weight, bias, distances, logits)
-        # Files from before doubt was a sign have four of them, and no weights_.
+        # Files written before doubt was added have four signs and no weights_.
         return (values[:, : len(self.usual_)] - self.usual_) / self.deviation_
 
     def pairs(self, h: Tensor, k: int) -> Pairs:
@@ -146,25 +147,25 @@ class FourFold(Detector):
     def _check(self, samples: int) -> None:
         for name, weight in zip(SIGNS, self.weights, strict=False):
             if not isinstance(weight, Real) or not 0 <= weight < torch.inf:
-                raise MethodRefused(f"the weight {name} must be a number that is not negative, got {weight!r}.")
+                raise MethodRefusedError(f"the weight {name} must be a non-negative number, got {weight!r}.")
         if not any(self.weights):
-            raise MethodRefused("all four weights are 0, so every score would be 0. Give at least one of them.")
+            raise MethodRefusedError("all four weights are 0, so every score would be 0. Give at least one of them.")
         if not isinstance(self.folds, int) or self.folds < 2:
-            raise MethodRefused(f"folds must be a whole number of at least 2, got {self.folds!r}.")
+            raise MethodRefusedError(f"folds must be a whole number of at least 2, got {self.folds!r}.")
         if samples < max(FEWEST, self.folds):
-            raise MethodRefused(
-                f"FourFold learns from at least {max(FEWEST, self.folds)} samples, but this bank has {samples}. "
-                "Give more ID data, or use a method that learns from the head alone, such as msp."
+            raise MethodRefusedError(
+                f"FourFold needs at least {max(FEWEST, self.folds)} samples, but this bank has {samples}. "
+                "Pass more ID data, or use a method that needs only the head, such as msp."
             )
         if samples < FEW:
             warnings.warn(
-                f"FourFold learns a covariance, and {samples} samples are few for that. Give at least {FEW}, "
+                f"FourFold estimates a covariance, and {samples} samples are few for that. Pass at least {FEW}, "
                 "better 200.",
                 stacklevel=5,
             )
 
 
-def _in_type(signs: Signs, weight: Tensor) -> Signs:
-    """Return the signs on the device of the head, in float64 unless they are wide: as :func:`widen` does for heads."""
+def _match_head(signs: Signs, weight: Tensor) -> Signs:
+    """Return the signs on the device of the head, in float64 unless they are large, like :func:`widen` for heads."""
     dtype = weight.dtype if signs.whitening.numel() > WIDE_WEIGHTS or weight.device.type == "mps" else torch.float64
     return Signs(*(values.to(weight.device, dtype) for values in signs))

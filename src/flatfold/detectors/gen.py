@@ -31,12 +31,12 @@ class Gen(Detector):
 
     .. math:: s(h) = \sum_{c \in \text{top } M} p_c^\gamma (1 - p_c)^\gamma, \qquad p = \operatorname{softmax}(W h + b)
 
-    A small power makes much of :math:`1 - p`, of which float32 keeps nothing near p = 1; it is taken from the
-    probabilities of the other classes, in float64 unless the head is very large.
+    A small power amplifies :math:`1 - p`, which float32 rounds to 0 near p = 1; it is computed from the probabilities
+    of the other classes, in float64 unless the head is very large.
 
     Args:
         gamma: The power, above 0.
-        top: M, how many of the largest probabilities count; all if there are fewer classes.
+        top: M, the number of the largest probabilities that count; all if there are fewer classes.
     """
 
     def __init__(self, gamma: float = 0.1, top: int = 100) -> None:

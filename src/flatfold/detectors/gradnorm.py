@@ -1,4 +1,4 @@
-"""GradNorm: the size of the gradient that would pull a prediction towards the uniform one.
+"""GradNorm: norm of the gradient of the divergence between the prediction and the uniform distribution.
 
 Huang, Geng and Li, "On the Importance of Gradients for Detecting Distributional Shifts in the Wild", NeurIPS 2021.
 """
@@ -25,7 +25,7 @@ class GradNorm(Detector):
 
     .. math:: s(h) = -\Big\| \frac{\partial}{\partial W} \sum_c -\log p_c \Big\|_1 = -\|h\|_1 \sum_c |C p_c - 1|
 
-    In closed form: no backward pass.
+    In closed form, without a backward pass.
     """
 
     def score(self, h: Tensor) -> Tensor:

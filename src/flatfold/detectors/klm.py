@@ -1,4 +1,4 @@
-"""KLM: how far the class probabilities are from those usual for any class.
+"""KLM: divergence of the class probabilities from the mean probabilities of the nearest class.
 
 Hendrycks et al., "Scaling Out-of-Distribution Detection for Real-World Settings", ICML 2022.
 """
@@ -8,13 +8,13 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double, entry_chunks
-from ..core.validation import MethodRefused
+from ..errors import MethodRefusedError
 from .base import Detector
 from .mls import PAPER as MLS
 from .registry import register
 
 SMALLEST = torch.finfo(torch.float32).tiny
-WIDE_ENTRIES = 2**27  # of the means, up to which they are kept in float64: 1 GB
+WIDE_ENTRIES = 2**27  # largest number of entries of the means stored in float64: 1 GB
 MOST_ENTRIES = 2**29
 
 
@@ -24,9 +24,9 @@ class Klm(Detector):
 
     .. math:: s(h) = \min_c \operatorname{KL}(p \,\|\, m_c), \qquad m_c = \operatorname{mean}\{ p_i : \hat y_i = c \}
 
-    Needs no labels. A class that the bank never predicts has no mean: in the paper it is certainty of that class, from
-    which the divergence of any softmax is infinite. The means of the others take a number for each of them and each
-    class of the head, up to 2 GB.
+    Needs no labels. A class that is never predicted on the bank has no mean: in the paper its mean is a one-hot vector,
+    from which the divergence of any softmax is infinite. The means of the others have one entry for each of them and
+    each class of the head, up to 2 GB.
     """
 
     log_means: Tensor
@@ -36,8 +36,8 @@ class Klm(Detector):
         seen, rows, counts = torch.unique(predicted, return_inverse=True, return_counts=True)
         entries = len(seen) * head.n_classes
         if entries > MOST_ENTRIES:
-            raise MethodRefused(
-                f"KLM would keep {head.n_classes} mean probabilities of each of {len(seen)} predicted classes, which "
+            raise MethodRefusedError(
+                f"KLM would store {head.n_classes} mean probabilities for each of {len(seen)} predicted classes, which "
                 f"takes {4 * entries / 1e9:.1f} GB. Fit it on fewer samples, or use another method."
             )
         dtype = torch.float64 if entries <= WIDE_ENTRIES else torch.float32
@@ -46,7 +46,7 @@ class Klm(Detector):
             probs = as_double(head(bank.features[part])).softmax(dim=-1)
             means.index_add_(0, rows[part].to(means.device), probs.to(dtype))
         means.div_(counts[:, None].to(means))
-        # Probabilities below what a float can hold still have a logarithm: 0 * log 0 would be no number.
+        # Clamped so that probabilities that underflow still have a logarithm: 0 * log 0 would be NaN.
         self.register_buffer("log_means", means.clamp_min_(SMALLEST).log_())
 
     def score(self, h: Tensor) -> Tensor:

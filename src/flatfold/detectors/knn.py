@@ -38,13 +38,13 @@ class Knn(Detector):
 
     .. math:: s(h) = \| \bar h - \bar h_{(k)} \|^2, \qquad \bar h = h / \|h\|
 
-    Exact, by matrix products over chunks of the bank. The features of the bank are not copied: do not change them
-    afterwards. Features of zeros stay zeros, at distance 1 from all others. Neighbours whose distances agree to about
-    1e-7 may be interchanged.
+    Exact, by matrix products over chunks of the bank. The features of the bank are not copied: do not modify them
+    afterwards. Zero features stay zero, at distance 1 from all others. Neighbours whose distances agree to about 1e-7
+    may be interchanged.
 
     Args:
         k: Rank of the neighbour.
-        storage: ``"float16"`` keeps a copy of half the size instead; distances are then good to about 1e-3.
+        storage: ``"float16"`` stores a copy of half the size instead; distances are then accurate to about 1e-3.
     """
 
     bank: Tensor

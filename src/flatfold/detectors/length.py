@@ -13,11 +13,11 @@ from .registry import register
 
 @register("length", full_name="Norm of the features", cite=(FLATFOLD,), fits_on="val", needs_labels=False)
 class Length(Detector):
-    r"""Squared deviation of the log norm of the features from what is usual for the predicted class.
+    r"""Squared deviation of the log norm of the features from its mean for the predicted class.
 
     .. math:: s(h) = (\log \|h\| - l_k)^2, \qquad k = \arg\max_j z_j
 
-    :math:`l_k` is the mean over samples that are predicted as k, drawn towards the overall mean by empirical Bayes.
+    :math:`l_k` is the mean over samples predicted as k, shrunk towards the overall mean by empirical Bayes.
     """
 
     lengths: Tensor

@@ -1,7 +1,7 @@
-"""LTS: the energy of logits that are scaled by how much of the features sits in few entries.
+"""LTS: energy of logits scaled by how concentrated the features are in few entries.
 
-Djurisic, Liu and Nikolic, "Logit Scaling for Out-of-Distribution Detection", 2024. A sibling of SCALE; the bias of the
-head is scaled too, so this is no shaping of features. Negative features count as 0 in the factor, as in the authors'
+Djurisic, Liu and Nikolic, "Logit Scaling for Out-of-Distribution Detection", 2024. A variant of SCALE; the bias of the
+head is scaled too, so this is not a shaping of features. Negative features count as 0 in the factor, as in the authors'
 code; the paper does not mention them.
 """
 
@@ -31,7 +31,7 @@ class Lts(Detector):
         S = \Big( \sum_j h_j^+ \Big/ \sum_{j \in \text{top } k} h_j^+ \Big)^2, \qquad
         k = d - \operatorname{round}(d \cdot \text{percentile} / 100)
 
-    with :math:`h^+ = \max(h, 0)` and k at least 1. S is 0 where no feature is positive.
+    with :math:`h^+ = \max(h, 0)` and k at least 1. S is 0 if no feature is positive.
 
     Args:
         percentile: Share of entries that do not count among the largest, in percent; the paper's p is the others'.

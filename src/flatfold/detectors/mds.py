@@ -1,4 +1,4 @@
-"""MDS: the Mahalanobis distance to the nearest class.
+"""MDS: Mahalanobis distance to the nearest class.
 
 Lee et al., "A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks", NeurIPS
 2018; on the penultimate features, without input noise, as OpenOOD evaluates it.
@@ -30,7 +30,7 @@ class Mds(Detector):
     .. math:: s(h) = \min_c\, (h - \mu_c)^\top \Sigma^{+} (h - \mu_c), \qquad
         \Sigma = \frac1n \sum_i (h_i - \mu_{y_i})(h_i - \mu_{y_i})^\top
 
-    ``fit`` needs labels; classes that do not occur are not compared with. On features of unit length,
+    ``fit`` needs labels; classes without samples are ignored. On features of unit length,
     ``create("mds", alpha=1)``, this is Mahalanobis++ (Mueller and Hein, 2025).
     """
 

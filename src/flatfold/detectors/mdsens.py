@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
-from ..core.validation import MethodRefused, check_above_zero
+from ..core.validation import check_above_zero
+from ..errors import MethodRefusedError
 from .base import Batches, InputDetector, perturb
 from .mds import PAPER as MDS
 from .registry import register
@@ -31,16 +32,16 @@ class MdsEns(InputDetector):
     .. math:: s(x) = \sum_\ell \alpha_\ell \min_c \tfrac12 d_{\ell c}\big(f_\ell(x'_\ell)\big), \qquad
         x'_\ell = x - \epsilon\, \operatorname{sign}\!\big( \nabla_x \min_c \tfrac12 d_{\ell c}(f_\ell(x)) \big) / 0.5
 
-    :math:`f_\ell` is a layer averaged over its pixels, with a Gaussian per class that share a covariance. What OpenOOD
-    reports under this name has a single layer, the stem, and that is the default. Fitting needs labels.
+    :math:`f_\ell` is a layer averaged over its pixels, with a Gaussian per class and a shared covariance. OpenOOD's
+    results under this name use a single layer, the stem, which is the default. Fitting needs labels.
 
     Args:
         epsilon: Length of the step.
-        layers: Of the network, for ``layers_of(model, batch, detector.layers)``, which makes the function that ``fit``
-            takes: ``"stem"``, the input of the second convolution; ``"stages"``, an ensemble of the stem, the last
+        layers: Layers of the network for ``layers_of(model, batch, detector.layers)``, which builds the function passed
+            to ``fit``: ``"stem"``, the input of the second convolution; ``"stages"``, an ensemble of the stem, the last
             activation at each resolution but the smallest, and the features; or names of modules, whose outputs are
-            taken. Each is averaged over all dimensions but the first two.
-        weights: :math:`\alpha_\ell`, one per layer. None means 1 for a single layer, and for several one over the
+            used. Each is averaged over all dimensions but the first two.
+        weights: :math:`\alpha_\ell`, one per layer. None means 1 for a single layer, and for several the inverse
             standard deviation of the layer's distances on the training data, so that all layers count equally.
     """
 
@@ -63,7 +64,9 @@ class MdsEns(InputDetector):
         check_above_zero("epsilon", self.epsilon, "0.0014", or_zero=True)
         seen = [(self._pooled(x), labels) for x, labels in batches]
         if not seen or any(labels is None for _, labels in seen):
-            raise MethodRefused("MDSEns needs labelled inputs. Call .fit(network, batches) with pairs (x, labels).")
+            raise MethodRefusedError(
+                "MDSEns needs labelled inputs. Call .fit(network, batches) with pairs (x, labels)."
+            )
         labels = torch.cat([labels for _, labels in seen if labels is not None])
         gaussians = [
             fit_gaussian(torch.cat(parts), labels.to(parts[0].device))
@@ -84,7 +87,7 @@ class MdsEns(InputDetector):
     def _layer_weights(self, spreads: Tensor) -> Tensor:
         if self.weights is not None:
             if not isinstance(self.weights, Sequence) or len(self.weights) != len(spreads):
-                raise MethodRefused(f"weights must be one number per layer, {len(spreads)}, got {self.weights!r}.")
+                raise MethodRefusedError(f"weights must be one number per layer, {len(spreads)}, got {self.weights!r}.")
             return spreads.new_tensor(self.weights)
         return torch.ones_like(spreads) if len(spreads) == 1 else 1 / spreads
 

@@ -1,4 +1,4 @@
-"""MSP: the softmax probability of the predicted class, the baseline of all baselines.
+"""MSP: the softmax probability of the predicted class, the standard baseline.
 
 Hendrycks and Gimpel, "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural Networks",
 ICLR 2017.
@@ -32,7 +32,7 @@ class Msp(Detector):
     In float32 a confident sample saturates at exactly -1, which creates ties; the reference does the same.
 
     Args:
-        logarithm: Score by :math:`\log (1 / \max_c p_c - 1)` instead: the same order, and no ties.
+        logarithm: Score by :math:`\log (1 / \max_c p_c - 1)` instead: the same ranking, without ties.
     """
 
     def __init__(self, logarithm: bool = False) -> None:
@@ -51,8 +51,8 @@ class Msp(Detector):
         return others - logits.amax(dim=-1)
 
     def score_range(self) -> tuple[float, float]:
-        """Return -1 and minus one over the number of classes; the logarithm has no least value."""
+        """Return -1 and minus one over the number of classes; the logarithm is unbounded."""
         c, eps = len(self.fitted_weight), torch.finfo(self.fitted_weight.dtype).eps
         if self.logarithm:
             return -torch.inf, torch.inf
-        return -1.0, -(1 - c * eps) / c  # the denominator of equal classes is a sum of c rounded terms
+        return -1.0, -(1 - c * eps) / c  # with equal classes, the denominator is a sum of c rounded terms

@@ -1,4 +1,4 @@
-"""NAC: how common the states of the neurons of an input were on the training data.
+"""NAC: frequency of the states of an input's neurons on the training data.
 
 Liu et al., "Neuron Activation Coverage: Rethinking Out-of-distribution Detection and Generalization", ICLR 2024.
 """
@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..core.validation import MethodRefused, check_above_zero
+from ..core.validation import check_above_zero
+from ..errors import MethodRefusedError
 from .base import Batches, InputDetector
 from .citations import Work
 from .registry import register
@@ -46,16 +47,17 @@ class Nac(InputDetector):
     A layer and its gradient are each summed over pixels, and intervals are narrow around 1/2, the state of a neuron
     without influence, both as in the authors' code; pytorch-ood averages the product of the two over pixels, and has
     intervals that are narrow at 0 and 1. The authors count O inputs of 1000, which is a threshold of O / 1000 here, so
-    that more training data does not change its meaning, and average over layers, which ranks inputs in the same way.
-    The defaults are theirs for the last layer of a ResNet-18 on CIFAR-10. They tune a steepness for each network and
-    layer, between 0.001 and 5000: it must suit the size of features and weights, or most states are 0, 1/2 or 1.
+    that its meaning does not depend on the amount of training data, and average over layers, which ranks inputs in the
+    same way. The defaults are theirs for the last layer of a ResNet-18 on CIFAR-10. They tune a steepness for each
+    network and layer, between 0.001 and 5000: it must match the scale of features and weights, or most states are 0,
+    1/2 or 1.
 
     Args:
         steepness: :math:`\alpha`, one number, or one per layer.
-        threshold: r, the share of the training data from which on an interval is covered: one number, or one per layer.
-        bins: The authors' M, even, whose edges make M - 2 intervals: one number, or one per layer.
-        layers: Of the network beside its features, which come last, for ``layers_and_head(model, batch,
-            detector.layers)``, which makes the function that ``fit`` takes: none, ``"stem"``, ``"stages"``, or names of
+        threshold: r, the minimum share of the training data in a covered interval: one number, or one per layer.
+        bins: The authors' M, an even number whose edges define M - 2 intervals: one number, or one per layer.
+        layers: Layers of the network in addition to its features, which come last, for ``layers_and_head(model, batch,
+            detector.layers)``, which builds the function passed to ``fit``: none, ``"stem"``, ``"stages"``, or names of
             modules, as for :class:`MdsEns`.
     """
 
@@ -76,21 +78,21 @@ class Nac(InputDetector):
 
     def learn(self, batches: Batches) -> None:
         """Count the training inputs in each interval of each neuron."""
-        for steepness in _each(self.steepness):
+        for steepness in _to_list(self.steepness):
             check_above_zero("steepness", steepness, "100")
-        for threshold in _each(self.threshold):
+        for threshold in _to_list(self.threshold):
             check_above_zero("threshold", threshold, "0.05")
-        for bins in _each(self.bins):
+        for bins in _to_list(self.bins):
             if isinstance(bins, bool) or not isinstance(bins, int) or bins < 4 or bins % 2:
-                raise MethodRefused(f"bins must be an even number from 4 on, got {bins!r}.")
+                raise MethodRefusedError(f"bins must be an even number of at least 4, got {bins!r}.")
         counts: list[Tensor] = []
         rows = 0
         for x, _ in batches:
             rows += len(x)
-            found = [_count(*state) for state in self._states(x.detach().clone())]
+            found = [_count_states(*state) for state in self._states(x.detach().clone())]
             counts = [a + b for a, b in zip(counts, found, strict=True)] if counts else found
         if not rows:
-            raise MethodRefused("NAC learns from inputs. Call .fit(network, batches) with pairs (x, labels).")
+            raise MethodRefusedError("NAC is fitted on inputs. Call .fit(network, batches) with pairs (x, labels).")
         for index, (count, r) in enumerate(zip(counts, self._per_layer("threshold", len(counts)), strict=True)):
             self.register_buffer(f"coverage{index}", (count.to(x.dtype) / (rows * r)).clamp_max(1.0))
 
@@ -112,34 +114,36 @@ class Nac(InputDetector):
             divergence = -head(layers[-1]).log_softmax(dim=-1).mean(dim=-1)  # up to a constant
             gradients = torch.autograd.grad(divergence.sum(), layers, allow_unused=True)
         if any(gradient is None for gradient in gradients):
-            raise MethodRefused(
-                "the logits do not depend on one of the layers. Name layers that the features come from."
+            raise MethodRefusedError(
+                "the logits do not depend on one of the layers. Choose layers that the features are computed from."
             )
         states = []
         settings = self._per_layer("steepness", len(layers)), self._per_layer("bins", len(layers))
         for layer, gradient, steepness, bins in zip(layers, gradients, *settings, strict=True):
-            state = (steepness * _summed(layer.detach()) * _summed(gradient)).sigmoid()
+            state = (steepness * _sum_positions(layer.detach()) * _sum_positions(gradient)).sigmoid()
             edges = inner_edges(bins).to(state)
             states.append((torch.bucketize(state, edges, right=True), len(edges) + 1))
         return states
 
     def _per_layer(self, name: str, layers: int) -> list[Any]:
-        values = _each(getattr(self, name))
+        values = _to_list(getattr(self, name))
         if len(values) not in (1, layers):
-            raise MethodRefused(f"{name} must be one number, or {layers}, one per layer, got {getattr(self, name)!r}.")
+            raise MethodRefusedError(
+                f"{name} must be one number, or {layers}, one per layer, got {getattr(self, name)!r}."
+            )
         return values if len(values) == layers else values * layers
 
 
-def _each(values: Any) -> list[Any]:
+def _to_list(values: Any) -> list[Any]:
     return list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values]
 
 
-def _summed(layer: Tensor) -> Tensor:
+def _sum_positions(layer: Tensor) -> Tensor:
     return layer.flatten(2).sum(dim=-1) if layer.ndim > 2 else layer
 
 
-def _count(state: Tensor, intervals: int) -> Tensor:
-    """Return how often each neuron was in each interval, ``(neurons, intervals)``."""
+def _count_states(state: Tensor, intervals: int) -> Tensor:
+    """Count the inputs in each interval of each neuron, ``(neurons, intervals)``."""
     neurons = state.shape[1]
     first = intervals * torch.arange(neurons, device=state.device)
     return torch.bincount((state + first).flatten(), minlength=neurons * intervals).view(neurons, intervals)

@@ -1,4 +1,4 @@
-"""NCI: how well a feature, seen from the mean of all, points along the weight of its predicted class.
+"""NCI: alignment of the centred feature with the weight of its predicted class.
 
 Liu and Qin, "Detecting Out-of-Distribution Through the Lens of Neural Collapse", CVPR 2025.
 """
@@ -32,14 +32,14 @@ PAPER = Work(
     grid={"strength": (1e-4, 1e-3, 1e-2, 1e-1)},
 )
 class Nci(Detector):
-    r"""Minus the proximity to the class weight and a share of the feature's size.
+    r"""Minus the proximity to the class weight, minus a multiple of the feature's L1 norm.
 
     .. math:: s(h) = -\frac{\langle w_{\hat y},\, h - \mu \rangle}{\|h - \mu\|} - \lambda \|h\|_1
 
     with :math:`\mu` the mean of the training features.
 
     Args:
-        strength: :math:`\lambda`, how much the size of the feature counts.
+        strength: :math:`\lambda`, the weight of the L1 norm.
     """
 
     centre: Tensor

@@ -1,4 +1,4 @@
-"""NECO: which share of a feature lies in the principal space of the training features, times the largest logit.
+"""NECO: share of a feature in the principal space of the training features, times the largest logit.
 
 Ben Ammar et al., "NECO: NEural Collapse Based Out-of-distribution detection", ICLR 2024.
 """
@@ -10,7 +10,8 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import class_means
 from ..core.hessian import as_double, row_chunks
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
-from ..core.validation import MethodRefused, check_choice
+from ..core.validation import check_choice
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -39,13 +40,13 @@ class Neco(Detector):
 
     .. math:: s(h) = -\frac{\|V^\top x\|}{\|x\|} \max_c z_c, \qquad x_j = (h_j - \mu_j) / \sigma_j
 
-    V spans the ``dim`` directions in which the standardised training features vary most. A feature that is constant
-    there is not divided. The authors tune ``dim`` for each network.
+    V spans the ``dim`` directions in which the standardised training features vary most. A feature that is constant on
+    the training data is not divided. The authors tune ``dim`` for each network.
 
     Args:
-        dim: None takes one less than there are classes, the dimension of collapsed class means, but at most 100 and
-            less than there are features.
-        times_logit: False leaves the largest logit out, as the authors do for ResNets.
+        dim: None means the number of classes minus one, the dimension of collapsed class means, but at most 100 and
+            less than the number of features.
+        times_logit: False omits the largest logit, as the authors do for ResNets.
     """
 
     centre: Tensor
@@ -62,7 +63,7 @@ class Neco(Detector):
         most = head.width - 1
         dim = max(1, min(head.n_classes - 1, MOST_DIMENSIONS, most)) if self.dim is None else self.dim
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= most:
-            raise MethodRefused(f"dim must be a whole number from 1 to {most}, got {dim!r}. None takes a default.")
+            raise MethodRefusedError(f"dim must be a whole number from 1 to {most}, got {dim!r}. None uses a default.")
         one = torch.zeros(len(bank), dtype=torch.int64, device=bank.features.device)
         centre = class_means(bank.features, one)[1][0]
         scatter = centre.new_zeros(head.width, head.width)
@@ -72,7 +73,7 @@ class Neco(Detector):
         spread = (scatter.diagonal() / len(bank)).sqrt()
         varies = spread > 10 * torch.finfo(bank.features.dtype).eps * centre.abs()  # by more than rounding
         if not bool(varies.any()):
-            raise MethodRefused("NECO needs features that differ, but all samples of the bank have the same ones.")
+            raise MethodRefusedError("NECO needs features that vary, but all samples of the bank are equal.")
         spread = torch.where(varies, spread, 1.0)
         principal = torch.linalg.eigh(scatter / spread / spread[:, None]).eigenvectors[:, -dim:]
         learnt = {"centre": centre, "spread": spread, "principal": principal.contiguous()}

@@ -1,4 +1,4 @@
-"""NNGuide: the energy, trusted as far as the nearest training samples agree.
+"""NNGuide: the energy, weighted by the similarity to the nearest training samples.
 
 Park, Jung and Teoh, "Nearest Neighbor Guidance for Out-of-Distribution Detection", ICCV 2023.
 """
@@ -11,7 +11,8 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.neighbours import largest_products
 from ..core.shaping import partially_normalised
-from ..core.validation import MethodRefused, check_count
+from ..core.validation import check_count
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -34,12 +35,12 @@ class NNGuide(Detector):
         \qquad b_i = \bar h_i \log \sum_c e^{z_{ic}}, \qquad \bar h = h / \|h\|
 
     Args:
-        k: How many of the largest inner products guide.
-        share: Which part of the training features is kept, but at least k of them.
-        seed: None keeps the first ones as OpenOOD does, which in data sorted by class are of few classes. A number
+        k: Number of the largest inner products averaged in the guidance.
+        share: Share of the training features that is stored, but at least k.
+        seed: None stores the first ones as OpenOOD does; in data sorted by class these come from few classes. A number
             draws them at random.
-        batch_size: Whole batches are kept, as many as hold more than ``share``: OpenOOD stops reading there, and its
-            batches have 200 images.
+        batch_size: The share is rounded up to whole batches: OpenOOD stops reading after the batch that exceeds it, and
+            its batches have 200 images.
     """
 
     bank: Tensor
@@ -54,9 +55,9 @@ class NNGuide(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_count("k", self.k, len(bank), "samples in the bank")
         if not isinstance(self.share, Real) or not 0 < self.share <= 1:
-            raise MethodRefused(f"share must be above 0 and at most 1, got {self.share!r}. 0.01 is customary.")
+            raise MethodRefusedError(f"share must be above 0 and at most 1, got {self.share!r}. 0.01 is customary.")
         if self.seed is not None and not isinstance(self.seed, int):
-            raise MethodRefused(f"seed must be a whole number, or None for the first samples, got {self.seed!r}.")
+            raise MethodRefusedError(f"seed must be a whole number, or None for the first samples, got {self.seed!r}.")
         check_count("batch_size", self.batch_size)
         count = max(self.k, (int(self.share * len(bank)) // self.batch_size + 1) * self.batch_size)
         rows = torch.arange(len(bank))

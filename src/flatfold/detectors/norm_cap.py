@@ -1,7 +1,7 @@
-"""A cap on the norms of features.
+"""Cap on the norms of features.
 
-Energy and FOLD trust long features, and OOD features can be longer than any ID features. Normalisation changes all
-norms; a cap only those above it. Not in the paper; see the study in ``docs/studies/autofold.md``.
+Energy and FOLD give long features low scores, and OOD features can be longer than all ID features. Normalisation
+changes all norms; a cap changes only larger ones. Not in the paper; see the study in ``docs/studies/autofold.md``.
 """
 
 from torch import Tensor
@@ -20,12 +20,12 @@ from .shaped import Shaped, Shaping
 
 
 class NormCap(Shaping):
-    r"""Features shortened to a percentile of in-distribution norms where they are longer.
+    r"""Scale longer features down to a percentile of in-distribution norms.
 
     .. math:: h' = h \cdot \min(1, c / \|h\|)
 
     Args:
-        percentile: Share of in-distribution features, in percent, that stay as they are.
+        percentile: Share of in-distribution features, in percent, that stay unchanged.
     """
 
     longest_: Tensor
@@ -36,7 +36,7 @@ class NormCap(Shaping):
 
     def learn(self, bank: FeatureBank) -> None:
         longest = percentile_threshold(row_norms(bank.features), self.percentile)
-        # Features that are all zeros would otherwise be divided by their own norm.
+        # If all features are zeros, the cap would be 0.
         self.register_buffer("longest_", bank.features.new_tensor(max(longest, SMALLEST_DIVISOR)))
 
     def forward(self, h: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ PERCENTILES = (25, 50, 75, 90)
     grid={"percentile": PERCENTILES},
 )
 def make_ebo_c(percentile: float = 50, temperature: float = 1.0) -> Detector:
-    """Energy of features whose norms are capped."""
+    """Energy of features with capped norms."""
     return Shaped(NormCap(percentile), Ebo(temperature))
 
 
@@ -68,7 +68,7 @@ def make_ebo_c(percentile: float = 50, temperature: float = 1.0) -> Detector:
     grid={"percentile": PERCENTILES, "alpha": ALPHAS},
 )
 def make_fold_c(alpha: float = 0.25, percentile: float = 50, score_norm: ScoreNorm = None) -> Detector:
-    """FOLD on features whose norms are capped."""
+    """FOLD on features with capped norms."""
     return Shaped(NormCap(percentile), Fold(alpha, score_norm))
 
 
@@ -80,5 +80,5 @@ def make_fold_c(alpha: float = 0.25, percentile: float = 50, score_norm: ScoreNo
     grid={"percentile": PERCENTILES, "times": TIMES},
 )
 def make_fold_ct(percentile: float = 50, times: float = 1.0) -> Detector:
-    """FOLD at a fitted temperature on features whose norms are capped: the curvature of FourFold."""
+    """FOLD at a fitted temperature on features with capped norms: the curvature of FourFold."""
     return Shaped(NormCap(percentile), FoldT(alpha=0.0, times=times))

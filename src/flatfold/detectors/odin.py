@@ -1,4 +1,4 @@
-"""ODIN: MSP at a high temperature, after a small step that makes the prediction surer.
+"""ODIN: MSP at a high temperature, after a small step that increases the confidence of the prediction.
 
 Liang, Li and Srikant, "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks", ICLR 2018.
 """
@@ -32,19 +32,19 @@ PAPER = Work(
     grid={"temperature": (1, 10, 100, 1000), "epsilon": (0.0014, 0.0028)},
 )
 class Odin(InputDetector):
-    r"""Minus the largest class probability of a slightly moved input.
+    r"""Minus the largest class probability of a slightly perturbed input.
 
     .. math:: s(x) = -\max_c \operatorname{softmax}(z(x') / T)_c, \qquad
         x' = x - \epsilon\, \operatorname{sign}\!\big( \nabla_x\, {-\log} \operatorname{softmax}(z(x) / T)_{\hat y}
         \big) / \sigma
 
-    The reference averages the loss over the batch and divides by T, so that its float32 gradients may vanish; here they
-    are neither, which changes no sign, and a score does not depend on the size of the batch.
+    The reference averages the loss over the batch and divides by T, so that its float32 gradients may underflow. Here
+    neither is done, which changes no sign, and a score does not depend on the batch size.
 
     Args:
         temperature: T, above 0.
         epsilon: Length of the step on the scale of pixels in [0, 1].
-        std: :math:`\sigma`, what the channels were divided by in normalisation: one number, or one per channel.
+        std: :math:`\sigma`, the divisor of the channels in normalisation: one number, or one per channel.
     """
 
     sees = "logits"
@@ -60,7 +60,7 @@ class Odin(InputDetector):
         check_above_zero("temperature", self.temperature, "1000")
         check_above_zero("epsilon", self.epsilon, "0.0014", or_zero=True)
         for deviation in self.std if isinstance(self.std, Sequence) else [self.std]:
-            check_above_zero("std", deviation, "What the images were divided by")
+            check_above_zero("std", deviation, "The standard deviation used in normalisation")
 
     def score(self, x: Tensor) -> Tensor:
         moved = perturb(x, self._loss, self.epsilon, self.std, self.largest_only)

@@ -1,4 +1,4 @@
-"""OpenMax: the probability of an unknown class, from the distances of logits to those of the training data.
+"""OpenMax: probability of an unknown class, from distances between logits and those of the training data.
 
 Bendale and Boult, "Towards Open Set Deep Networks", CVPR 2016; as OpenOOD evaluates it.
 """
@@ -30,22 +30,23 @@ PAPER = Work(
 class OpenMax(Detector):
     r"""Probability of an additional, unknown class.
 
-    For each class, the mean logits :math:`m_c` of its correctly classified samples, and a Weibull :math:`w_c` of the
-    largest distances :math:`\|z - m_c\|` among them. The r-th likeliest class gives up a share of its logit:
+    :math:`m_c` are the mean logits of the correctly classified samples of a class, and :math:`w_c` is a Weibull
+    distribution fitted to the largest distances :math:`\|z - m_c\|` among them. The logit of the r-th likeliest class
+    is reduced by a share:
 
     .. math:: v_c = z_c (1 - \omega_c w_c), \qquad u = \sum_c z_c\, \omega_c w_c, \qquad
         s(h) = \frac{e^u}{\sum_c e^{v_c} + e^u}, \qquad \omega = 1,\, \tfrac23,\, \tfrac13,\, 0,\, \dots
 
-    Distances between logits do not need all of them where there are more classes than features: with :math:`W = Q R`
-    and orthonormal columns of Q, :math:`\|z - m_c\| = \|R (h - h_c)\|`, :math:`h_c` the mean features of the class.
+    With more classes than features, distances are computed without the logits: with :math:`W = Q R` and orthonormal
+    columns of Q, :math:`\|z - m_c\| = \|R (h - h_c)\|`, :math:`h_c` the mean features of the class.
 
     A class without a correctly classified sample uses all its samples, with a warning; one whose tail distances are all
-    equal gets a step instead of a Weibull.
+    equal uses a step function instead of a Weibull.
 
     Args:
         tail: Number of the largest distances that the Weibull of a class is fitted to.
-        top: Number of classes that give up a share, 3 in :math:`\omega` above; all if there are fewer.
-        logarithm: Score by the log-odds instead, which have the same order and do not saturate at 1 in float32.
+        top: Number of classes whose logits are reduced, 3 in :math:`\omega` above; all if there are fewer.
+        logarithm: Score by the log-odds instead, which have the same ranking and do not saturate at 1 in float32.
     """
 
     means: Tensor
@@ -92,7 +93,7 @@ class OpenMax(Detector):
 
 
 def _largest(distances: Tensor, labels: Tensor, used: Tensor, n_classes: int, tail: int) -> tuple[Tensor, Tensor]:
-    """Return the largest distances of each class, ``(c, tail)``, and which entries are distances."""
+    """Return the largest distances of each class, ``(c, tail)``, and the mask of valid entries."""
     distances = distances[used]
     order = distances.argsort(descending=True)
     order = order[labels[used][order].argsort(stable=True)]  # by class, the largest distance first

@@ -1,4 +1,4 @@
-"""pNML: the regret of the last layer, large for features in directions that the training data hardly has.
+"""pNML: regret of the last layer, large for features in directions that are rare in the training data.
 
 Bibas, Feder and Hassner, "Single Layer Predictive Normalized Maximum Likelihood for Out-of-Distribution Detection",
 NeurIPS 2021.
@@ -11,7 +11,8 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import whitening_of
 from ..core.hessian import as_double, row_chunks
 from ..core.shaping import partially_normalised
-from ..core.validation import MethodRefused, check_choice
+from ..core.validation import check_choice
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -36,18 +37,18 @@ SMALLEST = 1e-12  # probability, as in pytorch-ood
     grid={"unit_logits": (True, False)},
 )
 class Pnml(Detector):
-    r"""Logarithm of the sum of the probabilities that each class could reach, relative to that of C classes.
+    r"""Logarithm of the sum of the probabilities that each class could reach, relative to log C for C classes.
 
     .. math:: s(h) = \frac{1}{\log C} \log \sum_c \frac{p_c}{p_c + (1 - p_c)\, p_c^{\kappa}}, \qquad
         \kappa = \max\Big( \frac{q}{1 + q}, \|u_\perp\|^2 \Big), \qquad
         q = u^\top \Big( \sum_i u_i u_i^\top \Big)^{\!+} u, \qquad u = h / \|h\|
 
-    with :math:`p = \operatorname{softmax}(W u + b)` and :math:`u_\perp` the part of u in directions that no training
-    sample has. It is 0 where the training features span all directions; elsewhere, pytorch-ood leaves it out, so that
-    a feature outside of the training data has the regret 0 there.
+    with :math:`p = \operatorname{softmax}(W u + b)` and :math:`u_\perp` the component of u outside the span of the
+    training features. It is 0 if the training features span all directions; otherwise, pytorch-ood omits it, so that a
+    feature outside the span has regret 0 there.
 
     Args:
-        unit_logits: False takes the network's own probabilities, :math:`p = \operatorname{softmax}(W h + b)`. These
+        unit_logits: False uses the network's own probabilities, :math:`p = \operatorname{softmax}(W h + b)`. These
             were better on each network that we tried.
     """
 
@@ -64,7 +65,7 @@ class Pnml(Detector):
             units = partially_normalised(as_double(bank.features[part]), 1.0)
             gram.addmm_(units.mT, units)
         if not bool(gram.any()):
-            raise MethodRefused("pNML needs the directions of features, but all of these are 0. Check the bank.")
+            raise MethodRefusedError("pNML needs non-zero features, but all features are 0. Check the bank.")
         self.register_buffer("whitening", whitening_of(gram))
 
     def score(self, h: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""ReAct: clip unusually large activations before the energy is taken.
+"""ReAct: clip unusually large activations before computing the energy.
 
 Sun, Guo and Li, "ReAct: Out-of-distribution Detection With Rectified Activations", NeurIPS 2021.
 """
@@ -24,15 +24,15 @@ PAPER = Work(
 
 
 class ReAct(Shaping):
-    r"""Features clipped at a percentile of all in-distribution activations.
+    r"""Clip features at a percentile of all in-distribution activations.
 
     .. math:: h' = \min(h, c)
 
-    The threshold is taken from the bank it is fitted on. As in OpenOOD that should be the ID validation data; the
+    The threshold is computed on the bank passed to ``fit``. As in OpenOOD that should be the ID validation data; the
     paper used training data.
 
     Args:
-        percentile: Share of in-distribution activations, in percent, that stay as they are.
+        percentile: Share of in-distribution activations, in percent, that stay unchanged.
     """
 
     threshold_: Tensor

@@ -1,4 +1,4 @@
-"""Detectors by name: ``create("fold-r:alpha=0.3:percentile=90")``, or with hyper-parameters as keyword arguments."""
+"""Registry of detectors by name, with hyper-parameters: ``create("fold-r:alpha=0.3:percentile=90")``."""
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ METHODS: dict[str, Method] = {}
 ALIASES = {"mahalanobis": "mds", "energy": "ebo", "maxlogit": "mls"}
 NOT_METHODS = {
     "residual": "The residual alone is not a method here, only the first part of the score of vim. Use vim, which also "
-    "takes the logits into account."
+    "uses the logits."
 }
 
 
@@ -65,27 +65,27 @@ def register(
     full_name: str = "",
     cite: Sequence[Work] = (),
 ) -> Callable[[Factory], Factory]:
-    """Make a detector available under a name in :func:`create`, the benchmark and the contract test.
+    """Register a detector under a name for :func:`create`, the benchmark and the contract test.
 
     Args:
         name: Lower case, words joined by hyphens.
-        fits_on: Which in-distribution split it learns from. ``"nothing"`` means that only the head matters.
+        fits_on: The in-distribution split it is fitted on. ``"nothing"`` means that only the head is used.
         tuned_on: ``"id"`` if ``fit`` chooses a hyper-parameter on that split.
         grid: Values of each hyper-parameter that :func:`~flatfold.evaluate.tuning.tune` tries by default; the first
             hyper-parameter varies fastest.
         sees: ``"features"`` for a :class:`Detector`; ``"logits"``, ``"layers"`` or ``"head"`` for an
             :class:`InputDetector`, which runs the network itself.
-        needs_labels: False if ``fit`` works on features without labels. Default: False if it learns from
-            nothing, True otherwise.
-        full_name: What the name stands for, in a few words; reports and the documentation show it.
-        cite: The works to cite for it, its own first, then those it builds on.
+        needs_labels: False if ``fit`` works on features without labels. Default: False if ``fits_on`` is
+            ``"nothing"``, True otherwise.
+        full_name: The expanded name, in a few words; reports and the documentation show it.
+        cite: The works to cite for the method, its own first, then those it builds on.
     """
 
     def add(factory: Factory) -> Factory:
         if name in METHODS or name in ALIASES:
             raise ValueError(f"a method called {name!r} is registered already. Choose another name.")
         if not all(isinstance(work, Work) for work in cite):
-            raise TypeError(f"cite of {name} must be a sequence of works. Write cite=(Work(...),), with the comma.")
+            raise TypeError(f"cite of {name} must be a sequence of Work. Write cite=(Work(...),), with the comma.")
         labelled = fits_on != "nothing" if needs_labels is None else needs_labels
         METHODS[name] = Method(factory, fits_on, tuned_on, grid or {}, sees, labelled, full_name, tuple(cite))
         return factory
@@ -99,7 +99,7 @@ def methods() -> tuple[str, ...]:
 
 
 def method_name(name: str) -> str:
-    """Return the name under which a method is registered, given that or a common name of it.
+    """Return the registered name of a method, given that name or an alias.
 
     Example:
         >>> method_name("mahalanobis")
@@ -119,7 +119,7 @@ def get_method(name: str) -> Method:
 
 
 def full_name(method: str) -> str:
-    """Return what the name of a method stands for, or an empty text if it was registered without that.
+    """Return the full name of a method, or an empty string if it was registered without one.
 
     Example:
         >>> full_name("msp")
@@ -129,7 +129,7 @@ def full_name(method: str) -> str:
 
 
 def cited_works(method: str) -> tuple[Work, ...]:
-    """Return the works to cite for a method, its own first; none if it was registered without works."""
+    """Return the works to cite for a method, its own first; empty if it was registered without works."""
     return METHODS[method].cite if method in METHODS else ()
 
 
@@ -145,14 +145,14 @@ def bibtex(method: str) -> str:
     works = get_method(method).cite
     if not works:
         raise ValueError(
-            f"{method} has no citation: it was registered outside of this library, without cite=. Cite what its "
-            "author names."
+            f"{method} has no citation: it was registered outside of this library, without cite=. Cite the work "
+            "its author names."
         )
     return "\n\n".join(work.bibtex for work in works)
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the hyper-parameters of a method that is written as one text, here as everywhere.
+    """Parse a method written as one string into its name and hyper-parameters.
 
     Example:
         >>> parse_method("knn:k=10"), parse_method("energy")
@@ -173,7 +173,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def format_method(name: str, hyper: Mapping[str, Any]) -> str:
-    """Return the text that :func:`parse_method` reads, without hyper-parameters that have their default.
+    """Return the string that :func:`parse_method` reads, without hyper-parameters at their default.
 
     Example:
         >>> format_method("knn", {"k": 10}), format_method("knn", hyperparameters("knn"))
@@ -186,7 +186,7 @@ def format_method(name: str, hyper: Mapping[str, Any]) -> str:
 
 
 def _as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value  # a file knows no tuples
+    return list(value) if isinstance(value, tuple) else value  # files have no tuples
 
 
 def _parameters(name: str) -> dict[str, Parameter]:
@@ -206,14 +206,14 @@ def _parse_value(text: str) -> Any:
 def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector:
     """Build an unfitted detector by name.
 
-    A method that runs the network gives an :class:`InputDetector`, which no type checker can read from a name; make it
-    from its class (``detectors.Odin()``) where types matter.
+    For a method that runs the network this is an :class:`InputDetector`, which a type checker cannot infer from a name;
+    use its class (``detectors.Odin()``) where types matter.
 
     Args:
-        name: One of :func:`methods` or a common name of it (mahalanobis, energy, maxlogit), with or without
-            hyper-parameters after colons, as in ``"mds:alpha=1"``.
-        preset: ``"authors"`` starts from the settings of the authors' code instead of the paper's text.
-        **hyper: Hyper-parameters of that method. ``alpha`` for a method without that hyper-parameter puts partial
+        name: One of :func:`methods` or an alias (mahalanobis, energy, maxlogit), with or without hyper-parameters after
+            colons, as in ``"mds:alpha=1"``.
+        preset: ``"authors"`` starts from the settings of the authors' code instead of those of the paper.
+        **hyper: Hyper-parameters of that method. ``alpha`` for a method without that hyper-parameter applies partial
             normalisation before its score.
 
     Example:
@@ -223,7 +223,7 @@ def create(name: str, *, preset: str | None = None, **hyper: Any) -> Detector:
     name, written = parse_method(name) if ":" in name else (method_name(name), {})
     twice = sorted(written.keys() & hyper.keys())
     if twice:
-        raise TypeError(f"{name} got {', '.join(twice)} twice, in the text and as an argument. Leave one of them out.")
+        raise TypeError(f"{name} got {', '.join(twice)} twice, in the name and as an argument. Remove one of them.")
     hyper = written | hyper
     full = hyperparameters(name, preset=preset, **hyper)
     factory = get_method(name).factory
@@ -248,11 +248,11 @@ def hyperparameters(name: str, *, preset: str | None = None, **hyper: Any) -> di
     if "alpha" in asked and get_method(name).tuned_on == "id":
         raise TypeError(f"{name} chooses alpha itself. Use fold, or grid=[{asked['alpha']}].")
     if "alpha" in asked and get_method(name).sees != "features":
-        raise TypeError(f"{name} has no alpha: it sees inputs, and alpha normalises features. Leave it out.")
+        raise TypeError(f"{name} has no alpha: it uses inputs, and alpha normalises features. Remove it.")
     unknown = sorted(set(asked) - {*parameters, "alpha"})
     if unknown:
         takes = ", ".join(parameters) or "alpha only"
-        raise TypeError(f"{name} has no hyper-parameter {', '.join(unknown)}. It takes: {takes}.")
+        raise TypeError(f"{name} has no hyper-parameter {', '.join(unknown)}. It accepts: {takes}.")
     missing = [key for key, value in parameters.items() if value.default is value.empty and key not in asked]
     if missing:
         raise TypeError(f"{name} needs a value for {', '.join(missing)}, which has no default.")

@@ -1,4 +1,4 @@
-"""Relation: how closely a sample is tied to the training data, in features and in predictions.
+"""Relation: similarity of a sample to the training data, in features and in predictions.
 
 Kim, Yun and Song, "Neural Relation Graph: A Unified Framework for Identifying Label Noise and Outlier Data", NeurIPS
 2023; the outlier score as OpenOOD computes it.
@@ -11,7 +11,8 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import entry_chunks
 from ..core.neighbours import relation_sums, unit_scale
 from ..core.shaping import partially_normalised
-from ..core.validation import MethodRefused, check_above_zero
+from ..core.validation import check_above_zero
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -41,13 +42,13 @@ class Relation(Detector):
     .. math:: s(h) = -\sum_{i:\, r_i > t} r_i^{\,q}, \qquad r_i = \max(0, \langle \bar h, \bar h_i \rangle)\,
         \langle p, p_i \rangle, \qquad \bar h = h / \|h\|, \quad p = \operatorname{softmax}(W h + b)
 
-    By matrix products over chunks of the bank. The features of the bank are not copied: do not change them afterwards.
-    The probabilities take a number for each sample and class, up to 4 GB. Rounding may put a relation that is within
-    about 1e-7 of t on its other side.
+    Computed by matrix products over chunks of the bank. The features of the bank are not copied: do not modify them
+    afterwards. The probabilities of all samples are stored, up to 4 GB. Rounding may move a relation within about 1e-7
+    of t to its other side.
 
     Args:
         power: q, above 0.
-        threshold: t, from 0 on; weaker relations do not count.
+        threshold: t, at least 0; weaker relations do not count.
     """
 
     bank: Tensor
@@ -63,8 +64,8 @@ class Relation(Detector):
         check_above_zero("power", self.power, "1")
         check_above_zero("threshold", self.threshold, "0.03", or_zero=True)
         if len(bank) * head.n_classes > MOST_ENTRIES:
-            raise MethodRefused(
-                f"relation would keep {len(bank)} x {head.n_classes} probabilities, more than {MOST_ENTRIES}. "
+            raise MethodRefusedError(
+                f"relation would store {len(bank)} x {head.n_classes} probabilities, more than {MOST_ENTRIES}. "
                 "Fit it on fewer training samples."
             )
         stored = bank.features.contiguous()

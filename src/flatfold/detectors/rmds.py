@@ -24,7 +24,7 @@ PAPER = Work(
 
 @register("rmds", full_name="Relative Mahalanobis distance", cite=(PAPER,), fits_on="train")
 class Rmds(Detector):
-    r"""Squared Mahalanobis distance to the nearest class minus that to the mean of everything.
+    r"""Squared Mahalanobis distance to the nearest class minus that to the overall mean.
 
     .. math:: s(h) = \min_c\, (h - \mu_c)^\top \Sigma^{+} (h - \mu_c) - (h - \mu_0)^\top \Sigma_0^{+} (h - \mu_0)
 

@@ -1,4 +1,4 @@
-"""SCALE: stretch features by how much of them sits in few entries, then take the energy.
+"""SCALE: energy of features scaled by how concentrated they are in few entries.
 
 Xu et al., "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement", ICLR 2024.
 """
@@ -39,7 +39,7 @@ class Scale(Shaping):
         self.percentile = percentile
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the scaled features; the ratio means nothing for negative ones, so they are refused."""
+        """Return the scaled features; raise for negative ones, for which the ratio is meaningless."""
         check_not_negative(h, "SCALE")
         return scale(h, self.percentile)
 

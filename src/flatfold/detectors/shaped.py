@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.shaping import check_alpha, partially_normalised
-from ..core.validation import NotFittedError
+from ..errors import NotFittedError
 from .base import Detector, Fittable
 
 
@@ -19,10 +19,10 @@ class Shaping(Fittable, ABC):
 
     @abstractmethod
     def forward(self, h: Tensor) -> Tensor:
-        """Return shaped features ``(n, d)``; the input is not changed."""
+        """Return shaped features ``(n, d)`` without modifying the input."""
 
     def learnt(self, name: str) -> Tensor:
-        """Return a buffer, once it is there."""
+        """Return a fitted buffer; raise NotFittedError if it does not exist yet."""
         buffer = self._buffers.get(name)
         if buffer is None:
             raise NotFittedError(f"this {type(self).__name__} has no {name} yet. Fit the detector it belongs to first.")
@@ -47,7 +47,7 @@ class Shaped(Detector):
         self.detector.fit(FeatureBank(self.shaping(bank.features), bank.labels), head)
 
     def fit_without(self, bank: FeatureBank, head: Head, label: int) -> Self:
-        """Fit the shaping on everything, because it has no classes, and the detector without one class."""
+        """Fit the shaping, which has no classes, on all data, and the detector without one class."""
         self.shaping.learn(bank)
         self.detector.fit_without(FeatureBank(self.shaping(bank.features), bank.labels), head, label)
         return self
@@ -65,12 +65,12 @@ class Shaped(Detector):
 
 
 class PartialNorm(Shaping):
-    r"""Features divided by a power of their norm.
+    r"""Divide features by a power of their norm.
 
     .. math:: \tilde h = h / \|h\|^\alpha
 
     Args:
-        alpha: 0 leaves features as they are, 1 puts them on the unit sphere.
+        alpha: 0 leaves features unchanged, 1 puts them on the unit sphere.
     """
 
     def __init__(self, alpha: float = 0.5) -> None:
@@ -85,7 +85,7 @@ class PartialNorm(Shaping):
 
 
 def with_partial_normalisation(detector: Detector, alpha: float) -> Detector:
-    """Return ``detector`` with partial normalisation directly before its score, after ReAct or ASH as in FOLD-R."""
+    """Apply partial normalisation directly before the score of ``detector``, after ReAct or ASH as in FOLD-R."""
     if isinstance(detector, Shaped):
         return Shaped(detector.shaping, with_partial_normalisation(detector.detector, alpha))
     return Shaped(PartialNorm(alpha), detector)

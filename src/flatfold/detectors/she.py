@@ -1,4 +1,4 @@
-"""SHE: how well a feature agrees with the stored pattern of its predicted class.
+"""SHE: similarity of a feature to the stored pattern of its predicted class.
 
 Zhang et al., "Out-of-Distribution Detection based on In-Distribution Data Patterns Memorization with Modern Hopfield
 Energy", ICLR 2023.
@@ -47,7 +47,7 @@ class She(Detector):
     .. math:: s(h) = -\langle h,\, T_{\hat y} \rangle, \qquad T_c = \operatorname{mean}
         \{ h_i : y_i = \hat y_i = c \}
 
-    A class that the network never gets right uses all its samples, with a warning. ``fit`` needs labels.
+    A class without a correctly classified sample uses all its samples, with a warning. ``fit`` needs labels.
 
     Args:
         metric: ``"euclidean"`` scores by the distance from the pattern, ``"cosine"`` by minus the cosine.

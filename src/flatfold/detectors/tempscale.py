@@ -37,12 +37,12 @@ class TempScale(Detector):
     .. math:: s(h) = -\max_c \operatorname{softmax}(z / T)_c, \qquad
         T = \arg\min_T \frac1n \sum_i -\log \operatorname{softmax}(z_i / T)_{y_i}
 
-    ``fit`` needs labels and leaves ``temperature_``.
+    ``fit`` needs labels and sets ``temperature_``.
 
     Args:
-        solver: ``"reference"`` takes the steps of OpenOOD's optimiser, which often stops far from the optimum, at
-            times on the other side of 1, and rarely below 0, where the exact one takes over with a warning.
-            ``"exact"`` solves the convex problem.
+        solver: ``"reference"`` reproduces OpenOOD's optimiser, which often stops far from the optimum, sometimes on the
+            other side of 1, and rarely below 0, in which case the exact solver is used, with a warning. ``"exact"``
+            solves the convex problem.
     """
 
     temperature_: Tensor
@@ -57,7 +57,7 @@ class TempScale(Detector):
         temperature = SOLVERS[self.solver](logits, labels)
         if not temperature > 0:
             warnings.warn(
-                f'the reference optimiser went to a temperature of {temperature:g}, so solver="exact" took over.',
+                f'the reference optimiser reached a temperature of {temperature:g}, so solver="exact" is used instead.',
                 stacklevel=4,
             )
             temperature = best_temperature(logits, labels)

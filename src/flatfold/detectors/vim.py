@@ -1,4 +1,4 @@
-"""ViM: a virtual logit from the part of the features that training data hardly uses.
+"""ViM: a virtual logit from the component of the features outside the principal space of the training data.
 
 Wang et al., "ViM: Out-Of-Distribution with Virtual-logit Matching", CVPR 2022.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double, entry_chunks, row_chunks
 from ..core.shaping import row_norms
-from ..core.validation import MethodRefused
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -43,12 +43,12 @@ class Vim(Detector):
         \alpha = \frac{\sum_i \max_c z_{ic}}{\sum_i \|R^\top (h_i - u)\|}
 
     R spans the directions of the smallest eigenvalues of :math:`\frac1n \sum_i (h_i - u)(h_i - u)^\top`, all but the
-    largest ``dim``. ``fit`` leaves ``dim_`` and ``alpha_virtual_``.
+    largest ``dim``. ``fit`` sets ``dim_`` and ``alpha_virtual_``.
 
     Args:
-        dim: Dimension of the principal space, below the number of features. None takes 256 as OpenOOD does, or the
-            paper's rule where 256 is too many. ``"paper"`` takes that rule: 1000 for 2048 features and more, 512 for
-            768 and more, else half of them.
+        dim: Dimension of the principal space, below the number of features. None means 256 as in OpenOOD, or the
+            paper's rule if 256 is too large. ``"paper"`` means that rule: 1000 for 2048 features and more, 512 for 768
+            and more, else half of them.
     """
 
     origin: Tensor
@@ -76,7 +76,9 @@ class Vim(Detector):
             largest += float((h @ weight.mT + bias).amax(dim=-1).sum())
             norms += float(row_norms((h - origin) @ residual).sum())
         if norms <= len(bank) * 1e-12 * float(scatter.diagonal().sum().sqrt()):
-            raise MethodRefused(f"ViM has no residual: the features span only {dim} dimensions. Use a smaller dim.")
+            raise MethodRefusedError(
+                f"ViM has no residual: the features span only {dim} dimensions. Use a smaller dim."
+            )
         alpha = origin.new_tensor(largest / norms)
         self.register_buffers(origin=origin, residual=residual, alpha_virtual_=alpha, dim_=torch.tensor(dim))
 
@@ -93,5 +95,7 @@ def _dimension(dim: int | str | None, width: int) -> int:
     if dim is None:
         return REFERENCE_DIM if width > REFERENCE_DIM else rule
     if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim < width:
-        raise MethodRefused(f"dim must be a whole number from 1 to {width - 1}, got {dim!r}. The paper's is {rule}.")
+        raise MethodRefusedError(
+            f"dim must be a whole number from 1 to {width - 1}, got {dim!r}. The paper's is {rule}."
+        )
     return dim

@@ -1,11 +1,11 @@
-"""VRA: drop unusually small activations and clip unusually large ones before the energy is taken.
+"""VRA: zero unusually small activations and clip unusually large ones before computing the energy.
 
 Xu et al., "VRA: Variational Rectified Activation for Out-of-distribution Detection", NeurIPS 2023.
 
-Three readings exist. The authors set entries below the lower threshold to zero, with thresholds per feature on CIFAR
-(60 % and 90 to 95 %) and fixed numbers on ImageNet: the default here, with percentiles. OpenOOD raises such entries to
-the threshold, with percentiles of all activations: ``vra:low=10:high=90:below=raise:pooled=true``. pytorch-ood does
-that per feature: ``vra:low=1:high=99:below=raise``.
+There are three variants. The authors set entries below the lower threshold to zero, with thresholds per feature on
+CIFAR (60 % and 90 to 95 %) and fixed numbers on ImageNet: the default here, with percentiles. OpenOOD raises such
+entries to the threshold, with percentiles of all activations: ``vra:low=10:high=90:below=raise:pooled=true``.
+pytorch-ood does that per feature: ``vra:low=1:high=99:below=raise``.
 """
 
 from typing import Literal
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank
 from ..core.shaping import column_percentiles, percentile_threshold
-from ..core.validation import MethodRefused, check_choice
+from ..core.validation import check_choice
+from ..errors import MethodRefusedError
 from .base import Detector
 from .citations import Work
 from .ebo import Ebo
@@ -35,7 +36,7 @@ Below = Literal["zero", "raise"]
 
 
 class Vra(Shaping):
-    r"""Features between two percentiles of in-distribution activations.
+    r"""Rectify features at two percentiles of in-distribution activations.
 
     .. math:: h'_j = \begin{cases} 0 & h_j < a_j \\ h_j & a_j \le h_j \le c_j \\ c_j & h_j > c_j \end{cases}
 
@@ -43,7 +44,7 @@ class Vra(Shaping):
         low: Percentile of the lower threshold a.
         high: Percentile of the upper threshold c, not below ``low``.
         below: ``"raise"`` sets entries below a to a instead of 0.
-        pooled: One pair of thresholds for all features instead of a pair for each.
+        pooled: Use one pair of thresholds for all features instead of one pair per feature.
     """
 
     low_: Tensor
@@ -64,10 +65,10 @@ class Vra(Shaping):
         for name, percentile in (("low", self.low), ("high", self.high)):
             try:
                 thresholds[f"{name}_"] = torch.as_tensor(of(bank.features, percentile)).to(bank.features)
-            except MethodRefused as error:
-                raise MethodRefused(f"{name}: {error}") from error
+            except MethodRefusedError as error:
+                raise MethodRefusedError(f"{name}: {error}") from error
         if self.low > self.high:
-            raise MethodRefused(f"low must not be above high, got {self.low:g} and {self.high:g}. Exchange them.")
+            raise MethodRefusedError(f"low must not be above high, got {self.low:g} and {self.high:g}. Swap them.")
         self.register_buffers(**thresholds)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -86,5 +87,5 @@ class Vra(Shaping):
 def make_vra(
     low: float = 60, high: float = 95, below: Below = "zero", pooled: bool = False, temperature: float = 1.0
 ) -> Detector:
-    """Energy of features that are dropped below a percentile and clipped above another."""
+    """Energy of features that are zeroed below one percentile and clipped above another."""
     return Shaped(Vra(low, high, below, pooled), Ebo(temperature))

@@ -2,19 +2,22 @@
 
 import hashlib
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.bank import FeatureBank, Head
-from ..core.validation import UnreadableImage, check_fit
+from ..core.validation import check_fit
+from ..data.loading import Loading
+from ..errors import UnreadableImageError
 from ..io.progress import track
-from ..models.extract import extract_features
-from ..models.fingerprint import weights_hash
-from ..models.runtime import FastestRuntime, RuntimeName
+from ..network.execution import Execution
+from ..network.fingerprint import weights_hash
+from ..network.network import Network
+from ..network.runtime import FastestRuntime
+from ..passes.extract import extract_features
 from .results import ID
 from .suites.suite import Suite
 
@@ -28,22 +31,21 @@ class Settings:
     """How to run a benchmark. Only images that are left out as unreadable can change a figure.
 
     Args:
-        device: Any torch device string.
-        workers: Threads that read images ahead, None for one per core; 0 reads them when they are needed.
-        unreadable: Share of the images of a data set that may be left out because they cannot be read.
+        loading: How images are read; their transform and batches are those of the suite.
+        execution: What runs the network.
         replicates: Bootstrap replicates for the intervals; 0 leaves out all intervals but those of AUROC.
         command: The command line, for the provenance.
-        runtime: How the network is run to extract features (:mod:`flatfold.models.runtime`).
-        dtype: ``torch.bfloat16`` for mixed precision.
     """
 
-    device: str = "cpu"
-    workers: int | None = None
-    unreadable: float = 0.01
+    loading: Loading = field(default_factory=lambda: Loading(max_unreadable=0.01))
+    execution: Execution = field(default_factory=Execution)
     replicates: int = 1000
     command: str = ""
-    runtime: RuntimeName = "torch"
-    dtype: torch.dtype | None = None
+
+    @property
+    def device(self) -> str:
+        """The device on which methods and networks run in this process."""
+        return str(self.execution.here().device or "cpu")
 
 
 @dataclass(frozen=True)
@@ -71,30 +73,31 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
     wanted = {name: source for name, source in suite.sources.items() if tuning or name != "ood_val"}
     banks: dict[str, FeatureBank] = {}
     unreadable: dict[str, dict[int, str]] = {}
-    runtime: RuntimeName | FastestRuntime = settings.runtime
     weights = weights_hash(suite.model)
-    key = (weights,) if settings.dtype is None else (weights, str(settings.dtype))
+    dtype = settings.execution.dtype
+    key = (weights,) if dtype is None else (weights, str(dtype))
+    execution = replace(
+        settings.execution,
+        device=settings.execution.device or "cpu",
+        head=suite.head,
+        onnx_cache=folder / f"{short_key(weights)}.graph",
+    )
+    network: nn.Module | Network = suite.model
     for name, source in track(wanted.items(), "data sets", len(wanted)):
         try:
             extracted = extract_features(
-                suite.model,
+                network,
                 source,
-                settings.device,
-                suite.head,
-                settings.workers,
-                settings.unreadable,
+                settings.loading,
+                execution,
                 # The name depends on weights and data, so that banks of several networks can share a folder.
                 out=folder / f"{name}-{short_key(*key, source.fingerprint)}",
-                runtime=runtime,
-                dtype=settings.dtype,
-                graph=folder / f"{short_key(weights)}.graph",
+                rows=sum(each.rows for each in wanted.values()),
             )
-            banks[name], found, reasons = extracted.bank, extracted.found, extracted.unreadable
-            runtime = extracted.runtime
-            runtime.rows = sum(source.rows for source in wanted.values())
-            check_fit(banks[name], found.head)
-        except UnreadableImage as error:
-            raise UnreadableImage(f"{name}: {error}") from error
+            network, banks[name], reasons = extracted.network, extracted.bank, extracted.unreadable
+            check_fit(banks[name], network.found.head)
+        except UnreadableImageError as error:
+            raise UnreadableImageError(f"{name}: {error}") from error
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
         if reasons:
@@ -103,14 +106,15 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
             log.warning(
                 "%s: %d of %d images cannot be read and are left out. %s", name, len(reasons), source.rows, some
             )
-    log.info("features of %d images from the input of %r", sum(map(len, banks.values())), found.head)
-    assert isinstance(runtime, FastestRuntime)
-    used = "" if runtime.chosen is None else str(runtime)
+    assert isinstance(network, Network)
+    head, runtime = network.found.head, network.runtime
+    log.info("features of %d images from the input of %r", sum(map(len, banks.values())), head)
+    used = str(runtime) if isinstance(runtime, FastestRuntime) and runtime.chosen is not None else ""
     if used:
         log.info("runtime: %s", used)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}
     splits = (banks.get("train"), banks["val"], banks["test"])
-    return Banks(found.head, *splits, ood, banks.get("ood_val"), unreadable, used)
+    return Banks(head, *splits, ood, banks.get("ood_val"), unreadable, used)
 
 
 def short_key(*parts: str) -> str:

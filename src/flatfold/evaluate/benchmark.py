@@ -1,6 +1,7 @@
 """A benchmark of a model and data that are in memory: the runner of suites, on a suite made of them."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,76 +10,96 @@ import torch
 from torch import nn
 
 from ..core.bank import Head
+from ..data.inputs import ArrayRows
+from ..data.loading import Loading
+from ..data.sources import Source
 from ..detectors import methods as all_methods
-from ..models.extract import extract_features
-from ..models.inputs import ArrayRows, as_batches
-from ..models.sources import Source
+from ..network.execution import Execution
+from ..passes.extract import extract_features
 from .banks import Settings
 from .results import Results
 from .runner import run
-from .suites.suite import OodSet, Suite, check_names
+from .suites.suite import GROUPS, OodSet, Suite, check_names
+
+TUNING = "val"  # name of the OOD data that hyper-parameters may be tuned on
 
 
-def run_on_data(
+def benchmark(
     model: nn.Module,
     id_test: Any,
     ood: Mapping[str, Any],
     *,
     fit: Any,
-    methods: Sequence[str] | None = None,
     val: Any = None,
-    ood_val: Any = None,
-    near: Collection[str] = (),
-    transform: Any = None,
-    collate: Any = None,
-    batch_size: int = 64,
-    device: str | None = None,
-    head: str | None = None,
+    methods: Sequence[str] | None = None,
     bootstrap: int = 1000,
-    seed: int = 0,
-    name: str = "benchmark",
+    loading: Loading | None = None,
+    execution: Execution | None = None,
     out: Path | str | None = None,
 ) -> Results:
-    """Return the results of :func:`flatfold.benchmark`, whose arguments these are."""
-    if not isinstance(ood, Mapping) or not ood:
-        kind = "an empty one" if isinstance(ood, Mapping) else type(ood).__name__
-        raise TypeError(f"ood must be a dict of OOD data by name, such as {{'svhn': loader}}, got {kind}.")
-    check_names(list(ood))
-    if unknown := [word for word in near if word not in ood]:
-        raise ValueError(f"near names data sets of ood, but there is no {unknown[0]!r}. It has {', '.join(ood)}.")
-    given = {"train": fit, "val": val, "test": id_test, "ood_val": ood_val, **ood}
-    unlabelled = {"ood_val", *ood}
-    data: dict[str, Iterable[Any]] = {
-        word: as_batches(each, batch_size, transform=transform, collate=collate, labels=word not in unlabelled)
-        for word, each in given.items()
-        if each is not None
-    }
-    device = str(next((p.device for p in model.parameters()), "cpu")) if device is None else device
-    network, sources = model, {word: batches for word, batches in data.items() if isinstance(batches, Source)}
+    """Compare methods on a model and data, as ``flatfold bench`` does.
+
+    Data is anything that :func:`flatfold.as_batches` accepts: a ``DataLoader``, a data set of torch or Hugging Face, a
+    path of images, arrays ``(X, y)``. A method that does not apply or fails is left out with its reason (``left_out``).
+
+    Args:
+        model: The trained classifier.
+        id_test: ID inputs with labels, on which methods are evaluated.
+        ood: OOD inputs by name, or such dicts under ``"near"`` and ``"far"``: data sets that are similar to ID data
+            have a mean of their own. Under ``"val"``, OOD inputs for tuning, ``"knn@ood"``; no method is evaluated on
+            them. Labels are ignored.
+        fit: ID inputs with labels that methods learn from, such as the training data.
+        val: ID inputs with labels that the model was not trained on, for the methods that learn or choose from
+            validation data; by default ``fit``.
+        methods: As for ``flatfold bench``: ``"knn"``, ``"knn:k=10"``, ``"knn@id"``. By default all. Those that run the
+            network themselves need paths or uint8 arrays of images for all data.
+        bootstrap: Bootstrap samples for the intervals; 0 for those of AUROC only.
+        loading: How data becomes batches; by default 1 % of the images of a data set may be unreadable.
+        execution: What runs the model.
+        out: Folder for the files of a run, which also names it. Without it nothing is kept.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> fit, test = ((torch.rand(n, 2), torch.arange(n) % 3) for n in (30, 31))
+        >>> results = benchmark(model, test, {"noise": torch.randn(20, 2)}, fit=fit, methods=["msp", "ebo"])
+        >>> sorted(run.method for run in results.methods)
+        ['ebo', 'msp']
+    """
+    loading, execution = loading or Settings().loading, execution or Execution()
+    groups, tuning = _groups(ood)
+    check_names([name for group in groups.values() for name in group])
+    given = {"train": fit, "val": val, "test": id_test}
+    data: dict[str, Iterable[Any]] = {name: loading.batches(each) for name, each in given.items() if each is not None}
+    unlabelled = {"ood_val": tuning} | {name: each for group in groups.values() for name, each in group.items()}
+    data |= {name: loading.batches(each, labels=False) for name, each in unlabelled.items() if each is not None}
+    if execution.device is None and not execution.distributed:
+        execution = replace(execution, device=next((p.device for p in model.parameters()), None))
+    network, sources = model, {name: batches for name, batches in data.items() if isinstance(batches, Source)}
     if len(sources) < len(data):  # loaders cannot be read again from the middle: their features are taken here
-        banks = {word: extract_features(model, batches, device, head) for word, batches in data.items()}
+        passes = {name: extract_features(model, batches, loading, execution) for name, batches in data.items()}
         sources = {
-            word: ArrayRows(it.bank.features if it.bank.labels is None else (it.bank.features, it.bank.labels), 4096)
-            for word, it in banks.items()
+            name: ArrayRows(it.bank.features if it.bank.labels is None else (it.bank.features, it.bank.labels), 4096)
+            for name, it in passes.items()
         }
-        network, head = _as_network(next(iter(banks.values())).found.head), None
-    for word in ("train", "test"):
-        if sources[word].labels is None:
-            argument = {"train": "fit", "test": "id_test"}[word]
+        network = _as_network(next(iter(passes.values())).network.found.head)
+        execution = replace(execution, head=None)
+    for name, argument in (("train", "fit"), ("test", "id_test")):
+        if sources[name].labels is None:
             raise ValueError(f"{argument} needs labels. Give batches (x, y), a pair (X, y), or folders of classes.")
     suite = Suite(
-        name=name,
+        name="benchmark" if out is None else Path(out).absolute().name,
         about="",
         model=network,
         train=sources["train"],
         val=sources.get("val", sources["train"]),
         test=sources["test"],
-        ood=tuple(OodSet(word, "near" if word in near else "far", sources[word], "") for word in ood),
-        seed=seed,
+        ood=tuple(OodSet(name, group, sources[name], "") for group, sets in groups.items() for name in sets),
+        seed=0,
         ood_val=sources.get("ood_val"),
-        head=head,
+        head=execution.head,
     )
-    settings = Settings(device=device, replicates=bootstrap)
+    settings = Settings(loading, execution, bootstrap)
     names = all_methods() if methods is None else methods
     if out is not None:
         results = run(suite, names, Path(out), settings)
@@ -86,6 +107,25 @@ def run_on_data(
         return results
     with TemporaryDirectory(prefix="flatfold-") as folder:
         return run(suite, names, Path(folder), settings)
+
+
+def _groups(ood: Any) -> tuple[dict[Any, dict[str, Any]], Any]:
+    """Return the OOD data sets by group and name, and the data for tuning or None."""
+    if not isinstance(ood, Mapping) or not ood:
+        kind = "an empty one" if isinstance(ood, Mapping) else type(ood).__name__
+        raise TypeError(f"ood must be a dict of OOD data by name, such as {{'svhn': loader}}, got {kind}.")
+    sets = {name: each for name, each in ood.items() if name != TUNING}
+    grouped = {name: each for name, each in sets.items() if name in GROUPS}
+    for name, group in grouped.items():
+        if not isinstance(group, Mapping) or not group:
+            raise TypeError(f"ood[{name!r}] must be a dict of OOD data by name, got {type(group).__name__}.")
+    if grouped and len(grouped) < len(sets):
+        other = next(name for name in sets if name not in grouped)
+        raise ValueError(f"ood must have the groups near and far, or data sets by name, got both: {other!r}.")
+    groups = {name: dict(group) for name, group in grouped.items()} or {"far": sets}
+    if not any(groups.values()):
+        raise ValueError("ood must have a data set to evaluate on, got one for tuning only.")
+    return groups, ood.get(TUNING)
 
 
 def _as_network(head: Head) -> nn.Module:

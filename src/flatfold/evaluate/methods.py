@@ -1,4 +1,7 @@
-"""Methods as ``--methods`` names them (``knn:k=10``, ``knn@id``), and their evaluation on every data set of a suite."""
+"""Methods as ``--methods`` names them (``knn:k=10``, ``knn@id``), and their evaluation on every data set of a suite.
+
+The data that a method was tuned on is part of its label, and so of its rows and averages.
+"""
 
 import logging
 import sysconfig
@@ -6,7 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -20,21 +23,16 @@ from torch import Tensor
 
 from .. import __version__
 from ..core.metrics import auroc
-from ..core.validation import MethodRefused, check_finite
+from ..core.validation import check_finite
+from ..data.sources import ImageSource, Source
 from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector, InputDetector
 from ..detectors.registry import parse_method
-from ..models.fingerprint import weights_hash
-from ..models.forward import evaluating
-from ..models.layers import (
-    labelled_batches,
-    layers_and_head,
-    layers_of,
-    logits_function,
-    read_first_batch,
-    score_inputs,
-)
-from ..models.sources import ImageSource, Source
+from ..errors import MethodRefusedError
+from ..network.calls import evaluating
+from ..network.fingerprint import weights_hash
+from ..network.layers import layers_and_head, layers_of, logits_function
+from ..passes.inputs import labelled_batches, read_first_batch, score_inputs
 from .banks import Banks, Settings, short_key
 from .results import ID, MethodRun
 from .suites.suite import Suite
@@ -114,7 +112,7 @@ class MethodResult:
 
 
 def evaluate_method(spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settings) -> MethodResult:
-    """Tune, fit and score one method, and measure its time and memory; raise MethodRefused where it does not apply."""
+    """Tune, fit, score and time one method; raise MethodRefusedError where it does not apply."""
     method = get_method(spec.name)
     data = FeatureData(banks) if method.sees == "features" else ImageData(suite, folder, settings)
     with peak_memory(settings.device) as peak:
@@ -159,7 +157,7 @@ class FeatureData:
         """Return a method, fitted on the split that it learns from."""
         bank = self.banks.train if get_method(name).fits_on == "train" else self.banks.val
         if bank is None:
-            raise MethodRefused(NO_TRAIN)
+            raise MethodRefusedError(NO_TRAIN)
         return create(name, **hyper).fit(bank, self.banks.head)
 
     def score(self, detector: Detector | InputDetector, label: str) -> tuple[dict[str, Tensor], float]:
@@ -175,7 +173,7 @@ class ImageData:
 
     def __init__(self, suite: Suite, folder: Path, settings: Settings) -> None:
         if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
-            raise MethodRefused("it runs the network on images, but here are only their features or tensors.")
+            raise MethodRefusedError("it runs the network on images, but here are only their features or tensors.")
         self.suite, self.folder, self.settings = suite, folder, settings
 
     def tune(self, spec: Spec) -> Tuning:
@@ -209,8 +207,8 @@ class ImageData:
                     else:
                         network = layers_and_head(model, batch, detector.layers, self.suite.head)
                 except ValueError as error:  # the model has no such layers
-                    raise MethodRefused(str(error)) from error
-            title, workers = f"fitting {name}", self.settings.workers
+                    raise MethodRefusedError(str(error)) from error
+            title, workers = f"fitting {name}", self.settings.loading.workers
             detector.fit(
                 network, labelled_batches(source, place, title, workers, method.needs_labels) if source else ()
             )
@@ -220,7 +218,7 @@ class ImageData:
         """Return the images that a method learns from."""
         fits_on = get_method(name).fits_on
         if fits_on == "train" and self.suite.train is None:
-            raise MethodRefused(NO_TRAIN)
+            raise MethodRefusedError(NO_TRAIN)
         return {"nothing": None, "val": self.suite.val, "train": self.suite.train}[fits_on]
 
     def score(self, detector: Detector | InputDetector, label: str) -> tuple[dict[str, Tensor], float]:
@@ -243,8 +241,9 @@ class ImageData:
             "fitted_on": "" if fitted_on is None else fitted_on.fingerprint,
         }
         out = self.folder / f"{name}-{dataset}-{short_key(*key.values(), source.fingerprint)}"
-        device, workers = self.settings.device, self.settings.workers
-        return score_inputs(detector, self.suite.model, source, out, key, device, f"{label} on {dataset}", workers)
+        execution = replace(self.settings.execution, device=self.settings.execution.device or "cpu")
+        title, workers = f"{label} on {dataset}", self.settings.loading.workers
+        return score_inputs(detector, self.suite.model, source, out, key, execution, title, workers)
 
 
 def own_traceback(error: BaseException) -> TracebackType | None:

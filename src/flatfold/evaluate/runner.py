@@ -19,15 +19,15 @@ from PIL import Image
 from .. import __version__
 from ..core.metrics import auroc
 from ..core.shaping import row_norms
-from ..core.validation import MethodRefused, UnreadableImage
+from ..data.sources import ImageSource
+from ..data.transform import in_mode
 from ..detectors.autofold import AutoFold, Joint
 from ..detectors.base import Detector, InputDetector
 from ..detectors.shaped import Shaped
+from ..errors import MethodRefusedError, UnreadableImageError
 from ..io.progress import track
 from ..io.store import PartStore, read_manifest
-from ..models.fingerprint import weights_hash
-from ..models.sources import ImageSource
-from ..models.transform import in_mode
+from ..network.fingerprint import weights_hash
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .compare import tabulate
 from .methods import MethodResult, Spec, describe_error, evaluate_method, own_traceback, parse_spec
@@ -80,7 +80,7 @@ def run(
     for spec in track(specs, "fitting and scoring"):
         try:
             evaluated.append(evaluate_method(spec, suite, banks, out / "scores", settings))
-        except (MethodRefused, UnreadableImage) as error:
+        except (MethodRefusedError, UnreadableImageError) as error:
             refused[spec.label] = str(error)
         except Exception as error:
             if isinstance(error, OSError) and own_traceback(error) is None:
@@ -239,14 +239,15 @@ def provenance(suite: Suite, settings: Settings, seconds: float) -> dict[str, An
         "bootstrap": settings.replicates,
         "weights, sha256": weights_hash(suite.model),
         "command": settings.command,
-        **({"mixed precision": _precision(settings)} if settings.dtype is not None else {}),
+        **({"mixed precision": _precision(settings)} if settings.execution.dtype is not None else {}),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 2),
     }
 
 
 def _precision(settings: Settings) -> str:
-    return "" if settings.dtype is None else str(settings.dtype).removeprefix("torch.")
+    dtype = settings.execution.dtype
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> AlphaCurve | None:

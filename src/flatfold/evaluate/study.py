@@ -32,13 +32,13 @@ from ..curvature.features import (
 )
 from ..curvature.operators import multiply_once
 from ..curvature.trace import param_trace
+from ..data.sources import ImageSource, Source, read_batches
 from ..detectors.autofold import AutoFold
+from ..io.cores import choose_threads
 from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
-from ..models.fingerprint import weights_hash
-from ..models.forward import evaluating
-from ..models.runtime import choose_threads
-from ..models.sources import ImageSource, Source, read_batches
+from ..network.calls import evaluating
+from ..network.fingerprint import weights_hash
 from .banks import Banks, Settings, extract_all, short_key
 from .compare import column_influence
 from .methods import logged_warnings
@@ -129,7 +129,7 @@ def measure_parameters(
     asked: dict[str, Any] = {"matrix": plan.matrix, "loss": plan.loss, "seed": plan.seed}
     names = [name for name, _ in model.named_parameters()]  # frozen ones too: the loss depends on them as well
     # Images are read when a part needs them, and then kept in memory: Lanczos steps go over them again and again.
-    read = cache(lambda: readable_inputs(data, settings.workers))
+    read = cache(lambda: readable_inputs(data, settings.loading.workers))
 
     @cache
     def tune_threads() -> None:

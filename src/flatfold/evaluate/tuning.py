@@ -29,9 +29,10 @@ from ..core.autofold import (
 )
 from ..core.bank import FeatureBank, Head
 from ..core.metrics import auroc
-from ..core.validation import MethodRefused, check_fit
+from ..core.validation import check_fit
 from ..detectors import create, get_method
 from ..detectors.base import Detector
+from ..errors import MethodRefusedError
 
 Criterion = Literal["paired", "one_vs_rest"]
 
@@ -104,7 +105,7 @@ def tune(
     if entry.sees != "features":
         raise ValueError(f"{method} sees inputs, but tuning works on features. Tune it in a benchmark: {method}@ood.")
     if entry.fits_on == "train" and train is None:
-        raise MethodRefused(f"{method} learns from training data. Give it as train=.")
+        raise MethodRefusedError(f"{method} learns from training data. Give it as train=.")
     fit_bank = train if entry.fits_on == "train" and train is not None else val
     grid = {key: values for key, values in entry.grid.items() if key not in hyper} if grid is None else grid
     if criterion not in get_args(Criterion):
@@ -153,11 +154,11 @@ def search(
     for point in points:
         try:
             trials.append(Trial(point, *value(point)))
-        except MethodRefused as error:
+        except MethodRefusedError as error:
             trials.append(Trial(point, None, refused=str(error)))
     valid = [trial for trial in trials if trial.value is not None]
     if not valid:
-        raise MethodRefused(f"no point of the grid can be used: {trials[0].refused}")
+        raise MethodRefusedError(f"no point of the grid can be used: {trials[0].refused}")
     curve = torch.tensor([trial.value for trial in valid], dtype=torch.float64)
     best = valid[int(curve.argmax()) if tuned_on == "ood" else middle_of_maximum(curve)].hyper
     stderr = torch.tensor([trial.stderr or 0.0 for trial in valid], dtype=torch.float64)
@@ -173,7 +174,7 @@ def search(
 def _choose_classes(fit_bank: FeatureBank, val: FeatureBank, max_classes: int | None, seed: int) -> Groups:
     """Return the classes to mask, and their rows."""
     if val.labels is None:
-        raise MethodRefused("tuning on ID data masks the class of each sample, but val has no labels. Give them.")
+        raise MethodRefusedError("tuning on ID data masks the class of each sample, but val has no labels. Give them.")
     labels = val.labels if fit_bank.labels is None else val.labels[torch.isin(val.labels, fit_bank.labels)]
     if len(labels) < len(val):
         warnings.warn("samples of classes that the training data does not have are left out.", stacklevel=3)

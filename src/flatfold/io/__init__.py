@@ -1,1 +1,1 @@
-"""Files, progress and everything that survives a crash."""
+"""Atomic file writes, file formats, resumable stores, progress bars and machine resources."""

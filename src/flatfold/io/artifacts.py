@@ -1,8 +1,8 @@
-"""One codec for our files: typed JSON documents, with arrays next to them, and tensors with a typed header. No pickle.
+"""Codec of all flatfold files: typed JSON documents, with arrays next to them, and tensors with a typed header.
 
-A document is a ``msgspec.Struct`` or a dataclass with class attributes ``FORMAT`` and ``VERSION``; both are written in
-front of its fields and checked when it is read, as are the types of all fields. A dataclass with ``ARRAYS`` keeps some
-fields in safetensors files, which its JSON knows by their checksum.
+Pickle is never used. A document is a ``msgspec.Struct`` or a dataclass with class attributes ``FORMAT`` and
+``VERSION``; both are written before its fields and validated on reading, as are the types of all fields. A dataclass
+with ``ARRAYS`` stores some fields in safetensors files, whose checksums are in its JSON.
 """
 
 from __future__ import annotations
@@ -24,39 +24,36 @@ from safetensors import numpy as numpy_files
 from safetensors.torch import load, save_file
 from torch import Tensor
 
+from ..errors import DamagedFileError
 from .files import replacing, write_atomically, write_together
 
 
 class Document(Protocol):
-    """A type that can be written: a struct or dataclass that names its format and version."""
+    """A serialisable type: a struct or dataclass that names its format and version."""
 
     FORMAT: ClassVar[str]
     VERSION: ClassVar[int]
 
 
 class ArrayDocument(Document, Protocol):
-    """A dataclass that keeps some of its fields, dicts of numpy arrays, in safetensors files next to its JSON.
+    """A dataclass that stores some fields, dicts of numpy arrays, in safetensors files next to its JSON.
 
-    ``ARRAYS`` has the file of each such field, and what is put in front of the names of its arrays there.
+    ``ARRAYS`` maps each such field to its file and to the prefix of its arrays' names in that file.
     """
 
     ARRAYS: ClassVar[Mapping[str, tuple[str, str]]]
 
     def check(self) -> None:
-        """Raise a KeyError, IndexError, TypeError or ValueError if the content is not complete."""
+        """Raise a KeyError, IndexError, TypeError or ValueError if the content is incomplete."""
 
 
 D = TypeVar("D", bound=Document)
 A = TypeVar("A", bound=ArrayDocument)
 
 LARGEST_HEADER = 10 * 10**6  # bytes; safetensors headers are read into memory at once
-LARGEST_DOCUMENT = 2**29  # bytes; a larger file is not read into memory
+LARGEST_DOCUMENT = 2**29  # bytes; larger files are rejected
 _HEADER = "flatfold"
-_LENGTH = 8  # bytes in front of a safetensors header
-
-
-class DamagedFile(ValueError):  # noqa: N818 - named like DamagedBank, which users catch
-    """A file is not what flatfold has written: cut, altered, of another format or of another version."""
+_LENGTH = 8  # bytes before a safetensors header
 
 
 class _Kind(msgspec.Struct):
@@ -76,7 +73,7 @@ def _format(document: Document, content: dict[str, Any], indent: int = 1) -> str
 
 
 def decode(text: str | bytes, kind: type[D]) -> D:
-    """Return the document in a JSON text; raise DamagedFile if it is no whole document of this format and version."""
+    """Return the document in a JSON text; raise DamagedFileError unless it is complete and of this format."""
     return _convert(_read_content(text, kind), kind)
 
 
@@ -84,42 +81,44 @@ def _convert(content: dict[str, Any], kind: type[D]) -> D:
     try:
         return msgspec.convert(content, type=kind, str_keys=True)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise DamagedFile(str(error)) from error
+        raise DamagedFileError(str(error)) from error
 
 
 def _read_content(text: str | bytes, kind: type[Document]) -> dict[str, Any]:
-    """Return the fields in a JSON text, of a document of the right format and version."""
+    """Return the fields of a document in JSON after checking its format and version."""
     try:
         content = msgspec.json.decode(text, type=dict[str, Any])
         there = msgspec.convert(content, _Kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedFile(f"it is not a document of flatfold in JSON ({error})") from error
+        raise DamagedFileError(f"it is not a document of flatfold in JSON ({error})") from error
     if there.format != kind.FORMAT:
-        raise DamagedFile(f"its format must be {kind.FORMAT!r}, got {there.format[:60]!r}")
+        raise DamagedFileError(f"its format must be {kind.FORMAT!r}, got {there.format[:60]!r}")
     if there.version != kind.VERSION:
-        advice = "upgrade flatfold" if there.version > kind.VERSION else "older versions are not read"
-        raise DamagedFile(f"it has version {there.version}, this flatfold reads version {kind.VERSION}: {advice}")
+        advice = "upgrade flatfold" if there.version > kind.VERSION else "older versions are not supported"
+        raise DamagedFileError(
+            f"it has version {there.version}, but this flatfold reads version {kind.VERSION}: {advice}"
+        )
     del content["format"], content["version"]
     return content
 
 
 def write_json(path: Path, document: Document) -> None:
-    """Write a document to a JSON file in one step."""
+    """Write a document to a JSON file atomically."""
     write_atomically(path, encode(document))
 
 
 def read_json(path: Path, kind: type[D]) -> D:
-    """Return the document in a JSON file; raise FileNotFoundError, or DamagedFile if it is no such document."""
+    """Return the document in a JSON file; raise FileNotFoundError, or DamagedFileError if it is not valid."""
     try:
         if path.stat().st_size > LARGEST_DOCUMENT:
-            raise DamagedFile("it is larger than any document of flatfold")
+            raise DamagedFileError(f"it is larger than {LARGEST_DOCUMENT} bytes")
         return decode(path.read_bytes(), kind)
-    except DamagedFile as error:
-        raise DamagedFile(f"{path} cannot be read: {error}.") from error
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}.") from error
 
 
 def write_document(path: Path, document: ArrayDocument, tables: Mapping[str, str] | None = None) -> None:
-    """Write a document, its arrays, and texts next to it; the JSON comes last and holds the sha256 of the arrays.
+    """Write a document, its arrays, and text files next to it; the JSON is written last, with the sha256 of the arrays.
 
     If a number in the JSON is not finite, raise ValueError and write nothing.
     """
@@ -136,27 +135,32 @@ def write_document(path: Path, document: ArrayDocument, tables: Mapping[str, str
 
 
 def _to_plain(value: Any) -> str | float:
-    """Return the text or number in an object of a subclass, such as numpy's floats and torch's version."""
+    """Convert subclasses of str and float, such as numpy's floats and torch's version, to plain values."""
     if not isinstance(value, (str, float)):
         raise TypeError(f"{type(value).__name__} cannot be written to a JSON file")
     return str(value) if isinstance(value, str) else float(value)
 
 
 def read_document(path: Path, kind: type[A], command: str) -> A:
-    """Return the document that :func:`write_document` wrote; messages advise to run the ``command`` that writes it.
+    """Return the document that :func:`write_document` wrote; error messages suggest the ``command`` that writes it.
 
-    Raise ValueError without a JSON file, and DamagedFile if a file is missing, altered, or not of the same document.
+    Raise ValueError if the JSON file does not exist, DamagedFileError if a file is missing, altered, or belongs to
+    another document.
     """
     if not path.exists():
         inside = ", ".join(str(place.parent) for place in sorted(path.parent.glob(f"*/{path.name}")))
-        advice = f"It holds several runs: name one of {inside}" if inside else f"Run `{command}`, or name its --out"
+        advice = (
+            f"It holds several runs: choose one of {inside}"
+            if inside
+            else f"Run `{command}`, or name the folder of its output"
+        )
         raise ValueError(f"there is no {path.name} in {path.parent}. {advice}.")
     try:
         document = _convert(_read_fields(path, kind), kind)
         document.check()
-    except (DamagedFile, KeyError, IndexError, TypeError, ValueError) as error:
-        raise DamagedFile(
-            f"{path} is damaged or of another version: {error or 'it is incomplete'}. Run `{command}` again."
+    except (DamagedFileError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise DamagedFileError(
+            f"{path} is damaged or has another version: {error or 'it is incomplete'}. Run `{command}` again."
         ) from error
     return document
 
@@ -167,15 +171,15 @@ def _read_fields(path: Path, kind: type[ArrayDocument]) -> dict[str, Any]:
     sums = content.pop("sha256", None)
     known = {field.name for field in fields(kind)} - kind.ARRAYS.keys()  # type: ignore[arg-type]
     if not isinstance(sums, dict) or not content.keys() <= known:
-        raise DamagedFile("it has no checksums, or a field that is not known")
+        raise DamagedFileError("it has no checksums, or an unknown field")
     content |= {name: {} for name in kind.ARRAYS}
     for file in dict.fromkeys(file for file, _ in kind.ARRAYS.values()):
         try:
             data = path.with_name(file).read_bytes()
         except OSError as error:
-            raise DamagedFile(f"{file} cannot be read ({error})") from error
+            raise DamagedFileError(f"{file} cannot be read ({error})") from error
         if hashlib.sha256(data).hexdigest() != sums.get(file):
-            raise DamagedFile(f"{file} is not the one that was written with it")
+            raise DamagedFileError(f"the checksum of {file} does not match")
         prefixes = {name: prefix for name, (its_file, prefix) in kind.ARRAYS.items() if its_file == file}
         for key, array in numpy_files.load(data).items():
             name = max((n for n in prefixes if key.startswith(prefixes[n])), key=lambda n: len(prefixes[n]))
@@ -184,13 +188,13 @@ def _read_fields(path: Path, kind: type[ArrayDocument]) -> dict[str, Any]:
 
 
 def write_tensors(path: Path, header: str, tensors: Mapping[str, Tensor], name: str = _HEADER) -> None:
-    """Write tensors to a safetensors file in one step, with a text in its header under ``name``."""
+    """Write tensors to a safetensors file atomically, with a text in its header under ``name``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     with replacing(path) as partial:
         try:
             save_file(content, partial, {name: header})
-        except SafetensorError as error:  # is no OSError, even if the disk is full
+        except SafetensorError as error:  # not an OSError, even if the disk is full
             number = re.search(r"os error (\d+)", str(error))
             raise error if number is None else OSError(int(number[1]), str(error)) from error
 
@@ -198,33 +202,34 @@ def write_tensors(path: Path, header: str, tensors: Mapping[str, Tensor], name: 
 def read_tensors(path: Path, name: str = _HEADER) -> tuple[str, dict[str, Tensor]]:
     """Return the text in the header and the tensors of a safetensors file, read into memory.
 
-    Raise DamagedFile if it is not a regular file, is cut, or was not written by :func:`write_tensors` under this name.
+    Raise DamagedFileError if it is not a regular file, is truncated, or was not written by :func:`write_tensors` under
+    this name.
     """
-    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
-        raise DamagedFile("it is not a regular file")
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
+        raise DamagedFileError("it is not a regular file")
     content = path.read_bytes()
     header = content[_LENGTH : _LENGTH + header_length(content)]
     try:
-        tensors = load(content)  # compares the header with the bytes before it makes anything
+        tensors = load(content)  # validates the header against the bytes before allocating
         metadata = json.loads(header, object_pairs_hook=_without_duplicates).get("__metadata__")
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise DamagedFile(f"it is cut, damaged, or not a safetensors file ({error})") from error
+        raise DamagedFileError(f"it is truncated, damaged, or not a safetensors file ({error})") from error
     if not isinstance(metadata, dict) or set(metadata) != {name}:
-        raise DamagedFile(f"its header must hold {name!r} alone")
+        raise DamagedFileError(f"its header must hold {name!r} alone")
     return metadata[name], tensors
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content := dict(pairs)) != len(pairs):
-        raise ValueError("its header has a key twice")
+        raise ValueError("its header has a duplicate key")
     return content
 
 
 def header_length(content: bytes) -> int:
-    """Return the number of bytes of a safetensors header, after checking that it is no larger than we write."""
+    """Return the length of a safetensors header in bytes; raise DamagedFileError if it exceeds the limit."""
     length = int.from_bytes(content[:_LENGTH], "little")
     if length > LARGEST_HEADER:
-        raise DamagedFile(f"its header has {length} bytes, at most {LARGEST_HEADER} are read")
+        raise DamagedFileError(f"its header has {length} bytes; the limit is {LARGEST_HEADER}")
     return length
 
 
@@ -241,7 +246,7 @@ def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
 def _check_finite(value: Any, at: str = "") -> None:
     """Raise if a number is not finite: msgspec would write null for it."""
     if isinstance(value, float) and not (-float("inf") < value < float("inf")):
-        raise ValueError(f"a document holds finite numbers only, got {value} at {at or 'its top'}.")
+        raise ValueError(f"numbers in a document must be finite, got {value} at {at or 'the top level'}.")
     if isinstance(value, Mapping):
         for key, each in value.items():
             _check_finite(each, f"{at}.{key}")

@@ -1,8 +1,7 @@
-"""Files that are there completely or not at all, whenever the machine stops.
+"""Atomic writes: after a crash at any time, a file is either complete or absent.
 
-What is not finished lies in a hidden folder next to its target, whose name holds our marker, this machine and this
-process: ``.flatfold-tmp-HOST-PROCESS-RANDOM``. Folders of processes that have ended are removed, and no other name ever
-is.
+Unfinished files are in a hidden folder next to their target, whose name holds a marker, the host and the process:
+``.flatfold-tmp-HOST-PROCESS-RANDOM``. Folders of processes that have ended are removed; no other path is.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from typing import BinaryIO
 LOCK = ".flatfold-lock"
 
 _MARKER = ".flatfold-tmp"
-_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]  # names of hosts may be long
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]  # host names may be long
 _OURS = re.compile(rf"{re.escape(_MARKER)}-{_HOST}-([0-9]{{1,18}})-\w+")
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 _in_use: set[str] = set()  # names of temporary folders of this process
-_swept: set[Path] = set()  # each folder once: it may hold a million files
-_making = Lock()  # or one thread would remove what another has just made
+_swept: set[Path] = set()  # sweep each folder once: it may hold a million files
+_creation_lock = Lock()  # otherwise one thread could remove a folder that another has just created
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; at the end the file there replaces ``path`` in one step.
+    """Yield a temporary path to write to; on exit the file there replaces ``path`` atomically.
 
-    It lies in a new folder that nobody else can write to, so that no link can lead elsewhere.
+    The path is in a new folder that no other user can write to, so no symbolic link can redirect the write.
     """
     with _replacing_all(path.parent, [path.name]) as folder:
         yield folder / path.name
@@ -45,10 +44,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def publishing(path: Path, watched: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill; at the end it becomes ``path``, which must be new or empty, in one step.
+    """Yield a temporary folder to fill; on exit it becomes ``path``, which must be new or empty, atomically.
 
-    A server that watches the folder ``watched``, around ``path`` or ``path`` itself, may load what is half-written
-    there. So the temporary folder lies outside of it, unless that is another file system or closed to this user.
+    A server that watches the folder ``watched``, ``path`` or one of its parents, may load half-written files from it.
+    So the temporary folder is outside of it, unless that is another file system or not writable by this user.
     """
     inside, outside = (next(place for place in start.absolute().parents if place.exists()) for start in (path, watched))
     usable = outside.stat().st_dev == inside.stat().st_dev and os.access(outside, os.W_OK)
@@ -58,12 +57,12 @@ def publishing(path: Path, watched: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace the file at ``path`` by ``content``; the folder is made if needed."""
+    """Replace the file at ``path`` by ``content``, creating the folder if needed."""
     write_together(path.parent, {path.name: content})
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes | str]) -> None:
-    """Replace files of a folder, which is made if needed: none of them before all are written to the disk."""
+    """Replace several files of a folder, but none before all are on disk; create the folder if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     with _replacing_all(folder, contents) as partial:
         for name, content in contents.items():
@@ -72,20 +71,20 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str]) -> None:
 
 @contextmanager
 def _replacing_all(target: Path, names: Collection[str], place: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary folder to write to; at the end what is there replaces that of the same name in ``target``.
+    """Yield a temporary folder to write to; on exit its entries replace those of the same name in ``target``.
 
-    It lies in ``place``, by default ``target``.
+    The folder is created in ``place``, by default ``target``.
     """
     folder = _make_folder(place or target)
     try:
         yield folder
-        umask = os.umask(0)  # it can only be read by setting it
+        umask = os.umask(0)  # reading the umask requires setting it
         os.umask(umask)
         for path in (path for name in names for path in (folder / name, *(folder / name).rglob("*"))):
             if path.is_dir():
                 _sync_folder(path)
             else:
-                path.chmod(0o666 & ~umask)  # safetensors makes files that only their owner can read
+                path.chmod(0o666 & ~umask)  # safetensors creates files that only their owner can read
                 _sync(path, os.O_RDWR)
         target.mkdir(parents=True, exist_ok=True)
         for name in names:
@@ -93,22 +92,22 @@ def _replacing_all(target: Path, names: Collection[str], place: Path | None = No
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        raise _not_written(target / next(iter(names)), error) from error
+        raise _write_error(target / next(iter(names)), error) from error
     finally:
         _remove_folder(folder)
     _sync_folder(target)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise an OSError unless files can be made in a folder, which may not exist yet; call it before long work."""
+    """Raise an OSError unless files can be created in a folder, which may not exist yet; call it before long work."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not place.is_dir():
-        raise NotADirectoryError(f"{folder} cannot be made: {place} is a file. Choose another folder.")
+        raise NotADirectoryError(f"{folder} cannot be created: {place} is a file. Choose another folder.")
     _remove_folder(_make_folder(place))
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary folders that killed processes of this machine left in a folder."""
+    """Remove temporary folders left behind by killed processes of this machine."""
     for path in folder.glob(f"{_MARKER}-{_HOST}-*"):
         owner = _OURS.fullmatch(path.name)
         if owner is not None and not path.is_symlink() and path.is_dir() and not _is_alive(int(owner[1]), path.name):
@@ -117,7 +116,7 @@ def sweep(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Refuse other processes that lock the same folder, and leave no empty new folder; see :func:`lock_folder`."""
+    """Hold an exclusive lock on a folder, and remove it on exit if it is new and empty; see :func:`lock_folder`."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     lock = lock_folder(folder)
     try:
@@ -130,10 +129,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def lock_folder(folder: Path) -> BinaryIO:
-    """Refuse other processes that lock the same folder until :func:`unlock_folder`, or the end of this process.
+    """Lock a folder against other processes until :func:`unlock_folder` or the end of this process.
 
-    The folder is made if needed. Raise BlockingIOError if another process has locked it; without locks, on Windows and
-    on some file systems, this is not noticed.
+    The folder is created if needed. Raise BlockingIOError if another process holds the lock; where locks are not
+    supported, on Windows and some file systems, this is not detected.
     """
     path = folder / LOCK
     while True:
@@ -141,10 +140,10 @@ def lock_folder(folder: Path) -> BinaryIO:
             folder.mkdir(parents=True, exist_ok=True)
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o666), "r+b")
         except OSError as error:
-            raise _not_written(folder, error) from error
+            raise _write_error(folder, error) from error
         try:
             _lock(file, folder)
-            with suppress(FileNotFoundError):  # the process that had it open may have removed it in between
+            with suppress(FileNotFoundError):  # the previous holder may have removed it in the meantime
                 if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
                     return file
         except BaseException:
@@ -154,28 +153,28 @@ def lock_folder(folder: Path) -> BinaryIO:
 
 
 def unlock_folder(folder: Path, lock: BinaryIO) -> None:
-    """Let other processes lock a folder."""
-    if os.name != "nt":  # where an open file cannot be removed
+    """Release the lock on a folder."""
+    if os.name != "nt":  # Windows cannot remove an open file
         (folder / LOCK).unlink(missing_ok=True)
     lock.close()
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file, read in pieces."""
+    """Return the sha256 of a file, read in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _make_folder(place: Path) -> Path:
-    """Return a new temporary folder of this process, after removing those that killed ones left in the same place."""
-    with _making:
+    """Create a temporary folder of this process after removing those of killed processes in the same place."""
+    with _creation_lock:
         if place.absolute() not in _swept:
             sweep(place)
             _swept.add(place.absolute())
         try:
             folder = Path(mkdtemp(prefix=f"{_MARKER}-{_HOST}-{os.getpid()}-", dir=place.absolute()))
         except OSError as error:
-            raise _not_written(place, error) from error
+            raise _write_error(place, error) from error
         _in_use.add(folder.name)
     return folder
 
@@ -185,21 +184,21 @@ def _remove_folder(folder: Path) -> None:
     _in_use.discard(folder.name)
 
 
-def _not_written(path: Path, error: OSError) -> OSError:
+def _write_error(path: Path, error: OSError) -> OSError:
     problem = os.strerror(error.errno) if error.errno else str(error)
     advice = "Free some space" if error.errno in _NO_ROOM else "Change its permissions"
-    return type(error)(f"{path} cannot be written: {problem}. {advice}, or choose another place.")
+    return type(error)(f"{path} cannot be written: {problem}. {advice}, or choose another folder.")
 
 
 def _is_alive(process: int, folder: str) -> bool:
-    """Return whether the process that made a temporary folder may still be writing there."""
-    if process == os.getpid():  # in a container, a killed run and the next often have the same number
+    """Return whether the process that created a temporary folder may still be writing to it."""
+    if process == os.getpid():  # in a container, a killed run and the next often have the same id
         return folder in _in_use
     if os.name == "nt":
-        return True  # nothing can be asked: there, signal 0 is Ctrl+C
+        return True  # unknown: on Windows, signal 0 is Ctrl+C
     try:
         os.kill(process, 0)
-    except PermissionError:  # it exists, and belongs to another user
+    except PermissionError:  # it exists but belongs to another user
         return True
     except (ProcessLookupError, OverflowError):
         return False
@@ -215,9 +214,9 @@ def _lock(file: BinaryIO, folder: Path) -> None:
         flock(file, LOCK_EX | LOCK_NB)
     except BlockingIOError:
         raise BlockingIOError(
-            f"{folder} is being written by another process. Wait for it to end, or choose another place."
+            f"{folder} is being written by another process. Wait for it to end, or choose another folder."
         ) from None
-    except OSError:  # of a file system without locks
+    except OSError:  # file system without locks
         return
 
 

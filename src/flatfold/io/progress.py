@@ -1,4 +1,4 @@
-"""A progress bar on stderr: shown on a terminal unless hidden, silent in a pipe, a log file or a test."""
+"""Progress bar on stderr: shown on a terminal unless hidden, silent in a pipe, a log file or a test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _shown: list[Progress] = []
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Yield ``items`` one by one while a bar with the time left follows on stderr."""
+    """Yield ``items`` and show a progress bar with the remaining time on stderr."""
     import sys
 
     if hidden or not sys.stderr.isatty():
@@ -29,7 +29,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     if total is None:
         total = len(items) if isinstance(items, Sized) else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    if _shown:  # work inside of other work: one more line below it
+    if _shown:  # nested: add a line to the outer bar
         yield from _advance(_shown[-1], items, description, total)
         return
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -1,8 +1,8 @@
-"""One store for everything that resumes: a directory of named parts, each of them whole or absent.
+"""Store for resumable work: a directory of named parts, each either complete or absent.
 
-Feature banks, curvature studies and scoring runs are computed in parts. Each part is one safetensors file that is
-written in one step and holds its own checksum; ``manifest.json`` says what the parts were computed from. A run that was
-killed at any moment finds the parts that were finished, and computes the others.
+Feature banks, curvature studies and scoring runs are computed in parts. Each part is one safetensors file, written
+atomically with its own checksum; ``manifest.json`` records what the parts were computed from. A run that was killed
+resumes with the parts that are missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .artifacts import DamagedFile, checksum, decode, encode, header_length, read_json, write_json, write_tensors
+from ..errors import DamagedFileError
+from .artifacts import checksum, decode, encode, header_length, read_json, write_json, write_tensors
 from .files import lock_folder, locked, sweep, unlock_folder
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.@=+-]{0,150}")
 
 
 class Manifest(msgspec.Struct):
-    """The ``key`` that the parts of a store were computed from, and ``info`` that later runs take over."""
+    """The ``key`` that identifies what the parts were computed from, and ``info`` that later runs reuse."""
 
     FORMAT: ClassVar[str] = "flatfold-parts"
     VERSION: ClassVar[int] = 1
@@ -38,7 +39,7 @@ class Manifest(msgspec.Struct):
 
 
 class Part(NamedTuple):
-    """The content of one part: small facts, and tensors."""
+    """The content of one part: metadata and tensors."""
 
     info: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -57,11 +58,12 @@ class _Header(msgspec.Struct):
 
 
 class PartStore:
-    """A directory of parts, which is made with the first part that is written.
+    """A directory of parts, created when the first part is written.
 
-    Parts of another ``key`` are refused, with the names that differ; when no part is there yet, the key is replaced.
-    The ``info`` of a store with parts is kept. ``restart`` removes all parts that are there, of whatever key. ``lock``
-    raises BlockingIOError at once when another process writes to the directory, not only when a part is written.
+    A directory with parts of another ``key`` is rejected with the names that differ; without parts, its key is
+    replaced. The ``info`` of a store with parts is kept. ``restart`` removes all existing parts, whatever their key.
+    ``lock`` locks the directory at once, not only when a part is written, and raises BlockingIOError if another process
+    writes to it.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class PartStore:
             if there is not None and there.key == dict(key):
                 self._manifest, self._written = there, True
             elif there is not None and any(self._files()):
-                raise ValueError(_other_key(folder, there.key, key))
+                raise ValueError(_key_mismatch(folder, there.key, key))
             else:
                 self._manifest, self._written = Manifest(dict(key), dict(info or {})), False
         except BaseException:
@@ -106,22 +108,22 @@ class PartStore:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Facts about the store; :meth:`update` changes them."""
+        """Metadata of the store; :meth:`update` changes it."""
         return self._manifest.info
 
     def update(self, **info: Any) -> None:
-        """Add facts about the store and write them."""
+        """Update the metadata of the store and write it."""
         self._manifest.info.update(info)
         self._write_manifest()
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a part is there and intact; a damaged one is reported once and counts as absent."""
+        """Return whether a part exists and is intact; a damaged one is logged once and counts as absent."""
         if name not in self._intact:
             path = self._path(name)
             try:
                 self._intact[name] = path.is_file() and bool(read_part(self.folder, name, self.key))
-            except (DamagedFile, OSError) as error:
-                log.warning("%s is computed again: %s", path, error)
+            except (DamagedFileError, OSError) as error:
+                log.warning("%s will be recomputed: %s", path, error)
                 self._intact[name] = False
         return self._intact[name]
 
@@ -133,29 +135,29 @@ class PartStore:
         return sum(1 for _ in self)
 
     def write(self, name: str, tensors: Mapping[str, Tensor], info: Mapping[str, Any] | None = None) -> None:
-        """Write a part in one step; one of the same name is replaced."""
+        """Write a part atomically, replacing any part of the same name."""
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} cannot be the name of a part.")
+            raise ValueError(f"{name!r} is not a valid part name.")
         self.lock()
         if not self._written:
             self._write_manifest()
-        self._intact.pop(name, None)  # an interrupt may come when the file is there, and before this call ends
+        self._intact.pop(name, None)  # an interrupt may come after the file is written and before this call returns
         _write_part(self._path(name), self.key, tensors, info)
         self._intact[name] = True
 
     def read(self, name: str) -> Part:
-        """Return a part, compared with its checksum unless that was done before; see ``read_part``."""
+        """Return a part; its checksum is verified unless that was done before. See ``read_part``."""
         return read_part(self.folder, name, self.key, verify=name not in self._intact)
 
     def clear(self) -> None:
-        """Remove all parts and the manifest, and no safetensors file that somebody else put there."""
+        """Remove all parts and the manifest, but no foreign safetensors file."""
         for path in [*filter(_is_part, self._files()), self.folder / MANIFEST]:
             path.unlink(missing_ok=True)
         self._intact.clear()
         self._written = False
 
     def remove(self) -> None:
-        """Remove all parts, and the directory if nothing else is there."""
+        """Remove all parts, and the directory if it is then empty."""
         self.clear()
         self.close()
         if self.folder.is_dir():
@@ -164,12 +166,12 @@ class PartStore:
                 self.folder.rmdir()
 
     def lock(self) -> None:
-        """Refuse other processes until this store is closed."""
+        """Lock the directory against other processes until this store is closed."""
         if self._lock is None:
             self._lock = lock_folder(self.folder)
 
     def close(self) -> None:
-        """Let other processes write to the directory."""
+        """Release the lock on the directory."""
         if self._lock is not None:
             unlock_folder(self.folder, self._lock)
             self._lock = None
@@ -187,46 +189,46 @@ class PartStore:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a store; raise FileNotFoundError or DamagedFile."""
+    """Return the manifest of a store; raise FileNotFoundError or DamagedFileError."""
     return read_json(folder / MANIFEST, Manifest)
 
 
 def read_part(folder: Path, name: str, key: Mapping[str, str], verify: bool = True) -> Part:
-    """Return a part of the store in ``folder``, its tensors mapped into memory; writing to them changes no file.
+    """Return a part of the store in ``folder``; its tensors are memory-mapped, and writing to them changes no file.
 
-    Raise DamagedFile if it is missing, cut, altered, or belongs to another store.
+    Raise DamagedFileError if it is missing, truncated, altered, or belongs to another store.
     """
     header, tensors = _open_part(folder / f"{name}{SUFFIX}", tensors=True)
     if header.name != name or header.key != dict(key):
-        raise DamagedFile("it belongs to another store")
+        raise DamagedFileError("it belongs to another store")
     if verify:
-        said, header.sha256 = header.sha256, ""
-        if checksum(encode(header, indent=0), tensors) != said:
-            raise DamagedFile("its checksum is not that of its content")
+        expected, header.sha256 = header.sha256, ""
+        if checksum(encode(header, indent=0), tensors) != expected:
+            raise DamagedFileError("its checksum does not match its content")
     return Part(header.info, tensors)
 
 
 def _is_part(path: Path) -> bool:
-    """Return whether a file says that it is a part."""
+    """Return whether a file has the header of a part."""
     try:
         _open_part(path, tensors=False)
-    except (DamagedFile, OSError):
+    except (DamagedFileError, OSError):
         return False
     return True
 
 
 def read_checksum(folder: Path, name: str) -> str:
-    """Return the checksum that a part says it has, without reading its tensors."""
+    """Return the checksum in the header of a part, without reading its tensors."""
     return _open_part(folder / f"{name}{SUFFIX}", tensors=False)[0].sha256
 
 
 def replace_parts(
     folder: Path, manifest: Manifest, name: str, tensors: Mapping[str, Tensor], info: Mapping[str, Any]
 ) -> None:
-    """Put a store of one part in the place of any other store in ``folder``.
+    """Replace any store in ``folder`` by a store of one part.
 
-    The part is written first: when there is no room for it, the old store stays. A store that was stopped between two
-    steps has a manifest and parts that do not fit each other.
+    The part is written first: if the disk is full, the old store stays. A store interrupted between two steps has a
+    manifest and parts that do not match.
     """
     _check_directory(folder)
     with locked(folder):
@@ -251,18 +253,18 @@ def _open_part(path: Path, tensors: bool) -> tuple[_Header, dict[str, Tensor]]:
             text = (file.metadata() or {}).get("flatfold", "")
             return decode(text, _Header), {key: file.get_tensor(key) for key in (file.keys() if tensors else ())}
     except (SafetensorError, FileNotFoundError) as error:
-        raise DamagedFile(f"it cannot be read ({error})") from error
+        raise DamagedFileError(f"it cannot be read ({error})") from error
 
 
 def _check_directory(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"a directory is needed, but {folder} is a file. Choose another path.")
+        raise NotADirectoryError(f"{folder} must be a directory, but it is a file. Choose another path.")
 
 
-def _other_key(folder: Path, there: Mapping[str, str], now: Mapping[str, str]) -> str:
+def _key_mismatch(folder: Path, there: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = [name for name in sorted({*there, *now}) if there.get(name) != now.get(name)]
     before, after = (f"{values.get(names[0])!s:.24}" for values in (there, now))  # hashes are longer
     return (
         f"{folder} belongs to a run with another {' and '.join(names)}: {names[0]} was {before}, now it is {after}. "
-        "Choose another place, or delete this one to start again."
+        "Choose another folder, or delete this one to start again."
     )

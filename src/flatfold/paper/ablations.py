@@ -1,6 +1,6 @@
 """The paper's ablations on one network: normalisation, exponent, separation of scores, and the costs of all methods.
 
-``ablations.json`` has all figures; ``ablations.safetensors`` has the scores of the scatter plots.
+The numbers are in ``ablations.json``, the scores of the scatter plots in ``ablations.safetensors``.
 """
 
 import warnings
@@ -31,8 +31,9 @@ from ..evaluate.study import FeatureCurvature
 from ..evaluate.suites.suite import Suite
 from ..io.artifacts import read_document, write_document
 from ..io.progress import track
-from ..models.forward import evaluating
-from ..models.layers import labelled_batches, logits_function
+from ..network.calls import evaluating
+from ..network.layers import logits_function
+from ..passes.inputs import labelled_batches
 
 Normalisation = Literal["none", "partial", "full"]
 Scores = dict[str, NDArray[np.float32]]
@@ -46,11 +47,11 @@ NORMALISATIONS: tuple[Normalisation, ...] = ("none", "partial", "full")
 NORMALISED_METHODS = ("msp", "ebo", "react", "ash", "fold", "fold-r", "fold-a")
 SENSITIVE_METHODS = ("fold", "fold-r", "fold-a")
 GRID = tuple(step / 10 for step in range(11))
-REPLICATES = 1000  # of the bootstrap of Cohen's d
+REPLICATES = 1000  # of Cohen's d
 APART = 1e6  # Cohen's d of scores without spread and with different means; JSON has no infinity
 FORWARD = "forward"  # the name of the network's own pass among the costs
-SLOW = 1.0  # seconds; what takes longer is timed once, without a warm-up
-SETUPS = 3  # rounds of a set-up
+SLOW = 1.0  # seconds; an action that takes longer is timed once, without a warm-up
+SETUPS = 3  # rounds of timing a set-up
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Ablations:
     norms: Scores  # of the features, (n,), by data set
     refused: dict[str, str]  # methods that could not be measured, and why
     provenance: dict[str, Any]
-    computed_from: dict[str, str]  # all that the numbers depend on; a run with the same values does not repeat them
+    computed_from: dict[str, str]  # identifies the inputs; a run with the same values does not compute them again
 
     def effect(self, method: str, normalisation: str) -> Effect | None:
         """Return the mean effect of a normalisation, or None if the method could not be measured."""
@@ -144,7 +145,7 @@ class Ablations:
         return next((e for e in self.effects if (e.method, e.normalisation, e.dataset) == wanted), None)
 
     def check(self) -> None:
-        """Raise an error unless all exponents are there."""
+        """Raise unless every normalisation has an exponent."""
         if set(self.alphas) != set(NORMALISATIONS):
             raise ValueError("an exponent is missing")
 
@@ -159,7 +160,7 @@ def load_ablations(folder: Path) -> Ablations:
 
 
 class _Cell(NamedTuple):
-    """The figures of a method in one column: AUROC with the influence of every image, and FPR95, OOD as positive."""
+    """The AUROC of a method on a data set, with the influence of every image, and its FPR95 with OOD as positive."""
 
     influence: Influence
     fpr95: float
@@ -170,7 +171,7 @@ class _Cell(NamedTuple):
 
 
 def _evaluate(scores: Scores) -> dict[str, _Cell]:
-    """Return the figures on every OOD data set, and their means as ``all``."""
+    """Return the AUROC and FPR95 on every OOD data set, and their means as ``all``."""
     unknown = {dataset: values for dataset, values in scores.items() if dataset != ID}
     cells = {
         dataset: _Cell(auroc_influence(scores[ID], values), fpr_at_tpr(scores[ID], values))
@@ -183,7 +184,7 @@ def _evaluate(scores: Scores) -> dict[str, _Cell]:
 def measure_effects(
     banks: Banks, alphas: Mapping[Normalisation, float], hyper: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[list[Effect], dict[str, str]]:
-    """Return seven methods under no, partial and full normalisation, and why some could not be measured.
+    """Return seven methods under no, partial and full normalisation, and the errors of those that failed.
 
     The features are normalised after ReAct and ASH, right before the score. ``hyper`` has hyper-parameters by method,
     such as a tuned percentile, the same under every normalisation; an ``alpha`` among them is ignored.
@@ -212,11 +213,11 @@ def measure_effects(
 def measure_sensitivities(
     banks: Banks, runs: Sequence[MethodRun] = (), grid: Sequence[float] = GRID
 ) -> tuple[list[Sensitivity], dict[str, str]]:
-    """Return the FOLD family at every exponent, and why some methods could not be measured.
+    """Return the FOLD family at every exponent, and the errors of methods that failed.
 
-    AutoFold chooses on ID data. The best exponent of the grid is that of the test images themselves, which favours the
-    grid; AutoFold's own grid is finer, so a regret can be negative. Clipping and shaping have the percentile that
-    AutoFold chose with its exponent. What it chose in ``runs``, a benchmark on the same data, is not computed again.
+    AutoFold chooses on ID data, the best exponent of the grid on the test images themselves, which favours the grid.
+    AutoFold's own grid is finer, so a regret can be negative. ReAct and ASH use the percentile that AutoFold chose with
+    its exponent. Choices made in ``runs``, a benchmark on the same data, are reused.
     """
     sensitivities, refused = list[Sensitivity](), dict[str, str]()
     for method in SENSITIVE_METHODS:
@@ -252,7 +253,7 @@ def _find_choice(method: str, banks: Banks, runs: Sequence[MethodRun]) -> dict[s
     learnt = next((run.learnt for run in runs if run.method == name), None)
     if learnt is None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the regret shows what a flat curve costs
+            warnings.simplefilter("ignore", UserWarning)  # of a flat curve, whose cost the regret shows
             learnt = learnt_numbers(create(name).fit(banks.val, banks.head))
     return {key: learnt[f"{key}_"] for key in ("alpha", "percentile") if f"{key}_" in learnt}
 
@@ -262,7 +263,7 @@ def measure_separations(
 ) -> tuple[list[Separation], Scores, Scores]:
     """Return Cohen's d under every normalisation, FOLD's scores by ``normalisation/dataset``, and norms by data set.
 
-    The bootstrap redraws ID and OOD images, the same ones under every normalisation.
+    The bootstrap draws the same images under every normalisation.
     """
     norms = {name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.test_sets.items()}
     kinds = {kind: score_all("fold", banks, alpha=alphas[kind]) for kind in NORMALISATIONS}
@@ -298,7 +299,7 @@ def measure_separations(
 def cohens_d(known: Vector, unknown: Vector) -> float:
     """Return the difference of the means over the pooled standard deviation of ID and OOD scores.
 
-    If neither side varies it is 0 for equal means, and otherwise a million with the sign of the difference.
+    If neither side varies it is 0 for equal means, and otherwise ±1e6.
     """
     ones = [np.ones((1, len(scores)), np.int32) for scores in (known, unknown)]
     return float(_cohens_d(ones[0], ones[1], known[None], unknown[None])[0, 0])
@@ -318,7 +319,7 @@ def _cohens_d(
     known_counts: NDArray[np.int32], unknown_counts: NDArray[np.int32], known: Vector, unknown: Vector
 ) -> Vector:
     """Return Cohen's d of scores ``(k, n)`` and ``(k, m)`` that count ``(b, n)`` and ``(b, m)`` times, ``(k, b)``."""
-    # Around the median, or squares of large scores would cancel; scores without spread then give exactly 0.
+    # Centred on the median: squares of large scores would cancel, and constant scores must give exactly 0.
     middle, their_middle = (np.median(values, axis=1, keepdims=True) for values in (known, unknown))
     (a, aa), (b, bb) = _moments(known_counts, known - middle), _moments(unknown_counts, unknown - their_middle)
     n, m = known.shape[1], unknown.shape[1]
@@ -344,7 +345,7 @@ def spearman(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
 
 @torch.no_grad()
 def score_all(name: str, banks: Banks, **hyper: Any) -> Scores:
-    """Return the scores of a method that sees features and learns from validation data at most, by data set."""
+    """Return the scores by data set of a method that sees features and learns from no more than validation data."""
     detector = create(name, **hyper).fit(banks.val, banks.head).eval()
     return {dataset: detector(bank.features).float().numpy() for dataset, bank in banks.test_sets.items()}
 
@@ -358,12 +359,11 @@ def logit_traces(banks: Banks, alpha: float) -> Scores:
 def measure_costs(
     suite: Suite, banks: Banks, runs: Sequence[MethodRun], settings: Settings, batch_size: int = 256, rounds: int = 11
 ) -> tuple[list[Cost], dict[str, str]]:
-    """Return the costs of a plain forward pass and of the methods of a benchmark, and why some have none.
+    """Return the costs of a plain forward pass and of the methods of a benchmark, and the errors of those that failed.
 
-    All methods see the same test inputs: their features, which are given, or the images. Hyper-parameters are those of
-    the benchmark, so a set-up is one fit without the search for them; AutoFold's own search is part of its set-up, and
-    for MDSEns the training images are read. In every round each method scores once, so that a machine that slows down
-    does so for all of them.
+    All methods score the same test inputs: their features, which are given, or the images. A set-up is one fit with the
+    hyper-parameters of the benchmark, without the search for them; it includes AutoFold's own search, and for MDSEns
+    reading the training images. Each round times every method once, so that drifts of the machine affect all alike.
     """
     size, device = min(batch_size, len(banks.test)), settings.device
     inputs = {"features": banks.test.features[:size].to(device), "images": _read_images(suite, size, device)}
@@ -375,7 +375,7 @@ def measure_costs(
                 sees = "features" if get_method(run.name).sees == "features" else "images"
                 fit = _prepare_fit(run, suite, banks, settings)
                 ready.append(_set_up(run.method, sees, fit, inputs[sees], device, SETUPS))
-            except Exception as error:  # one method that fails does not stop the others
+            except Exception as error:  # a method that fails does not stop the others
                 refused[run.method] = f"{type(error).__name__}: {error}"
         seconds = time_in_turn([score for _, score in ready], rounds, device)
     costs = []
@@ -386,7 +386,7 @@ def measure_costs(
 
 
 def _set_up(method: str, sees: str, fit: Fit, inputs: Tensor, device: str, rounds: int) -> tuple[Cost, Action]:
-    """Set a method up, once for its peak of memory and then against the clock; return its cost so far and its score."""
+    """Set a method up, once for its peak memory and then timed; return its cost so far and its scoring function."""
     with peak_memory(device) as peak:
         score = partial(fit(), inputs)
         score()
@@ -395,9 +395,9 @@ def _set_up(method: str, sees: str, fit: Fit, inputs: Tensor, device: str, round
 
 
 def time_in_turn(actions: Sequence[Action], rounds: int, device: str) -> list[list[float]]:
-    """Return the seconds that each action takes in every round; a round is each of them once.
+    """Return the seconds of each action in every round; a round runs each of them once.
 
-    A first round does not count, except for actions that take more than a second: they run only then.
+    The first round is a warm-up, except for actions that take more than a second: they run only then.
     """
     seconds = [[_time(action, device)] for action in actions]
     for _ in track(range(rounds), "measuring costs"):
@@ -416,7 +416,7 @@ def _time(action: Action, device: str) -> float:
 
 
 def _prepare_fit(run: MethodRun, suite: Suite, banks: Banks, settings: Settings) -> Fit:
-    """Return a function that fits a method; features are on the device before the clock starts."""
+    """Return a function that fits a method to features that are on the device already, or to images."""
     if get_method(run.name).sees != "features":
         return partial(ImageData(suite, Path(), settings).fit, run.name, run.hyper)
     bank = banks.train if run.fits_on == "train" else banks.val

@@ -1,4 +1,4 @@
-"""Figures of a reproduction that no report of a benchmark or a study has."""
+"""Figures of a reproduction that the reports of benchmarks and studies do not have."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,10 +30,10 @@ from ..report.figure import (
 from ..report.figures import WIDE, cost_figure, draw_scatter
 from . import theory
 from .ablations import FORWARD, NORMALISATIONS, Ablations, Cost, Sensitivity
-from .claims import REGIMES, SHOWN, NetworkRun, list_regimes, statistic
+from .measurements import REGIMES, SPACES_SHOWN, NetworkRun, list_regimes, statistic
 
 PAPERS = ("tin", "svhn", "ninco", "inaturalist")  # the near and far data sets of the paper's Figure 2
-LEAST = 1e-3  # milliseconds: below the resolution of the clock
+LEAST = 1e-3  # milliseconds: the resolution of the clock
 BAR = 0.21  # inches, height of a bar
 POINTS = 400  # of a data set in the scatter plot
 CHECKED, DRAWS = 24, 40_000  # settings of the theorem that are checked by Monte Carlo, and draws for each
@@ -62,21 +62,21 @@ def cost_against_auroc(run: NetworkRun, name: str, size: tuple[float, float] = W
     return replace(cost_figure(results, size), name=name)
 
 
-def typical_traces(study: Study, name: str) -> Drawing:
-    """Return the traces over parameters of the ID, a near and a far data set, those of the paper if there are."""
+def typical_traces(study: Study) -> Drawing:
+    """Return the traces over parameters of ID data, a near-OOD and a far-OOD data set, if possible the paper's."""
     drawing = trace_densities(_one_of_each_group(study))
-    return replace(drawing, name=name, panels=drawing.panels[:1])
+    return replace(drawing, panels=drawing.panels[:1])
 
 
-def typical_spectra(study: Study, name: str) -> Drawing:
+def typical_spectra(study: Study) -> Drawing:
     """Return the spectra of the same data sets, over parameters and features."""
-    drawings = {space: spectral_densities(_one_of_each_group(study), space) for space in SHOWN}
+    drawings = {space: spectral_densities(_one_of_each_group(study), space) for space in SPACES_SHOWN}
     panels = [
         replace(panel, title=f"{panel.title}, over {SPACES[space]}")
         for space, drawing in drawings.items()
         for panel in drawing.panels
     ]
-    return replace(drawings["feature"], name=name, panels=panels)
+    return replace(drawings["feature"], panels=panels)
 
 
 def _one_of_each_group(study: Study) -> Study:
@@ -89,7 +89,7 @@ def _one_of_each_group(study: Study) -> Study:
 
 
 def trace_by_regime(runs: Sequence[NetworkRun], name: str) -> Drawing:
-    """Return one panel: a line per network through the traces of its regimes, with two standard errors."""
+    """Return one panel: the traces of each network by regime, with two standard errors."""
     lines = [
         {REGIMES[at]: statistic(run.study, at, "parameter", "trace") for at in list_regimes(run.study)} for run in runs
     ]
@@ -153,7 +153,7 @@ def _draw_bars(bars: list[tuple[str, float, float, float]], line: float | None, 
     axes.set_xlabel("milliseconds")
 
 
-def alpha_sensitivity(sensitivities: Sequence[Sensitivity], name: str) -> Drawing:
+def alpha_sensitivity(sensitivities: Sequence[Sensitivity], name: str = "alpha-sensitivity") -> Drawing:
     """Return averages of AUROC and FPR95 against α, a line per variant, and AutoFold's choice as a dot."""
     if not sensitivities:
         return Drawing(name, [])
@@ -197,7 +197,7 @@ def norm_scatter(ablations: Ablations, datasets: list[str], name: str) -> Drawin
 
 
 def theorem_figure(name: str) -> Drawing:
-    """Return the same three panels in every run: condition and traces, the missing step, a check by Monte Carlo."""
+    """Return the panels on the theorem, the same in every run: condition, missing step of the proof, Monte Carlo."""
     theorems = [theorem for _, theorem in theory.random_theorems()]
     averages = {s: [theory.average_curvature(mean, s) for mean in MEANS] for s in DEVIATIONS}
     panels = [

@@ -1,4 +1,4 @@
-"""Requirements of the paper's own benchmarks: data, checkpoints and commands, read from the suite files."""
+"""Requirements of the paper's own benchmarks: data, checkpoints and commands, from the suite files."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -6,22 +6,20 @@ from itertools import groupby
 from pathlib import Path
 
 from ..evaluate.results import as_csv
-from ..evaluate.suites.doctor import set_title
 from ..evaluate.suites.library import open_suite_file
-from ..evaluate.suites.schema import KINDS, OPENOOD, SPLITS, Table, built_in_names
-from ..evaluate.suites.toml_file import MAKERS, SuiteFile
+from ..evaluate.suites.schema import OPENOOD, Table, built_in_names
+from ..evaluate.suites.toml_file import SuiteFile
 from ..io.files import write_atomically
 from ..report.templates import render
 from .tables import BENCHMARKS
 
 FOLDER, TEMPLATES = "full-scale", Path(__file__).parent / "templates"
 BACKBONES = Path(__file__).parent / "imagenet_backbones.toml"  # the paper's Table 5, as a suite file
-TRANSFORM_KEYS = ("resize", "crop", "mean", "std", "mode", "interpolation")
 
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a benchmark needs."""
+    """A data set or a network that a benchmark needs."""
 
     suite: str  # as on the command line
     what: str  # a split, an OOD data set with its group, or a network
@@ -53,31 +51,25 @@ def write_full_scale(folder: Path) -> Path:
 
 
 def list_needs() -> list[Need]:
-    """Return everything that the paper's benchmarks need, one after the other; that of the backbones is a file."""
+    """Return the needs of all benchmarks, one benchmark after the other; the suite of the backbones is a file here."""
     files = {name: open_suite_file(name) for name in built_in_names()}
     files[BACKBONES.name] = open_suite_file(str(BACKBONES))
     return [need for name, file in files.items() for need in _read_needs(name, file)]
 
 
 def _read_needs(name: str, file: SuiteFile) -> Iterator[Need]:
-    document = file.document
-    splits = [(split, document[split]) for split in (*SPLITS, "ood_val") if split in document]
-    shared = document.get("transform", {})
-    for what, table in [*splits, *((set_title(table), table) for table in document["ood"])]:
-        where = next(str(table[kind]) for kind in KINDS if kind in table)
-        own = {key: table[key] for key in TRANSFORM_KEYS if key in table}
-        note = "may be missing: methods that learn from it are left out" if table.get("optional") else ""
-        start, prepared = table.get("images", ""), _format_transform(shared | own)
-        yield Need(name, what, table.get("expect"), where, start, prepared, note)
+    shared = file.document.transform.settings
+    for what, (_, table) in file.document.data_sets.items():
+        note = "may be missing: methods that learn from it are left out" if getattr(table, "optional", False) else ""
+        prepared = _format_transform(shared | table.settings)
+        yield Need(name, what, table.expect, getattr(table, table.kind), table.images or "", prepared, note)
     for network in file.networks:
-        table = network.table
-        maker = next(str(table[key]) for key in MAKERS if key in table)
-        where = str(table.get("weights", "")).replace("{seed}", str(network.seed)) or maker
-        accuracy = f"accuracy {table['accuracy']} % on the test images" if "accuracy" in table else ""
-        origin = f"downloaded: {table['pretrained']}" if "pretrained" in table else f"made by {maker}"
-        prepared = _format_transform(shared | table.get("transform", {}))
+        entry = network.table
+        accuracy = "" if entry.accuracy is None else f"accuracy {entry.accuracy:g} % on the test images"
+        origin = f"downloaded: {entry.pretrained}" if entry.pretrained else f"made by {getattr(entry, entry.maker)}"
+        prepared = _format_transform(shared | entry.transform.settings)
         note = "; ".join(filter(None, (origin, accuracy)))
-        yield Need(name, f"network {network.name}", None, where, "", prepared, note)
+        yield Need(name, f"network {network.name}", None, network.origin, "", prepared, note)
 
 
 def _format_transform(transform: Table) -> str:

@@ -1,18 +1,18 @@
 """The page of a reproduction, and the files of its tables and figures."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 from markupsafe import Markup
 
 from ..evaluate.results import ID, METRICS, Average, Row, as_csv
 from ..evaluate.study import detections
 from ..evaluate.study_results import NAMES, SPACES, Space, above
-from ..evaluate.summary import families, family_of
+from ..evaluate.summary import family_of
 from ..io.artifacts import write_json
 from ..io.files import write_atomically
 from ..report.curvature import VERDICTS, detection_table, statistics_table
@@ -23,11 +23,10 @@ from ..report.page import columns_of
 from ..report.templates import factor, percent, render
 from . import figures
 from .ablations import NORMALISED_METHODS
-from .claims import BOTH, REGIMES, SHOWN, NetworkRun, list_regimes, statistic
-from .comparison import COMPARED, SEEDS, SeedRow, average_seeds, compare_curvature, list_seed_means
-from .exhibits import Agreement, Verdict
+from .comparison import SEED_TABLES, average_seeds, explain_missing_numbers, find_paper_numbers
+from .measurements import REGIMES, SPACES_SHOWN, STATISTICS, NetworkRun, list_regimes, statistic
 from .run import Reproduction
-from .tables import OTHERS, Line, compare_with_paper, incomparable, table_of
+from .verdicts import Agreement, ClaimVerdict
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, JSON, FILES = "reproduction.html", "reproduction.json", "exhibits"
@@ -35,6 +34,7 @@ FULL = "the exponent of partial normalisation is 1, so that it is full normalisa
 COMPUTED = "Errors in this table are of the computation alone; the checks also cover the sampling of images."
 ALL_IMAGES = "AUROC in percent of the traces at partially normalised features, on all images, as in the check above."
 
+T = TypeVar("T")
 CsvLine = dict[str, Any]
 
 
@@ -44,18 +44,18 @@ class Content(NamedTuple):
     layout: str  # macro of exhibits.html
     values: Any  # its argument
     drawings: Sequence[Drawing] = ()  # for files
-    lines: Sequence[CsvLine] = ()  # of a CSV file; none for an exhibit that is a figure alone
+    lines: Sequence[CsvLine] = ()  # of a CSV file; empty for an exhibit that is a figure alone
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class _Document:
     """The verdicts of a reproduction as a JSON document."""
 
     FORMAT: ClassVar[str] = "flatfold-reproduction"
     VERSION: ClassVar[int] = 1
 
     networks: list[str]
-    verdicts: list[Verdict]
+    verdicts: list[ClaimVerdict]
 
 
 def write_reproduction(folder: Path, reproduction: Reproduction) -> Path:
@@ -74,7 +74,7 @@ def write_reproduction(folder: Path, reproduction: Reproduction) -> Path:
     numbers = [line for chosen in find_paper_numbers(runs).values() for line in chosen]
     if numbers:
         write_atomically(folder / FILES / "paper-numbers.csv", as_csv(map(asdict, numbers)))
-    write_json(folder / JSON, Verdicts([run.network for run in runs], reproduction.verdicts))
+    write_json(folder / JSON, _Document([run.network for run in runs], reproduction.verdicts))
     write_atomically(folder / PAGE, render_reproduction(reproduction, contents))
     return folder / PAGE
 
@@ -83,7 +83,6 @@ def render_reproduction(reproduction: Reproduction, contents: Mapping[str, Conte
     """Return the page, with the content of exhibits by their number."""
     runs, verdicts = reproduction.runs, reproduction.verdicts
     suite, agreements = runs[0].results.suite, [verdict.agreement for verdict in verdicts]
-    selected = find_paper_numbers(runs)
     facts = [
         (len(runs), "network" + "s" * (len(runs) > 1)),
         (f"{' / '.join(percent(run.results.suite['accuracy']) for run in runs)} %", "accuracy"),
@@ -103,8 +102,8 @@ def render_reproduction(reproduction: Reproduction, contents: Mapping[str, Conte
         verdicts=verdicts,
         slugs={verdict.number: slug(verdict.number) for verdict in verdicts},
         contents=contents,
-        paper_numbers=selected,
-        seeds={number: _seed_table(number, rows) for number, rows in list_seed_means(runs)},
+        paper_numbers=find_paper_numbers(runs),
+        seeds={number: table for number in SEED_TABLES if (table := _seed_table(runs, number))["rows"]},
     )
 
 
@@ -120,29 +119,42 @@ def build_content(number: str, runs: Sequence[NetworkRun]) -> Content:
     if number == "Theorem 1":  # the same for all networks
         drawings = [("", figures.theorem_figure(slug(number)))]
     else:
-        drawings = [(run.network, DRAWINGS[number](run, _file_name(slug(number), run.network))) for run in runs]
+        drawings = _per_network(runs, lambda run: replace(DRAWINGS[number](run), name=_file_name(slug(number), run)))
     return Content("drawings", drawings, [drawing for _, drawing in drawings])
 
 
-DRAWINGS: dict[str, Callable[[NetworkRun, str], Drawing]] = {
-    "Figure 2": lambda run, name: figures.typical_traces(run.study, name),
-    "Figure 4": lambda run, name: figures.alpha_sensitivity(run.ablations.sensitivities, name),
-    "Figure 6": lambda run, name: replace(top_eigenvalues(run.study), name=name),
-    "Figure 7": lambda run, name: figures.typical_spectra(run.study, name),
-    "Figures 8 and 10": lambda run, name: replace(spectral_densities(run.study, "parameter"), name=name),
-    "Figures 9 and 11": lambda run, name: replace(spectral_densities(run.study, "feature"), name=name),
-    "Figures 12 to 15": lambda run, name: replace(trace_densities(run.study), name=name),
+DRAWINGS: dict[str, Callable[[NetworkRun], Drawing]] = {
+    "Figure 2": lambda run: figures.typical_traces(run.study),
+    "Figure 4": lambda run: figures.alpha_sensitivity(run.ablations.sensitivities),
+    "Figure 6": lambda run: top_eigenvalues(run.study),
+    "Figure 7": lambda run: figures.typical_spectra(run.study),
+    "Figures 8 and 10": lambda run: spectral_densities(run.study, "parameter"),
+    "Figures 9 and 11": lambda run: spectral_densities(run.study, "feature"),
+    "Figures 12 to 15": lambda run: trace_densities(run.study),
 }
 
 
-def _file_name(stem: str, network: str) -> str:
-    return f"{stem}-{network}" if network else stem
+def _per_network(runs: Sequence[NetworkRun], make: Callable[[NetworkRun], T]) -> list[tuple[str, T]]:
+    return [(run.network, make(run)) for run in runs]
+
+
+def _csv_lines(runs: Sequence[NetworkRun], rows: Callable[[NetworkRun], Iterable[Any]]) -> list[CsvLine]:
+    """Return rows, which are dataclasses or mappings, as lines that begin with their network."""
+    return [
+        {"network": run.network, **(row if isinstance(row, Mapping) else asdict(row))}
+        for run in runs
+        for row in rows(run)
+    ]
+
+
+def _file_name(stem: str, run: NetworkRun) -> str:
+    return f"{stem}-{run.network}" if run.network else stem
 
 
 def _build_figure_1(runs: Sequence[NetworkRun]) -> Content:
     trend = figures.trace_by_regime(runs, "figure-1a")
-    wide = [figures.cost_against_auroc(run, _file_name("figure-1b", run.network)) for run in runs]
-    tall = [figures.cost_against_auroc(run, _file_name("figure-1b-tall", run.network), TALL) for run in runs]
+    wide = [figures.cost_against_auroc(run, _file_name("figure-1b", run)) for run in runs]
+    tall = [figures.cost_against_auroc(run, _file_name("figure-1b-tall", run), TALL) for run in runs]
     pairs = [(run.network, both) for run, *both in zip(runs, wide, tall, strict=True)]
     return Content("figure_1", {"trend": trend, "costs": pairs}, [trend, *wide])
 
@@ -152,26 +164,28 @@ def _build_regimes(runs: Sequence[NetworkRun], space: Space) -> Content:
     for run in runs:
         for at in list_regimes(run.study):
             cells = []
-            for name in BOTH:
+            for name in STATISTICS:
                 value, known = (statistic(run.study, regime, space, name) for regime in (at, ID))
                 verdict = "" if at == ID else VERDICTS[above(value, known)]
                 ratio = "" if at == ID else factor(value.value, known.value)
                 cells.append({"value": value.value, "stderr": value.stderr, "ratio": ratio, "verdict": verdict})
             rows.append({"network": run.network, "regime": REGIMES[at], "cells": cells})
             lines.append({"network": run.network, "data": REGIMES[at], **_statistics(run, at, space)})
-    lines += _seed_lines(runs, (space,), by_data_set=False)
-    values = {"space": SPACES[space], "names": [NAMES[name] for name in BOTH], "rows": rows}
+    lines += _seed_lines(runs, space, by_data_set=False)
+    values = {"space": SPACES[space], "names": [NAMES[name] for name in STATISTICS], "rows": rows}
     return Content("regimes", values, lines=lines)
 
 
 def _build_methods(runs: Sequence[NetworkRun], averages: bool) -> Content:
-    parts, lines = [], _average_lines(runs) if averages else list[CsvLine]()
-    for run in runs:
+    def show(run: NetworkRun) -> dict[str, Any]:
         columns = run.results.groups if averages else run.results.columns
-        heads = columns_of(run.results, columns)
-        parts.append((run.network, {"results": run.results, "columns": columns, "heads": heads}))
-        for row in () if averages else run.results.rows:
-            lines.append({"network": run.network, "method": row.method, "dataset": row.dataset, **_rates(row)})
+        return {"results": run.results, "columns": columns, "heads": columns_of(run.results, columns)}
+
+    lines = _average_lines(runs)
+    if not averages:
+        key = ("method", "dataset")
+        lines = _csv_lines(runs, lambda run: [_rates(row, key) for row in run.results.rows])
+    parts = _per_network(runs, show)
     return Content("methods", {"label": "Averages" if averages else "Every data set", "parts": parts}, lines=lines)
 
 
@@ -190,12 +204,12 @@ def _build_networks(runs: Sequence[NetworkRun]) -> Content:
 
 
 def _build_effects(runs: Sequence[NetworkRun]) -> Content:
-    parts = []
-    for run in runs:
+    def show(run: NetworkRun) -> dict[str, Any]:
         refused = {name: why for name, why in run.ablations.refused.items() if name in NORMALISED_METHODS}
-        parts.append((run.network, {"ablations": run.ablations, "refused": refused}))
-    lines = [{"network": run.network, **asdict(effect)} for run in runs for effect in run.ablations.effects]
-    return Content("effects", parts, lines=lines)
+        return {"ablations": run.ablations, "refused": refused}
+
+    lines = _csv_lines(runs, lambda run: run.ablations.effects)
+    return Content("effects", _per_network(runs, show), lines=lines)
 
 
 def _build_detections(runs: Sequence[NetworkRun]) -> Content:
@@ -212,35 +226,39 @@ def _build_detections(runs: Sequence[NetworkRun]) -> Content:
 
 
 def _build_separations(runs: Sequence[NetworkRun]) -> Content:
-    drawings = [
-        figures.norm_scatter(run.ablations, run.study.datasets[1:], _file_name("figure-5", run.network)) for run in runs
-    ]
-    parts = []
-    for run, drawing in zip(runs, drawings, strict=True):
-        together = [row for row in run.ablations.separations if row.dataset == "all"]
-        parts.append((run.network, {"drawing": drawing, "rows": together}))
-    lines = [{"network": run.network, **asdict(row)} for run in runs for row in run.ablations.separations]
-    return Content("separations", parts, drawings, lines)
+    def show(run: NetworkRun) -> dict[str, Any]:
+        drawing = figures.norm_scatter(run.ablations, run.study.datasets[1:], _file_name("figure-5", run))
+        return {"drawing": drawing, "rows": [row for row in run.ablations.separations if row.dataset == "all"]}
+
+    parts = _per_network(runs, show)
+    lines = _csv_lines(runs, lambda run: run.ablations.separations)
+    return Content("separations", parts, [values["drawing"] for _, values in parts], lines)
 
 
 def _build_statistics(runs: Sequence[NetworkRun]) -> Content:
-    parts, lines = [], list[CsvLine]()
-    for run in runs:
-        shown = [value for value in run.study.statistics if value.space in SHOWN]
-        parts.append((run.network, statistics_table(replace(run.study, statistics=shown))))
-        for space in SHOWN:
-            for at in run.study.datasets:
-                lines.append({"network": run.network, "space": space, "data": at, **_statistics(run, at, space)})
-    for space in SHOWN:
-        lines += [{**line, "space": space} for line in _seed_lines(runs, (space,), by_data_set=True)]
-    return Content("tables", {"text": COMPUTED, "parts": parts}, lines=lines)
+    def show(run: NetworkRun) -> Markup:
+        shown = [value for value in run.study.statistics if value.space in SPACES_SHOWN]
+        return statistics_table(replace(run.study, statistics=shown))
+
+    def rows(run: NetworkRun) -> list[CsvLine]:
+        places = [(space, at) for space in SPACES_SHOWN for at in run.study.datasets]
+        return [{"space": space, "data": at, **_statistics(run, at, space)} for space, at in places]
+
+    lines = _csv_lines(runs, rows)
+    for space in SPACES_SHOWN:
+        for line in _seed_lines(runs, space, by_data_set=True):
+            lines.append({"network": line.pop("network"), "space": space, **line})
+    return Content("tables", {"text": COMPUTED, "parts": _per_network(runs, show)}, lines=lines)
 
 
 def _build_costs(runs: Sequence[NetworkRun]) -> Content:
-    bars = [figures.cost_bars(run.ablations.costs, _file_name("figure-3", run.network)) for run in runs]
-    parts = [(run.network, {"bars": b, "costs": run.ablations.costs}) for run, b in zip(runs, bars, strict=True)]
-    lines = [{"network": run.network, **asdict(cost)} for run in runs for cost in run.ablations.costs]
-    return Content("costs", parts, bars, lines)
+    def show(run: NetworkRun) -> dict[str, Any]:
+        bars = figures.cost_bars(run.ablations.costs, _file_name("figure-3", run))
+        return {"bars": bars, "costs": run.ablations.costs}
+
+    parts = _per_network(runs, show)
+    lines = _csv_lines(runs, lambda run: run.ablations.costs)
+    return Content("costs", parts, [values["bars"] for _, values in parts], lines)
 
 
 BUILDERS: dict[str, Callable[[Sequence[NetworkRun]], Content]] = {
@@ -259,85 +277,44 @@ BUILDERS: dict[str, Callable[[Sequence[NetworkRun]], Content]] = {
 
 
 def _average_lines(runs: Sequence[NetworkRun]) -> list[CsvLine]:
-    return [
-        {"network": run.network, "method": mean.method, "over": mean.over, **_rates(mean)}
-        for run in runs
-        for mean in run.results.averages
-    ]
+    return _csv_lines(runs, lambda run: [_rates(mean, ("method", "over")) for mean in run.results.averages])
 
 
 def _statistics(run: NetworkRun, at: str, space: Space) -> CsvLine:
     line: CsvLine = {}
-    for name in BOTH:
+    for name in STATISTICS:
         value = statistic(run.study, at, space, name)
         error = value.stderr if value.stderr is None or isfinite(value.stderr) else None
         line |= {name: value.value, f"{name}_stderr": error, f"{name}_std": None}
     return line
 
 
-def _seed_lines(runs: Sequence[NetworkRun], spaces: Sequence[Space], by_data_set: bool) -> list[CsvLine]:
+def _seed_lines(runs: Sequence[NetworkRun], space: Space, by_data_set: bool) -> list[CsvLine]:
     """Return the means over networks that differ by their seed, with the deviation, as lines of a CSV file."""
     lines = list[CsvLine]()
-    for row in average_seeds(runs, spaces, by_data_set):
+    for row in average_seeds(runs, (space,), by_data_set):
         line: CsvLine = {"network": f"mean of {row.n}: {row.family}", "data": REGIMES.get(row.data, row.data)}
-        for name, (mean, deviation) in zip(BOTH, row.cells, strict=True):
+        for name, (mean, deviation) in zip(STATISTICS, row.cells, strict=True):
             line |= {name: mean, f"{name}_stderr": None, f"{name}_std": deviation}
         lines.append(line)
     return lines
 
 
-def _rates(cell: Row | Average) -> CsvLine:
-    """Return the same columns for every cell, empty without an interval."""
+def _seed_table(runs: Sequence[NetworkRun], number: str) -> dict[str, Any]:
+    """Return the values of a table of means over seeds."""
+    spaces, by_data_set = SEED_TABLES[number]
+    heads = [(NAMES[name], f"over {SPACES[space]}") for space in spaces for name in STATISTICS]
+    return {"heads": heads, "rows": average_seeds(runs, spaces, by_data_set)}
+
+
+def _rates(cell: Row | Average, names: Sequence[str]) -> CsvLine:
+    """Return the named columns, then the same columns of rates for every cell, empty without an interval."""
     intervals = cell.certainty.intervals if cell.certainty else {}
-    line: CsvLine = {}
+    line: CsvLine = {name: getattr(cell, name) for name in names}
     for metric in ("auroc", "fpr95_ood_positive"):
         low, high = intervals.get(metric, (None, None))
         line |= {metric: getattr(cell, metric), f"{metric}_low": low, f"{metric}_high": high}
     return {**line, "best": cell.certainty.best if cell.certainty else None}
-
-
-def explain_missing_numbers(runs: Sequence[NetworkRun]) -> str:
-    """Return why the paper's numbers are not compared with those of this run, or nothing."""
-    reasons = list[str]()
-    for group in families([run.results for run in runs]).values():
-        reasons += incomparable([run.suite for run in group], table_of(group[0].suite))
-    if not reasons:
-        return ""
-    why = "; ".join(dict.fromkeys(reasons))
-    return f"The paper's own numbers are not compared with these, because {why}. Its claims are tested all the same."
-
-
-def find_paper_lines(runs: Sequence[NetworkRun]) -> list[Line]:
-    """Return every number of the paper that this run has too, none if they cannot be compared."""
-    if explain_missing_numbers(runs):
-        return []
-    try:
-        return compare_with_paper([run.results for run in runs])
-    except ValueError:  # nothing in common, or one network twice
-        return []
-
-
-def find_paper_numbers(runs: Sequence[NetworkRun]) -> dict[str, list[Line]]:
-    """Return the lines of every table of the paper that has any."""
-    lines = find_paper_lines(runs)
-    found = {number: select_lines(lines, number) for number in ("Table 2", "Table 5", "Tables 8 to 11")}
-    if lines:  # the suite is the paper's
-        found |= {number: compare_curvature(runs, number) for number in COMPARED}
-    return {number: chosen for number, chosen in found.items() if chosen}
-
-
-def _seed_table(number: str, rows: Sequence[SeedRow]) -> dict[str, Any]:
-    """Return the values of a table of means over seeds."""
-    heads = [(NAMES[name], f"over {SPACES[space]}") for space in SEEDS[number][0] for name in BOTH]
-    return {"heads": heads, "rows": rows, "n": rows[0].n}
-
-
-def select_lines(lines: Sequence[Line], number: str) -> list[Line]:
-    """Return the lines that belong to Table 2, Table 5 or Tables 8 to 11."""
-    if number == "Table 5":
-        return [line for line in lines if line.table == OTHERS]
-    averages = number == "Table 2"
-    return [line for line in lines if line.table != OTHERS and (line.dataset == "all") == averages]
 
 
 def _list_warnings(runs: Sequence[NetworkRun]) -> list[str]:

@@ -21,7 +21,7 @@ from ..evaluate.study_results import Study, load_study
 from ..evaluate.suites.suite import Suite
 from ..evaluate.tuning import grid_points
 from ..io.progress import track
-from ..models.fingerprint import weights_hash
+from ..network.fingerprint import weights_hash
 from .ablations import (
     ARRAYS,
     JSON,
@@ -34,9 +34,9 @@ from .ablations import (
     measure_sensitivities,
     measure_separations,
 )
-from .claims import NetworkRun
-from .exhibits import Verdict, compute_verdicts
+from .measurements import NetworkRun
 from .tables import FOLD_FAMILY, read_table
+from .verdicts import ClaimVerdict, compute_verdicts
 
 FILES = ("results.json", STUDY, JSON)
 NOT_IN_TABLES = ("mdsens",)  # a baseline of the paper's appendix that none of its tables has
@@ -44,13 +44,13 @@ NOT_IN_TABLES = ("mdsens",)  # a baseline of the paper's appendix that none of i
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured; :class:`Settings` says how the network is run."""
+    """The experiments to run on a network; :class:`Settings` has how the network is run."""
 
-    samples: int = 200  # most images of each data set whose curvature is measured
+    samples: int = 200  # maximum number of images of each data set whose curvature is measured
     batch_size: int = 256  # inputs in the batch on which costs are measured
-    rounds: int = 11  # how often each cost is timed
-    methods: Sequence[Spec] | None = None  # as for a benchmark; None takes the paper's
-    alpha: float | None = None  # exponent of partial normalisation; None lets AutoFold choose it on validation data
+    rounds: int = 11  # number of times that each cost is measured
+    methods: Sequence[Spec] | None = None  # as for a benchmark; None: those of the paper
+    alpha: float | None = None  # exponent of partial normalisation; None: AutoFold's choice on validation data
 
     def specs(self, banks: Banks) -> list[Spec]:
         """Return the given methods, or the paper's, tuned on OOD validation data as in the paper where possible."""
@@ -71,16 +71,16 @@ def paper_methods() -> list[str]:
 
 
 def _can_tune(name: str, banks: Banks) -> bool:
-    """Return whether there are OOD validation data and a choice of grid points of which at least one can be used."""
+    """Return whether a method can be tuned: on OOD validation data, with at least one usable point of its grid."""
     method = get_method(name)
     points = grid_points(method.grid, name) if method.grid else []
     if banks.ood_val is None or len(points) < 2:
         return False
     bank = banks.train if method.fits_on == "train" else banks.val
     if method.sees != "features" or bank is None:
-        return True  # the benchmark reports why it refuses
+        return True  # the benchmark reports the error
     for point in points:
-        with suppress(ValueError):  # ViM that is to keep more dimensions than there are, for example
+        with suppress(ValueError):  # ViM with more dimensions than the features have, for example
             create(name, **point).fit(bank, banks.head)
             return True
     return False
@@ -89,8 +89,8 @@ def _can_tune(name: str, banks: Banks) -> bool:
 def reproduce(suite: Suite, place: Path, settings: Settings, plan: Plan) -> NetworkRun:
     """Measure everything that the paper reports of a network, write it to files and return it.
 
-    The files are those of a benchmark and of a curvature study, and ``ablations.json``; the features in ``banks`` serve
-    all three. An interrupted run goes on where it stopped.
+    The files are those of a benchmark and of a curvature study, and ``ablations.json``; all three use the features in
+    ``banks``. An interrupted run resumes where it stopped.
     """
     return _Reproduction(suite, place, settings, plan).run()
 
@@ -103,11 +103,14 @@ def forget_reproduction(suite: Suite, place: Path, plan: Plan) -> None:
         (place / name).unlink(missing_ok=True)
 
 
+@dataclass
 class _Reproduction:
-    """One network."""
+    """The three stages of measuring one network."""
 
-    def __init__(self, suite: Suite, place: Path, settings: Settings, plan: Plan) -> None:
-        self.suite, self.place, self.settings, self.plan = suite, place, settings, plan
+    suite: Suite
+    place: Path
+    settings: Settings
+    plan: Plan
 
     def run(self) -> NetworkRun:
         stages: list[Callable[[], None]] = [self._run_benchmark, self._run_study, self._run_ablations]
@@ -140,7 +143,7 @@ class _Reproduction:
             "alphas": json.dumps(self.study.alphas),
             "plan": json.dumps(self.plan.numbers),
         }
-        with suppress(ValueError):  # there are none, or none that can be read
+        with suppress(ValueError):  # missing or damaged
             self.ablations = load_ablations(self.place)
             if self.ablations.computed_from == computed_from:
                 return
@@ -172,17 +175,17 @@ class _Reproduction:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """All networks of a suite that were measured, and the verdicts on the paper."""
+    """The measurements of all networks of a suite, and the verdicts on the paper."""
 
     runs: list[NetworkRun]
-    verdicts: list[Verdict]
-    left_out: dict[str, str]  # networks of earlier runs that cannot be used, and why
+    verdicts: list[ClaimVerdict]
+    left_out: dict[str, str]  # networks of earlier runs that cannot be used, with the reason
 
 
 def conclude(folder: Path, networks: Sequence[str], now: Collection[NetworkRun]) -> Reproduction:
-    """Return the measurements of this run and of earlier ones on as many images, with the verdicts on all.
+    """Return the measurements of this run and of earlier ones on the same numbers of images, with the verdicts.
 
-    ``networks`` are all of the suite, in order; ``[""]`` for a single one.
+    ``networks`` are the names of all networks of the suite, in order; ``[""]`` for a single one.
     """
     runs, left_out = {run.network: run for run in now}, dict[str, str]()
     sizes = _count_images(next(iter(now)).results)
@@ -209,7 +212,7 @@ def load_network_run(folder: Path, network: str) -> NetworkRun:
 
 
 def check_suite(folder: Path, networks: Sequence[str], suite: str) -> None:
-    """Raise if the folders of these networks hold results of another suite, which would be mixed or lost."""
+    """Raise if the folders of these networks hold results of another suite, which would be overwritten."""
     for network in networks:
         try:
             earlier = str(load_results(folder / network).suite["name"])
@@ -218,7 +221,7 @@ def check_suite(folder: Path, networks: Sequence[str], suite: str) -> None:
         if earlier != suite:
             raise ValueError(
                 f"{folder / network} holds results of the suite {earlier!r}, but this run is of {suite!r}. "
-                "Give another --out, or remove them."
+                "Choose another folder, or remove them."
             )
 
 

@@ -8,22 +8,15 @@ the Hessian of the energy ``logsumexp(z)`` has the trace ``|w|^2 phi(w'x)``, wit
           \quad \varphi(a) = \frac{e^a}{(1 + e^a)^2}
 
 **The theorem.** At ``w = alpha S^-1 mu``, for every ``alpha > 0``, ID inputs have the smaller expected trace if and
-only if, with equality for equality (:func:`compare`),
+only if, with equality for equality (:func:`compare_traces`),
 
 .. math:: c\, |\mu^\top S^{-1} R \mu| \le \mu^\top S^{-1} \mu
 
 For ``S = I`` this is true for every rotation up to ``c = 1``; for other covariances it need not be. OOD inputs of
-another covariance are not covered: wider ones lie more often where the classifier is confident.
-
-**Corrections of the paper**, with proofs on the page Mathematics:
-
-* The printed training loss, ``E -log sum_i exp(y z_i)``, is unbounded below (:func:`printed_loss`). The
-  logistic loss ``E log(1 + exp(-y w'x))`` is meant (:func:`logistic_risk`).
-* Its minimiser is ``2 S^-1 mu``, not ``S^-1 mu``. That changes every number, but not which of the two is larger.
-* The energy itself sees no labels and is smallest at ``w = 0``, not along the Bayes classifier.
-* "``phi`` decreases with ``|a|``" does not yet order two averages. The missing step: the average of ``phi`` over a
-  Gaussian decreases with the distance of its mean from 0 (:func:`average_curvature`), and the condition is also
-  necessary.
+another covariance are not covered. The page Mathematics has the proof and four corrections of the paper, among them:
+the printed training loss has no minimum (:func:`printed_loss`), the minimiser of the logistic loss that is meant
+(:func:`logistic_risk`) is ``2 S^-1 mu``, and the proof needs that the average of ``phi`` over a Gaussian decreases with
+the distance of its mean from 0 (:func:`average_curvature`).
 
 **Arguments** of all functions, as tensors or arrays: ``mean``, mu, ``(d,)``; ``covariance``, S, ``(d, d)``, symmetric
 and positive definite; ``weight``, w, ``(d,)``; ``rotation``, R, ``(d, d)``, orthogonal, reflections included; ``c``, 0
@@ -43,11 +36,11 @@ from ..core.hessian import class_distances, feature_hessian_trace, row_chunks
 from ..core.validation import as_tensor, check_above_zero
 from ..curvature.estimate import Estimate
 
-REACH = 10  # standard deviations either side of the peak of an integrand: beyond, less than 1e-17 of it
-WIDEST = 1e5  # standard deviation of w'x: the points of the quadrature grow with it, here to four million
-ROUNDING = 1e-12  # relative differences up to here count as none
-FLOAT32 = 1e-6  # how far a rotation may be from orthogonal, a covariance from symmetric: what float32 leaves
-SETTINGS = 200  # random ones
+REACH = 10  # standard deviations on either side of the peak of an integrand; less than 1e-17 of it lies beyond
+WIDEST = 1e5  # largest standard deviation of w'x, for which the quadrature takes four million points
+ROUNDING = 1e-12  # largest relative difference that counts as equality
+FLOAT32 = 1e-6  # tolerance for the orthogonality of a rotation and the symmetry of a covariance in float32
+SETTINGS = 200  # number of random settings
 RATIOS, LENGTHS, DISTANCES = (0.02, 1.98), (0.5, 2.5), (0.7, 1.4)  # ranges of the random settings
 
 Array = Tensor | NDArray[np.floating]
@@ -149,9 +142,8 @@ def expected_trace(mean: Array, covariance: Array, weight: Array) -> float:
 def monte_carlo_trace(mean: Array, covariance: Array, weight: Array, samples: int = 100_000, seed: int = 0) -> Estimate:
     """Return the expected trace by Monte Carlo over features of the mixture, with its standard error.
 
-    Nothing is shared with the quadrature: the draws have d dimensions and pass through the softmax of two logits. Where
-    hardly any of them comes near ``w'x = 0``, four deviations from there and beyond, value and error are too small.
-    At least 2 samples are drawn.
+    It shares nothing with the quadrature: the draws have d dimensions and pass through the softmax of two logits. Value
+    and error are too small if ``w'x = 0`` lies four deviations from the means or more. Draws at least 2 samples.
     """
     centre, spread, w = _classifier(mean, covariance, weight)
     if samples < 2:
@@ -213,7 +205,7 @@ def holds(mean: Array, covariance: Array, rotation: Array, c: float) -> bool:
     return shifted / bound <= 1 + ROUNDING
 
 
-def compare(mean: Array, covariance: Array, rotation: Array, c: float, alpha: float = 2.0) -> Theorem:
+def compare_traces(mean: Array, covariance: Array, rotation: Array, c: float, alpha: float = 2.0) -> Theorem:
     """Return both sides of the condition and both expected traces, at ``w = alpha S^-1 mu``; the mean is not 0.
 
     The order of the traces does not depend on alpha.
@@ -254,7 +246,7 @@ def random_theorems(count: int = SETTINGS, seed: int = 0) -> list[tuple[Setting,
         mean = mean * distance / float(mean @ torch.linalg.solve(covariance, mean)) ** 0.5
         shifted, bound = _sides(mean, covariance, rotation @ mean)
         setting = Setting(mean, covariance, rotation, ratio / (shifted / bound), alpha)
-        theorems.append((setting, compare(mean, covariance, rotation, setting.c, alpha)))
+        theorems.append((setting, compare_traces(mean, covariance, rotation, setting.c, alpha)))
     return theorems
 
 

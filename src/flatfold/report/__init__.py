@@ -1,1 +1,1 @@
-"""Pages from result files."""
+"""HTML pages and figures generated from result files."""

@@ -16,11 +16,11 @@ SPECTRA: tuple[Space, ...] = ("parameter", "feature")
 WEIGHTS = "weights, sha256"  # in the provenance: identifies a network
 GUESSING = 0.5  # AUROC
 MEANS = {"near": "near", "far": "far", "all": "average"}
-VERDICTS = {1: "", 0: "not significant", -1: "below ID"}  # by whether a figure is above that of the ID images
+VERDICTS = {1: "", 0: "not significant", -1: "below ID"}  # by the comparison of a value with that of the ID images
 
 
 def render_curvature(study: Study, figures: dict[str, Drawing] | None = None) -> Markup:
-    """Return the page of a study; ``figures`` are those of :func:`curvature_figures`, where they exist already."""
+    """Render the page of a study; ``figures`` are those of :func:`curvature_figures` if already computed."""
     return render(
         "curvature.html",
         title=suite_title(study.suite),
@@ -39,7 +39,7 @@ def curvature_figures(study: Study) -> dict[str, Drawing]:
 def curvature_view(
     study: Study, results: Results | None = None, figures: dict[str, Drawing] | None = None
 ) -> dict[str, Any]:
-    """Return the values of ``curvature_sections.html``; with ``results``, the sections are a part of their report."""
+    """Return the values of ``curvature_sections.html``; with ``results``, for the sections in their report."""
     cells = study.cells
     deviations = results.suite.get("deviations", []) if results else []
     return {
@@ -67,24 +67,24 @@ def curvature_view(
 
 
 def mismatch(results: Results, study: Study) -> str:
-    """Return why a study does not belong into the report of these results, or an empty text."""
+    """Return the reason why a study does not belong to these results, or an empty string."""
     suites = [(suite["name"], [ood["name"] for ood in suite["ood"]]) for suite in (results.suite, study.suite)]
     if (weights := results.provenance.get(WEIGHTS)) is None or weights != study.provenance.get(WEIGHTS):
-        other = "another network: the weights are not the same"
+        other = "another network: the weights differ"
     elif suites[0] != suites[1]:
-        other = "another suite: its name, or its OOD data sets, are not the same"
+        other = "another suite: its name or its OOD data sets differ"
     else:
         return ""
     return (
-        f"The curvature study in this folder is of {other}. It has its own page, curvature.html; run `flatfold "
-        "curvature` again to see it here."
+        f"The curvature study in this folder belongs to {other}. It has its own page, curvature.html; run `flatfold "
+        "curvature` again to include it here."
     )
 
 
 def statistics_table(study: Study) -> Markup:
-    """Return a line per data set and mean: every figure, its error, and its ratio to the ID images.
+    """Render a table with one row per data set and mean: every value, its error, and its ratio to the ID images.
 
-    Figures that do not exceed those of the ID images are marked.
+    Values that do not exceed those of the ID images are marked.
     """
     columns, sets = _columns(study), study.suite["ood"]
     groups = [ood["group"] for ood in sets]
@@ -101,11 +101,11 @@ def statistics_table(study: Study) -> Markup:
 
 
 def detection_table(study: Study) -> Markup:
-    """Return a line per trace, a column per data set and mean: the AUROC with its interval; empty without any.
+    """Render a table of AUROCs with intervals: one row per trace, one column per data set and mean; may be empty.
 
-    The best of a column is marked, with every other whose interval overlaps that of the best, unless it has no rival;
-    and so is an AUROC that is significantly worse than guessing. Estimated traces are never marked: their AUROC is that
-    of the estimates, not of the exact traces.
+    The best value of a column is marked, and every other whose interval overlaps it, unless there is only one; an AUROC
+    significantly worse than guessing is marked too. Estimated traces are never marked: their AUROC is that of the
+    estimates, not of the exact traces.
     """
     if not study.detections:
         return Markup()
@@ -141,7 +141,7 @@ def _columns(study: Study) -> list[tuple[Space, Name]]:
 
 
 def _finding(study: Study) -> dict[str, Any]:
-    """Return in how many OOD data sets both statistics exceed those of the ID images, by how much, and where not.
+    """Summarise in which OOD data sets both statistics exceed those of the ID images, and by how much.
 
     ``ratios`` are the smallest and the largest ratio to the ID images in the data sets where they do. Statistics over
     logits are not counted.
@@ -180,7 +180,7 @@ def _finding(study: Study) -> dict[str, Any]:
 
 
 def _meaning(study: Study, spaces: Sequence[Space]) -> str:
-    """Return which matrix of which loss the curvature is, in each of these spaces."""
+    """Describe the matrix and the loss of the curvature in each of these spaces."""
     matrices: dict[str, list[str]] = {}
     for space in spaces:
         statistic = study.cells[ID, space, "trace"]

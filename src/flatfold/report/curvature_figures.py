@@ -35,17 +35,17 @@ SHORT_LOSSES = {"energy": "the energy", "ce_pred": "CE(predicted)", "ce": "CE(la
 NORMALISATIONS = {"none": "no normalisation", "partial": "partial normalisation", "full": "full normalisation"}
 LARGEST = Key("λmax", LineStyle(INK, (1.0, 1.5)))
 
-BINS = 10, 50  # at least and at most, of a histogram of traces
+BINS = 10, 50  # minimum and maximum number of bins of a histogram of traces
 NARROW = 10  # ratio of the ends of an axis of traces up to which it is linear
-HIGHEST = 100  # times the highest OOD density: narrow spectra of ID images are cut off there
-MARGIN = 0.03  # of the axis of eigenvalues
-FEW = 12  # eigenvalues, up to which each is a dot
-DEPTH = 1e-12  # of the largest eigenvalue, where the axis ends
-LEAST = 6.25  # ratio of the ends of an axis that always has two of the ticks 1, 2, 5, 10, ...
+HIGHEST = 100  # multiple of the highest OOD density at which narrow spectra of ID images are cut off
+MARGIN = 0.03  # margin of the axis of eigenvalues, relative to its length
+FEW = 12  # number of eigenvalues up to which each is drawn as a dot
+DEPTH = 1e-12  # lower end of the axis, relative to the largest eigenvalue
+LEAST = 6.25  # ratio of the ends of an axis that guarantees two of the ticks 1, 2, 5, 10, ...
 
 
 def matrix_and_loss(study: Study, space: Space) -> str:
-    """Return which matrix of which loss the curvature is in a space, such as ``Hessian of the energy``."""
+    """Return the matrix and loss of the curvature in a space, such as ``Hessian of the energy``."""
     statistic = study.cells[ID, space, "trace"]
     return f"{SHORT_MATRICES[statistic.matrix]} of {SHORT_LOSSES[statistic.loss]}"
 
@@ -53,8 +53,8 @@ def matrix_and_loss(study: Study, space: Space) -> str:
 def trace_densities(study: Study) -> Drawing:
     """Return one panel per space: histograms of the traces at single inputs, on a logarithmic axis.
 
-    All data sets are drawn equally high, because ID traces spread over many powers of ten. Traces of exactly zero are
-    in the leftmost bar. Where some are negative, the axis is linear.
+    All data sets are scaled to the same height, because ID traces span many powers of ten. Traces of exactly zero are
+    in the leftmost bar. If some are negative, the axis is linear.
     """
     panels = []
     for space, name in SPACES.items():
@@ -76,7 +76,7 @@ def trace_axis(values: Numbers) -> Span:
 
 
 def bin_count(traces: Sequence[Numbers]) -> int:
-    """Return the number of bars: twice the root of the size of the smallest data set, from 10 to 50."""
+    """Return the number of bins: twice the square root of the size of the smallest data set, from 10 to 50."""
     least, most = BINS
     return min(max(round(2 * sqrt(min(map(len, traces)))), least), most)
 
@@ -91,7 +91,7 @@ def _draw_traces(traces: Sequence[Numbers], what: str, axes: Axes) -> None:
 
 
 class Curve(NamedTuple):
-    """A spectrum as it is drawn: its density, its ends, and a note on its zeros.
+    """A spectrum to draw: its density, its ends, and a note on its zeros.
 
     The note is the share of eigenvalues that are zero or, in an estimate, closer to zero than the width of the kernel.
     ``least`` is a tenth of the height of a single eigenvalue: lower values are tails of the kernel.
@@ -105,7 +105,7 @@ class Curve(NamedTuple):
 
 
 def spectral_densities(study: Study, space: Space) -> Drawing:
-    """Return the spectrum of the mean curvature matrix: a panel of the ID images, then one per OOD data set."""
+    """Return the spectrum of the mean curvature matrix: a panel for the ID images and one per OOD data set."""
     reference, *curves = (spectral_curve(study, space, name) for name in study.datasets)
     label = f"eigenvalue, {matrix_and_loss(study, space)}"
     panels = [Panel("ID", partial(_draw_spectrum, [(reference, None)], label), reference.zeros)]
@@ -119,14 +119,13 @@ def spectral_densities(study: Study, space: Space) -> Drawing:
 def spectral_curve(study: Study, space: Space, name: str) -> Curve:
     """Return the density of one spectrum of a study.
 
-    An exact spectrum is drawn without its zeros. In an estimate it is chance whether a node falls on zero, so all of
-    its nodes are drawn.
+    An exact spectrum is drawn without its zeros. In an estimate a node is zero only by chance, so all nodes are drawn.
     """
     statistic = study.cells[name, space, "lambda_max"]
     nodes, weights = (torch.from_numpy(np.array(part[f"{space}/{name}"])) for part in (study.nodes, study.weights))
     smallest = float(nodes.min())
     exact = statistic.stderr is None
-    if not exact:  # move nodes off zero, or the density would leave them out
+    if not exact:  # move nodes away from zero, otherwise the density would omit them
         least = 2 * ZERO * max(abs(statistic.value), float(nodes.abs().max()))
         nodes = torch.where(nodes.abs() < least, least, nodes)
     kind = statistic.method, statistic.matrix, statistic.loss, statistic.matvecs
@@ -136,12 +135,12 @@ def spectral_curve(study: Study, space: Space, name: str) -> Curve:
     density = spectrum.density()
     near = float((weights * (nodes.abs() <= density.width)).sum(dim=1).mean())
     zeros = f"{share(density.atom)} are zero" if exact else f"{share(near)} near zero"
-    least = 0.1 / (spectrum.size * (density.width or 1.0) * sqrt(2 * pi))  # the width is 0 if all eigenvalues are
+    least = 0.1 / (spectrum.size * (density.width or 1.0) * sqrt(2 * pi))  # width is 0 if all eigenvalues are 0
     return Curve(density, zeros, smallest, statistic.value, least)
 
 
 def tick_label(value: float, _position: int | None = None) -> str:
-    """Return the label of a tick without trailing zeros.
+    """Format the label of a tick without trailing zeros.
 
     Example:
         >>> tick_label(0.05), tick_label(2.5e-06), tick_label(0.0), tick_label(-40.0), tick_label(1e7)
@@ -181,7 +180,7 @@ def _draw_spectrum(pair: list[tuple[Curve, LineStyle | None]], label: str, axes:
 def top_eigenvalues(study: Study) -> Drawing:
     """Return one panel per normalisation: the median over inputs of each eigenvalue, with a band of quartiles.
 
-    The Hessian has one eigenvalue less than there are classes, and no more than features; the others are zero.
+    The Hessian has at most c - 1 non-zero eigenvalues for c classes, and no more than features; the others are zero.
     """
     rank = min(study.suite["n_classes"] - 1, study.suite["n_features"])
     label = f"eigenvalue,\n{matrix_and_loss(study, 'feature')}"

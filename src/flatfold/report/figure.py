@@ -1,4 +1,4 @@
-"""Figures of several panels: one inline SVG per panel for a page, one SVG and PDF file for a paper."""
+"""Figures with several panels: one inline SVG per panel for a page, one SVG and PDF file for a paper."""
 
 import io
 import re
@@ -31,13 +31,13 @@ PAGE_COLOURS = {INK: "ink", GREY: "grey", LIGHT_GREY: "light-grey", ACCENT: "acc
     colour: f"line-{number}" for number, colour in enumerate(PALETTE)
 }  # the variables of page.css, which a dark page redefines
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # no dates: same results, same bytes
-TITLE_LENGTH = 32  # letters that fit above a panel
-DPI = 144  # of what is rasterised inside a figure
-MARGIN = 0.03  # of an axis, beyond its ends
+TITLE_LENGTH = 32  # characters that fit above a panel
+DPI = 144  # resolution of rasterised elements
+MARGIN = 0.03  # margin beyond the ends of an axis, relative to its length
 DECADES = 100  # ratio of the ends above which an axis is logarithmic
 RC: dict[Any, object] = {
     "svg.fonttype": "none",
-    "pdf.fonttype": 42,  # journals refuse the type 3 fonts that are the default
+    "pdf.fonttype": 42,  # journals reject the default type 3 fonts
     "text.parse_math": False,  # a name with two dollar signs is not a formula
     "font.family": "sans-serif",
     "font.size": 9,
@@ -58,7 +58,7 @@ RC: dict[Any, object] = {
 
 
 class LineStyle(NamedTuple):
-    """Style of a line: its colour and its dashes, as lengths of ink and gap; none for a solid line."""
+    """Style of a line: its colour and its dashes, as lengths of dash and gap; empty for a solid line."""
 
     colour: str
     dashes: tuple[float, ...] = ()
@@ -75,7 +75,7 @@ class LineStyle(NamedTuple):
 
 
 def line_style(number: int) -> LineStyle:
-    """Return the style of the ``number``-th line, different for every number: first the colours vary, then the dashes.
+    """Return the style of the ``number``-th line, unique for every number: colours vary first, then dashes.
 
     Example:
         >>> line_style(0), line_style(8)
@@ -86,7 +86,7 @@ def line_style(number: int) -> LineStyle:
 
 
 def page_colour(colour: str) -> str:
-    """Return a colour of a figure for an inline style: on a dark page, it becomes another.
+    """Return a colour of a figure for an inline style, as a variable that a dark page redefines.
 
     Example:
         >>> page_colour("#0072b2"), page_colour("#123456")
@@ -96,7 +96,7 @@ def page_colour(colour: str) -> str:
 
 
 def decade_label(value: float, _position: int | None = None) -> str:
-    """Return the label of a tick at a power of ten.
+    """Format the label of a tick at a power of ten.
 
     Example:
         >>> decade_label(0.01), decade_label(1e-7)
@@ -118,7 +118,7 @@ def logarithmic(axes: Axes, which: str, ratio: float = inf) -> None:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture of a figure; on a page, the note comes after the title in grey."""
+    """One panel of a figure; on a page, the note follows the title in grey."""
 
     title: str
     draw: Callable[[Axes], None]
@@ -126,7 +126,7 @@ class Panel:
 
 
 class Key(NamedTuple):
-    """An entry of the legend: a line, or an area where ``filled``."""
+    """An entry of the legend: a line, or an area if ``filled``."""
 
     label: str
     style: LineStyle
@@ -135,9 +135,9 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: the name of its files, its panels (none without data for it) and their common legend.
+    """A figure: the name of its files, its panels (empty without data) and their common legend.
 
-    A file has at most so many ``columns``; ``size`` is that of a panel, in inches; a page may show a ``heading``.
+    A file has at most ``columns`` columns; ``size`` is that of a panel, in inches; a page may show the ``heading``.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Drawing:
     heading: str = ""
 
     def inline(self) -> list[str]:
-        """Return one SVG element per panel, without its title, with ids that are unique in a page."""
+        """Return one SVG element per panel, without its title, with ids that are unique on a page."""
         elements = []
         for number, panel in enumerate(self.panels):
             name = f"{self.name}-{number}"
@@ -204,7 +204,7 @@ class Drawing:
             Patch(color=style.colour) if filled else Line2D([], [], color=style.colour, ls=style.stroke, lw=1.4)
             for _, style, filled in self.keys
         ]
-        numbers = [str(number) for number in range(len(handles))]  # a label that begins with _ would be left out
+        numbers = [str(number) for number in range(len(handles))]  # matplotlib omits labels that begin with _
         across = max(1, int(figure.get_figwidth() * 11 / (4 + max(len(key.label) for key in self.keys))))
         legend = figure.legend(handles, numbers, loc="outside upper left", ncols=min(across, len(handles)))
         for text, key in zip(legend.get_texts(), self.keys, strict=True):
@@ -220,7 +220,7 @@ def dataset_keys(names: Sequence[str]) -> list[Key]:
 
 
 def draw_histograms(axes: Axes, edges: Sequence[float], heights: Sequence[Numbers]) -> None:
-    """Draw the bars of the ID data, filled, and those of each OOD data set as a line."""
+    """Draw the histogram of the ID data, filled, and that of each OOD data set as a line."""
     for number, values in enumerate(heights):
         line = line_style(number - 1) if number else LineStyle(LIGHT_GREY)
         axes.hist(
@@ -237,7 +237,7 @@ def draw_histograms(axes: Axes, edges: Sequence[float], heights: Sequence[Number
 
 
 class Span(NamedTuple):
-    """The ends of an axis, without the few values far out, and whether it is logarithmic."""
+    """The ends of an axis, without outliers, and whether it is logarithmic."""
 
     low: float
     high: float
@@ -245,7 +245,7 @@ class Span(NamedTuple):
 
     @classmethod
     def of(cls, values: Numbers, ratio: float = DECADES) -> Self:
-        """Return the span of all but 1 % of the finite values, half of which are left out at either end.
+        """Return the span of all but 1 % of the finite values, half of which are excluded at either end.
 
         It is logarithmic if all values are positive and the ratio of its ends exceeds ``ratio``.
         """
@@ -253,13 +253,13 @@ class Span(NamedTuple):
         if finite.size == 0:
             return cls(0.0, 1.0, False)
         low, high = (float(end) for end in np.quantile(finite, [0.005, 0.995], method="inverted_cdf"))
-        if not high > low:  # constant scores need some room as well
+        if not high > low:  # constant scores need some width as well
             room = 0.01 * abs(low) or 0.5
             low, high = low - room, high + room
         return cls(low, high, low > 0 and high / low > ratio)
 
     def clip(self, values: Numbers) -> Numbers:
-        """Return the values with those beyond the ends moved onto them."""
+        """Clip values to the ends."""
         return np.clip(values.astype(np.float64), self.low, self.high)
 
     def edges(self, count: int) -> list[float]:
@@ -275,12 +275,12 @@ class Span(NamedTuple):
             ends = self.low / room, self.high * room
         else:
             ends = self.low - MARGIN * (self.high - self.low), self.high + MARGIN * (self.high - self.low)
-            axes.locator_params(axis="x" if which == "x" else "y", nbins=5)  # long numbers would run into each other
+            axes.locator_params(axis="x" if which == "x" else "y", nbins=5)  # long numbers would overlap
         (axes.set_xlim if which == "x" else axes.set_ylim)(*ends)
 
 
 def _set_title(axes: Axes, panel: Panel) -> None:
-    """Write title and note on one line where both fit, else the note below."""
+    """Write title and note on one line if both fit, else the note below."""
     if len(panel.title) + len(panel.note) > TITLE_LENGTH:
         axes.set_title(f"{panel.title}\n{panel.note}".rstrip())
     else:
@@ -296,7 +296,7 @@ def _file(figure: Figure, kind: str) -> bytes:
 
 
 def _inline_svg(svg: str, name: str, label: str) -> str:
-    """Return an SVG file as an element of a page: without size and style rules, with ids that start with ``name``."""
+    """Convert an SVG file to an element of a page: without size and style rules, with ids that start with ``name``."""
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)

@@ -31,24 +31,24 @@ from .figure import (
     logarithmic,
 )
 
-BINS = 50  # of a histogram
+BINS = 50  # bins of a histogram
 SHOWN = 8  # methods with a ROC curve
-CURVE_POINTS = 300  # of a ROC curve
-POINTS = 600  # of a data set in a scatter plot
-MANY = 200  # points, above which they are pixels inside the figure instead of vector elements
+CURVE_POINTS = 300  # points of a ROC curve
+POINTS = 600  # points per data set in a scatter plot
+MANY = 200  # number of points above which they are rasterised instead of vector elements
 
 FALSE_ALARMS = 0.05  # share of the ID inputs above the threshold of the first figure
-FAR = 0.9  # of the OOD scores lie to the left of the last bar of that figure, so that the threshold is not at its edge
+FAR = 0.9  # share of the OOD scores left of the last bar of that figure, so that the threshold is not at its edge
 BAND, NARROW_BAND = (8.4, 2.2), (3.9, 2.5)  # inches of that figure; the second is for narrow screens
 
 # The figure of AUROC against cost
 WIDE, TALL = (8.4, 4.8), (3.9, 6.2)  # inches; the second is for narrow screens
 TICKS = (10, 20, 30, 40, 50, 60, 70, 80, 85, 90, 93, 95, 97, 98, 99, 99.5, 99.8, 99.9)
 LEAST = 0.05  # percent below 100 at which the axis of AUROC ends
-FASTEST = 0.1  # microseconds that a clock can measure
+FASTEST = 0.1  # smallest measurable time in microseconds
 FONT = 7.5  # points
 HALO = [Stroke(linewidth=2.5, foreground="white")]
-RINGS, STEPS = 40, 16  # places that are tried for a name: rings around its marker, and directions
+RINGS, STEPS = 40, 16  # candidate positions of a label: rings around its marker, and directions
 
 CRITERION = Key("criterion on ID data, ± 2 standard errors", LineStyle(INK))
 TRUTH = Key("true: average", LineStyle(INK, (3.0, 1.5)))
@@ -58,7 +58,7 @@ FRONT = Key("no other is both better and faster", LineStyle(LIGHT_GREY, (1.0, 1.
 
 
 def all_figures(results: Results) -> dict[str, Drawing]:
-    """Return every figure by its name; a name with ``-tall`` is the same figure for narrow screens."""
+    """Return all figures by name; a name with ``-tall`` is the same figure for narrow screens."""
     drawings = (
         threshold_figure(results),
         threshold_figure(results, NARROW_BAND),
@@ -73,7 +73,7 @@ def all_figures(results: Results) -> dict[str, Drawing]:
 
 
 def guard_method(results: Results) -> MethodRun:
-    """Return the best method that a guard can use: one that scores features; the best of all if there is none."""
+    """Return the best method that scores features, which a guard can use, or the best of all if there is none."""
     return next(
         (run for run in results.ranked if run.name not in METHODS or METHODS[run.name].sees == "features"),
         results.ranked[0],
@@ -90,7 +90,7 @@ def threshold_figure(results: Results, size: tuple[float, float] = BAND) -> Draw
     run = guard_method(results)
     scores = [results.scores[f"{run.method}/{name}"] for name in (ID, *_datasets(results))]
     keys = [*dataset_keys(_datasets(results)), THRESHOLD]
-    label = f"score of {run.method}; the last bar collects all that are higher"
+    label = f"score of {run.method}; the last bar includes all higher scores"
     panel = Panel(f"Scores of {run.method}", partial(_draw_threshold, scores, label))
     return Drawing("threshold" if size == BAND else "threshold-tall", [panel], keys, columns=1, size=size)
 
@@ -102,7 +102,7 @@ def _draw_threshold(scores: list[Numbers], label: str, axes: Axes) -> None:
     _draw_scores(clipped, axes)
     edges = Span.of(np.concatenate(clipped)).edges(BINS)
     tallest = max(float(np.histogram(values, edges)[0][:-1].max() / len(values)) for values in scores)
-    axes.set_ylim(0, 1.25 * tallest or None)  # the last bar may be higher, and is cut off
+    axes.set_ylim(0, 1.25 * tallest or None)  # the last bar may be higher and is cut off
     axes.axvline(threshold, color=INK, lw=1.2, ls=THRESHOLD.style.stroke)
     text: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "va": "top"}
     axes.annotate("alarm →", (threshold, 1.0), (5, 0), **text)
@@ -132,7 +132,7 @@ def _draw_scores(scores: list[Numbers], axes: Axes) -> None:
 
 
 def alpha_curves(results: Results) -> Drawing:
-    """Return one panel per AutoFold: its criterion, the true AUROC that it never sees, and its choice."""
+    """Return one panel per AutoFold: its criterion, the true AUROC, which it does not use, and the chosen exponent."""
     names = _datasets(results)
     keys = [CRITERION, TRUTH, CHOICE, *(Key(f"true: {name}", line_style(number)) for number, name in enumerate(names))]
     panels = [
@@ -143,7 +143,7 @@ def alpha_curves(results: Results) -> Drawing:
 
 
 def regret(curve: AlphaCurve) -> str:
-    """Return the best exponent, and how much AUROC the chosen one loses to it, in percentage points."""
+    """Describe the best exponent and the AUROC lost by the chosen one, in percentage points."""
     truth = curve.auroc["all"]
     best = int(np.argmax(truth))
     chosen = int(np.argmin(np.abs(np.asarray(curve.grid) - curve.chosen)))
@@ -165,7 +165,7 @@ def _draw_alphas(curve: AlphaCurve, names: list[str], axes: Axes) -> None:
 
 
 def roc_curves(results: Results) -> Drawing:
-    """Return one panel per OOD data set with the curves of the best methods; false alarms are on a log axis."""
+    """Return one panel per OOD data set with the ROC curves of the best methods; false alarms on a log axis."""
     shown = [run.method for run in results.ranked[:SHOWN]]
     panels = []
     for name in _datasets(results):
@@ -188,7 +188,7 @@ def _draw_roc(pairs: list[tuple[Numbers, Numbers]], axes: Axes) -> None:
 
 
 def roc(id_scores: Numbers, ood_scores: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the rates of false and of true alarms, ascending, with every ID score as the threshold."""
+    """Return the ascending rates of false and true alarms, with every ID score as a threshold."""
     thresholds = np.unique(id_scores)[::-1]
     false_alarms = 1 - np.searchsorted(np.sort(id_scores), thresholds) / len(id_scores)
     detections = 1 - np.searchsorted(np.sort(ood_scores), thresholds) / len(ood_scores)
@@ -196,7 +196,7 @@ def roc(id_scores: Numbers, ood_scores: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _thin_out(false_alarms: Numbers, detections: Numbers) -> tuple[Numbers, Numbers]:
-    """Return at most 300 points of a curve, evenly spaced on a logarithmic axis, with both ends."""
+    """Return at most 300 points of a curve, evenly spaced on a logarithmic axis, including both ends."""
     last = len(false_alarms) - 1
     if last < CURVE_POINTS:
         return false_alarms, detections
@@ -206,7 +206,7 @@ def _thin_out(false_alarms: Numbers, detections: Numbers) -> tuple[Numbers, Numb
 
 
 def norm_figures(results: Results) -> list[Drawing]:
-    """Return score against feature norm of the best of the FOLD family and of the best method; empty if repeated."""
+    """Plot score against feature norm for the best of the FOLD family and the best method; empty if both are one."""
     best, family = results.ranked[0], next((run for run in results.ranked if in_family(run.name)), None)
     if family == best:
         leaders = [("norms-fold", best, "the best of all and of the FOLD family"), ("norms-best", None, "")]
@@ -216,7 +216,7 @@ def norm_figures(results: Results) -> list[Drawing]:
 
 
 def _norm_figure(results: Results, figure: str, run: MethodRun | None, why: str) -> Drawing:
-    """Return one panel per OOD data set, all with the same axis of scores."""
+    """Return one panel per OOD data set, all with the same score axis."""
     names = [name for name in _datasets(results) if name in results.norms]
     if run is None or ID not in results.norms or not names:
         return Drawing(figure, [])
@@ -239,7 +239,7 @@ def draw_scatter(
     at_most: int = POINTS,
     score: str = "score",
 ) -> None:
-    """Draw score against feature norm, at most so many points of a data set, those far out on the edge."""
+    """Draw score against feature norm, at most ``at_most`` points per data set, with outliers clipped to the edge."""
     many = sum(len(norms) for norms, _ in points) > MANY
     for (norms, scores), colour in zip(points, colours, strict=True):
         rows = np.linspace(0, len(norms) - 1, min(len(norms), at_most)).round().astype(int)
@@ -252,7 +252,7 @@ def draw_scatter(
 
 
 class CostPoint(NamedTuple):
-    """A method: its cost, its average AUROC in percent with its interval, its radius as a marker."""
+    """A method: its cost, its average AUROC in percent with its interval, and the radius of its marker."""
 
     method: str
     cost: float
@@ -264,13 +264,13 @@ class CostPoint(NamedTuple):
 
 
 def cost_figure(results: Results, size: tuple[float, float] = WIDE) -> Drawing:
-    """Return one panel: the microseconds per sample against the average AUROC of every method."""
+    """Return one panel: average AUROC against microseconds per sample for every method."""
     points = []
     for run in results.ranked:
         mean = results.cells[run.method, "all"]
         low, high = (mean.certainty.intervals if mean.certainty else {}).get("auroc", (mean.auroc, mean.auroc))
         cost = max(run.microseconds_per_sample, FASTEST)
-        radius = 2 + max(0.0, log10(max(run.fit_seconds, 1e-9)) + 3)  # one point more for every factor of ten
+        radius = 2 + max(0.0, log10(max(run.fit_seconds, 1e-9)) + 3)  # one point larger per factor of ten
         points.append(CostPoint(run.method, cost, 100 * mean.auroc, 100 * low, 100 * high, radius, in_family(run.name)))
     keys = [Key("FOLD family", LineStyle(ACCENT), filled=True), Key("others", LineStyle(GREY), filled=True), FRONT]
     panel = Panel("AUROC and cost", partial(_draw_costs, points))
@@ -278,9 +278,9 @@ def cost_figure(results: Results, size: tuple[float, float] = WIDE) -> Drawing:
 
 
 def pareto_front(points: Sequence[CostPoint]) -> list[tuple[float, float]]:
-    """Return the corners of the line along the points that no other beats in both cost and AUROC, fastest first.
+    """Return the corners of the Pareto front of cost and AUROC, fastest first.
 
-    The line is level up to the cost of the next point, then goes straight up.
+    The front is a step function: horizontal up to the cost of the next point, then vertical.
     """
     corners: list[tuple[float, float]] = []
     for point in sorted(points, key=lambda point: (point.cost, -point.auroc)):
@@ -292,10 +292,10 @@ def pareto_front(points: Sequence[CostPoint]) -> list[tuple[float, float]]:
 
 
 def place_labels(points: Numbers, radii: Numbers, sizes: Numbers, bounds: Numbers, obstacles: Numbers) -> Numbers:
-    """Return the middle of each label ``(n, 2)``: the free place next to its point or, without any, the least covered.
+    """Return the centre of each label ``(n, 2)``: the nearest free position or, without any, the least covered one.
 
-    ``points`` and ``radii`` are of the markers, ``sizes`` are those of the labels. ``bounds`` is the space for labels
-    and ``obstacles`` are boxes to keep free, both as lower left and upper right corner, ``(4,)`` and ``(m, 4)``.
+    ``points`` and ``radii`` describe the markers, ``sizes`` the labels. ``bounds`` is the space for labels and
+    ``obstacles`` are boxes to avoid, both as lower left and upper right corner, ``(4,)`` and ``(m, 4)``.
     """
     angles = 2 * np.pi * np.arange(STEPS) / STEPS
     angles = angles[np.argsort(np.abs(np.sin(angles)).round(6), kind="stable")]  # right and left first
@@ -309,7 +309,7 @@ def place_labels(points: Numbers, radii: Numbers, sizes: Numbers, bounds: Number
         sides = np.minimum(high[:, None], taken[:, 2:]) - np.maximum(low[:, None], taken[:, :2])
         covered = np.prod(np.maximum(sides, 0), axis=2).sum(axis=1)
         outside = np.any((low < bounds[:2]) | (high > bounds[2:]), axis=1)
-        best = int(np.argmin(covered + np.prod(size) * len(taken) * outside))  # the first of equals is the nearest
+        best = int(np.argmin(covered + np.prod(size) * len(taken) * outside))  # argmin: the nearest of equal ones
         taken = np.vstack([taken, np.hstack([low[best], high[best]])])
         middles.append(places[best])
     return np.stack(middles)
@@ -327,7 +327,7 @@ def _draw_costs(points: list[CostPoint], axes: Axes) -> None:
     axes.margins(x=0.12)
     axes.set_xlabel("microseconds per sample")
     axes.set_ylabel("average AUROC, %")
-    # Good methods crowd near 100, so the axis is logarithmic in the distance from it.
+    # Good methods are close to 100, so the axis is logarithmic in the distance from it.
     axes.set_yscale("function", functions=(_height, _auroc))
     low, high = _height(min(point.low for point in points)), _height(max(point.high for point in points))
     margin = 0.08 * (high - low) or 0.1
@@ -347,8 +347,8 @@ def _auroc(height: Any) -> Any:
 
 
 def _write_names(points: list[CostPoint], axes: Axes) -> None:
-    """Write each method's name near its marker, with a line to it where it is far away."""
-    axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # fixes the layout, which places depend on
+    """Write each method's name near its marker, with a connecting line if it is far away."""
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # fixes the layout, which positions depend on
     pixels = axes.figure.dpi / 72
     middles = axes.transData.transform([(point.cost, point.auroc) for point in points])
     widths = [float(TextPath((0, 0), point.method, size=FONT).get_extents().width) for point in points]
@@ -367,4 +367,4 @@ def _write_names(points: list[CostPoint], axes: Axes) -> None:
         halo: dict[str, Any] = {"arrowprops": line, "path_effects": HALO, "zorder": 2.5}
         for kind in (halo, {"color": colour, "zorder": 3}):
             text = axes.annotate(point.method, (point.cost, point.auroc), tuple(offset), **shared, **kind)
-            text.set_in_layout(False)  # or the axes would shrink away from the places
+            text.set_in_layout(False)  # otherwise the axes would shrink to make room for it

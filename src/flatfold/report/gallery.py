@@ -1,4 +1,4 @@
-"""The images on which a method was most wrong, as small pictures with captions."""
+"""Gallery of the images with the largest errors of a method, as thumbnails with captions."""
 
 import base64
 import io
@@ -12,10 +12,10 @@ from PIL import Image
 
 from ..evaluate.results import ID, Results, WorstCase
 
-SHOWN = 8  # images of a data set
-BUDGET = 2_000_000  # characters of all pictures, so that the page still opens on a telephone
-SMALL = 64  # pixels: up to this side, pictures are enlarged without a blur
-DIGITS = range(3, 10)  # of a score; nine tell any two float32 apart
+SHOWN = 8  # images per data set
+BUDGET = 2_000_000  # characters of all pictures, so that the page still opens on a phone
+SMALL = 64  # pixels: up to this size, pictures are enlarged without smoothing
+DIGITS = range(3, 10)  # digits of a score; nine distinguish any two float32 values
 
 Chosen = dict[str, dict[str, list[WorstCase]]]
 
@@ -23,7 +23,7 @@ Chosen = dict[str, dict[str, list[WorstCase]]]
 def gallery(results: Results) -> dict[str, Any] | None:
     """Return the values of ``gallery.html``, with the best method that has images first; None without images.
 
-    Every distinct image is in the page once. Where all together are too large, fewer are shown of each data set.
+    Every distinct image is embedded once. If the total is too large, fewer images per data set are shown.
     """
     if not results.wrong:
         return None
@@ -51,14 +51,14 @@ def gallery(results: Results) -> dict[str, Any] | None:
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:
-    """Return a picture ``(h, w, 3)`` as the address of an inline PNG."""
+    """Encode a picture ``(h, w, 3)`` as a data URI of a PNG."""
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, format="PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def distinct_texts(scores: Sequence[float]) -> list[str]:
-    """Return scores with as many digits, at least three, as make different scores different texts."""
+    """Format scores with enough digits, at least three, that different scores have different texts."""
     for digits in DIGITS:
         texts = [f"{score:#.{digits}g}".removesuffix(".") for score in scores]
         if len(set(texts)) == len(set(scores)):
@@ -67,11 +67,11 @@ def distinct_texts(scores: Sequence[float]) -> list[str]:
 
 
 def _key(wrong: WorstCase) -> str:
-    return f"{wrong.dataset}/{wrong.row}"  # of its thumbnail
+    return f"{wrong.dataset}/{wrong.row}"  # key of the thumbnail
 
 
 def _worst(results: Results, count: int) -> Chosen:
-    """Return at most ``count`` images of each method, best first, and data set."""
+    """Return at most ``count`` images per method, best first, and data set."""
     chosen: Chosen = {run.method: {} for run in results.ranked}
     for wrong in results.wrong:
         wrongs = chosen[wrong.method].setdefault(wrong.dataset, [])
@@ -81,7 +81,7 @@ def _worst(results: Results, count: int) -> Chosen:
 
 
 def _captions(wrongs: Sequence[WorstCase], classes: Sequence[str]) -> list[dict[str, str]]:
-    """Return the texts of each picture; a class without a name is a number."""
+    """Return the captions of each picture; a class without a name is shown as a number."""
 
     def name(number: int) -> str:
         return str(classes[number]) if number < len(classes) else str(number)

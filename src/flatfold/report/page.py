@@ -1,4 +1,4 @@
-"""Write the HTML pages of a folder: one self-contained file each, which works offline and without its script."""
+"""Write the HTML pages of a folder: one self-contained file each, which works offline and without scripts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def write_report(folder: Path) -> Path:
     """Write ``report.html`` and its figures next to the result files in ``folder`` and return the path of the page.
 
     The figures are ``figures/NAME.svg`` and ``figures/NAME.pdf``. The same results give the same bytes. A curvature
-    study of the same network in the folder is shown too; for any other study, the page says why it is not shown.
+    study of the same network in the folder is included; for any other study, the page states why it is not shown.
     """
     results = load_results(folder)
     figures = all_figures(results)
@@ -43,7 +43,7 @@ def write_report(folder: Path) -> Path:
 def write_curvature(folder: Path) -> Path:
     """Write ``curvature.html`` and its figures next to the files of a study in ``folder`` and return the page's path.
 
-    Where the results of a benchmark are in the folder too, their ``report.html`` is written again, with the study.
+    If the folder also has the results of a benchmark, their ``report.html`` is rewritten with the study.
     """
     from ..evaluate.study_results import load_study
     from .curvature import curvature_figures, render_curvature
@@ -62,9 +62,9 @@ def write_curvature(folder: Path) -> Path:
 def render_report(
     results: Results, figures: dict[str, Drawing] | None = None, curvature: Mapping[str, object] | str = ""
 ) -> Markup:
-    """Return the page of a run; ``figures`` are its :func:`all_figures` where they exist already.
+    """Render the page of a run; ``figures`` are its :func:`all_figures` if already computed.
 
-    ``curvature`` is the view of a curvature study, or why there is none.
+    ``curvature`` is the view of a curvature study, or the reason why there is none.
     """
     suite, ranked, cells = results.suite, results.ranked, results.cells
     hashes = {"images, sha256": suite["fingerprints"]} if suite.get("fingerprints") else {}
@@ -94,24 +94,24 @@ def render_report(
 
 
 def _study_part(results: Results, folder: Path) -> Mapping[str, object] | str:
-    """Return what the report shows of a curvature study in its folder: the study, a sentence, or nothing."""
+    """Return the curvature study in a folder for its report: a view, the reason why it is not shown, or ``""``."""
     if not (folder / STUDY).exists():
         return ""
-    from ..evaluate.study_results import load_study  # loads the curvature room, which a benchmark does not need
+    from ..evaluate.study_results import load_study  # imports the curvature package, which a benchmark does not need
     from .curvature import curvature_view, mismatch
 
     try:
         study = load_study(folder)
-    except ValueError as error:  # the results are sound: they still get their report
+    except ValueError as error:  # the results are valid and still get their report
         return f"The curvature study in this folder is not shown: {error}"
     return mismatch(results, study) or curvature_view(study, results)
 
 
 class Advice(NamedTuple):
-    """What to do first: a method for a guard, how to write it, and the images it finds at 5 % false alarms."""
+    """Recommended method for a guard, its specification, and the OOD images it detects at 5 % false alarms."""
 
     run: MethodRun
-    spec: str  # as on the command line, with hyper-parameters that are not the default
+    spec: str  # as on the command line, with non-default hyper-parameters
     alarms: float  # share of the ID images
     found: dict[str, tuple[int, int]]  # by data set: the OOD images above the threshold, and all of them
 
@@ -123,7 +123,7 @@ class Advice(NamedTuple):
 
 
 def advise(results: Results) -> Advice:
-    """Return the best method that a guard can use and what it finds, with a threshold from the ID test images."""
+    """Recommend the best method that a guard can use, with its detections at a threshold from the ID test images."""
     run = guard_method(results)
     threshold = alarm_threshold(results.scores[f"{run.method}/{ID}"])
     scores = {ood["name"]: results.scores[f"{run.method}/{ood['name']}"] for ood in results.suite["ood"]}
@@ -132,25 +132,25 @@ def advise(results: Results) -> Advice:
 
 
 def method_spec(run: MethodRun) -> str:
-    """Return a method as ``flatfold fit --method`` takes it, with the hyper-parameters that are not the default."""
+    """Return a method as an argument of ``flatfold fit --method``, with non-default hyper-parameters."""
     if run.name not in METHODS:
         return run.method
     return quote(format_method(run.name, run.hyper).replace(" ", ""))
 
 
 def columns_of(results: Results, columns: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return the heads of data sets and averages: name, small text below, and what a pointer over it shows."""
+    """Return the column heads of data sets and averages: name, subtitle and tooltip."""
     ood = {ood["name"]: (ood["name"], ood["group"], ood["about"]) for ood in results.suite["ood"]}
     return [ood[name] if name in ood else AVERAGES[name] for name in columns]
 
 
 def groups_of(run: MethodRun) -> str:
-    """Return the groups of methods to which one belongs, as the buttons above a table name them."""
+    """Return the groups of a method, named as in the buttons above a table."""
     return " ".join(["all"] + ["family"] * in_family(run.name) + ["untuned"] * (run.tuned_on == "nothing"))
 
 
 def settings(values: Mapping[str, object]) -> str:
-    """Return settings as text, without those of None; a list of more than four values is shortened to its ends."""
+    """Format settings as text, without those that are None; lists of more than four values are abbreviated."""
     texts = []
     for key, value in values.items():
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Page of several runs: means and spread over networks or seeds, and a link to the report of each run."""
+"""Summary page of several runs: means and spread over networks or seeds, and links to the reports."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ from .templates import interval, percent, render, suite_title
 
 
 def write_summary(folder: Path) -> Path:
-    """Write ``report.html`` into the folder above those of several runs and return its path."""
+    """Write ``report.html`` to the parent folder of several runs and return its path."""
     if (folder / "results.json").exists():
         raise ValueError(
-            f"{folder} holds a single run; a summary needs several runs. Use write_report, or name the parent folder."
+            f"{folder} holds a single run; a summary needs several runs. Use write_report, or pass the parent folder."
         )
     path = folder / "report.html"
     write_atomically(path, render_summary(load_runs(folder), folder))
@@ -28,7 +28,7 @@ def write_summary(folder: Path) -> Path:
 
 
 def render_summary(runs: dict[Path, Results], folder: Path) -> Markup:
-    """Return the page; links are relative to ``folder``."""
+    """Render the page; links are relative to ``folder``."""
     results = list(runs.values())
     groups, rows = families(results), summarise(results)
     deviations = [f"{suite_title(run.suite)}: {text}" for run in results for text in run.suite.get("deviations", [])]
@@ -49,7 +49,7 @@ def render_summary(runs: dict[Path, Results], folder: Path) -> Markup:
 
 
 def _left_out(groups: dict[str, list[Results]], rows: Sequence[SummaryRow]) -> list[str]:
-    """Return a sentence for every method that a family's table lacks because a run lacks or refused it."""
+    """Return a sentence for every method missing in a family's table because a run lacks or rejected it."""
     sentences = []
     for family, group in groups.items():
         shown = {row.method for row in rows if row.family == family}
@@ -62,12 +62,12 @@ def _reason(method: str, group: Sequence[Results]) -> str:
     refusals = [(suite_title(run.suite), run.left_out[method]) for run in group if method in run.left_out]
     if len(refusals) == len(group):
         return f"{method} was left out: {refusals[0][1]}"
-    missing = f"{method} is not in every run and left out here."
+    missing = f"{method} is not in every run and is omitted here."
     return f"{missing} {refusals[0][0]} left it out: {refusals[0][1]}" if refusals else missing
 
 
 def _family(group: Sequence[Results], rows: Sequence[SummaryRow]) -> dict[str, Any]:
-    """Return the table of one family, best mean AUROC of the last column first."""
+    """Return the table of one family, sorted by the mean AUROC of the last column."""
     columns = [column for column in group[0].columns if any(row.column == column for row in rows)]
     cells: dict[str, dict[str, SummaryRow]] = {row.method: {} for row in rows}
     for row in rows:

@@ -1,11 +1,11 @@
 """Jinja2 templates of all HTML pages: one environment, with filters for numbers and macros for tables and figures.
 
-``render("name.html", **values)`` returns a page or a part of one as markup. Templates live in ``report/templates``;
-a room with templates of its own passes their folder, which is searched first: ``render("x.html", HERE, **values)``.
-Values are escaped unless they are :class:`markupsafe.Markup`, and a name that is not defined is an error.
+``render("name.html", **values)`` returns a page or a part of one as markup. Templates are in ``report/templates``; a
+package with its own templates passes their folder, which is searched first: ``render("x.html", HERE, **values)``.
+Values are escaped unless they are :class:`markupsafe.Markup`, and an undefined name is an error.
 
-A page extends ``base.html``, which brings the head, the inline style and script, the title, the facts and the menu. It
-needs the values ``title`` and ``facts`` (pairs of number and description), and fills the blocks ``brand``, ``lead``,
+A page extends ``base.html``, which provides the head, the inline style and script, the title, the facts and the menu.
+It needs the values ``title`` and ``facts`` (pairs of number and description), and fills the blocks ``brand``, ``lead``,
 ``main`` and, where needed, ``page_title``, ``style`` and ``footer``. ``macros.html`` holds, each with a comment on its
 arguments: ``section`` (also an entry of the menu), ``docs_link``, ``facts``, ``warning_box``, ``bullets``,
 ``definition_list``, ``names``; ``table``, ``head``, ``column_heads``, ``method_head``, ``sources``, ``metric_cell``,
@@ -30,11 +30,11 @@ from ..evaluate.results import METRICS
 HERE = Path(__file__).parent / "templates"
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-SMALL, LARGE = 1e-3, 1e6  # numbers outside are written with a power of ten
+SMALL, LARGE = 1e-3, 1e6  # numbers outside this range are written with a power of ten
 
 
 def render(template: str, folder: Path = HERE, **values: object) -> Markup:
-    """Return a template filled with values; ``folder`` is searched before the templates of this room."""
+    """Render a template with values; ``folder`` is searched before the templates of this package."""
     return Markup(_environment(folder).get_template(template).render(values))
 
 
@@ -61,7 +61,7 @@ def _environment(folder: Path) -> Environment:
 
 
 def documentation() -> str:
-    """Return the address of the documentation that the package's metadata names, or an empty text without one."""
+    """Return the URL of the documentation from the package's metadata, or an empty string without one."""
     try:
         addresses = metadata("flatfold").get_all("Project-URL") or []
     except PackageNotFoundError:
@@ -71,17 +71,17 @@ def documentation() -> str:
 
 
 def suite_title(suite: Mapping[str, str]) -> str:
-    """Return the name of a suite and, where it has one, of its network."""
+    """Return the name of a suite and, if it has one, of its network."""
     return f"{suite['name']}, {suite['network']}" if suite["network"] else str(suite["name"])
 
 
 def percent(value: float) -> str:
-    """Return a share in percent."""
+    """Format a share in percent."""
     return f"{100 * value:.2f}"
 
 
 def share(part: float) -> str:
-    """Return a share in percent, never rounded up to all or down to none.
+    """Format a share in percent, never rounded up to 100 % or down to 0 %.
 
     Example:
         >>> share(0.9871), share(0.99996), share(1.0), share(0.0), share(0.0001)
@@ -95,12 +95,12 @@ def share(part: float) -> str:
 
 
 def interval(ends: tuple[float, float] | None) -> str:
-    """Return an interval of shares in percent, or an empty text without one."""
+    """Format an interval of shares in percent; None gives an empty string."""
     return "" if ends is None else f"{percent(ends[0])}–{percent(ends[1])}"
 
 
 def signed(difference: float) -> str:
-    """Return a difference of shares in percentage points with its sign.
+    """Format a difference of shares in percentage points with its sign.
 
     Example:
         >>> signed(0.0123), signed(-0.5)
@@ -110,12 +110,12 @@ def signed(difference: float) -> str:
 
 
 def thousands(value: int) -> str:
-    """Return a whole number with commas."""
+    """Format an integer with commas."""
     return f"{value:,}"
 
 
 def quantity(value: float, digits: int = 4) -> str:
-    """Return a number with significant digits, as a power of ten where it is very small or large.
+    """Format a number with significant digits, with a power of ten if it is very small or large.
 
     Example:
         >>> quantity(53740.14), quantity(1.5), quantity(0.000123456), quantity(0.0), quantity(-61.8)
@@ -131,12 +131,12 @@ def quantity(value: float, digits: int = 4) -> str:
 
 
 def power_of_ten(exponent: int) -> str:
-    """Return ten to a power with a raised exponent."""
+    """Format a power of ten with a superscript exponent."""
     return f"10{str(exponent).translate(SUPERSCRIPTS)}"
 
 
 def factor(value: float, reference: float) -> str:
-    r"""Return the ratio of two values, or an empty text unless both are positive.
+    r"""Format the ratio of two values; an empty string unless both are positive.
 
     Example:
         >>> factor(6.0, 4.0), factor(3.0, 4.0), factor(1.0, 0.0)
@@ -146,11 +146,11 @@ def factor(value: float, reference: float) -> str:
 
 
 def metric_values(values: object, below: Mapping[str, str]) -> list[tuple[float, str, str]]:
-    """Return for every metric its value, its text and the small text below it, as the page's script reads them."""
+    """Return the value, text and subtitle of every metric, as read by the page's script."""
     numbers = values if isinstance(values, Mapping) else vars(values)
     return [(round(numbers[metric], 7), percent(numbers[metric]), below.get(metric, "")) for metric in METRICS]
 
 
 def intervals(ends: Mapping[str, tuple[float, float]]) -> dict[str, str]:
-    """Return intervals by metric as texts."""
+    """Format intervals by metric."""
     return {metric: interval(both) for metric, both in ends.items()}

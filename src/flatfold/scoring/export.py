@@ -22,10 +22,13 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from .. import __version__
+from ..data.batch import Batch, split_batch
+from ..data.inputs import as_batches
+from ..errors import MismatchError
 from ..io.files import publishing, replacing
 from ..io.progress import track
-from ..models.forward import Batch, evaluating, split_batch
-from ..models.graph import (
+from ..network.calls import evaluating
+from ..network.graph import (
     BATCH,
     by_name,
     check_onnx_packages,
@@ -35,7 +38,6 @@ from ..models.graph import (
     trace,
     write_onnx,
 )
-from ..models.inputs import as_batches
 from .calibrated import ROUNDING, Calibration, Verdict, spread_of
 
 if TYPE_CHECKING:
@@ -63,10 +65,6 @@ TYPES = {  # names of onnxruntime, numpy and Triton
 Layout = Literal["triton", "mlflow"]
 ExportedGraph = Callable[[Batch], Iterable[Any]]
 """Runs a batch in another runtime and returns logits, score, p-value and decision as arrays."""
-
-
-class Mismatch(ValueError):  # noqa: N818 - named like UnsupportedHead, which users catch
-    """An exported graph does not give the answers of its guard."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def export(guard: Guard, path: Path | str, inputs: Any, *, layout: Layout | None
         How well the file agrees with the guard.
 
     Raises:
-        Mismatch: The file would not give the guard's answers; nothing is written.
+        MismatchError: The file would not give the guard's answers; nothing is written.
         ValueError: The suffix is another one, or the model cannot be exported, or has changed since the guard was
             fitted; or a model of this name has other inputs or outputs.
         OSError: A folder is where a file belongs, a file where a folder does, or an MLflow model is at ``path``.
@@ -217,14 +215,14 @@ def _describe(guard: Guard) -> dict[str, Any]:
         "confidence": guard.calibration.confidence,
         "threshold": guard.calibration.threshold.tolist(),
         "calibration_samples": guard.calibration.samples,
-        "weights_sha256": guard.weights,
-        "head": guard.found.name,
+        "weights_sha256": guard.network.weights,
+        "head": guard.network.found.name,
         "transform": None if guard.transform is None else guard.transform.as_dict(),
     }
 
 
 def compare(guard: Guard, runtime: ExportedGraph, batch: Batch) -> Parity:
-    """Compare a guard with another runtime in batches of 1, 7 and 64; raise Mismatch on more than rounding."""
+    """Compare a guard with another runtime in batches of 1, 7 and 64; raise MismatchError on more than rounding."""
     calibration = deepcopy(guard.calibration).cpu().double()
     sizes = tuple(sorted({min(size, batch.rows) for size in SIZES}))
     logits = score = 0.0
@@ -251,7 +249,7 @@ def _compare_verdicts(
     """Return the worst errors, and which inputs cannot be decided; raise if something differs by more than rounding."""
     for name, ours, theirs in zip(Verdict._fields, expected, given, strict=True):
         if ours.shape != theirs.shape:
-            raise Mismatch(
+            raise MismatchError(
                 f"the exported graph gives {name} of shape {tuple(theirs.shape)} {where}, not {tuple(ours.shape)}."
             )
     allowed = TOLERANCE * expected.score.abs().clamp_min(spread_of(calibration.scores))
@@ -273,7 +271,7 @@ def _compare_verdicts(
         row = int(errors[name].argmax())
         if (error := float(errors[name][row])) > tolerance:
             what = "the decision is another one" if name == "is_ood" else f"it is off by {error:.1e}"
-            raise Mismatch(
+            raise MismatchError(
                 f"the exported graph does not give the {name} of the guard for input {row}: {what} {where}, where "
                 f"{tolerance:g} is allowed. Does the model draw random numbers, mix the inputs of a batch, or take "
                 "branches that depend on their values?"

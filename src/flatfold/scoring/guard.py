@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
+from ..data.batch import split_batch
+from ..data.loading import Loading
+from ..data.sources import ImageSource, Source
+from ..data.transform import Transform
 from ..detectors.base import Detector
-from ..models.evidence import Evidence
-from ..models.extract import extract_features
-from ..models.fingerprint import weights_hash
-from ..models.forward import evaluating, split_batch
-from ..models.graph import HeadModule, copy_around_memory
-from ..models.heads import FoundHead, Pass
-from ..models.inputs import as_batches
-from ..models.runtime import FastestRuntime, Runtime, RuntimeName, TorchRuntime
-from ..models.sources import ImageSource, Source
-from ..models.transform import InputSizes, Transform, join_sizes
+from ..network.execution import Execution, RuntimeName
+from ..network.graph import HeadModule, copy_around_memory
+from ..network.network import Network
+from ..passes.extract import extract_features
 from .calibrated import (
     SAME_DATA,
     CalibratedDetector,
@@ -41,13 +38,11 @@ from .monitor import Monitor
 if TYPE_CHECKING:
     from .export import Layout, Parity
 
-WARM_UP = 8  # made-up inputs on which a service chooses its runtime
-
 
 class Guard:
     """A model, a fitted detector and the scores of held-out ID inputs.
 
-    Of ID inputs at most a share ``fpr`` raises an alarm, on average over the draw of the calibration data, whatever the
+    At most a share ``fpr`` of ID inputs raises an alarm, on average over the draw of the calibration data, whatever the
     model and the detector, as long as the calibration data is like the data to come (:mod:`flatfold.core.conformal`).
     Make one with :meth:`fit` or :meth:`load`.
 
@@ -55,139 +50,106 @@ class Guard:
     :meth:`save`, :meth:`as_module` and :meth:`export` do, and refuse.
 
     Attributes:
-        model: The classifier; it is never changed.
-        found: Its last linear layer.
+        network: The classifier with its last linear layer, the type and runtime in which it computes, and the sizes of
+            the inputs seen during calibration; ``score`` and ``serve`` reject other sizes.
         calibrated: Turns features into scores, p-values and decisions; ``guard.calibrated(features)`` needs no model.
         transform: How images are prepared for the model, if that is known.
-        weights: The sha256 of the model's weights, by default as they are now.
-        dtype: ``torch.bfloat16`` if the model computes in mixed precision, else None.
-        input_shape: That of one input, ``(c, h, w)`` for images, if it is known.
-        evidence: Features that the model gave for made-up inputs, by which a model that computes something else with
-            the same weights is recognised; None if that is not possible.
-        sizes: Of the inputs that it was calibrated on, if they are known; ``score`` and ``serve`` refuse others.
-        runtime: Runs the model; see :meth:`use_runtime`.
         fit_result: What :meth:`fit` reports, such as the model's accuracy; None for a guard that was loaded.
     """
 
-    fit_result: FitResult | None = None
-    sizes: InputSizes | None = None
-
     def __init__(
         self,
-        model: nn.Module,
-        found: FoundHead,
+        network: Network,
         calibrated: CalibratedDetector,
         transform: Transform | None = None,
-        weights: str | None = None,
-        dtype: torch.dtype | None = None,
-        input_shape: tuple[int, ...] | None = None,
-        evidence: Evidence | None = None,
+        fit_result: FitResult | None = None,
     ) -> None:
-        self.model = model
-        self.found = found
+        self.network = network
         self.calibrated = calibrated
         self.transform = transform
-        self.weights = weights_hash(model) if weights is None else weights
-        self.dtype = dtype
-        self.input_shape = input_shape
-        self.evidence = evidence
-        self.runtime: Runtime = TorchRuntime(model, found, dtype=dtype)
+        self.fit_result = fit_result
 
     @classmethod
     def fit(
         cls,
         model: nn.Module,
-        loader: Any,
-        detector: str | Detector = "fourfold",
+        data: Any,
+        method: str | Detector = "fourfold",
         fpr: float = 0.05,
         *,
         calibration: Any = None,
         per_class: bool = False,
         confidence: float | None = None,
-        head: str | None = None,
-        device: torch.device | str | None = None,
         seed: int = 0,
-        transform: Any = None,
-        workers: int | None = None,
-        unreadable: float = 0.0,
-        runtime: RuntimeName = "torch",
-        dtype: torch.dtype | None = None,
-        graph: Path | None = None,
-        batch_size: int = 64,
-        collate: Any = None,
+        loading: Loading | None = None,
+        execution: Execution | None = None,
     ) -> Self:
         """Fit a detector and calibrate it, on in-distribution data that the model was not trained on.
 
         Args:
             model: Any classifier that ends in a linear layer; one with a single output z has two classes, with
                 ``sigmoid(z)`` as the probability of class 1.
-            loader: Labelled in-distribution data (labels may be missing if the detector needs none): whatever
-                :func:`~flatfold.models.inputs.as_batches` takes, such as a ``DataLoader``, a data set of torch or
-                Hugging Face, a path of images, or arrays ``(X, y)``.
-            detector: A method such as ``"knn"`` or ``"knn:k=10"``, or a detector, which is copied. Only one that came
+            data: Labelled in-distribution data (labels may be missing if the detector needs none): whatever
+                :func:`~flatfold.as_batches` accepts, such as a ``DataLoader``, a data set of torch or Hugging Face, a
+                path of images, or arrays ``(X, y)``.
+            method: A method such as ``"knn"`` or ``"knn:k=10"``, or a detector, which is copied. Only one that came
                 from a method string or ``create`` can be saved.
             fpr: The share of ID inputs that may raise an alarm.
-            calibration: Other such data, to calibrate on. Without it, a random half of ``loader``'s
-                data is held out for that.
+            calibration: Other such data, to calibrate on. Without it, a random half of ``data`` is held out for that.
             per_class: Give each predicted class its own threshold, so that the rate holds for every one of them; each
                 needs enough calibration data.
-            confidence: With 0.95, say, the rate of this guard is at most ``fpr`` with a probability of 95 % over the
-                draw of the calibration data, not only on average over such draws
+            confidence: With 0.95, for example, the rate of this guard is at most ``fpr`` with a probability of 95 %
+                over the draw of the calibration data, not only on average over such draws
                 (:func:`flatfold.core.conformal.allowed_ranks` has the formula). The threshold is a little higher, and
                 more calibration data is needed: 59 samples for 5 %. ``is_ood`` is then stricter than
                 ``p_value <= fpr``. With ``per_class``, it holds for each class on its own.
-            head: As in ``extract``.
-            device: As in ``extract``.
             seed: Seed of the random half.
-            transform: How images are prepared for the model, which is kept with the guard: a :class:`Transform`, or the
-                preparation of published weights that :meth:`Transform.of` takes. It is applied to paths and to data
-                sets of images, not to tensors. Sources such as ``FolderImages`` know theirs.
-            workers: As in ``extract``.
-            unreadable: As in ``extract``.
-            runtime: As in ``extract``. The guard itself runs the model with torch until :meth:`use_runtime` is called.
-            dtype: ``torch.bfloat16`` to compute in mixed precision, now and in every later call: scores of another
-                precision would not fit the calibration.
-            graph: File in which a graph that is exported for the runtime ``onnx`` is kept.
-            batch_size: As in ``extract``.
-            collate: As in ``extract``.
+            loading: How data becomes batches. The transform is kept with the guard: give it for paths and data sets of
+                images; sources such as ``FolderImages`` know theirs.
+            execution: What runs the model to extract features. The guard itself runs the model with torch until
+                ``guard.network.use_runtime`` is called.
         """
+        loading = loading or Loading()
         check_rate(fpr, confidence)
         _check_model(model)
-        detector = make_detector(detector)
-        if calibration is loader and learns(detector):
+        detector = make_detector(method)
+        if calibration is data and learns(detector):
             raise ValueError(SAME_DATA)
-        transform = None if transform is None else Transform.of(transform)
-        batching = partial(as_batches, batch_size=batch_size, transform=transform, collate=collate)
-        loader, calibration = batching(loader), None if calibration is None else batching(calibration)
-        if calibration is None and isinstance(loader, Source):  # before the pass; afterwards unreadable inputs are gone
-            check_enough(fpr, loader.rows - loader.rows // 2, "half of the data", confidence)
-        elif isinstance(calibration, Source):
-            check_enough(fpr, calibration.rows, "the calibration data", confidence)
-        passing = partial(extract_features, model, device=device, workers=workers, unreadable=unreadable, dtype=dtype)
-        bank, found, _, used, shape, predicted, inputs, sizes = passing(loader, head=head, runtime=runtime, graph=graph)
-        held_out = None if calibration is None else passing(calibration, head=found.name, runtime=used)
-        sizes = sizes if held_out is None else join_sizes(sizes, held_out.sizes)
+        to_fit = loading.batches(data)
+        to_hold = None if calibration is None else loading.batches(calibration)
+        if to_hold is None and isinstance(to_fit, Source):  # before the pass; afterwards unreadable inputs are gone
+            check_enough(fpr, to_fit.rows - to_fit.rows // 2, "half of the data", confidence)
+        elif isinstance(to_hold, Source):
+            check_enough(fpr, to_hold.rows, "the calibration data", confidence)
+        extracted = extract_features(model, to_fit, loading, execution)
+        network = extracted.network
+        held_out = None if to_hold is None else extract_features(network, to_hold, loading, execution)
         result = fit_detector(
             detector,
-            bank,
-            found.head,
+            extracted.bank,
+            network.found.head,
             fpr,
             held_out=None if held_out is None else held_out.bank,
             per_class=per_class,
             confidence=confidence,
             seed=seed,
-            predicted=predicted,
+            predicted=extracted.predicted,
             held_out_predicted=None if held_out is None else held_out.predicted,
         )
         assert result.calibration is not None
-        if transform is None and isinstance(loader, ImageSource):
-            transform = loader.transform
+        transform = loading.transform
+        if transform is None and isinstance(to_fit, ImageSource):
+            transform = to_fit.transform
         calibrated = CalibratedDetector(result.detector, result.calibration)
-        evidence = None if inputs is None else Evidence.of(model, found, inputs, dtype)
-        guard = cls(model, found, calibrated, transform, dtype=dtype, input_shape=shape, evidence=evidence)
-        guard.sizes = sizes
-        guard.fit_result = replace(result, runtime=str(used))
-        return guard
+        result = replace(result, runtime=str(network.runtime))
+        network.reset_runtime()
+        network.record_evidence()
+        return cls(network, calibrated, transform, result)
+
+    @property
+    def model(self) -> nn.Module:
+        """The classifier; it is never changed."""
+        return self.network.model
 
     @property
     def detector(self) -> Detector:
@@ -211,24 +173,19 @@ class Guard:
             fpr: As in :meth:`fit`.
             confidence: As in :meth:`fit`; by default that of this guard.
         """
-        calibrated = self.calibrated.at(fpr, confidence)
-        kept = (self.transform, self.weights, self.dtype, self.input_shape, self.evidence)
-        guard = Guard(self.model, self.found, calibrated, *kept)
-        guard.runtime, guard.sizes = self.runtime, self.sizes
-        return guard
+        return Guard(self.network, self.calibrated.at(fpr, confidence), self.transform, self.fit_result)
 
-    def use_runtime(self, runtime: RuntimeName = "auto", rows: int | None = None, graph: Path | None = None) -> None:
-        """Run the model with ``"torch"``, ``"torch-compile"``, ``"onnx"``, or with the fastest of them (``"auto"``).
-
-        It is prepared and compared with torch when the next batch comes; logits may differ by 1e-5 of the largest, and
-        calibration allows for what that changes in a score. The weights must not change afterwards.
+    def use_runtime(
+        self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | None = None
+    ) -> None:
+        """Run the model with another runtime; calibration allows for what that changes in a score.
 
         Args:
-            runtime: Name of the runtime.
-            rows: How many inputs are to come: for a few, ``"auto"`` prepares nothing. None means many.
-            graph: File in which a graph that is exported for ``"onnx"`` is kept.
+            runtime: ``"torch"``, ``"torch-compile"``, ``"onnx"``, or ``"auto"`` for the fastest of them.
+            rows: Number of inputs to come: for a few, ``"auto"`` prepares nothing. None means many.
+            onnx_cache: File in which a graph that is exported for ``"onnx"`` is kept.
         """
-        self.runtime = FastestRuntime(runtime, self.model, self.found, rows=rows, cache=graph, dtype=self.dtype)
+        self.network.use_runtime(runtime, rows, onnx_cache)
 
     def __call__(self, batch: Any) -> Verdict:
         """Run a batch through the model, in evaluation mode and on its device, and decide on each of its inputs.
@@ -237,34 +194,14 @@ class Guard:
             batch: As a loader gives it, and prepared as for the model: a tensor ``(n, ...)``, a pair ``(x, y)``, or a
                 dict of keyword arguments. Labels are ignored.
         """
-        return self.calibrated.decide(*self.run(batch))
-
-    def run(self, batch: Any) -> Pass:
-        """Run a batch through the model and return its features and logits, which ``guard.calibrated.decide`` takes."""
-        with evaluating(self.model) as device:
-            return self.runtime(split_batch(batch).to(device))
+        return self.calibrated.decide(*self.network(batch))
 
     def warm_up(self, batch: Any = None) -> None:
         """Choose and prepare the runtime on some inputs of a batch, so that the next batch does not wait for it.
 
         By default inputs are made up; where their shape is not known, the runtime becomes torch.
         """
-        if batch is not None:
-            inputs = split_batch(batch)
-        elif self.evidence is not None:
-            inputs = self.evidence.inputs.make(WARM_UP)
-        else:
-            transform, shape = self.transform, self.input_shape
-            if shape is None and transform is not None and transform.crop is not None:
-                shape = (len(transform.mode), transform.crop, transform.crop)
-            if shape is None:
-                self.use_runtime("torch")
-                return
-            dtype, generator = next(self.model.parameters()).dtype, torch.Generator().manual_seed(0)
-            inputs = split_batch(torch.randn(WARM_UP, *shape, generator=generator).to(dtype))
-        if isinstance(self.runtime, FastestRuntime):
-            with evaluating(self.model) as device:
-                self.runtime.choose(inputs.to(device))
+        self.network.warm_up(None if batch is None else split_batch(batch))
 
     @torch.no_grad()
     def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> list[Explanation]:
@@ -275,7 +212,7 @@ class Guard:
             names: Of the classes, in the order of the logits.
             pairs: How many pairs of classes to name.
         """
-        output = self.run(batch)
+        output = self.network(batch)
         verdict, h = self.calibrated.decide(*output), output.features
         return explain(verdict, self.detector.pairs(h, pairs), names, self.detector.signs(h))
 
@@ -285,13 +222,8 @@ class Guard:
 
     def as_module(self) -> GuardModule:
         """Return model and detector as one module, for ``torch.compile``, ``torch.export`` and other runtimes."""
-        self._check_unchanged()
-        if self.dtype is not None:
-            raise ValueError(
-                f"this guard computes in {self.dtype}, which is not a part of the model's graph. Fit it without dtype= "
-                "to export it."
-            )
-        return GuardModule(self.model, self.found, self.calibrated)
+        self.network.check_unchanged()
+        return GuardModule(self.network, self.calibrated)
 
     def export(self, path: Path | str, inputs: Any, *, layout: Layout | None = None, name: str = "guard") -> Parity:
         """Write model and detector as one graph for another runtime, ``.onnx`` or ``.pt2``, for batches of any size.
@@ -313,9 +245,8 @@ class Guard:
 
     def save(self, path: Path | str) -> None:
         """Write everything but the model to a safetensors file."""
-        self._check_unchanged()
-        kept = (self.transform, self.weights, self.dtype, self.input_shape, self.evidence, self.sizes)
-        save_guard(Path(path), self.found, self.calibrated, *kept)
+        self.network.check_unchanged()
+        save_guard(Path(path), self.network, self.calibrated, self.transform)
 
     @classmethod
     def load(cls, path: Path | str | GuardFile, model: nn.Module) -> Self:
@@ -326,12 +257,7 @@ class Guard:
         """
         _check_model(model)
         file = path if isinstance(path, GuardFile) else read_guard(Path(path))
-        settings, found = file.settings, file.match(model)
-        shape = None if settings.input_shape is None else tuple(settings.input_shape)
-        kept = (file.transform, settings.weights_sha256, file.dtype, shape, file.evidence)
-        guard = cls(model, found, file.calibrated, *kept)
-        guard.sizes = file.sizes
-        return guard
+        return cls(file.match(model), file.calibrated, file.transform)
 
     def __repr__(self) -> str:
         name = self.detector.method_text or type(self.detector).__name__
@@ -339,34 +265,24 @@ class Guard:
         sure = "" if self.calibration.confidence is None else f", confidence={self.calibration.confidence:g}"
         return f"Guard({name}, fpr={self.fpr:g}{per_class}{sure}, {self.calibration.samples} calibration samples)"
 
-    def _check_unchanged(self) -> None:
-        if weights_hash(self.model) != self.weights:
-            raise ValueError(
-                "a guard belongs to the weights that it was fitted on, but those of its model have changed since. "
-                "Was the model trained on, or converted? Fit the guard again."
-            )
-        if self.evidence is not None and self.evidence.difference(self.model, self.found, self.dtype):
-            raise ValueError(
-                "a guard belongs to what its model computed when it was fitted, but the same inputs give other "
-                "features now. Was a layer without weights exchanged, or a setting of one? Fit the guard again."
-            )
-
 
 class GuardModule(nn.Module):
-    """``x -> (logits, score, p_value, is_ood)`` in plain torch; see :class:`flatfold.models.graph.HeadModule`.
+    """``x -> (logits, score, p_value, is_ood)`` in plain torch; see :class:`flatfold.network.graph.HeadModule`.
 
     Example:
         >>> import torch
         >>> from flatfold import Guard
         >>> model, x = nn.Linear(2, 3), torch.rand(60, 2)
-        >>> guard = Guard.fit(model, [x], detector="msp", fpr=0.1)
+        >>> guard = Guard.fit(model, [x], method="msp", fpr=0.1)
         >>> torch.equal(torch.compile(guard.as_module(), backend="eager")(x).score, guard(x).score)
         True
     """
 
-    def __init__(self, model: nn.Module, found: FoundHead, calibrated: CalibratedDetector) -> None:
+    network: HeadModule
+
+    def __init__(self, network: Network, calibrated: CalibratedDetector) -> None:
         super().__init__()
-        self.network = HeadModule(model, found)
+        self.network = network.as_module()
         self.calibrated = copy_around_memory(calibrated)
         self.eval()
 

@@ -2,7 +2,7 @@
 
 A file holds :class:`Settings` and these tensors: ``detector.*``, the fitted state; ``calibration.scores`` and
 ``calibration.counts``; ``probe.features`` and ``probe.scores``, the self-test; ``evidence.features``, by which the
-model is recognised (:mod:`flatfold.models.evidence`). Reading it checks its checksum, the type, shape and order of all
+model is recognised (:mod:`flatfold.network.evidence`). Reading it checks its checksum, the type, shape and order of all
 parts, and the self-test. This finds damage, mixtures and other versions; anyone who can
 write the file can write another guard, so accept files only from people you trust, as with models.
 
@@ -31,14 +31,15 @@ from torch import Tensor, nn
 from .. import __version__
 from ..core.bank import Head
 from ..core.validation import FLOATS
+from ..data.transform import InputSizes, Transform
 from ..detectors import METHODS, create
 from ..detectors.base import Detector
 from ..io.artifacts import checksum, decode, read_tensors, write_tensors
-from ..models.evidence import INPUTS, Evidence, InputSpec
-from ..models.fingerprint import weights_hash
-from ..models.forward import evaluating, is_linear
-from ..models.heads import FoundHead, head_of, module_named
-from ..models.transform import InputSizes, Transform
+from ..network.calls import evaluating, is_linear
+from ..network.evidence import INPUTS, Evidence, InputSpec
+from ..network.fingerprint import weights_hash
+from ..network.heads import FoundHead, head_of, module_named
+from ..network.network import Network
 from .calibrated import CalibratedDetector, Calibration
 
 TYPES = (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
@@ -110,11 +111,6 @@ class GuardFile:
         return _read_again, (self.path, self.settings.sha256)
 
     @property
-    def dtype(self) -> torch.dtype | None:
-        """The type in which the model computes, None for that of its weights."""
-        return MIXED_PRECISION[self.settings.mixed_precision]
-
-    @property
     def sizes(self) -> InputSizes | None:
         """The sizes of the inputs that it was calibrated on, None if they are not known."""
         shape, transform = self.settings.input_shape, self.transform
@@ -124,8 +120,8 @@ class GuardFile:
             shape = [len(transform.mode), transform.crop, transform.crop]
         return None if shape is None else InputSizes(tuple(shape), tuple(shape))
 
-    def match(self, model: nn.Module) -> FoundHead:
-        """Return the head of ``model``; raise if the file was made for another model."""
+    def match(self, model: nn.Module) -> Network:
+        """Return ``model`` as the network of this guard; raise if the file was made for another model."""
         settings = self.settings
         with evaluating(model):
             layer = module_named(model, settings.head)
@@ -141,17 +137,27 @@ class GuardFile:
                 )
             if weights_hash(model) != settings.weights_sha256 or head_hash(head) != settings.head_sha256:
                 raise self._mismatch("with other weights", "does not fit its calibration")
-        found = FoundHead(settings.head, layer, head, settings.gives_logits)
-        self._check_evidence(model, found)
-        return found
+        shape, sizes = settings.input_shape, self.sizes
+        network = Network(
+            model,
+            FoundHead(settings.head, layer, head, settings.gives_logits),
+            MIXED_PRECISION[settings.mixed_precision],
+            weights=settings.weights_sha256,
+            inputs=None if self.evidence is None else self.evidence.inputs,
+            shape=tuple(shape) if shape is not None else None if sizes is None else sizes.least,
+            sizes=sizes,
+            evidence=self.evidence,
+        )
+        self._check_evidence(network)
+        return network
 
-    def _check_evidence(self, model: nn.Module, found: FoundHead) -> None:
+    def _check_evidence(self, network: Network) -> None:
         """Raise if a model with the right weights computes something else with them."""
         if self.evidence is None:
             log.warning("%s has no evidence of what its model computes: only the weights were compared", self.path)
             return
         try:
-            difference = self.evidence.difference(model, found, self.dtype)
+            difference = self.evidence.difference(network.model, network.found, network.dtype)
         except Exception as error:  # a network may raise anything for inputs that it was not made for
             text = " ".join(str(error).split())[:LONGEST].rstrip(".")
             raise self._mismatch("that takes inputs of another kind", f"does not: {text}") from error
@@ -200,17 +206,7 @@ def read_guard(path: Path) -> GuardFile:
         return GuardFile(path, calibrated, _make_transform(settings.transform), settings, evidence)
 
 
-def save_guard(
-    path: Path,
-    found: FoundHead,
-    calibrated: CalibratedDetector,
-    transform: Transform | None,
-    weights: str,
-    computed_in: torch.dtype | None = None,
-    input_shape: tuple[int, ...] | None = None,
-    evidence: Evidence | None = None,
-    sizes: InputSizes | None = None,
-) -> None:
+def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, transform: Transform | None) -> None:
     """Write a guard to ``path`` in one step; the same guard gives the same bytes."""
     if path.is_dir():
         raise IsADirectoryError(f"a guard is one file, but {path} is a folder. Try {path / 'guard.safetensors'}.")
@@ -234,6 +230,7 @@ def save_guard(
             "a file can only hold hyper-parameters that are finite numbers, words, True, False, None or lists of them, "
             f"but {name} has others: {error}. Fit the guard with plain values."
         ) from error
+    found, evidence, shape, sizes = network.found, network.evidence, network.shape, network.sizes
     with evaluating(found.module):  # in training, reading a weight may change it (spectral norm)
         dtype = _type_name(found.module)
     settings = Settings(
@@ -244,9 +241,9 @@ def save_guard(
         gives_logits=found.gives_logits,
         head=found.name,
         transform=None if transform is None else transform.as_dict(),
-        weights_sha256=weights,
-        mixed_precision=next(name for name, value in MIXED_PRECISION.items() if value == computed_in),
-        input_shape=None if input_shape is None else list(input_shape),
+        weights_sha256=network.weights,
+        mixed_precision=next(name for name, value in MIXED_PRECISION.items() if value == network.dtype),
+        input_shape=None if shape is None else list(shape),
         evidence=None if evidence is None else EvidenceSettings(evidence.inputs, evidence.rows, evidence.device),
         input_sizes=None if sizes is None or sizes.least == sizes.most else (list(sizes.least), list(sizes.most)),
         **_derived_settings(calibrated),

@@ -17,7 +17,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ..core.conformal import alarm_p_value, allowed_ranks, ks_p_value
-from ..io.artifacts import DamagedFile, decode, encode
+from ..errors import DamagedFileError
+from ..io.artifacts import decode, encode
 from ..io.files import write_atomically
 from .calibrated import CalibratedDetector, Verdict
 
@@ -274,7 +275,7 @@ class Monitor(
     def _decode(cls, text: bytes, where: str) -> Self:
         try:
             return decode(text, cls)
-        except DamagedFile as error:
+        except DamagedFileError as error:
             raise ValueError(
                 f"{where} is damaged: {error}. Take an older copy, or start a new one with guard.monitor()."
             ) from error

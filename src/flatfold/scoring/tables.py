@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ..core.bank import FeatureBank, Head
 from ..core.validation import check_finite, check_width
+from ..data.feature_files import FeatureFile
 from ..detectors.base import ROWS_AT_ONCE, Detector
 from ..io.files import replacing
-from ..models.feature_files import FeatureFile
 from .calibrated import CalibratedDetector, Calibration, FitResult, Verdict, calibrate, fit_detector, learns
 
 Columns = dict[str, NDArray[Any]]

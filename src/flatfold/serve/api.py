@@ -1,4 +1,4 @@
-"""The description of the HTTP interface: types of the answers, the OpenAPI document, and a page that shows it."""
+"""Description of the HTTP interface: response types, the OpenAPI document, and its HTML page."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Row(BaseModel):
 
     name: str | None = Field(None, description="File name, for images of a form.")
     predicted: int = Field(description="The most likely class, counted from 0.")
-    class_: str | None = Field(alias="class", description="Its name, if the service knows names.")
+    class_: str | None = Field(alias="class", description="Its name, if the service has class names.")
     score: float | None = Field(description="Higher is more out-of-distribution; null if it is infinite.")
-    p_value: float = Field(description="Small if few calibration inputs have a score as high.")
+    p_value: float = Field(description="Conformal p-value; small if few calibration inputs score as high.")
     is_ood: bool = Field(description="Whether the input raises an alarm.")
     explanation: str | None = Field(None, description="A sentence, with explain=true.")
     signs: dict[str, float | None] | None = Field(
-        None, description="How unusual each sign is, in standard deviations, with explain=true."
+        None, description="Deviation of each sign from ID inputs, in standard deviations, with explain=true."
     )
 
 
@@ -39,24 +39,26 @@ class Scores(BaseModel):
 
 
 class Stream(BaseModel):
-    """The settings of the guard, and counts of all inputs since the service has started."""
+    """The settings of the guard, and counts of all inputs since the service started."""
 
     method: str = Field(description="Detection method.")
     fpr: float = Field(description="Share of ID inputs that may raise an alarm.")
-    thresholds: list[float | None] = Field(description="Alarm above this score; one, or one for each class.")
+    thresholds: list[float | None] = Field(description="Scores above it raise an alarm; one, or one per class.")
     calibrated: int = Field(description="Number of calibration inputs.")
     seen: int = Field(description="Inputs scored.")
     alarms: int = Field(description="Inputs that raised an alarm.")
-    alarm_rate: float | None = Field(description="Share of alarms; null at first.")
-    alarm_p_value: float = Field(description="Of so many alarms if all inputs were like the calibration data.")
-    drift: float | None = Field(description="Distance from the calibration scores, 0 to 1; null at first.")
-    drift_p_value: float = Field(description="Of so much drift if all inputs were like the calibration data.")
+    alarm_rate: float | None = Field(description="Share of alarms; null before the first input.")
+    alarm_p_value: float = Field(description="p-value of the number of alarms under the calibration distribution.")
+    drift: float | None = Field(
+        description="Distance from the calibration scores, 0 to 1; null before the first input."
+    )
+    drift_p_value: float = Field(description="p-value of the drift under the calibration distribution.")
     edges: list[float | None] = Field(description="Edges of the bins of both histograms; null if infinite.")
     calibration: list[int] = Field(description="Calibration inputs in each bin.")
     live: list[int] = Field(description="Inputs of the stream in each bin.")
-    width: int = Field(description="Numbers in a row of features.")
+    width: int = Field(description="Number of features per row.")
     classes: int = Field(description="Number of classes.")
-    names: list[str] | None = Field(description="Their names, if the service knows them.")
+    names: list[str] | None = Field(description="Class names, if the service has them.")
 
 
 class Health(BaseModel):
@@ -66,31 +68,31 @@ class Health(BaseModel):
 
 
 class Error(BaseModel):
-    """What is wrong, and what to do."""
+    """The cause of the error and a suggestion."""
 
     error: str
 
 
 ERRORS = {
-    400: "The body cannot be read: empty, broken image, numbers that are not finite.",
+    400: "The body is invalid: empty, a broken image, or non-finite numbers.",
     401: "The token is missing or wrong.",
     403: "Requests from this web page are not allowed.",
     408: "The request did not arrive in time.",
     413: "More bytes, images, rows or pixels than the limit.",
-    415: "Another Content-Type than those above, or a compressed body.",
+    415: "Unsupported Content-Type, or a compressed body.",
     421: "Unknown name in the Host header.",
-    422: "The model cannot take this input, or the query is wrong.",
-    503: "Too busy, or shutting down. Try again after the seconds of Retry-After.",
+    422: "The model does not accept this input, or the query is invalid.",
+    503: "Overloaded or shutting down. Retry after the number of seconds in Retry-After.",
 }
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the description of answers to failed requests: those with these statuses, and refused ones."""
+    """Return the description of error responses with these statuses, and of rejected requests."""
     return {status: {"model": Error, "description": ERRORS[status]} for status in sorted({*statuses, 403, 421})}
 
 
 def request_body(scorer: Scorer, settings: Settings) -> dict[str, Any]:
-    """Return the description of what /v1/score takes, with an example; without a network, no images."""
+    """Return the description of the body of /v1/score, with an example; without a network, no images."""
     rows = f"Rows of {scorer.width} little-endian float32 numbers, at most {settings.max_waiting} rows."
     content: dict[str, Any] = {FEATURES: {"schema": {**BINARY, "description": rows}}}
     example = f"--data-binary @features.f32 -H 'Content-Type: {FEATURES}'"
@@ -119,7 +121,10 @@ def about(settings: Settings) -> str:
 
 
 def openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
-    """Return the OpenAPI document of a service; where it has a token, all paths but /healthz need it."""
+    """Return the OpenAPI document of a service; if it has a token, all paths but /healthz require it.
+
+    So do ``/docs`` and the document itself, because they state limits and the width of the features.
+    """
     document = app.openapi()
     if settings.token is not None:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
@@ -129,14 +134,14 @@ def openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
 
 
 def render(document: dict[str, Any], style: str) -> str:
-    """Return an OpenAPI document as one HTML page without scripts."""
+    """Render an OpenAPI document as one HTML page without scripts."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files(__package__).joinpath("docs.html").read_text(encoding="utf8"))
     return template.render(document=document, style=style, schemas=document["components"]["schemas"], type_name=_type)
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """Return a JSON schema in a few words: ``list of number or null``."""
+    """Describe the type of a JSON schema in a few words: ``list of number or null``."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:

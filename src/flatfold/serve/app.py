@@ -1,4 +1,4 @@
-"""The HTTP application: routes, access checks, security headers and errors, and the page that the headers protect."""
+"""The HTTP application: routes, access checks, security headers, errors and the web page."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from .settings import Settings, error_response, unavailable
 _GET = ["GET", "HEAD"]
 _ROUTING_ERRORS = {
     404: "unknown path. Available: / (the page), /v1/score, /v1/stream, /metrics, /healthz{docs}.",
-    405: "method not allowed. /v1/score takes POST, all other paths take GET.",
+    405: "method not allowed. Use POST for /v1/score and GET for all other paths.",
 }
-Explain = Annotated[bool, Query(description="Whether rows have an explanation and signs.")]
-OK = "The answer."
-PUBLIC_PATH = "/healthz"  # needs no token
-CLIENT_CLOSED = 499  # status counted for a request whose client did not wait for the answer
-DRAIN_SECONDS, DRAIN_BYTES = 5.0, 2**26  # limits on reading the rest of a refused body
+Explain = Annotated[bool, Query(description="Whether rows include an explanation and signs.")]
+OK = "Success."
+PUBLIC_PATH = "/healthz"  # requires no token
+CLIENT_CLOSED = 499  # status counted for a request whose client did not wait for the response
+DRAIN_SECONDS, DRAIN_BYTES = 5.0, 2**26  # limits on reading the rest of a rejected body
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ _STYLE, _SCRIPT = _read("page.css"), f"{_read('chart.js')}\n{_read('page.js')}"
 
 
 def page_of(settings: Settings) -> bytes:
-    """Return the page; it links to /docs where a browser can open it, which sends no token."""
+    """Return the page; it links to /docs only without a token, because a browser sends none when it follows a link."""
     docs = settings.docs and settings.token is None
     text: str = Template(_read("page.html")).render(style=_STYLE, script=_SCRIPT, docs=docs)
     return text.encode()
@@ -77,7 +77,7 @@ SECURITY_HEADERS = [
 
 
 def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = None) -> FastAPI:
-    """Return an ASGI application that scores images and features, or with a detector alone only features."""
+    """Return an ASGI application that scores images and features, or only features for a detector without a model."""
     service = Service(guard, Settings() if settings is None else settings)
 
     @asynccontextmanager
@@ -102,12 +102,12 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
     app.add_exception_handler(RequestValidationError, _query_error)
 
     def get(*paths: str, **about: Any) -> Callable[[Callable[..., Any]], None]:
-        """Answer GET and HEAD on all paths with a function; ``about`` describes the first of them."""
+        """Register a function for GET and HEAD on all paths; ``about`` describes the first path."""
 
         def add(answer: Callable[..., Any]) -> None:
             for path in paths:
                 app.add_api_route(path, answer, methods=_GET, include_in_schema=False)
-            if about:  # never reached: HEAD, which the route above has too, would be described as well
+            if about:  # never called, only for the documentation: the route above would document HEAD too
                 app.add_api_route(paths[0], answer, methods=["GET"], response_description=OK, **about)
 
         return add
@@ -117,13 +117,13 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
     @app.post("/score", include_in_schema=False)
     @app.post("/v1/score", response_model=api.Scores, responses=failures, openapi_extra=body, response_description=OK)
     async def score(request: Request, explain: Explain = False) -> Response:
-        """Score one image, several images of a form, or rows of features."""
+        """Score one image, several images in a form, or rows of features."""
         return JSONResponse({"rows": await service.score(request, explain)})
 
-    # Not coroutines, because they compute for a while: FastAPI runs them in threads.
+    # Not coroutines, because they are CPU-bound: FastAPI runs them in threads.
     @get("/v1/stream", "/stream", response_model=api.Stream, responses=api.errors(401))
     def stream() -> Response:
-        """Return the settings of the guard, and counts and histograms of all inputs so far."""
+        """Return the settings of the guard, and counts and histograms of all inputs."""
         return JSONResponse(service.scorer.facts())
 
     @get("/metrics", response_class=PlainTextResponse, responses=api.errors(401))
@@ -133,7 +133,7 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
 
     @get("/healthz", response_model=api.Health, responses=api.errors(503))
     async def healthz() -> Response:
-        """Return whether the service is up; needs no token."""
+        """Return whether the service is up; requires no token."""
         if service.closing:
             raise unavailable("the service is shutting down")
         return JSONResponse({"status": "ok"})
@@ -169,14 +169,14 @@ async def _query_error(request: Request, error: Any) -> Response:
 
 
 class AccessMiddleware:
-    """Check length, host, origin and token of each request, add headers, and turn every error into JSON."""
+    """Validate length, host, origin and token of each request, add headers, and convert every error to JSON."""
 
     def __init__(self, app: ASGIApp, settings: Settings, count: Callable[[str, int, float], None], page: bytes) -> None:
         self.settings, self._count, self._routes, self._page = settings, count, app, page
         self.app = self._with_cors(self._check_token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._routes(scope, receive, send)
             return
@@ -193,11 +193,11 @@ class AccessMiddleware:
             self._check(scope, Headers(scope=scope))
             await self.app(scope, exchange.receive, exchange.send)
             return
-        except HTTPException as error:  # of the check; the routes answer theirs
+        except HTTPException as error:  # raised by the check; the routes handle their own
             response = error_response(error)
         except ClientDisconnect:
             return
-        except asyncio.CancelledError:  # by uvicorn, which stops waiting for running requests
+        except asyncio.CancelledError:  # cancelled by uvicorn at shutdown
             response = self._with_cors(error_response(unavailable("the service is shutting down")))
         except Exception:
             log.exception("a request failed")
@@ -206,17 +206,17 @@ class AccessMiddleware:
             await response(scope, exchange.receive, exchange.send)
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
-        """Let web pages of the allowed origins read what an app answers."""
+        """Allow web pages of the allowed origins to read the responses of an app."""
         if not self.settings.origins:
             return app
         headers = ["authorization", "content-type"]
         return CORSMiddleware(app, self.settings.origins, ["GET", "HEAD", "POST"], headers)
 
     async def _check_token(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request if it needs no token or has it; not as a dependency of routes: unknown paths have none."""
+        """Reject a request without a required token; not a dependency of routes, to cover unknown paths too."""
         path, expected, app = scope["path"], self.settings.token, self._routes
         scheme, _, token = ",".join(Headers(scope=scope).getlist("authorization")).partition(" ")
-        # Digests have equal lengths, so that the time of the comparison says nothing about the token.
+        # Digests have equal lengths, so the time of the comparison does not reveal the length of the token.
         digests = [sha256(text.strip().encode()).digest() for text in (token, expected or "")]
         matches = hmac.compare_digest(*digests) and scheme.lower() == "bearer"
         if expected is not None and path != PUBLIC_PATH and not matches:
@@ -228,36 +228,36 @@ class AccessMiddleware:
         await app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        if scope["http_version"] not in ("1.0", "1.1"):  # such as PRI * HTTP/2.0, by which HTTP/2 begins
-            raise HTTPException(505, "only HTTP/1.1 is spoken here.", {"Connection": "close"})
+        if scope["http_version"] not in ("1.0", "1.1"):  # such as PRI * HTTP/2.0, the preface of HTTP/2
+            raise HTTPException(505, "only HTTP/1.1 is supported.", {"Connection": "close"})
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
-            # Request smuggling: a proxy that believes the other length would take a part of the body for a request.
-            message = "the request gives the length of its body twice. Send Content-Length or Transfer-Encoding."
+            # Request smuggling: a proxy that uses the other length would parse part of the body as a request.
+            message = "the request states the length of its body twice. Send Content-Length or Transfer-Encoding."
             raise HTTPException(400, message, {"Connection": "close"})
         # Not by TrustedHostMiddleware: it answers 400 in plain text instead of 421 in JSON.
         host = ",".join(headers.getlist("host")).lower()
         name = re.fullmatch(r"(\[.*\]|[^:]*)(:\d*)?", host)
         if self.settings.hosts is not None and (name is None or name[1] not in self.settings.hosts):
             raise HTTPException(
-                421, "unknown name in the Host header. Use the address of the service, or start it with --allow-host."
+                421, "unknown name in the Host header. Use the service's address, or add the name to its allowed hosts."
             )
-        # CORSMiddleware only keeps other pages from reading answers; this also refuses the requests that they send.
+        # CORSMiddleware only prevents other pages from reading responses; this also rejects their requests.
         for origin in headers.getlist("origin"):
             same = host != "" and origin.lower().partition("://")[2] == host
             if not same and origin not in self.settings.origins:
-                message = "requests from this web page are not allowed. Start the service with --allow-origin."
+                message = "requests from this web page are not allowed. Add its origin to the allowed origins."
                 raise HTTPException(403, message)
 
 
 class _Exchange:
-    """One request and its answer: adds the headers, and remembers the status and whether the body was read."""
+    """One request and its response: adds the headers, and records the status and whether the body was read."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.status: int | None = None
         self._receive, self._send = receive, send
         headers = Headers(scope=scope)
         self._unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        self._waits = "expect" in headers  # for a 100 before it sends the body
+        self._waits = "expect" in headers  # the client waits for a 100 before it sends the body
         self._closes = "close" in headers.get("connection", "").lower() or scope["http_version"] == "1.0"
 
     async def receive(self) -> Message:
@@ -277,7 +277,7 @@ class _Exchange:
         await self._send(message)
 
     async def _drain(self) -> None:
-        """Read the rest of the body: closing a connection with unread data would discard the answer too."""
+        """Read the rest of the body: closing a connection with unread data would discard the response too."""
         left = DRAIN_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):

@@ -1,9 +1,9 @@
 "use strict";
-// The histogram. In the page this comes first, in one script with page.js, which has the numbers as text and the stream.
+// The histogram. In the page it precedes page.js in one script, which defines the formatting of numbers and the stream.
 const BARS = 40;
 
 function axisOf({ edges, calibration, live, thresholds }) {
-  // The first bin ends at the lowest scores of the calibration data: all that lies in it or below is one bar.
+  // The first bin ends at the lowest scores of the calibration data: it is drawn as one bar.
   const inner = edges.slice(1).filter((edge) => edge !== null);
   const bottom = inner[0];
   const logarithmic = bottom > 0 && inner.at(-1) / bottom > 100;
@@ -19,7 +19,7 @@ function axisOf({ edges, calibration, live, thresholds }) {
 }
 
 function spread(counts, edges, axis) {
-  const bars = new Array(BARS + 2).fill(0); // with one below the axis and one beyond
+  const bars = new Array(BARS + 2).fill(0); // including one below and one beyond the axis
   counts.forEach((count, bin) => {
     if (bin === 0) bars[0] += count;
     else if (edges[bin + 1] === null) bars[BARS + 1] += count;
@@ -50,7 +50,7 @@ function ticksOf(axis, most) {
   for (let number = first; number * step <= axis.high + 1e-9 * step; number += 1) {
     const at = number * step;
     if (!axis.logarithmic) ticks.push([Number(at.toPrecision(12)), figures(Number(at.toPrecision(12)), 6)]);
-    else ticks.push([10 ** at, at >= -3 && at <= 3 ? figures(10 ** at, 1) : `10${raised(at)}`]);
+    else ticks.push([10 ** at, at >= -3 && at <= 3 ? figures(10 ** at, 1) : `10${superscript(at)}`]);
   }
   return ticks;
 }
@@ -72,7 +72,7 @@ function frameOf(axis, shares, width, height) {
   const [left, right, top, bottom] = [38, width - 4, 20, height - 38];
   const bars = BARS + 1 + Number(axis.beyond);
   const peak = Math.max(...shares.calibration);
-  // A few inputs stand in few bars: these may rise out of the picture, so that the others can still be seen.
+  // With few inputs some bars are high: these are cut off, so that the others stay visible.
   const most = Math.max(peak, Math.min(Math.max(...shares.live), 2.5 * peak)) * 1.05;
   const x = (place) => left + ((right - left) * (place + 1)) / bars; // place -1 begins the bar below the axis
   const y = (share) => bottom - ((bottom - top) * Math.min(share, most)) / most;
@@ -113,7 +113,7 @@ function liveShapes(frame, shares) {
 }
 
 function thresholdShapes(axis, frame) {
-  if (stream.thresholds.length !== 1 || stream.thresholds[0] === null) return []; // none: nothing is above infinity
+  if (stream.thresholds.length !== 1 || stream.thresholds[0] === null) return []; // null: an infinite threshold
   const x = frame.x(axis.place(stream.thresholds[0]));
   const behind = x > (frame.left + frame.right) / 2;
   const label = { class: "alarm", x: x + (behind ? -6 : 6), y: frame.top - 7, "text-anchor": behind ? "end" : "start" };
@@ -156,13 +156,13 @@ function draw() {
   const chart = part("chart");
   const { width, height } = chart.getBoundingClientRect();
   const now = JSON.stringify([stream, last, width, height]);
-  if (!stream || !width || now === drawn) return; // unchanged it stays, and who points at a bar can read on
+  if (!stream || !width || now === drawn) return; // if unchanged, keep it, and the tooltip of a bar
   drawn = now;
   const axis = axisOf(stream);
   const shares = { calibration: spread(stream.calibration, stream.edges, axis), live: spread(stream.live, stream.edges, axis) };
   const frame = frameOf(axis, shares, width, height);
   chart.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
-  const seen = `${counted(stream.calibrated, "calibration input")} and ${grouped(stream.seen)} live`;
+  const seen = `${pluralise(stream.calibrated, "calibration input")} and ${grouped(stream.seen)} live`;
   chart.setAttribute("aria-label", `Histogram of the scores of ${seen}. The numbers are in the table below.`);
   chart.replaceChildren(
     ...gridShapes(axis, frame),

@@ -1,21 +1,21 @@
-// Names of files and classes, and messages of the service, are text and never markup: only textContent takes them.
-const AT_ONCE = 4; // requests under way: the service scores together what comes together
+// File names, class names and messages of the service are text, never markup: assign them to textContent only.
+const AT_ONCE = 4; // concurrent requests: the service scores concurrent requests in one batch
 const MOST_CARDS = 60;
-const PAUSE = 2000; // milliseconds between two looks at the stream
-const UNUSUAL = 2; // standard deviations from which a sign counts as unusual
+const PAUSE = 2000; // milliseconds between two requests for the stream
+const UNUSUAL = 2; // standard deviations above which a sign counts as unusual
 const FULL_BAR = 10; // standard deviations of a full bar
-const LEVEL = 0.01; // p-values up to this one are called more than chance
-const SMALLEST = 1e-300; // smaller p-values are shown as one bound
-const UNREACHABLE = "The service cannot be reached. Is it still running, and the network up? Then try again.";
-const UNREADABLE = "This file cannot be read. Is it a folder, or was it moved? Choose the images themselves.";
-const CUT_OFF = "The service closed the connection while this file was sent. Is it too large? Try a smaller one.";
-const REFUSED = "The service refused this token. Check it and type it again.";
-const SPACED = "A token consists of letters, digits and signs without spaces. Type it again.";
+const LEVEL = 0.01; // significance level of the p-values
+const SMALLEST = 1e-300; // smaller p-values are shown as a bound
+const UNREACHABLE = "The service cannot be reached. Check that it is running and that the network is up, then try again.";
+const UNREADABLE = "This file cannot be read. Is it a folder, or was it moved? Choose image files.";
+const CUT_OFF = "The service closed the connection during the upload. The file may be too large; try a smaller one.";
+const REFUSED = "The service rejected this token. Check it and enter it again.";
+const SPACED = "A token consists of printable ASCII characters without spaces. Enter it again.";
 const part = (id) => document.getElementById(id);
 
 // Numbers as text
 
-function raised(exponent) {
+function superscript(exponent) {
   return [...String(exponent)].map((sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]).join("");
 }
 
@@ -23,22 +23,22 @@ function figures(value, most = 2) {
   if (value === null || !Number.isFinite(value)) return "–";
   const [factor, exponent] = value.toExponential(most - 1).split("e").map(Number);
   const small = value === 0 || (exponent >= -4 && exponent < 6);
-  const text = small ? String(Number(value.toPrecision(most))) : `${factor}·10${raised(exponent)}`;
+  const text = small ? String(Number(value.toPrecision(most))) : `${factor}·10${superscript(exponent)}`;
   return text.replace("-", "−");
 }
 
 const percent = (share, most = 3) => `${figures(100 * share, most)}\u00a0%`; // never alone on the next line
 const grouped = (number) => number.toLocaleString("en");
-const counted = (number, what) => `${grouped(number)} ${what}${number === 1 ? "" : "s"}`;
+const pluralise = (number, what) => `${grouped(number)} ${what}${number === 1 ? "" : "s"}`;
 
-function chance(p) {
+function significance(p) {
   const value = p < SMALLEST ? `p < ${figures(SMALLEST, 1)}` : `p = ${figures(p)}`;
   return `${value}: ${p <= LEVEL ? "more than chance" : "no more than chance explains"}`;
 }
 
 // The service
 
-let token = ""; // here and nowhere else
+let token = ""; // in memory only
 let locked = false;
 
 async function ask(path, options = {}) {
@@ -47,10 +47,10 @@ async function ask(path, options = {}) {
   const answer = await fetch(path, { ...options, headers }).catch((error) => {
     throw error.name === "AbortError" ? error : Object.assign(new Error(UNREACHABLE), { status: 0 });
   });
-  if (answer.status === 401 && used !== token) return ask(path, options); // the right one came in between
+  if (answer.status === 401 && used !== token) return ask(path, options); // the token was entered in the meantime
   const body = await answer.json().catch(() => null);
   if (answer.ok && body) return body;
-  const sentence = body?.error ?? `The service answered with status ${answer.status} without a message. Try again.`;
+  const sentence = body?.error ?? `The service returned status ${answer.status} without a message. Try again.`;
   throw Object.assign(new Error(sentence), { status: answer.status });
 }
 
@@ -59,7 +59,7 @@ function lock() {
   locked = true;
   part("unlock").hidden = false;
   part("token").focus();
-  tellWaiting();
+  showWaiting();
 }
 
 async function unlock() {
@@ -89,17 +89,17 @@ part("unlock").addEventListener("submit", async (event) => {
 
 // Images and their cards
 
-const waiting = []; // each a file and, once it was on its way, its card
+const waiting = []; // each a file and, once it was first sent, its card
 let running = 0;
-let round = new AbortController(); // ends when everything is cleared
-let last = null; // the newest answer
+let round = new AbortController(); // aborted when everything is cleared
+let last = null; // the latest verdict
 
 function newCard(file) {
   const card = part("card").content.cloneNode(true).firstElementChild;
   const [image, picture] = [card.querySelector("img"), card.querySelector(".picture")];
   const address = URL.createObjectURL(file);
   image.addEventListener("load", () => {
-    URL.revokeObjectURL(address); // a picture that was shown stays
+    URL.revokeObjectURL(address); // a loaded picture stays visible
     image.classList.toggle("small", image.naturalWidth < 96);
   });
   image.addEventListener("error", () => {
@@ -121,7 +121,7 @@ function write(card, state, texts) {
   for (const name of ["verdict b", "class", "numbers", "why"]) card.querySelector(`.${name}`).textContent = texts[name] ?? "";
 }
 
-// Bars from the mean of ID inputs to the right; the mark is at two standard deviations, the end of a bar at ten.
+// Bars start at the mean of ID inputs; the mark is at two standard deviations, the end of a bar at ten.
 function showSigns(card, signs) {
   const entries = Object.entries(signs ?? {}).map(([name, z]) => {
     const entry = document.createElement("div");
@@ -151,7 +151,7 @@ function finish({ file, card }, row) {
 function fail(item, error) {
   write(item.card, "failed", { "verdict b": "not scored", why: error.message });
   const again = item.card.querySelector(".again");
-  again.hidden = ![0, 408, 503].includes(error.status); // of the others the same would come again
+  again.hidden = ![0, 408, 503].includes(error.status); // other requests would fail again
   again.onclick = () => {
     again.hidden = true;
     waiting.push(item);
@@ -161,7 +161,7 @@ function fail(item, error) {
 }
 
 async function canBeRead(file) {
-  const reader = file.stream().getReader(); // a slice of a file that is gone would be empty, and no error
+  const reader = file.stream().getReader(); // a slice of a deleted file would be empty, without an error
   const read = await reader.read().then(() => true, () => false);
   reader.cancel().catch(() => {});
   return read;
@@ -174,7 +174,7 @@ async function whyCutOff(file, signal) {
 }
 
 async function send(file, signal) {
-  // Without a type of its own a file would count as features.
+  // A file without a type would be parsed as features.
   const type = file.type && file.type !== "application/octet-stream" ? file.type : "image/x-unknown";
   try {
     return await ask("v1/score?explain=true", { method: "POST", body: file, headers: { "Content-Type": type }, signal });
@@ -204,14 +204,14 @@ async function score(item) {
   }
 }
 
-function tellWaiting() {
+function showWaiting() {
   if (!waiting.length) return;
-  part("status").textContent = `${counted(waiting.length, "image")} waiting${locked ? " for the token" : ""}.`;
+  part("status").textContent = `${pluralise(waiting.length, "image")} waiting${locked ? " for the token" : ""}.`;
 }
 
 function work() {
   while (!locked && running < AT_ONCE && waiting.length) score(waiting.shift());
-  tellWaiting();
+  showWaiting();
 }
 
 function add(files) {
@@ -221,7 +221,7 @@ function add(files) {
 
 part("files").addEventListener("change", (event) => {
   add(event.target.files);
-  event.target.value = ""; // the same file may be chosen again
+  event.target.value = ""; // allow choosing the same file again
 });
 part("clear").addEventListener("click", () => {
   round.abort();
@@ -231,12 +231,12 @@ part("clear").addEventListener("click", () => {
   part("cards").replaceChildren();
   part("none").hidden = false;
   part("clear").hidden = true;
-  part("status").textContent = "Cleared. The counts of the service are kept.";
+  part("status").textContent = "Cleared. The counts of the service are unchanged.";
   part("files").focus();
   draw();
 });
 addEventListener("paste", (event) => add(event.clipboardData?.files ?? []));
-// A file that is dropped beside the area must not replace the page.
+// A file dropped outside the area must not replace the page.
 addEventListener("dragover", (event) => {
   event.preventDefault();
   document.body.classList.add("over");
@@ -248,7 +248,7 @@ addEventListener("drop", (event) => {
   add(event.dataTransfer?.files ?? []);
 });
 
-// What the service has seen
+// The stream of all inputs
 
 let stream = null;
 let looking = false;
@@ -278,7 +278,7 @@ function showGuarded({ method, classes, calibrated, fpr, thresholds }) {
   const end = thresholds.length > 1 ? " raise an alarm, in each class." : " raise an alarm.";
   part("guarded").replaceChildren(
     ...[strong(method), ` guards a network of ${grouped(classes)} classes. It was calibrated on `],
-    ...[strong(counted(calibrated, "sample")), ": of images like these at most ", strong(percent(fpr)), end],
+    ...[strong(pluralise(calibrated, "sample")), ": at most ", strong(percent(fpr)), " of similar images", end],
   );
 }
 
@@ -296,8 +296,8 @@ function showStream(now) {
   part("rate").classList.toggle("much", now.alarm_p_value <= LEVEL);
   part("drift").classList.toggle("much", now.drift_p_value <= LEVEL);
   part("summary").textContent = now.seen
-    ? `${counted(now.seen, "input")}, ${counted(now.alarms, "alarm")}: ${percent(now.alarm_rate)}, where ${percent(now.fpr)} ` +
-      `were allowed (${chance(now.alarm_p_value)}). Scores differ from calibration by ${figures(now.drift)} (${chance(now.drift_p_value)}).`
+    ? `${pluralise(now.seen, "input")}, ${pluralise(now.alarms, "alarm")}: ${percent(now.alarm_rate)}, where ${percent(now.fpr)} ` +
+      `were allowed (${significance(now.alarm_p_value)}). Scores differ from calibration by ${figures(now.drift)} (${significance(now.drift_p_value)}).`
     : "Nothing seen yet.";
   draw();
 }

@@ -1,4 +1,4 @@
-"""Request bodies: read them within limits, and turn images, forms and features into tensors."""
+"""Request bodies: read them within limits, and convert images, forms and features to tensors."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from starlette.requests import Request
 from starlette.types import Message
 from torch import Tensor
 
-from ..core.validation import TooManyPixels, UnreadableImage
-from ..models.decoding import read_image
-from ..models.transform import InputSizes, Transform
+from ..data.decoding import read_image
+from ..data.transform import InputSizes, Transform
+from ..errors import TooManyPixelsError, UnreadableImageError
 from .settings import too_large, unavailable
 
 FEATURES, FORM = "application/octet-stream", "multipart/form-data"
-DECODE_SECONDS = 10.0  # for one file; looked at whenever a decoder asks for more bytes
-MAX_NAME = 200  # characters of a file name that are kept
+DECODE_SECONDS = 10.0  # time limit for one file, checked whenever a decoder reads more bytes
+MAX_NAME = 200  # longer file names are truncated
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # TIFF tags
 _TIFF_NUMBERS = {3: "H", 4: "I"}  # TIFF types of these tags
 
 
 class File(NamedTuple):
-    """A file of a request; its name is None if the body is the file."""
+    """A file of a request; its name is None if it is the whole body."""
 
     name: str | None
     content: bytes
@@ -56,7 +56,7 @@ def limit_body(request: Request, max_body: int, take: Callable[[int], None]) -> 
         take(size)
         return message
 
-    check(int(request.headers.get("content-length", "0")))  # an integer: the server has checked it
+    check(int(request.headers.get("content-length", "0")))  # the server has validated that it is an integer
     return Request(request.scope, receive)
 
 
@@ -66,13 +66,13 @@ async def read_form(request: Request, max_files: int) -> list[File]:
     async def stream() -> AsyncGenerator[bytes, None]:
         async for chunk in request.stream():
             yield chunk
-        if not parser.complete:  # starlette would return the parts that are there
+        if not parser.complete:  # starlette would return the parts received so far
             raise HTTPException(400, "incomplete form: the closing boundary is missing. Send it again.")
 
     parser = _FormParser(request.headers, stream(), max_files=max_files, max_fields=0)
     try:
         form = await parser.parse()
-    except (MultiPartException, ValueError) as error:  # the latter by a charset such as "undefined"
+    except (MultiPartException, ValueError) as error:  # ValueError for a charset such as "undefined"
         reason = getattr(error, "message", "Invalid multipart data.")
         raise HTTPException(400, f"invalid form: {reason} Each part must be an image with a file name.") from None
     if not form:
@@ -84,7 +84,7 @@ async def read_form(request: Request, max_files: int) -> list[File]:
 
 
 class _FormParser(MultiPartParser):
-    """The parser of ``request.form()`` with three changes: 413 for too many files, no disk, and a flag at the end."""
+    """The parser of ``request.form()`` with three changes: 413 for too many files, no disk, and a completion flag."""
 
     spool_max_size = max_file_size = 0  # files stay in memory, which is limited; older versions use the second name
     complete = False
@@ -112,7 +112,7 @@ def plain_name(name: str) -> str:
 
 
 def decode_features(body: bytes, width: int, max_rows: int) -> Tensor:
-    """Return little-endian float32 numbers, row after row, as features ``(n, d)``.
+    """Decode little-endian float32 numbers, row by row, to features ``(n, d)``.
 
     Example:
         >>> decode_features(bytes(24), width=3, max_rows=2)
@@ -132,27 +132,27 @@ def decode_features(body: bytes, width: int, max_rows: int) -> Tensor:
     finite = np.isfinite(values).all(axis=1)
     if not finite.all():
         message = f"features must be finite, but row {int(finite.argmin())} has a NaN or infinite entry."
-        raise HTTPException(400, f"{message} Check that input and the model's weights.")
+        raise HTTPException(400, f"{message} Check this input and the model's weights.")
     return torch.from_numpy(values)
 
 
 def decode_image(
     content: bytes, label: str, transform: Transform, max_pixels: int, sizes: InputSizes | None = None
 ) -> Tensor:
-    """Return an encoded image as the model takes it, ``(c, h, w)``, if it has such a size; errors use its label."""
+    """Decode an image to the input of the model, ``(c, h, w)``; raise for other ``sizes``; errors use its label."""
 
     def check_pixels(size: tuple[int, int], problem: str) -> None:
         if size[0] * size[1] > max_pixels:
             limit = f"{max_pixels:,} pixels"
             raise too_large(f"{label} {problem} {size[0]} x {size[1]} pixels", limit, "Send a smaller image")
 
-    if content.startswith((b"P1", b"P2", b"P3")):  # their decoder is slow enough to block all others
+    if content.startswith((b"P1", b"P2", b"P3")):  # their decoder is slow enough to block all other requests
         raise HTTPException(422, f"{label} is a PPM, PGM or PBM written as text. Save it as PNG.")
     check_pixels(webp_size(content), "has")
     check_pixels(tile_size(content), "has a tile of")
     try:
         image = read_image(_TimedBytes(content), label, max_pixels, transform.draft_size)
-        if transform.resize is not None:  # to a shorter side: a narrow image may become enormous
+        if transform.resize is not None:  # resized by the shorter side, a narrow image may become huge
             scale = transform.resize / min(image.size)
             check_pixels((round(image.width * scale), round(image.height * scale)), "would be resized to")
         pixels = transform.pixels(image)
@@ -161,13 +161,13 @@ def decode_image(
         values = np.empty((pixels.shape[2], *pixels.shape[:2]), np.float32)
         transform.normalise(pixels, values)
         return torch.from_numpy(values)
-    except TooManyPixels as error:
+    except TooManyPixelsError as error:
         raise HTTPException(413, str(error)) from None
-    except UnreadableImage as error:
+    except UnreadableImageError as error:
         if isinstance(error.__cause__, TimeoutError):
             limit = f"{DECODE_SECONDS:g} seconds"
             raise too_large(f"{label} takes too long to decode", limit, "Save it again as PNG or JPEG") from None
-        # A decoder error without a message would show the name of its class.
+        # For a decoder error without a message, the text would be the name of its class.
         message = str(error) if str(error.__cause__) else f"{label} could not be read as an image: broken file."
         raise HTTPException(400, message) from None
     except ValueError as error:  # raised by the transform
@@ -177,7 +177,7 @@ def decode_image(
 
 
 class _TimedBytes(BytesIO):
-    """The bytes of a file, readable until the time for decoding is over: decoders take them in small parts."""
+    """The bytes of a file, readable until the decoding timeout: decoders read them in small parts."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
@@ -189,7 +189,7 @@ class _TimedBytes(BytesIO):
         return super().read(size)
 
 
-# Sizes in the headers of image files for which decoders allocate memory before any limit is checked.
+# Sizes in the headers of image formats whose decoders allocate memory before any limit is checked.
 
 
 def webp_size(content: bytes) -> tuple[int, int]:
@@ -209,7 +209,7 @@ def webp_size(content: bytes) -> tuple[int, int]:
 def tile_size(content: bytes) -> tuple[int, int]:
     """Return width and height of the tiles of a TIFF file, (0, 0) for other files.
 
-    A tile is decoded as a whole and may be far larger than the image. Where a file gives a size twice, the larger one
+    A tile is decoded as a whole and may be far larger than the image. If a file contains a size twice, the larger one
     counts, because some readers use the first and others the last.
     """
     order = {b"II": "<", b"MM": ">"}.get(content[:2])
@@ -224,9 +224,9 @@ def tile_size(content: bytes) -> tuple[int, int]:
         start += struct.calcsize(order + count)
         for i in range(min(entries, 2**16)):
             tag, kind, _, value = struct.unpack_from(order + entry, content, start + i * struct.calcsize(order + entry))
-            if tag in sizes:  # a size of an unexpected type counts as endless
+            if tag in sizes:  # a size of an unexpected type counts as unlimited
                 size = struct.unpack_from(order + _TIFF_NUMBERS[kind], value)[0] if kind in _TIFF_NUMBERS else 2**32
                 sizes[tag] = max(sizes[tag], size)
     except (struct.error, OverflowError):
-        pass  # the file ends here
+        pass  # truncated file
     return sizes[_TILE_WIDTH], sizes[_TILE_HEIGHT]

@@ -1,4 +1,4 @@
-"""From batches of inputs to rows of an answer, and counts of all rows so far."""
+"""Score batches of inputs for responses, and count all scored inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from ..models.heads import Pass
+from ..network.heads import Pass
 from ..scoring.calibrated import CalibratedDetector, Verdict
 from ..scoring.explanation import explain
 from ..scoring.guard import Guard
@@ -36,7 +36,7 @@ class Input(NamedTuple):
 
     @property
     def group(self) -> tuple[str, torch.Size]:
-        """What the inputs of one batch have in common."""
+        """Kind and shape, which all inputs of a batch share."""
         return self.kind, self.values.shape
 
 
@@ -47,18 +47,18 @@ class Scorer:
         self._guard = guard if isinstance(guard, Guard) else None
         self.calibrated = guard.calibrated if isinstance(guard, Guard) else guard
         self.transform = None if self._guard is None else self._guard.transform  # None: features only
-        self.sizes = None if self._guard is None else self._guard.sizes  # None: not known
+        self.sizes = None if self._guard is None else self._guard.network.sizes  # None: not known
         if self._guard is not None and self.transform is None:
             raise ValueError(
                 "the guard has no transform, so the service cannot prepare images. "
-                "Set guard.transform, or serve guard.calibrated, which takes features only."
+                "Set guard.transform, or serve guard.calibrated, which accepts features only."
             )
         weight = self.calibrated.detector.fitted_weight
         self.classes, self.width = weight.shape
         if names is not None and len(names) != self.classes:
             raise ValueError(
-                f"names must be one per class, {self.classes} in all, got {len(names)}. "
-                "Give them in the order of the model's outputs, or leave them out."
+                f"names must have one entry per class, {self.classes} in all, got {len(names)}. "
+                "Pass them in the order of the model's outputs, or omit them."
             )
         self.names = names
         detector = self.calibrated.detector
@@ -67,12 +67,12 @@ class Scorer:
         self._lock = threading.Lock()  # other threads read the live monitor
 
     def monitor(self) -> Monitor:
-        """Return a copy of the live monitor of all verdicts so far."""
+        """Return a copy of the live monitor of all verdicts."""
         with self._lock:
             return self._live + self._empty
 
     def facts(self) -> dict[str, Any]:
-        """Return the guard's settings and the counts so far as JSON values; None for missing or infinite numbers."""
+        """Return the guard's settings and current counts as JSON values; None for missing or infinite numbers."""
         calibration, monitor = self.calibrated.calibration, self.monitor()
         bins = monitor.histogram()
         return {
@@ -107,7 +107,7 @@ class Scorer:
     def _rows(self, inputs: Sequence[Input]) -> list[Row]:
         values = torch.stack([entry.values for entry in inputs])
         if self._guard is not None and inputs[0].kind == "image":
-            result = self._guard.run(values)
+            result = self._guard.network(values)
         else:
             features = values.to(self.calibrated.detector.fitted_weight)
             result = Pass(features, self.calibrated.detector.innermost.logits(features))
@@ -124,7 +124,7 @@ class Scorer:
         return rows
 
     def _explanations(self, inputs: Sequence[Input], features: Tensor, verdict: Verdict) -> dict[int, Row]:
-        """Return the entries of an explanation for the inputs that ask for one, by their index."""
+        """Return the explanations of inputs that request one, by index."""
         asked = [i for i, entry in enumerate(inputs) if entry.explain]
         if not asked:
             return {}
@@ -137,21 +137,21 @@ class Scorer:
 
 
 def _finite(value: float) -> float | None:
-    """Return a number, or None where JSON has none for it."""
+    """Return a number, or None if it is not finite, which JSON cannot represent."""
     return value if isfinite(value) else None
 
 
 def _to_http_error(entry: Input, error: Exception) -> Exception:
-    """Translate errors that an input has caused; all others stay what they are."""
+    """Translate errors caused by an input to HTTP errors; return others unchanged."""
     if not isinstance(error, _INPUT_ERRORS):
         return error
     log.info("%s could not be scored: %s", entry.label, error)
     if entry.kind == "features":
         return HTTPException(422, f"{entry.label} cannot be scored: {error}")
-    # Errors of the model's own code may reveal anything, so they are only logged.
+    # Errors of the model's own code may reveal internals, so they are only logged.
     shape = " x ".join(map(str, entry.values.shape))
     return HTTPException(
         422,
-        f"{entry.label} cannot be scored: the model does not accept it, {shape} after preparation. "
-        "Send images like those that the guard was calibrated on.",
+        f"{entry.label} cannot be scored: the model does not accept its shape, {shape} after preprocessing. "
+        "Send images like the calibration images.",
     )

@@ -1,4 +1,4 @@
-"""Start and stop a service: bind its address, and run it with deadlines until a signal comes."""
+"""Start and stop a service: bind its address, and run it with deadlines until a signal arrives."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .app import PUBLIC_PATH, SECURITY_HEADERS
 from .service import Metrics, Service
 from .settings import error_response, unavailable
 
-MAX_CONNECTIONS = 512  # that are served; each is an open file, and as many more are told that there is no place
-MAX_PER_CLIENT = 128  # of one address
-IDLE_SECONDS = 1.0  # without a request, after which a connection is closed when others need its place
-LINGER_SECONDS = 2.0  # for a client to read its last answer
+MAX_CONNECTIONS = 512  # connections served, each an open file; as many more are answered with 503
+MAX_PER_CLIENT = 128  # connections of one address
+IDLE_SECONDS = 1.0  # idle time after which a connection may be closed to make room for others
+LINGER_SECONDS = 2.0  # time for a client to read its last response
 KEEP_ALIVE_SECONDS = 5
-SHUTDOWN_SECONDS = 2.0  # for threads that still run after all requests have ended
+SHUTDOWN_SECONDS = 2.0  # time limit for threads that still run after all requests have ended
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host can only be reached from this machine.
+    """Return whether a host is reachable only from this machine.
 
     Example:
         >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
@@ -45,7 +45,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that already listens; port 0 takes any free port."""
+    """Return a listening socket; port 0 means any free port."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
@@ -53,7 +53,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(
             f"cannot listen on {host} port {port}: {error.strerror}. "
-            "Try another --port (0 takes any free one) or another --host."
+            "Try another port (0 means any free port) or another host."
         ) from error
 
 
@@ -64,9 +64,9 @@ def address_of(bound: socket.socket) -> str:
 
 
 def run(app: FastAPI, bound: socket.socket, access_log: bool = False) -> bool:
-    """Answer requests until SIGTERM or SIGINT, finish the running ones, and return whether all threads have ended.
+    """Serve requests until SIGTERM or SIGINT, finish running ones, and return whether all threads have ended.
 
-    The model or a decoder may hang, and Python would wait for it at its exit.
+    The model or a decoder may hang, and Python would wait for its thread at exit.
     """
     with bound:
         make_server(app, access_log).run([bound])
@@ -80,9 +80,9 @@ def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
     """Return a uvicorn server for an application of :func:`~flatfold.serve.app.create_app`."""
     service = _service(app)
     timeout = service.settings.timeout
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns about every broken form
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns about every malformed form
     log_config = deepcopy(uvicorn.config.LOGGING_CONFIG)
-    log_config["loggers"]["uvicorn.error"]["level"] = "ERROR"  # with an access log: requests, and else only errors
+    log_config["loggers"]["uvicorn.error"]["level"] = "ERROR"  # an access log has only requests and errors
     config = uvicorn.Config(
         app,
         http=type("DeadlineProtocol", (_DeadlineProtocol,), {"seconds": timeout, "metrics": service.metrics}),
@@ -93,7 +93,7 @@ def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
         log_level=None if access_log else "error",
         access_log=access_log,
         server_header=False,
-        proxy_headers=False,  # no proxy is known whose headers could be trusted
+        proxy_headers=False,  # no proxy is trusted
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=ceil(timeout),
     )
@@ -101,7 +101,7 @@ def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
 
 
 class _Server(uvicorn.Server):
-    """A server that ends without an error after a signal: uvicorn would raise the signal again."""
+    """A server that exits without an error after a signal; uvicorn would raise the signal again."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         _service(self.config.app).closing = True
@@ -115,12 +115,12 @@ def _service(app: object) -> Service:
 
 
 class _DeadlineProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol with deadlines and a bound on connections, which it has no settings for.
+    """uvicorn's HTTP/1.1 protocol with deadlines and limits on connections, for which it has no settings.
 
-    uvicorn waits without limit for the head of a request, for the rest of a refused body, and for a client that does
-    not read its answer. Clients that open connections and stay silent, or send bodies slowly, would use up all of them.
-    So one address has a share of the connections, and those beyond either limit answer nothing but ``/healthz``: a
-    service must not be taken for dead because it is busy.
+    uvicorn waits without limit for the head of a request, for the rest of a rejected body, and for a client that does
+    not read its response. Clients that open connections and send nothing, or send bodies slowly, would exhaust them.
+    So the connections of one address are limited, and connections beyond either limit are answered only for
+    ``/healthz``: a busy service must not appear to be down.
     """
 
     seconds = 30.0
@@ -146,17 +146,17 @@ class _DeadlineProtocol(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        self._set_deadline(self.seconds)  # of a client that does not read
+        self._set_deadline(self.seconds)  # for a client that does not read
         super().pause_writing()
 
     def data_received(self, data: bytes) -> None:
-        if self.conn.their_state is not h11.ERROR:  # what comes after invalid HTTP is ignored
+        if self.conn.their_state is not h11.ERROR:  # ignore data after invalid HTTP
             super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP, and close later: closed with unread data, the connection would discard the answer."""
+        """Respond to invalid HTTP, and close later: closing with unread data would discard the response."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.close()  # the answer was sent already
+            self.transport.close()  # the response was already sent
             return
         self.metrics.count_answer("", 400, 0.0)
         answer = _last_answer(HTTPException(400, "invalid HTTP/1.1 request."))
@@ -165,7 +165,7 @@ class _DeadlineProtocol(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.write_eof()
         if self.cycle is not None:
-            self.cycle.disconnected = True  # its application must not answer too
+            self.cycle.disconnected = True  # the application must not respond too
         self._set_deadline(LINGER_SECONDS)
 
     def _set_deadline(self, seconds: float) -> None:
@@ -185,7 +185,7 @@ class _DeadlineProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete and not self.cycle.disconnected
 
     def _make_room(self) -> None:
-        """Close the connection that is idle for longest; without an idle one, answer this one with 503."""
+        """Close the connection that has been idle longest; without an idle one, answer this one with 503."""
         latest = self.loop.time() - IDLE_SECONDS
         idle = [other for other in self._all() if not other._is_busy() and not other.transport.is_closing()]
         oldest = min(idle, key=lambda other: other._waiting_since)  # this one is idle too
@@ -195,7 +195,7 @@ class _DeadlineProtocol(H11Protocol):
             self._refuse("too many connections", len(self.connections) > 2 * MAX_CONNECTIONS)
 
     def _refuse(self, problem: str, at_once: bool) -> None:
-        """Answer 503 to every request but one for ``/healthz``, or nothing: even an answer takes an open file."""
+        """Answer 503 to all requests except for ``/healthz``, or abort at once: even a response needs an open file."""
         if at_once:
             self.metrics.aborted.inc()
             self.transport.abort()
@@ -221,7 +221,7 @@ class _DeadlineProtocol(H11Protocol):
 
 
 def _last_answer(error: HTTPException) -> JSONResponse:
-    """Return an answer that does not pass the middleware, and closes its connection."""
+    """Return a response that bypasses the middleware and closes its connection."""
     response = error_response(error)
     response.raw_headers += [*SECURITY_HEADERS, (b"connection", b"close")]
     return response

@@ -1,4 +1,4 @@
-"""A request from its body to its rows: decoding, batching, the memory that all requests share, and metrics."""
+"""Request handling: decoding, batching, the shared memory limit, and metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROUTES = frozenset(
     {"/", "/v1/score", "/score", "/v1/stream", "/stream", "/healthz", "/metrics", "/docs", "/openapi.json"}
 )
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-MEMORY = 2**30  # bytes of all bodies and prepared inputs; what decoders and the model need comes on top
+MEMORY = 2**30  # bytes of all bodies and prepared inputs; decoders and the model need more on top
 DECODERS = 2  # threads that decode images; each may need memory for the largest image allowed
 Score = Callable[[Sequence[Input]], Sequence[Row | Exception]]
 Waiting = tuple[Input, asyncio.Future[Row]]
@@ -48,7 +48,7 @@ class Service:
         limits = (settings.max_batch, settings.max_waiting)
         self.batcher = Batcher(self.scorer, *limits, self.metrics.batches.observe, largest)
         self.memory = MemoryLimit(max(MEMORY, 4 * settings.max_body))
-        self.closing = False  # whether the service is about to end
+        self.closing = False  # whether the service is shutting down
         self._decoders = ThreadPoolExecutor(DECODERS, "flatfold-images")
 
     async def score(self, request: Request, explain: bool) -> list[Row]:
@@ -59,12 +59,12 @@ class Service:
             return await _cancel_on_disconnect(request, self._answer(kind, files, explain, take))
 
     def close(self, wait: bool = False) -> None:
-        """Let all threads end after their current work, and optionally wait for them."""
+        """Stop all threads after their current work, and optionally wait for them."""
         self.batcher.close(wait)
         self._decoders.shutdown(wait, cancel_futures=True)
 
     def ends_within(self, seconds: float) -> bool:
-        """Close, and return whether all threads end in this time: Python itself would wait for them without limit."""
+        """Close, and return whether all threads end within this time; Python itself would wait for them forever."""
         closing = threading.Thread(target=self.close, args=(True,), daemon=True)
         closing.start()
         closing.join(seconds)
@@ -79,7 +79,7 @@ class Service:
                 415, f"unsupported Content-Type. Send an image (image/png, ...), images as {FORM}, or {_FEATURES_HINT}."
             )
         if self.scorer.transform is None:
-            raise HTTPException(415, f"this service has no model and takes no images. Send {_FEATURES_HINT}.")
+            raise HTTPException(415, f"this service has no model and does not accept images. Send {_FEATURES_HINT}.")
         return kind
 
     async def _read(self, request: Request, kind: str) -> list[File]:
@@ -111,7 +111,7 @@ class Service:
         transform, inputs = self.scorer.transform, []
         sizes = None if self.settings.any_size else self.scorer.sizes
         assert transform is not None  # as _media_type has checked
-        for i, (name, content) in enumerate(files):  # one by one, so that memory is taken before the next is decoded
+        for i, (name, content) in enumerate(files):  # one by one, to reserve memory before decoding the next
             label = "the image" if name is None else f"the image {name!r}" if name else f"image {i}"
             values = await in_thread(decode_image, content, label, transform, self.settings.max_pixels, sizes)
             take(values.nbytes)
@@ -120,7 +120,7 @@ class Service:
 
 
 async def _cancel_on_disconnect(request: Request, rows: Awaitable[list[Row]]) -> list[Row]:
-    """Return rows, or stop computing them when the client closes the connection."""
+    """Await rows, and cancel them when the client closes the connection."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -139,7 +139,7 @@ async def _cancel_on_disconnect(request: Request, rows: Awaitable[list[Row]]) ->
 
 
 class MemoryLimit:
-    """Bytes that all running requests hold together; used by the event loop's thread only."""
+    """Limit on the memory of all running requests; used only by the event loop's thread."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -147,7 +147,7 @@ class MemoryLimit:
 
     @contextmanager
     def reserve(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that takes bytes for one request; they are given back at the end."""
+        """Yield a function that reserves bytes for one request; they are released on exit."""
         held = 0
 
         def take(size: int) -> None:
@@ -156,7 +156,7 @@ class MemoryLimit:
                 limit = f"{self.limit // 10**6} MB of memory per request"
                 raise too_large("the prepared inputs are too large", limit, "Send fewer inputs or smaller images")
             if self.used + size > self.limit:
-                raise unavailable("other requests use all memory reserved for requests")
+                raise unavailable("the memory reserved for requests is in use")
             self.used += size
             held += size
 
@@ -167,12 +167,12 @@ class MemoryLimit:
 
 
 class Batcher:
-    """A queue of inputs in front of the thread that runs the model.
+    """A queue of inputs for the thread that runs the model.
 
-    No input waits for a timer: one that arrives while the thread is idle is scored alone, and those that arrive
-    meanwhile are its next batch, which has at most the pixels of ``max_batch`` images of ``largest`` numbers, the
-    largest that the guard was calibrated on. Inputs of cancelled requests leave the queue. Everything except ``score``
-    runs in the event loop's thread.
+    No input waits for a timer: an input that arrives while the thread is idle is scored alone, and inputs that arrive
+    in the meantime form the next batch. A batch has at most the pixels of ``max_batch`` images of ``largest`` numbers,
+    the largest that the guard was calibrated on. Inputs of cancelled requests are removed from the queue. Everything
+    except ``score`` runs in the event loop's thread.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Batcher:
 
     async def rows(self, inputs: Sequence[Input]) -> list[Row]:
         """Return a row for each input, or raise the error of one of them."""
-        self._queue = [(entry, row) for entry, row in self._queue if not row.done()]  # without cancelled ones
+        self._queue = [(entry, row) for entry, row in self._queue if not row.done()]  # remove cancelled inputs
         if len(self._queue) + len(inputs) > self._max_waiting:
             raise unavailable(f"the queue of {self._max_waiting} inputs is full")
         loop = asyncio.get_running_loop()
@@ -211,7 +211,7 @@ class Batcher:
                 row.cancel()
 
     def close(self, wait: bool = False) -> None:
-        """Let the thread end after its current batch, and optionally wait for it."""
+        """Stop the thread after its current batch, and optionally wait for it."""
         self._thread.shutdown(wait, cancel_futures=True)
 
     async def _work(self) -> None:
@@ -225,7 +225,7 @@ class Batcher:
                 outcomes = [error] * len(batch)
             for (_, row), outcome in zip(batch, outcomes, strict=True):
                 if row.done():
-                    continue  # cancelled meanwhile
+                    continue  # cancelled in the meantime
                 if isinstance(outcome, Exception):
                     row.set_exception(outcome)
                 else:
@@ -237,7 +237,7 @@ class Batcher:
         return min(self._max_batch, self._max_batch * self._largest // entry.values.numel())
 
     def _next_batch(self) -> list[Waiting]:
-        """Take the first input from the queue, and those after it that have the same kind and shape."""
+        """Pop the first input of the queue, and later ones of the same kind and shape."""
         batch: list[Waiting] = []
         rest: list[Waiting] = []
         for entry, row in self._queue:
@@ -278,10 +278,10 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics that are computed when Prometheus asks."""
+        """Yield the metrics that are computed on each scrape."""
         monitor = self._monitor()
         yield CounterMetricFamily("flatfold_inputs", "Inputs scored.", value=monitor.seen)
         yield CounterMetricFamily("flatfold_alarms", "Inputs that raised an alarm.", value=monitor.alarms)
         yield GaugeMetricFamily("flatfold_alarm_rate", "Share of alarms, NaN at first.", value=monitor.alarm_rate)
         yield GaugeMetricFamily("flatfold_drift", "Distance from the calibration scores, 0 to 1.", value=monitor.drift)
-        yield GaugeMetricFamily("flatfold_waiting", "Inputs that wait for the model.", value=self._waiting())
+        yield GaugeMetricFamily("flatfold_waiting", "Inputs waiting for the model.", value=self._waiting())

@@ -1,4 +1,4 @@
-"""Limits and access rules of a service, and the errors that it answers with."""
+"""Limits and access rules of a service, and its error responses."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _HOST = r"[a-z0-9._-]+|\[[0-9a-f:.]+\]"
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits of a service, and who may use it."""
+    """Limits and access rules of a service."""
 
     names: tuple[str, ...] | None = None  # of the classes, in the order of the logits
     token: str | None = field(default=None, repr=False)  # required as "Authorization: Bearer ..."; None: no token
-    # Accepted Host headers, without port; None accepts all. This stops DNS rebinding: a web page can make its own name
-    # resolve to this machine, but cannot send another Host.
+    # Accepted Host headers, without port; None accepts all. This prevents DNS rebinding: a web page can make its own
+    # name resolve to this machine, but cannot send another Host.
     hosts: frozenset[str] | None = LOOPBACK
-    origins: frozenset[str] = frozenset()  # of other web pages that may use the service: https://example.org
+    origins: frozenset[str] = frozenset()  # other web origins that may use the service: https://example.org
     max_batch: int = 64  # inputs in one forward pass
-    max_waiting: int = 1024  # inputs that wait for the model
+    max_waiting: int = 1024  # inputs waiting for the model
     max_body: int = 16_000_000  # bytes of a request
     max_images: int = 64  # images of a request
     max_pixels: int = 50_000_000  # pixels of an image, before and after it is resized
-    any_size: bool = False  # whether images of other sizes than the guard was calibrated on are scored
-    timeout: float = 30.0  # seconds for a request to arrive, and then to be answered
+    any_size: bool = False  # whether to score images of other sizes than those seen during calibration
+    timeout: float = 30.0  # seconds for receiving a request, and again for answering it
     docs: bool = True  # whether /docs and /openapi.json describe the interface
 
     def __post_init__(self) -> None:
@@ -56,15 +56,15 @@ class Settings:
 
 
 def too_large(problem: str, limit: str, advice: str) -> HTTPException:
-    """Return the error of every request that exceeds a limit on size, number or decoding time (413)."""
+    """Return the error for a request that exceeds a limit on size, number or decoding time (413)."""
     return HTTPException(413, f"{problem}: the limit is {limit}. {advice}.")
 
 
 def unavailable(problem: str) -> HTTPException:
-    """Return the error of a request that may succeed when it is sent again (503)."""
+    """Return the error for a request that may succeed when retried (503)."""
     return HTTPException(503, f"{problem}. Try again later.", {"Retry-After": "1"})
 
 
 def error_response(error: HTTPException) -> JSONResponse:
-    """Return the answer to a failed request; clients read its message, so that it must not reveal internals."""
+    """Return the response to a failed request; its message is sent to clients and must not reveal internals."""
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)

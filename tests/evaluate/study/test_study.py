@@ -13,13 +13,14 @@ from torch import nn
 from torch.func import functional_call, hessian, vmap
 
 import flatfold as ff
+from flatfold import Loading
+from flatfold.data.feature_files import FeatureRows
+from flatfold.data.images import ArrayImages, FolderImages
 from flatfold.evaluate import study as parameters
 from flatfold.evaluate.banks import Settings, extract_all
 from flatfold.evaluate.study import DataSet, Plan, detections, forget_study, run_study, studied_suite
 from flatfold.evaluate.study_results import STORED, load_study
 from flatfold.evaluate.suites.suite import OodSet, Suite
-from flatfold.models.feature_files import FeatureRows
-from flatfold.models.images import ArrayImages, FolderImages
 from tests.toy_study import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore:AutoFold's curve is flat")
@@ -345,7 +346,7 @@ def broken(suite, tmp_path):
 
 def test_images_that_cannot_be_read_are_left_out_of_everything(broken, tmp_path):
     suite, folder = broken
-    study = run_study(suite, tmp_path, Settings(unreadable=0.5), **SMALL)
+    study = run_study(suite, tmp_path, Settings(Loading(max_unreadable=0.5)), **SMALL)
     kept = [row for row in range(6) if row != 2]
     x = torch.stack([torch.from_numpy(np.array(Image.open(folder / f"{row}.png"))) for row in kept])[:, None] / 255
     expected = dense_hessians(suite.model, x.double()).diagonal(dim1=1, dim2=2).sum(-1).numpy()

@@ -51,7 +51,7 @@ def test_a_damaged_part_is_computed_again(tmp_path, caplog):
         path.write_bytes(data)
         caplog.clear()
         assert get(tmp_path, work).info["value"] == 1.5
-        assert "computed again" in caplog.text
+        assert "recomputed" in caplog.text
         assert path.read_bytes() == whole
     assert work.call_count == 5
 

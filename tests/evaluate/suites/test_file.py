@@ -6,14 +6,15 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from msgspec import to_builtins
 from safetensors.torch import save_file
 from torch import nn
 
 from flatfold import FeatureBank, Transform, save_bank
+from flatfold.data.images import ArrayImages
+from flatfold.data.sources import ImageSubset
 from flatfold.evaluate.suites.library import load_suites, open_suite_file
 from flatfold.evaluate.suites.toml_file import SuiteFile
-from flatfold.models.images import ArrayImages
-from flatfold.models.sources import ImageSubset
 from tests.toy_suite import World, pixels, row_numbers
 
 
@@ -342,7 +343,8 @@ def test_networks_are_chosen_by_name_or_by_family_and_only_they_are_loaded(world
     ]
     file = world.file()
     tiny, _, wide = file.suites(["tiny", "wide"])
-    assert (tiny.siblings, tiny.model[2].out_features) == (wide.siblings, 3)
+    assert tiny.siblings == wide.siblings == ("tiny-s0", "tiny-s1", "wide", "broken")
+    assert tiny.model[2].out_features == 3
     assert all(getattr(tiny, name) is getattr(wide, name) for name in ("train", "val", "test", "ood"))
     for names, chosen in (("wide", "wide"), ("tiny", "tiny-s0 tiny-s1"), ("wide tiny-s1", "tiny-s1 wide")):
         assert " ".join(suite.network for suite in file.suites(names.split())) == chosen  # in the order of the file
@@ -353,9 +355,9 @@ def test_networks_are_chosen_by_name_or_by_family_and_only_they_are_loaded(world
 def test_a_file_takes_the_sections_that_it_lacks_from_the_suite_that_it_is_like(world):
     def like(**sections):
         world.document = {"like": "cifar10"} | sections
-        return world.file(variables={"OPENOOD": str(world.folder)}).document
+        return to_builtins(world.file(variables={"OPENOOD": str(world.folder)}).document)
 
-    own, original = [{"name": "mine", "factory": "nets:tiny"}], open_suite_file("cifar10").document
+    own, original = [{"name": "mine", "factory": "nets:tiny"}], to_builtins(open_suite_file("cifar10").document)
     document = like(network=own)
     assert {key: document[key] for key in original} == original | {"network": own}  # the protocol is kept
     assert like(seed=3)["protocol"] == "openood-1.5/cifar10"
@@ -403,6 +405,7 @@ REFUSALS = [
     ),
     ("", {"sed": 1}, "Did you mean seed"),
     ("network", {"transform": {"man": [0.1]}}, "[[network]] tiny: there is no key 'man'"),
+    ("", {"network": [{"name": name, "accuracy": int(name != "b")} for name in "ab"]}, "[[network]] b: accuracy"),
     ("", {"like": "cifar11"}, "imagenet1k"),
     ("train", {"folder": "."}, "npz and folder"), ("train", {"npz": None}, "got none"),
     ("train", {"npz": None, "folder": ".", "y": "y"}, "x and y"), ("train", {"npz": None, "list": "a.txt"}, "images ="),

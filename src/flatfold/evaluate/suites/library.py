@@ -1,11 +1,11 @@
-"""Suites by name or from a file."""
+"""Open suites by name or from a file, and limit their number of images."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...models.sources import Source, take_subset
+from ...data.sources import Source, take_subset
 from .digits import DIGIT_NETWORKS, FIRST, digits
 from .schema import BUILT_IN, OPENOOD, built_in_names
 from .suite import Suite
@@ -21,15 +21,15 @@ def open_suite_file(
     data: Path | None = None,
     any_counts: bool = False,
 ) -> SuiteFile:
-    """Return a built-in suite of OpenOOD, or a suite file, which ends in ``.toml``.
+    """Return a built-in suite of OpenOOD, or the suite file at a path that ends in ``.toml``.
 
-    ``data`` is the folder with OpenOOD's folders ``data`` and ``results``, by default ``$OPENOOD``; for the others see
-    ``SuiteFile``.
+    ``data`` is the folder with OpenOOD's folders ``data`` and ``results``, by default ``$OPENOOD``; ``SuiteFile``
+    describes the other arguments.
     """
     if not name.endswith(".toml") and name not in built_in_names():
         raise ValueError(
             f"no suite is called {name!r}. Built in: {', '.join([DIGITS, *built_in_names()])}. "
-            "For your own network and data, give the path of a suite file, which ends in .toml."
+            "For your own network and data, pass the path of a suite file, which ends in .toml."
         )
     path = Path(name) if name.endswith(".toml") else BUILT_IN / f"{name}.toml"
     variables = dict(os.environ)
@@ -50,43 +50,34 @@ def load_suites(
     limit: int | None = None,
     limit_fit: int | None = None,
 ) -> list[Suite]:
-    """Return a suite for each network and seed.
+    """Return a suite for each network and seed of ``digits``, of a benchmark of OpenOOD, or of a suite file.
 
-    Args:
-        name: One of the built-in suites, or the path of a suite file, which ends in ``.toml`` (see ``SuiteFile``).
-        out: Folder for the images and networks that a built-in suite makes.
-        seeds: Of everything random in it; by default the suite file's, and 0 for a built-in suite.
-        batch_size: Images per forward pass.
-        data: Folder that holds OpenOOD's ``data`` and ``results``.
-        any_counts: Whether a data set may have another number of images than expected.
-        names: Of the networks wanted, all of them by default; of digits the first alone.
-        limit: Most images of any data set that methods are evaluated on (see :func:`limit_suite`).
-        limit_fit: Most images of any data set that methods learn from.
+    ``out`` keeps the images and networks that ``digits`` generates. ``names`` selects networks, by default all, of
+    ``digits`` only the first. ``limit_suite`` describes the limits, ``open_suite_file`` the other arguments.
     """
     if name == DIGITS:
         if data or any_counts:
-            raise ValueError("digits makes its own network and images, so there are no folders or counts to choose.")
+            raise ValueError("digits makes its own network and images. Leave out --data and --any-counts.")
         suites = _digits(out, seeds or [0], batch_size, names)
     else:
         place = data or (os.environ.get(OPENOOD) if name in built_in_names() else None)
         if place and not Path(place).is_dir():
-            raise NotADirectoryError(f"OpenOOD's data and results should be in {place}, but there is no such folder.")
+            raise NotADirectoryError(f"OpenOOD's data and results should be in {place}, which is no folder. Check it.")
         suites = open_suite_file(name, seeds, batch_size, data, any_counts).suites(names)
     return [limit_suite(suite, limit, limit_fit) for suite in suites]
 
 
 def limit_suite(suite: Suite, limit: int | None = None, limit_fit: int | None = None) -> Suite:
-    """Return a suite with at most so many random images of a data set, evenly over the classes where it has any.
+    """Return a suite with a random subset of each data set, balanced over the classes if it has labels.
 
-    ``limit`` is that of the data sets that methods are evaluated on. What they learn from or are tuned on (training,
-    validation and OOD validation images) is limited by ``limit_fit`` alone, because a method that learns from less is
-    another method: knn's rank among them can change. A deviation states each limit that took effect. The images are the
-    same for every network.
+    ``limit`` is the largest number of images of data sets on which methods are evaluated, ``limit_fit`` that of the
+    training, validation and OOD validation data. The two differ because a method that learns from less data is another
+    method. Each limit that takes effect is stated as a deviation. The images are the same for every network.
     """
-    judged = suite.test, *(ood.images for ood in suite.ood)
+    evaluated = suite.test, *(ood.images for ood in suite.ood)
     learnt = [source for source in (suite.train, suite.val, suite.ood_val) if source is not None]
     deviations = list(suite.deviations)
-    if limit is not None and any(source.rows > limit for source in judged):
+    if limit is not None and any(source.rows > limit for source in evaluated):
         deviations.append(f"methods were evaluated on at most {limit} images of each data set")
     if limit_fit is not None and any(source.rows > limit_fit for source in learnt):
         deviations.append(
@@ -109,25 +100,24 @@ def limit_suite(suite: Suite, limit: int | None = None, limit_fit: int | None = 
 
 
 def _digits(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:
-    """Return the built-in suite for every seed with its first network, or with those that are named."""
     for name in names or ():
         if name not in DIGIT_NETWORKS:
             raise ValueError(
-                f"digits makes its own networks and has no {name!r}. There are {', '.join(DIGIT_NETWORKS)}."
+                f"digits makes its own networks, but no {name!r}. Choose from {', '.join(DIGIT_NETWORKS)}."
             )
-    several = len(seeds) > 1
-    if names is None:
-        folders = {(FIRST, seed): f"seed{seed}" if several else "" for seed in seeds}
-    else:
-        folders = {(name, seed): f"{name}-seed{seed}" if several else name for name in DIGIT_NETWORKS for seed in seeds}
+    folders = {}  # all that this choice of seeds may give, so that results are found again
+    for network in [FIRST] if names is None else DIGIT_NETWORKS:
+        for seed in seeds:
+            parts = ([] if names is None else [network]) + ([f"seed{seed}"] if len(seeds) > 1 else [])
+            folders[network, seed] = "-".join(parts)
     return [
         replace(
-            digits(out, seed=seed, batch_size=batch_size, network=name),
+            digits(out, seed=seed, batch_size=batch_size, network=network),
             network=folder,
-            family=DIGITS if names is None else name,
-            architecture="" if names is None else name,
+            family=DIGITS if names is None else network,
+            architecture="" if names is None else network,
             siblings=tuple(folders.values()),
         )
-        for (name, seed), folder in folders.items()
-        if names is None or name in names
+        for (network, seed), folder in folders.items()
+        if names is None or network in names
     ]

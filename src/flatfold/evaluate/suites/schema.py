@@ -1,7 +1,4 @@
-"""The schema of suite files: every section with its keys and their types, and errors that name the place of a mistake.
-
-Sections are plain dicts, described as ``TypedDict``; values are checked by msgspec.
-"""
+"""The schema of suite files: every section with its keys and types, and errors that name the section and the key."""
 
 import re
 import tomllib
@@ -10,181 +7,230 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Annotated, Any, Literal, Required, TypedDict, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from .suite import NAME, Group
 
 SPLITS = ("train", "val", "test")
-KINDS = ("npz", "folder", "list", "table", "bank")  # where images come from
+KINDS = ("npz", "folder", "list", "table", "bank")  # keys that name the source of images
+MAKERS = ("factory", "model", "linear")  # keys that name the origin of a network
 BUILT_IN = Path(__file__).parent / "openood"  # suite files like any other
-OPENOOD = "OPENOOD"  # the environment variable with the place of OpenOOD's folders
+OPENOOD = "OPENOOD"  # the environment variable with the folder of OpenOOD's data and results
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
-Table = dict[str, Any]
-Text = Annotated[str, Meta(min_length=1, description="a text in quotes")]
+# Types of values; the description completes the sentence "<key> must be ...".
+Text = Annotated[str, Meta(min_length=1, description="a non-empty string")]
 ShortName = Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="a name of letters, digits and -_.+")]
 Count = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
 FromZero = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
 Numbers = Annotated[list[float], Meta(description="a list of numbers")]
-Seeds = Annotated[list[FromZero], Meta(min_length=1, description="a list of different whole numbers, none below 0")]
-Section = Annotated[Table, Meta(description="a section in single brackets")]
-Sections = Annotated[list[Table], Meta(min_length=1, description="sections in double brackets")]
+Seeds = Annotated[list[FromZero], Meta(min_length=1, description="a non-empty list of whole numbers, at least 0")]
+Percent = Annotated[float, Meta(gt=0, le=100, description="a number in percent, above 0 and at most 100")]
+Flag = Annotated[bool, Meta(description="true or false")]
+Factory = Annotated[str, Meta(pattern=r"^[\w.]+:\w+$", description='written "package.module:function"')]
+Model = Annotated[str, Meta(pattern=r"^\w+/.+$", description='written "library/name"')]
+SECTION = Meta(description="a section in single brackets")
+SECTIONS = Meta(min_length=1, description="one or more sections in double brackets")
+
+Table = dict[str, Any]
+S = TypeVar("S", bound=Struct)
 
 
-class TransformTable(TypedDict, total=False):
-    """[transform], and what a network or a data set changes in it."""
+class TransformTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``[transform]``, and the keys with which a network or a data set overrides it."""
 
-    resize: Count
-    crop: Count
-    mean: Numbers
-    std: Numbers
-    mode: Literal["RGB", "L"]
-    interpolation: Literal["bilinear", "bicubic"]
-    squash: bool
+    resize: Count | None = None
+    crop: Count | None = None
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    mode: Literal["RGB", "L"] | None = None
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+    squash: Flag | None = None
 
-
-class UnlabelledTable(TransformTable, total=False):
-    """[ood_val], and the source of images in all other sections."""
-
-    npz: Text
-    folder: Text
-    list: Text
-    table: Text
-    bank: Text
-    images: Text
-    x: Text
-    first: Count
-    skip: FromZero
-    expect: Count
-    outdated: Count
+    @property
+    def settings(self) -> Table:
+        """The keys that are set, as arguments of ``Transform``."""
+        values = {key: getattr(self, key) for key in TransformTable.__struct_fields__}
+        return {key: value for key, value in values.items() if value is not None}
 
 
-class SplitTable(UnlabelledTable, total=False):
-    """[val] and [test]."""
+class ImageTable(TransformTable, frozen=True, kw_only=True):
+    """``[ood_val]``, and the source of images in the other sections."""
 
-    y: Text
-    per_class: Count
-    rest_of: Literal["train", "val", "test"]
+    npz: Text | None = None
+    folder: Text | None = None
+    list: Text | None = None
+    table: Text | None = None
+    bank: Text | None = None
+    images: Text | None = None
+    x: Text | None = None
+    first: Count | None = None
+    skip: FromZero = 0
+    expect: Count | None = None
+    outdated: Count | None = None
 
-
-class TrainTable(SplitTable, total=False):
-    """[train]."""
-
-    optional: bool
-
-
-class OodTable(UnlabelledTable, total=False):
-    """[[ood]]."""
-
-    name: Required[ShortName]
-    group: Required[Group]
-    about: Text
-
-
-class NetworkTable(TypedDict, total=False):
-    """[[network]]."""
-
-    name: Required[ShortName]
-    factory: Annotated[str, Meta(pattern=r"^[\w.]+:\w+$", description='written "package.module:function"')]
-    model: Annotated[str, Meta(pattern=r"^\w+/.+$", description='written "library/name"')]
-    linear: Text
-    weights: Text
-    pretrained: Text
-    seeds: Seeds
-    head: Text
-    accuracy: Annotated[float, Meta(gt=0, le=100, description="a number of per cent, above 0 and up to 100")]
-    transform: Section
+    @property
+    def kind(self) -> str:
+        """The key that names the source; raise ValueError unless there is one, and the other keys belong to it."""
+        kind = _single_key(self, KINDS, "images come from")
+        if kind not in ("npz", "table") and (self.x or getattr(self, "y", None)):
+            raise ValueError(
+                f"x and y name arrays of npz files or columns of tables, but this is a {kind}. Remove them."
+            )
+        if (kind == "list") != (self.images is not None):
+            raise ValueError("images = is the root folder of the paths in a list. Set it with list =, and only then.")
+        if kind == "bank" and self.settings:
+            raise ValueError(f"{min(self.settings)} prepares images, but a bank holds features. Remove it.")
+        return kind
 
 
-class SuiteTable(TypedDict, total=False):
-    """The top of a suite file."""
+class SplitTable(ImageTable, frozen=True, kw_only=True):
+    """``[val]`` and ``[test]``."""
+
+    y: Text | None = None
+    per_class: Count | None = None
+    rest_of: Literal["train", "val", "test"] | None = None
+
+
+class TrainTable(SplitTable, frozen=True, kw_only=True):
+    """``[train]``."""
+
+    optional: Flag = False
+
+
+class OodTable(ImageTable, frozen=True, kw_only=True):
+    """``[[ood]]``."""
 
     name: ShortName
-    about: Text
-    seed: FromZero
-    like: Text
-    transform: Section
-    network: Required[Sections]
-    train: Section
-    val: Required[Section]
-    test: Required[Section]
-    ood_val: Section
-    ood: Required[Sections]
-    protocol: Text
+    group: Group
+    about: Text = ""
+
+    @property
+    def title(self) -> str:
+        """The group and the name, as in a diagnosis."""
+        return f"{self.group} {self.name}"
 
 
-TRANSFORM = tuple(get_type_hints(TransformTable))
-SECTIONS: dict[str, Any] = {
-    "transform": TransformTable,
-    "network": NetworkTable,
-    "train": TrainTable,
-    "val": SplitTable,
-    "test": SplitTable,
-    "ood_val": UnlabelledTable,
-    "ood": OodTable,
-}
-DATA = {*SECTIONS} - {"network"}  # the sections that a protocol is about
+class NetworkTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``[[network]]``."""
+
+    name: ShortName
+    factory: Factory | None = None
+    model: Model | None = None
+    linear: Text | None = None
+    weights: Text | None = None
+    pretrained: Text | None = None
+    seeds: Seeds | None = None
+    head: Text | None = None
+    accuracy: Percent | None = None
+    transform: Annotated[TransformTable, SECTION] = TransformTable()
+
+    @property
+    def maker(self) -> str:
+        """The key that names the origin of the network; raise ValueError unless the keys go together."""
+        maker = _single_key(self, MAKERS, "a network is made by")
+        if self.pretrained and maker != "model":
+            raise ValueError("pretrained = is only valid with model =. Remove it, or set weights =.")
+        if self.weights and maker == "linear":
+            raise ValueError("linear = is itself a file of weights. Remove weights =.")
+        return maker
 
 
-def check_table(table: Table, kind: Any) -> None:
-    """Raise unless a table has all keys that it needs, no unknown one, and every value is of its type."""
-    hints = get_type_hints(kind, include_extras=True)
-    for key in table:
-        if key not in hints:
-            near = get_close_matches(key, hints, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(hints)}."
-            raise ValueError(f"there is no key {key!r} here. {hint}")
-    for key in sorted(kind.__required_keys__ - table.keys()):
-        raise ValueError(f"{key} is missing. It must be {_expectation(hints[key])}.")
+class SuiteTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A whole suite file."""
+
+    name: ShortName = ""
+    about: Text = ""
+    seed: FromZero = 0
+    like: Text = ""
+    transform: Annotated[TransformTable, SECTION] = TransformTable()
+    network: Annotated[list[NetworkTable], SECTIONS]
+    train: Annotated[TrainTable, SECTION] | None = None
+    val: Annotated[SplitTable, SECTION]
+    test: Annotated[SplitTable, SECTION]
+    ood_val: Annotated[ImageTable, SECTION] | None = None
+    ood: Annotated[list[OodTable], SECTIONS]
+    protocol: Text = ""
+
+    @property
+    def data_sets(self) -> dict[str, tuple[str, ImageTable]]:
+        """The section and table of each data set by its title."""
+        single = {name: (name, table) for name in (*SPLITS, "ood_val") if (table := getattr(self, name))}
+        return single | {table.title: ("ood", table) for table in self.ood}
+
+
+DATA = {"transform", "train", "val", "test", "ood_val", "ood"}  # sections that a protocol defines
+
+
+def _single_key(table: Struct, keys: tuple[str, ...], sentence: str) -> str:
+    given = [key for key in keys if getattr(table, key) is not None]
+    if len(given) != 1:
+        raise ValueError(f"{sentence} one of {', '.join(keys)}, got {' and '.join(given) or 'none'}. Set exactly one.")
+    return given[0]
+
+
+def convert_table(content: Table, kind: type[S]) -> S:
+    """Return a section or a whole suite file as a struct; raise a ValueError that names the invalid key."""
     try:
-        msgspec.convert(table, kind)
+        return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        key = re.findall(r"`\$\.(\w+)", str(error))[0]
-        raise ValueError(f"{key} must be {_expectation(hints[key])}, got {shortened(table[key])}.") from error
+        raise ValueError(_explain(error, content, kind)) from error
 
 
-def _expectation(hint: Any) -> str:
-    """Return what a key takes, in words."""
-    hint = get_args(hint)[0] if get_origin(hint) is Required else hint
-    if get_origin(hint) is Literal:
-        return f"one of {', '.join(get_args(hint))}"
-    return str(next((meta.description for meta in getattr(hint, "__metadata__", ())), "true or false"))
+def _explain(error: msgspec.ValidationError, content: Table, kind: Any) -> str:
+    """Return the message of a validation error: section and key, the expected and the actual value, and a fix."""
+    message, _, path = str(error).partition(" - at `$")
+    steps = re.findall(r"\.(\w+)(?:\[(\d+)\])?", path)  # keys that lead to the error, and positions in their lists
+    field = re.search("field `(.*)`", message, re.DOTALL)  # an unknown or missing one
+    key = field[1] if field else steps.pop()[0]
+    title = ""
+    for name, position in steps:
+        content = content[name][int(position)] if position else content[name]
+        hint = get_type_hints(kind, include_extras=True)[name]
+        kind = next(part for part in _parts(hint) if isinstance(part, type) and issubclass(part, Struct))
+        title = title or f"{section_title(name, content.get('name', 'without a name'))}: "
+    if key not in kind.__struct_fields__:
+        near = get_close_matches(key, kind.__struct_fields__, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Valid keys: {', '.join(kind.__struct_fields__)}."
+        return f"{title}there is no key {key!r} here. {hint}"
+    parts = list(_parts(get_type_hints(kind, include_extras=True)[key]))
+    descriptions = [part.description for part in parts if isinstance(part, Meta)]
+    expected = descriptions[-1] if descriptions else f"one of {', '.join(p for p in parts if isinstance(p, str))}"
+    if key not in content:
+        return f"{title}{key} is missing. Add it; it must be {expected}."
+    return f"{title}{key} must be {expected}, got {shortened(content[key])}."
 
 
-def read_document(path: Path) -> Table:
-    """Return the content of a suite file, checked.
+def _parts(hint: Any) -> Iterator[Any]:
+    """Yield a type hint and everything in it; the annotations of a type follow the type."""
+    yield hint
+    for part in get_args(hint):
+        yield from _parts(part)
 
-    ``like`` takes the sections that the file does not have from a built-in suite. A file with other images than that
-    suite does not follow its protocol.
+
+def read_document(path: Path) -> SuiteTable:
+    """Return the validated content of a suite file.
+
+    ``like`` adds the sections of a built-in suite that the file does not have. A file with its own data sets or
+    transform does not follow the protocol of that suite.
     """
-    document = own = _read_toml(path)
+    own, base = _read_toml(path), {}
     if "protocol" in own and path.parent != BUILT_IN:
-        raise ValueError(
-            "there is no key 'protocol' here: only built-in suites, and files like one, follow a protocol."
-        )
+        raise ValueError("there is no key 'protocol' here: only built-in suites define a protocol. Remove it.")
     if "like" in own:
         if own["like"] not in built_in_names():
             raise ValueError(f"like must be one of {', '.join(built_in_names())}, got {shortened(own['like'])}.")
         base = _read_toml(BUILT_IN / f"{own['like']}.toml")
-        document = base | own
         if DATA & own.keys():
-            document.pop("protocol", None)
-    check_table(document, SuiteTable)
-    for section, kind in SECTIONS.items():
-        value = document.get(section, [])
-        for table in value if isinstance(value, list) else [value]:
-            with error_context(section_title(section, table)):
-                check_table(table, kind)
-                check_table(table.get("transform", {}), TransformTable)  # a network may have one
-    if "like" in own:  # networks are expected to be as good as those of the built-in suite
-        accuracies = {table["model"]: table["accuracy"] for table in base["network"]}
-        for table in document["network"]:
-            if table.get("model") in accuracies:
-                table.setdefault("accuracy", accuracies[table["model"]])
-    return document
+            del base["protocol"]
+    document = convert_table(base | own, SuiteTable)
+    accuracies = {table["model"]: table["accuracy"] for table in base.get("network", [])}
+    networks = [replace(it, accuracy=it.accuracy or accuracies.get(it.model)) for it in document.network]
+    return replace(document, network=networks)
 
 
 def _read_toml(path: Path) -> Table:
@@ -192,18 +238,18 @@ def _read_toml(path: Path) -> Table:
         raise FileNotFoundError("there is no such suite file. Check the path.")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of the encoding too
-        raise ValueError(f"it is not valid TOML: {error}.") from error
+    except ValueError as error:  # invalid UTF-8 too
+        raise ValueError(f"the file is not valid TOML: {error}. Correct it there.") from error
 
 
 def built_in_names() -> list[str]:
-    """Return the names of the suite files that come with flatfold."""
+    """Return the names of the suite files that are part of flatfold."""
     return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
 
 
 @contextmanager
 def error_context(where: str) -> Iterator[None]:
-    """Begin the message of an error with the place in the suite file that caused it."""
+    """Prefix error messages with the part of a suite file that caused them."""
     try:
         yield
     except OSError as error:
@@ -212,6 +258,6 @@ def error_context(where: str) -> Iterator[None]:
         raise ValueError(f"{where}: {error}") from error
 
 
-def section_title(section: str, table: Table) -> str:
-    """Return how messages call a section."""
-    return f"[[{section}]] {table.get('name', 'without a name')}" if section in ("network", "ood") else f"[{section}]"
+def section_title(section: str, name: str = "") -> str:
+    """Return what messages call a section: ``[val]``, or ``[[ood]] svhn`` if there may be several."""
+    return f"[[{section}]] {name}" if section in ("network", "ood") else f"[{section}]"

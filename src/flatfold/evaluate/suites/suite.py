@@ -3,22 +3,23 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
-from ...models.sources import Source
+from ...data.sources import Source
 
 Group = Literal["near", "far"]
+GROUPS = get_args(Group)
 
 NAME = re.compile(r"[\w+-][\w.+-]*")  # names become folders
-FOLDERS = ("banks", "scores", "figures", "data", "curvature", "exhibits", "full-scale")  # next to results
-RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # taken, in folders and tables
+FOLDERS = ("banks", "scores", "figures", "data", "curvature", "exhibits", "full-scale")  # reserved: next to results
+RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # in folders and tables
 
 
 @dataclass(frozen=True)
 class OodSet:
-    """An OOD data set with one sentence about it; it is near when it resembles the training data."""
+    """An OOD data set with a sentence about it; near-OOD resembles the training data, far-OOD does not."""
 
     name: str
     group: Group
@@ -28,53 +29,32 @@ class OodSet:
 
 @dataclass(frozen=True)
 class Suite:
-    """A network with everything it is evaluated on.
+    """A network and the data sets on which detectors are fitted and evaluated."""
 
-    Args:
-        name: As on the command line.
-        about: One sentence for the report.
-        model: The trained classifier.
-        train: ID images to learn from; without them the methods that need them are left out.
-        val: ID images that the network was not trained on, to learn and choose from.
-        test: ID images on which methods are evaluated.
-        ood: OOD data sets.
-        seed: Of the data and of the training.
-        ood_val: OOD images by which hyper-parameters may be chosen, or None. No method is evaluated on them.
-        network: Name of the network, to tell it from others that are evaluated on the same data.
-        head: Name of the network's last layer, where it cannot be found automatically (see ``find_head``).
-        family: Networks of one family differ by their seed only; results are averaged over them.
-        siblings: Names of all networks that are evaluated on this suite, this one included; each has its own folder.
-        classes: Names of the classes, where they are known.
-        accuracy: Expected accuracy of the network on the test data, in per cent, where it is known.
-        architecture: What the network was made by.
-        protocol: Of a published benchmark, where data and preparation are exactly its own.
-        deviations: One sentence for everything in which they are not.
-    """
-
-    name: str
-    about: str
-    model: nn.Module
-    train: Source | None
-    val: Source
-    test: Source
+    name: str  # as on the command line
+    about: str  # one sentence for the report
+    model: nn.Module  # the trained classifier
+    train: Source | None  # without training images, methods that need them are left out
+    val: Source  # ID images that the network was not trained on: methods learn and choose parameters from them
+    test: Source  # ID images for the evaluation
     ood: tuple[OodSet, ...]
-    seed: int
-    ood_val: Source | None = None
-    network: str = ""
-    head: str | None = None
-    family: str = ""
-    siblings: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
-    accuracy: float | None = None
-    architecture: str = ""
-    protocol: str = ""
-    deviations: tuple[str, ...] = ()
+    seed: int  # of the data and of the training
+    ood_val: Source | None = None  # OOD images for tuning, never for the evaluation
+    network: str = ""  # name of the network among those evaluated on the same data
+    head: str | None = None  # name of the last layer, if `find_head` cannot find it
+    family: str = ""  # networks that differ by their seed only; results are averaged over a family
+    siblings: tuple[str, ...] = ()  # names of all networks of the suite; each has its own folder of results
+    classes: tuple[str, ...] = ()  # names of the classes, if known
+    accuracy: float | None = None  # expected accuracy on the test data in percent, if known
+    architecture: str = ""  # factory or published name of the network
+    protocol: str = ""  # the published benchmark whose data and transform these are
+    deviations: tuple[str, ...] = ()  # one sentence per departure from the protocol
 
     def __post_init__(self) -> None:
         check_names([ood.name for ood in self.ood])
-        rivals = [("test", self.test, "val", self.val), ("test", self.test, "train", self.train)]
-        rivals += [(ood.name, ood.images, "ood_val", self.ood_val) for ood in self.ood]
-        for name, tested, other, learnt in rivals:
+        pairs = [("test", self.test, "val", self.val), ("test", self.test, "train", self.train)]
+        pairs += [(ood.name, ood.images, "ood_val", self.ood_val) for ood in self.ood]
+        for name, tested, other, learnt in pairs:
             if learnt is not None and (
                 tested is learnt or (tested.rows == learnt.rows and tested.fingerprint == learnt.fingerprint)
             ):
@@ -85,7 +65,7 @@ class Suite:
 
     @property
     def sources(self) -> dict[str, Source]:
-        """All data sets by name, in the order in which they are extracted."""
+        """All data sets by name, in the order of extraction."""
         splits = {"train": self.train, "val": self.val, "test": self.test, "ood_val": self.ood_val}
         return {name: source for name, source in splits.items() if source is not None} | {
             ood.name: ood.images for ood in self.ood
@@ -93,10 +73,10 @@ class Suite:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise unless these can be the names of OOD data sets."""
+    """Raise ValueError unless these are valid names of OOD data sets."""
     for name in names:
         if name in RESERVED or names.count(name) > 1 or not NAME.fullmatch(name):
             raise ValueError(
-                f"an OOD data set cannot be called {name!r}. Names are unique, made of letters, digits and -_.+, and "
-                f"none of {', '.join(RESERVED)}."
+                f"an OOD data set cannot be called {name!r}. Use unique names of letters, digits and -_.+, and none "
+                f"of {', '.join(RESERVED)}."
             )

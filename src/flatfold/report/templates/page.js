@@ -1,12 +1,12 @@
 "use strict";
-// Sorting, filtering and choosing a metric. Without this script the page shows the same numbers, sorted by the average.
+// Sort, filter and choose a metric. Without this script the page shows the same numbers, sorted by the average.
 document.documentElement.classList.add("js");
 for (const form of document.querySelectorAll("form.controls")) {
   form.hidden = false;
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-const metric = new WeakMap(); // by table: the number of the metric it shows, and whether lower is better
+const metric = new WeakMap(); // by table: the number of the displayed metric, and whether lower is better
 
 function metricsOf(cell) {
   return cell.dataset.metrics ? JSON.parse(cell.dataset.metrics) : null;
@@ -31,7 +31,7 @@ function sort(table, column, direction) {
   const sign = direction === "ascending" ? 1 : -1;
   const rows = [...body.rows].map((row) => [keyOf(row, column), row]);
   rows.sort(([a], [b]) => {
-    if (a === "" || b === "") return (a === "") - (b === ""); // empty cells come last in either order
+    if (a === "" || b === "") return (a === "") - (b === ""); // empty cells are last in either order
     return sign * compare(a, b);
   });
   body.append(...rows.map(([, row]) => row));
@@ -47,7 +47,7 @@ function hasMetrics(table, column) {
   return [...table.tBodies[0].rows].some((row) => row.cells[column]?.dataset.metrics);
 }
 
-// Of a long table, the first ten lines in the current order are shown until the button asks for all or a name is typed.
+// A long table shows its first ten rows in the current order until all are requested or a name is typed.
 const FIRST = 10;
 
 function limit(table, rows, searching) {
@@ -82,7 +82,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
 function show(table, choice) {
   const number = Number(choice.value);
   metric.set(table, { number, lowIsGood: "low" in choice.dataset });
-  table.classList.toggle("other", number !== 0); // the mark is of the AUROC
+  table.classList.toggle("other", number !== 0); // the marks refer to the AUROC
   for (const cell of table.querySelectorAll("td[data-metrics]")) {
     const [, value, below] = metricsOf(cell)[number];
     const strong = document.createElement("b");
@@ -106,14 +106,14 @@ function filter(table, form) {
   const shown = rows.filter((row) => !row.hidden);
   const count = limit(table, shown, words !== "");
   form.querySelector("output").textContent = `${count} of ${rows.length} methods`;
-  const none = words ? "No method has such a name." : "No method is in this group.";
+  const none = words ? "No method matches." : "No method is in this group.";
   form.querySelector(".nothing").textContent = count ? "" : none;
 }
 
 for (const form of document.querySelectorAll("form.controls")) {
   const table = document.getElementById(form.dataset.for);
   if (table?.tagName !== "TABLE") continue;
-  form.reset(); // a browser keeps choices when a page is loaded again
+  form.reset(); // browsers keep choices when a page is reloaded
   form.querySelector(".group")?.addEventListener("change", () => filter(table, form));
   form.querySelector("[type=search]")?.addEventListener("input", () => filter(table, form));
   const button = form.querySelector(".all");
@@ -126,8 +126,8 @@ for (const form of document.querySelectorAll("form.controls")) {
   show(table, form.querySelector(".metric input:checked"));
 }
 
-// In a box that scrolls sideways, sticky heads stay at the top of the box, not of the window. Where the table fits, the box
-// need not scroll and the style suffices; elsewhere the heads are moved to the top of the window.
+// In a box that scrolls sideways, sticky heads stay at the top of the box, not of the window. If the table fits, the box
+// need not scroll and the style suffices; otherwise the heads are moved to the top of the window.
 const boxes = [...document.querySelectorAll(".scroll")];
 function settle(box) {
   const table = box.querySelector("table");

@@ -1,0 +1,105 @@
+"""Batches: the inputs that a model is called with, and their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.validation import check_labels
+
+LABEL_KEYS = ("labels", "label", "y", "target", "targets")
+INPUT_KEYS = ("x", "image", "images", "input", "inputs")
+_PREPARED = "Images, arrays and paths become one tensor first: torch.stack([transform(image) for image in images])."
+_KNOWN = "Use a tensor, a pair (x, y), or a dict such as {'pixel_values': x, 'labels': y}."
+
+
+class Batch(NamedTuple):
+    """One batch of ``rows`` inputs: call the model as ``model(*args, **kwargs)``; labels are ``(n,)`` int64 or None."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    labels: Tensor | None
+    rows: int
+
+    @property
+    def first_tensor(self) -> Tensor:
+        """The first of the inputs."""
+        return next(value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor))
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return this batch with its inputs on ``device``; labels stay where they are."""
+        return self.with_each(lambda value: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value)
+
+    def one_per_input(self, value: Any) -> bool:
+        """Return whether an argument is a tensor with an entry for each input."""
+        return isinstance(value, Tensor) and value.ndim > 0 and len(value) == self.rows
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Return inputs ``start`` to ``stop``; an argument that does not come once per input goes with any of them."""
+        part = self.with_each(lambda value: value[start:stop] if self.one_per_input(value) else value)
+        labels = None if self.labels is None else self.labels[start:stop]
+        return part._replace(labels=labels, rows=len(range(self.rows)[start:stop]))
+
+    def with_each(self, change: Callable[[Any], Any]) -> Batch:
+        """Return this batch with ``change`` applied to each argument."""
+        kwargs = {name: change(value) for name, value in self.kwargs.items()}
+        return self._replace(args=tuple(map(change, self.args)), kwargs=kwargs)
+
+
+def split_batch(batch: Any) -> Batch:
+    """Split a batch into inputs and labels.
+
+    Args:
+        batch: A tensor; ``(x,)`` or ``(x, y)``, where x may be a dict of keyword arguments; or a dict. In a dict the
+            entry under ``labels``, ``label``, ``y``, ``target`` or ``targets`` holds the labels. A single other entry
+            under ``x``, ``image``, ``images``, ``input`` or ``inputs`` is passed by position, anything else by name.
+
+    Example:
+        >>> split_batch({"image": torch.zeros(2, 3), "label": torch.tensor([4, 5])})
+        Batch(args=(tensor([[0., 0., 0.], [0., 0., 0.]]),), kwargs={}, labels=tensor([4, 5]), rows=2)
+    """
+    inputs, labels = batch, None
+    if isinstance(batch, Mapping):
+        names = [name for name in LABEL_KEYS if name in batch]
+        if len(names) > 1:
+            raise ValueError(f"a batch must have one entry of labels, got {' and '.join(map(repr, names))}. Drop one.")
+        inputs = {name: value for name, value in batch.items() if name not in names}
+        labels = batch[names[0]] if names else None
+    elif isinstance(batch, (tuple, list)):
+        if len(batch) not in (1, 2):
+            raise ValueError(f"a batch must be (x,) or (x, y), got {len(batch)} entries. {_KNOWN} {_PREPARED}")
+        inputs, labels = batch if len(batch) == 2 else (batch[0], None)
+    args: tuple[Any, ...] = (inputs,)
+    kwargs: dict[str, Any] = {}
+    if isinstance(inputs, Mapping):
+        by_position = len(inputs) == 1 and inputs.keys() <= set(INPUT_KEYS)
+        args = tuple(inputs.values()) if by_position else ()
+        kwargs = {} if by_position else {str(name): value for name, value in inputs.items()}
+    elif not isinstance(inputs, Tensor):
+        raise TypeError(f"a batch must hold a tensor, got {type(inputs).__name__}. {_KNOWN} {_PREPARED}")
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if not tensors:
+        raise TypeError(f"a batch must hold a tensor for the model, got {sorted(kwargs) or 'none'}. {_KNOWN}")
+    if tensors[0].ndim == 0:
+        raise ValueError("a batch must have a first dimension that counts its inputs, got a tensor without dimensions.")
+    rows = len(tensors[0])
+    return Batch(args, kwargs, None if labels is None else _class_indices(labels, rows), rows)
+
+
+def _class_indices(labels: Any, rows: int) -> Tensor:
+    if isinstance(labels, (list, tuple, np.ndarray)):
+        labels = torch.as_tensor(labels)
+    kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or kind == torch.bool:
+        raise TypeError(
+            f"labels must be integer class indices, one per input, got {kind}. "
+            "Convert 0.0 and 1.0 with .long(), one-hot rows with .argmax(1); leave out targets that are no classes; "
+            "join a list of inputs with torch.stack."
+        )
+    indices: Tensor = labels.detach().cpu().long()
+    check_labels(indices, rows)
+    return indices

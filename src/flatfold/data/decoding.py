@@ -1,0 +1,186 @@
+"""Image files on disk: find them, label them by folder, decode them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+from torch import Tensor
+
+from ..errors import TooManyPixelsError, UnreadableImageError
+
+EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+# The formats of those names, whatever a file is called: Pillow also knows some that start another program (EPS).
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+# Errors of the system about the file itself: it does not exist, is not a file, or (EINVAL) leads outside of itself.
+# All others may go away: too many open files, a disk or a server that did not answer.
+_FILE_ERRORS = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
+
+# A JPEG may go through its pixels again in every scan, each of which takes a few bytes. Ten scans are usual; libtiff
+# reads at most 100.
+MOST_SCANS, USUAL_SCANS = 100, 20
+SCANNED_PIXELS = 10**9  # of an image of more than USUAL_SCANS scans, in all scans together: about two seconds
+
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # of a JPEG, if a segment or the end follows
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+
+_NO_FOLDER = {errno.ENOTDIR, errno.EBADF, errno.ELOOP}  # of a link that leads nowhere
+
+_TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+
+
+def read_image(
+    file: Path | str | BinaryIO, name: str | None = None, most_pixels: int | None = None, draft: int | None = None
+) -> Image.Image:
+    """Return the decoded image in a file: a BMP, GIF, JPEG, PNG, PPM (PGM, PBM), TIFF or WEBP, whatever its name.
+
+    Errors call it ``name``. Images of more than ``most_pixels`` pixels, or more than Pillow allows, and JPEG files of
+    too many scans are not decoded: they may be meant to fill the memory or to take hours. An OSError is about the
+    system (no permission), whatever the image is like. A JPEG may be decoded at a half, a quarter or an eighth of its
+    size, as long as its sides have twice ``draft``.
+    """
+    called = str(name or file)
+    try:
+        if isinstance(file, (str, Path)) and not stat.S_ISREG(os.stat(file).st_mode):
+            raise ValueError("it is not a regular file")  # a pipe or a socket would keep us waiting
+        with Image.open(file, formats=FORMATS) as image:
+            width, height = image.size
+            most = min(filter(None, (most_pixels, Image.MAX_IMAGE_PIXELS)), default=None)
+            if most is not None and width * height > most:
+                raise TooManyPixelsError(
+                    f"{called} could not be read as an image: it declares {width} x {height} pixels, and at most "
+                    f"{most} are read. Scale it down."
+                )
+            if isinstance(image, JpegImageFile):
+                _check_scans(image, called)
+            if draft is not None:
+                image.draft(None, (2 * draft, 2 * draft))
+            image.load()
+            return image
+    except TooManyPixelsError:
+        raise
+    except MemoryError as error:
+        raise MemoryError(f"{called} could not be read: there was no memory left. Try fewer workers.") from error
+    except Exception as error:  # decoders raise all kinds on broken bytes: SyntaxError, struct.error, IndexError ...
+        if isinstance(error, OSError) and error.errno not in _FILE_ERRORS:
+            error.filename = error.filename or called  # a read that fails does not know its file
+            raise
+        kind = TooManyPixelsError if isinstance(error, _TOO_LARGE) else UnreadableImageError
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):
+            reason = "it is of no known kind of image"
+        raise kind(
+            f"{called} could not be read as an image: {reason}. Open it in a viewer; replace or remove the file."
+        ) from error
+
+
+def _check_scans(image: JpegImageFile, called: str) -> None:
+    file = image.fp
+    assert file is not None
+    place = file.tell()
+    file.seek(0)
+    scans = count_scans(file.read())
+    file.seek(place)
+    most = max(USUAL_SCANS, min(MOST_SCANS, SCANNED_PIXELS // (image.width * image.height)))
+    if scans > most:
+        raise TooManyPixelsError(
+            f"{called} could not be read as an image: it is a JPEG of {scans} scans, and at most {most} are read "
+            f"of {image.width} x {image.height} pixels. Save it again."
+        )
+
+
+def count_scans(content: bytes) -> int:
+    """Return the number of scans of a JPEG, without those of pictures inside of it and behind it if that matters."""
+    if (most := content.count(bytes([0xFF, _START_OF_SCAN]))) <= USUAL_SCANS:  # much faster
+        return most
+    scans, place = 0, 2
+    while found := _MARKER.search(content, place):
+        kind, place = found[0][-1], found.end()
+        if kind == _END_OF_IMAGE:
+            break
+        scans += kind == _START_OF_SCAN
+        place += int.from_bytes(content[place : place + 2], "big")
+    return scans
+
+
+def find_images(root: Path) -> tuple[str, ...]:
+    """Return the paths of all image files below ``root``, without hidden ones, in the order of their parts.
+
+    They are texts relative to ``root``, with ``/`` between their parts: a ``Path`` takes five times the memory.
+    """
+    if not root.is_dir():
+        problem = "is a file" if root.exists() else "does not exist"
+        raise NotADirectoryError(f"images are read from a folder, but {root} {problem}. Check the path.")
+    paths = tuple(_walk(str(root), "", frozenset()))
+    if not paths:
+        raise ValueError(f"{root} holds no image: no file ends in {', '.join(sorted(EXTENSIONS))}. Check the path.")
+    return paths
+
+
+def holds_images(root: Path) -> bool:
+    """Return whether ``find_images`` would find one; the search ends with the first."""
+    return any(True for _ in _walk(str(root), "", frozenset()))
+
+
+def class_labels(root: Path, paths: tuple[str, ...]) -> tuple[tuple[str, ...], Tensor | None]:
+    """Return the names of the class folders, sorted, and the class of each path; ``((), None)`` for a flat folder."""
+    loose = next((path for path in paths if "/" not in path), None)
+    if loose is not None and not any("/" in path for path in paths):
+        return (), None
+    if loose is not None:
+        raise ValueError(
+            f"{root} must hold either images or one sub-folder per class, but has both: {loose} is not in a class "
+            "folder. Move it, or pass labels=False to read all images without labels."
+        )
+    with os.scandir(root) as entries:
+        classes = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
+    empty = sorted(set(classes) - {path.partition("/")[0] for path in paths})
+    if empty:
+        raise ValueError(
+            f"every class folder of {root} must hold an image, but {empty[0]!r} has none. Remove it, fill it, or pass "
+            "labels=False to read all images without labels."
+        )
+    index = {name: label for label, name in enumerate(classes)}
+    return tuple(classes), torch.tensor([index[path.partition("/")[0]] for path in paths])
+
+
+def _walk(folder: str, inside: str, above: frozenset[str]) -> Iterator[str]:
+    """Yield the images below a folder, each after ``inside``, sorted folder by folder."""
+    here = os.path.realpath(folder)
+    if here in above:  # a link that points back up: its images are already there
+        return
+    names, folders = [], set()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if _is_folder(entry):
+                folders.add(entry.name)
+            elif os.path.splitext(entry.name)[1].lower() not in EXTENSIONS:
+                continue
+            names.append(entry.name)
+    for name in sorted(names):
+        if name in folders:
+            yield from _walk(os.path.join(folder, name), f"{inside}{name}/", above | {here})
+        else:
+            yield inside + name
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
+        return False

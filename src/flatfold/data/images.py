@@ -1,0 +1,501 @@
+"""Images from folders, lists, ``.npz`` files, parquet tables and arrays, and the function that opens any of them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import threading
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..core.validation import check_labels
+from ..errors import UnreadableImageError
+from .decoding import class_labels, find_images, holds_images, read_image
+from .fingerprint import file_statuses, hash_files
+from .sources import ImageSource
+from .transform import Transform
+
+__all__ = [
+    "ArrayImages",
+    "FolderImages",
+    "ListImages",
+    "NpzImages",
+    "TableImages",
+    "Transform",
+    "open_images",
+    "read_image",
+]
+
+LISTS = (".txt", ".lst", ".list")
+FILES = (".parquet", ".npz", *LISTS)
+SHOWN = 80  # characters of a line in a message
+LARGEST_GROUP = 2**28  # bytes of a row group in memory, or else ...
+EXPANSION = 20  # ... so many times its bytes in the file: encoded images can hardly be compressed
+
+_LABEL = re.compile(r"\s*-?[0-9]{1,18}\s*")  # whatever int64 can hold, and a little less
+_SUSPECT = re.compile(r"^[/\\]|\.\.|:")  # only these few are worth taking a path apart
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_SIZES = ("total_uncompressed_size", "total_compressed_size")
+_NULL = -(2**63)  # what an empty label is read as
+
+
+def open_images(
+    place: Path | str,
+    transform: Transform,
+    batch_size: int = 64,
+    *,
+    labels: bool | str,
+    kind: str | None = None,
+    root: Path | str | None = None,
+    images: str | None = None,
+) -> ImageSource:
+    """Return the images of a folder, a table, an ``.npz`` file or a list, by what is at ``place`` or by its ``kind``.
+
+    The paths of a list start in ``root`` or else in its own folder. ``labels`` may name their column or array; with
+    False nothing that could be a label is looked at. ``images`` names the column or array of the images.
+    """
+    place = Path(place)
+    kind = image_kind(place) if kind is None else kind
+    if root is not None and kind != "list":
+        raise ValueError(f"root is where the paths of a list start, but {place} is not a list. Leave it out.")
+    if kind == "folder":
+        return FolderImages(place, transform, batch_size, bool(labels))
+    if kind == "list":
+        return ListImages(place, root, transform, batch_size, bool(labels))
+    columns = {"npz": ("x", "y"), "table": ("image", "label")}[kind]
+    names = images or columns[0], labels if isinstance(labels, str) else columns[1] if labels else None
+    return (NpzImages if kind == "npz" else TableImages)(place, transform, batch_size, *names)
+
+
+def image_kind(place: Path) -> str:
+    """Return what ``open_images`` takes a path for."""
+    if not place.exists():
+        raise FileNotFoundError(f"there are no images at {place}: it does not exist. Check the path.")
+    if place.is_dir():
+        tables = parquet_files(place)
+        if tables and holds_images(place):
+            raise ValueError(
+                f"{place} must hold either images or parquet files, but has both: {tables[0].name} is among images. "
+                "Pass the parquet file itself, or move either to a folder of its own."
+            )
+        return "table" if tables else "folder"
+    suffix = place.suffix.lower()
+    if suffix not in FILES:
+        raise ValueError(
+            f"images are read from a folder, or from a file that ends in {', '.join(FILES)} (the last three for lists "
+            f"of paths), got {place}. Pass the folder of the images, or a list of them."
+        )
+    return "table" if suffix == ".parquet" else "npz" if suffix == ".npz" else "list"
+
+
+class _Files(ImageSource):
+    """Image files below a folder ``root``, at ``paths`` relative to it."""
+
+    root: Path
+    paths: tuple[str, ...]
+
+    def name(self, row: int) -> str:
+        """Return the path of one file, from ``root`` on."""
+        return str(self.root / self.paths[row])
+
+    def picture(self, row: int) -> tuple[str, Image.Image]:
+        """Return the name and the decoded image of one file."""
+        name = self.name(row)
+        return name, read_image(name, draft=self.transform.draft_size)
+
+    def _identify(self, digest: hashlib._Hash) -> None:
+        hash_files(digest, self.root, self.paths)
+
+
+class FolderImages(_Files):
+    """The images of a folder, searched recursively, in a fixed order; hidden files are left out.
+
+    The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, not all pixels: a bank of
+    files that were touched or copied is not taken for theirs.
+
+    Args:
+        root: A folder with one sub-folder per class (sorted names give labels 0, 1, ...), or with images and no labels.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        labels: False to ignore sub-folders and give no labels.
+
+    Attributes:
+        paths: The files, one per row, relative to ``root`` and with ``/`` between their parts.
+        classes: Names of the class folders, empty without labels.
+    """
+
+    def __init__(self, root: Path | str, transform: Transform, batch_size: int = 64, labels: bool = True) -> None:
+        super().__init__(transform, batch_size)
+        self.root = Path(root)
+        self.paths = find_images(self.root)
+        self.rows = len(self.paths)
+        self.classes, self.labels = class_labels(self.root, self.paths) if labels else ((), None)
+
+
+class ListImages(_Files):
+    """The images that a list names, in its order; the same image may be named again.
+
+    A line is ``<relative path> <whole number>``, split at the first space; blank lines are skipped. The number is the
+    class, and -1 marks an image that belongs to none. Where labels are not wanted a line may also be a path alone: the
+    whole line is, up to blanks at its end, if what follows the first space is not a whole number. No image is opened
+    before it is read, so a list may name some that do not exist: ``missing`` returns them.
+
+    The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, as that of ``FolderImages``
+    does; an image that does not exist has neither size nor time.
+
+    Args:
+        path: The list, in UTF-8.
+        root: The folder in which the paths of the list start; none of them may lead out of it. With None they start in
+            the folder of the list, lead anywhere, and may be absolute.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        labels: False to skip the numbers and give no labels. True needs a class, 0 or more, on every line.
+
+    Attributes:
+        root: The folder in which the paths start.
+        paths: The paths as the list has them, one per row.
+
+    Raises:
+        FileNotFoundError: There is no such list.
+        NotADirectoryError: ``root`` is not a folder.
+        ValueError: A line is of another form, or there is none; the message names the list and the line.
+    """
+
+    def __init__(
+        self, path: Path | str, root: Path | str | None, transform: Transform, batch_size: int = 64, labels: bool = True
+    ) -> None:
+        super().__init__(transform, batch_size)
+        self.root = Path(path).parent if root is None else Path(root)
+        if root is not None and not self.root.is_dir():
+            problem = "is a file" if self.root.exists() else "does not exist"
+            raise NotADirectoryError(f"the paths of a list start in a folder, but {root} {problem}. Check the path.")
+        self.paths, classes = _parse_list(Path(path), labels, inside=root is not None)
+        self.rows = len(self.paths)
+        self.labels = torch.tensor(classes) if labels else None
+
+    def missing(self) -> list[str]:
+        """Return the paths of the list at which there is no file, in its order."""
+        return [path for path, status in file_statuses(self.root, self.paths) if status is None]
+
+
+def _parse_list(path: Path, labelled: bool, inside: bool) -> tuple[tuple[str, ...], list[int]]:
+    """Return the path and, where they are wanted, the number of every line."""
+    paths, numbers = [], []
+    for place, line in _lines(path):
+        name, _, rest = line.partition(" ")
+        numbered = _LABEL.fullmatch(rest) is not None
+        if not labelled and not numbered:
+            name = line.rstrip()
+        elif not name or not numbered:
+            raise ValueError(
+                f"{path}:{place}: a line must be '<relative path> <whole number>', split at the first space, got "
+                f"{line[:SHOWN]!r}. Rename images that have a space in their path."
+            )
+        if inside and _SUSPECT.search(name) and (Path(name).anchor or ".." in Path(name).parts):
+            raise ValueError(
+                f"{path}:{place}: a path must lead from root downwards, without '..', got {name[:SHOWN]!r}. "
+                "Write it relative to root, or choose a root further up."
+            )
+        paths.append(name)
+        if labelled and int(rest) < 0:
+            raise ValueError(
+                f"{path}:{place}: labels must be class indices from 0, got {int(rest)}, which marks an image of no "
+                "class. Pass labels=False to read the images without labels."
+            )
+        numbers += [int(rest)] if labelled else []
+    if not paths:
+        raise ValueError(f"{path} must name at least one image, but all of its lines are blank. Check the path.")
+    return tuple(paths), numbers
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, each with its number, counted from 1."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no list of images {path}. Check the path.")
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for place, line in enumerate(file, 1):
+                if not line.isspace():
+                    yield place, line.rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8, but is not: {error}. Save it in that encoding.") from error
+
+
+class _Pixels(ImageSource):
+    """Images that are already decoded."""
+
+    def __init__(
+        self, x: NDArray[np.uint8], y: NDArray[np.integer] | None, transform: Transform, batch_size: int = 64
+    ) -> None:
+        super().__init__(transform, batch_size)
+        if x.dtype != np.uint8 or x.ndim not in (3, 4) or x.shape[3:] not in ((), (3,)) or len(x) == 0:
+            raise ValueError(
+                f"images must be a uint8 array of shape (n, h, w) or (n, h, w, 3) with n > 0, got {x.dtype} of shape "
+                f"{x.shape}. Bring the channels last and the values to 0..255."
+            )
+        self.x, self.rows = x, len(x)
+        if y is not None:
+            if not np.issubdtype(y.dtype, np.integer):
+                raise TypeError(f"labels must be integer class indices, got {y.dtype}. Convert them, or pass y=None.")
+            self.labels = torch.from_numpy(y.astype(np.int64))
+            check_labels(self.labels, len(x))
+
+    def name(self, row: int) -> str:
+        """Return the number of one image."""
+        return f"image {range(self.rows)[row]}"
+
+    def picture(self, row: int) -> tuple[str, NDArray[np.uint8]]:
+        """Return the number and the pixels of one image."""
+        return f"image {row}", self.x[row]
+
+    def _identify(self, digest: hashlib._Hash) -> None:
+        digest.update(str(self.x.shape).encode())
+        digest.update(np.ascontiguousarray(self.x).data)
+
+
+class ArrayImages(_Pixels):
+    """Images in a uint8 array ``(n, h, w, 3)`` or ``(n, h, w)``, with integer labels ``(n,)`` or none."""
+
+
+class NpzImages(_Pixels):
+    """Images in a ``.npz`` file, read without pickle.
+
+    Args:
+        path: The file.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        x: Name of the images in the file, uint8, ``(n, h, w, 3)`` or ``(n, h, w)``.
+        y: Name of the labels ``(n,)`` in the file, or None for no labels.
+    """
+
+    def __init__(
+        self, path: Path | str, transform: Transform, batch_size: int = 64, x: str = "x", y: str | None = "y"
+    ) -> None:
+        self.path = Path(path)
+        arrays = _read_npz(self.path, [x] if y is None else [x, y])
+        super().__init__(arrays[x], None if y is None else arrays[y], transform, batch_size)
+
+    def name(self, row: int) -> str:
+        """Return the file and the number of one image, ``photos.npz:7``."""
+        return f"{self.path}:{range(self.rows)[row]}"
+
+
+def _read_npz(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            missing = [name for name in names if name not in arrays]
+            if not missing:
+                return {name: arrays[name] for name in names}
+            present = ", ".join(map(repr, arrays)) or "nothing"
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}. Check the path.") from None
+    except (BadZipFile, EOFError, OSError, TypeError, ValueError, zlib.error) as error:
+        raise ValueError(f"{path} must be a .npz file of plain arrays: {error}. Write it with numpy.savez.") from error
+    labels = " and y='...' (or y=None) for the labels" if len(names) > 1 else ""
+    raise ValueError(f"{path} has no array {missing[0]!r}; it has {present}. Pass x='...' for the images{labels}.")
+
+
+class TableImages(ImageSource):
+    """The images in a column of a table, in the order of its rows.
+
+    Any row can be read without the others. Each thread that reads keeps one decoded row group, and no file stays open,
+    so a source can be copied to other processes.
+
+    The fingerprint holds the names of the files and of the columns, sizes and times of change, and bytes of some twenty
+    files, not all pixels.
+
+    Args:
+        path: A parquet file, or a folder of parquet files, which are taken in the order of their names.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        image: Column of the images: encoded bytes, or a struct of ``bytes`` and ``path``, of which the path only serves
+            as a name.
+        label: Column of integer class indices, or None for no labels.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+        FileNotFoundError: There is nothing at ``path``.
+        ValueError: It is not a table, is damaged, or lacks these columns. A single bad image does no harm before it is
+            read.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        transform: Transform,
+        batch_size: int = 64,
+        image: str = "image",
+        label: str | None = "label",
+    ) -> None:
+        super().__init__(transform, batch_size)
+        self.path, self.image, self.label = Path(path), image, label
+        if not self.path.exists():
+            raise FileNotFoundError(f"there is no table {path}. Check the path.")
+        self.files = parquet_files(self.path) if self.path.is_dir() else (self.path,)
+        if not self.files:
+            raise ValueError(f"{path} holds no table: no file ends in .parquet. Pass the folder in which they are.")
+        self._groups: list[_RowGroup] = []
+        columns = [self._examine(file) for file in self.files]
+        self._stops = list(accumulate(group.rows for group in self._groups))
+        self.rows = sum(group.rows for group in self._groups)
+        if not self.rows:
+            raise ValueError(f"{path} must hold at least one row, but its tables are empty. Check the path.")
+        if label is not None:
+            values = np.concatenate([column for column in columns if column is not None])
+            if values.min() < 0:
+                row = int((values < 0).argmax())
+                raise ValueError(
+                    f"column {label!r} of {path} must hold a class index from 0 in every row, but row {row} has "
+                    f"{'null' if values[row] == _NULL else values[row]}. Pass label=None to read the images without "
+                    "labels."
+                )
+            self.labels = torch.from_numpy(values)
+        self._last = _LastGroup()
+
+    def name(self, row: int) -> str:
+        """Return the table and the number of the row, ``photos.parquet:7``."""
+        return f"{self.path}:{range(self.rows)[row]}"
+
+    def picture(self, row: int) -> tuple[str, Image.Image]:
+        """Return the number, with the path if there is one, and the decoded image of one row."""
+        row = range(self.rows)[row]
+        value = self._value(row)
+        content, place = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        name = f"{self.path}, row {row}" + (f" ({place})" if place else "")
+        if content is None:
+            raise UnreadableImageError(f"{name} does not hold the bytes of an image. Write them into the table.")
+        return name, read_image(io.BytesIO(content), name, draft=self.transform.draft_size)
+
+    def _identify(self, digest: hashlib._Hash) -> None:
+        digest.update(json.dumps([self.image, self.label]).encode())
+        hash_files(digest, self.files[0].parent, [file.name for file in self.files])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_last"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _last=_LastGroup())
+
+    def _examine(self, file: Path) -> NDArray[np.int64] | None:
+        """Note the row groups of a file, and return the labels in it."""
+        with _open_parquet(file) as table:
+            _check_column(file, table.schema_arrow, self.image, "encoded images", _holds_images)
+            for number in range(table.num_row_groups):
+                group = table.metadata.row_group(number)
+                chunks = _chunks(group, self.image)
+                expanded, stored = (sum(getattr(it, size) for it in chunks) for size in _SIZES)
+                _check_expansion(file, f"column {self.image!r} of row group {number}", expanded, stored)
+                dictionaries = [it.path_in_schema for it in chunks if it.has_dictionary_page]
+                self._groups.append(_RowGroup(file, number, group.num_rows, dictionaries))
+            if self.label is None:
+                return None
+            _check_expansion(file, f"column {self.label!r}", 8 * table.metadata.num_rows, file.stat().st_size)
+            _check_column(file, table.schema_arrow, self.label, "whole numbers", lambda kind: str(kind) in _INTEGERS)
+            column = _validated(table.read([self.label], use_threads=False), self.label)
+            return column.cast("int64").fill_null(_NULL).to_numpy()  # type: ignore[no-any-return]
+
+    def _value(self, row: int) -> Any:
+        """Return what the image column holds in one row: bytes, a dict, or None."""
+        index = bisect_right(self._stops, row)
+        group = self._groups[index]
+        if self._last.index != index:
+            self._last.index, self._last.column = -1, None  # before the next is read, or there would be two of them
+            with _open_parquet(group.file, group.dictionaries) as table:
+                column = _validated(table.read_row_group(group.number, [self.image], use_threads=False), self.image)
+            if len(column) != group.rows:
+                raise ValueError(f"{group.file} was changed while it was in use. Begin again.")
+            self._last.index, self._last.column = index, column
+        return self._last.column[row - self._stops[index] + group.rows].as_py()
+
+
+class _LastGroup(threading.local):
+    """The row group that a thread has read last, and the images in it."""
+
+    index = -1
+    column: Any = None
+
+
+class _RowGroup(NamedTuple):
+    """Rows of a parquet file that are read together."""
+
+    file: Path
+    number: int
+    rows: int
+    dictionaries: list[str]  # parts of the image column in which equal values are stored once, and so kept in memory
+
+
+def parquet_files(folder: Path) -> tuple[Path, ...]:
+    """Return the parquet files of a folder in the order of their names, without hidden ones."""
+    return tuple(sorted(file for file in folder.glob("*.parquet") if file.is_file() and file.name[0] != "."))
+
+
+@contextmanager
+def _open_parquet(file: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]:
+    """Yield an open parquet file, some columns read as dictionaries; an error of the block names the file."""
+    try:
+        import pyarrow as arrow  # type: ignore[import-untyped]
+        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "tables are read by pyarrow, which is not installed. Run: pip install 'flatfold[parquet]'", name="pyarrow"
+        ) from error
+    try:
+        with ParquetFile(file, read_dictionary=list(dictionaries)) as table:
+            yield table
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read as a table: {error}. Copy or write it again.") from error
+
+
+def _chunks(group: Any, column: str) -> list[Any]:
+    """Return what the file says about the parts of a column in a row group."""
+    chunks = (group.column(index) for index in range(group.num_columns))
+    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{column}.")]
+
+
+def _check_expansion(file: Path, what: str, expanded: int, stored: int) -> None:
+    if expanded > max(LARGEST_GROUP, EXPANSION * stored):
+        raise ValueError(
+            f"{file}: {what} would take {expanded / 1e6:,.0f} MB of memory, but has {stored / 1e6:.3g} MB in the file, "
+            f"as if it were meant to fill the memory. Write row groups of less than {LARGEST_GROUP // 10**6} MB."
+        )
+
+
+def _validated(table: Any, name: str) -> Any:
+    """Return a column after checking that its values are inside of it: damaged offsets could lead anywhere."""
+    column = table.column(name)
+    column.validate(full=True)
+    return column
+
+
+def _check_column(file: Path, schema: Any, name: str, kind: str, fits: Callable[[Any], bool]) -> None:
+    index = schema.get_field_index(name)  # -1 also if there are several
+    if index < 0 or not fits(schema.field(index).type):
+        columns = ", ".join(f"{field.name!r} ({field.type})" for field in schema) or "none"
+        raise ValueError(
+            f"{file} must have one column {name!r} of {kind}; its columns are {columns}. "
+            "Pass image='...' for the images and label='...' (or label=None) for the labels."
+        )
+
+
+def _holds_images(kind: Any) -> bool:
+    if not str(kind).startswith("struct<"):
+        return str(kind) in ("binary", "large_binary")
+    parts = {part.name: str(part.type) for part in kind}
+    return (
+        len(parts) == kind.num_fields  # a value with two parts of one name cannot be read
+        and parts.get("bytes") in ("binary", "large_binary")
+        and parts.get("path", "string") in ("string", "large_string")
+    )

@@ -1,0 +1,57 @@
+"""How data becomes batches: one object for what every function that reads data needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .inputs import as_batches
+from .sources import Source, check_batch_size
+from .transform import Transform
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How data becomes batches.
+
+    Args:
+        transform: How images become tensors, for paths and for data sets of images: a :class:`Transform`, or the
+            preparation of published weights that :meth:`Transform.of` takes.
+        collate: A function that makes a batch of a list of items of a data set, or a tokeniser of transformers.
+        batch_size: Inputs in a batch, for data that does not come in batches.
+        workers: Threads that read images ahead, for data that is a source such as ``FolderImages``; by default one for
+            each core, up to four, and 0 reads each batch when it is needed. A ``DataLoader`` has ``num_workers``.
+        max_unreadable: Share of the images of a source that may be left out because they cannot be read, from 0 to 1.
+
+    Example:
+        >>> import torch
+        >>> [len(x) for x in Loading(batch_size=3).batches(torch.zeros(5, 2))]
+        [3, 2]
+    """
+
+    transform: Any = None
+    collate: Any = None
+    batch_size: int = 64
+    workers: int | None = None
+    max_unreadable: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_batch_size(self.batch_size)
+        if self.transform is not None:
+            object.__setattr__(self, "transform", Transform.of(self.transform))
+        workers = self.workers
+        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+            raise ValueError(f"workers must be 0 or the number of threads that read images, got {workers!r}.")
+        if not 0 <= self.max_unreadable <= 1:
+            raise ValueError(f"max_unreadable must be a share between 0 and 1, got {self.max_unreadable!r}.")
+
+    def batches(self, data: Any, labels: bool | str = True) -> Iterable[Any]:
+        """Return the batches of data of any kind that :func:`as_batches` accepts."""
+        batches = as_batches(data, self.batch_size, transform=self.transform, collate=self.collate, labels=labels)
+        if self.workers and not isinstance(batches, Source):
+            raise ValueError(
+                f"workers={self.workers} needs a source such as FolderImages, not {type(batches).__name__}. "
+                "A DataLoader has num_workers for that."
+            )
+        return batches

@@ -1,0 +1,266 @@
+"""A data set that can give any of its batches again without reading the others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from ..errors import UnreadableImageError
+from ..io.cores import usable_cores
+from ..io.progress import track
+from .batch import Batch, split_batch
+from .transform import InputSizes, Transform
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+MOST_READERS = 4  # threads by default: images of more would wait for each other's turn in Python
+
+
+class Source(ABC):
+    """``rows`` inputs in batches: batch i holds the rows from ``i * batch_size`` on, and is read without the others.
+
+    Several threads read at the same time.
+    """
+
+    rows: int
+    labels: Tensor | None = None
+
+    def __init__(self, batch_size: int) -> None:
+        check_batch_size(batch_size)
+        self.batch_size = batch_size
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A sha256 that changes whenever the inputs or their preparation do; the batch size is no part of it."""
+
+    @abstractmethod
+    def read(self, rows: range) -> Any:
+        """Return the batch that holds these rows."""
+
+    @abstractmethod
+    def subset(self, rows: NDArray[np.integer]) -> Source:
+        """Return some rows, in the order asked for, as a source."""
+
+    def attempt(self, rows: range) -> tuple[Any, dict[int, str]]:
+        """Return the batch of those rows that can be read, None if there are none, and the reasons of the others."""
+        return self.read(rows), {}
+
+    def batch_ranges(self, ranges: Iterable[range]) -> list[range]:
+        """Return the rows of each batch that holds a row of ``ranges``, in order."""
+        size = self.batch_size
+        numbers = {i for rows in ranges if rows for i in range(rows[0] // size, rows[-1] // size + 1)}
+        return [range(i * size, min(i * size + size, self.rows)) for i in sorted(numbers)]
+
+    def __len__(self) -> int:
+        return -(-self.rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.read(rows) for rows in self.batch_ranges([range(self.rows)]))
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raise unless this is a number of inputs."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}. 64 is customary.")
+
+
+class ImageSource(Source):
+    """Images prepared by one transform, as batches ``x`` of shape ``(n, c, h, w)``, or ``(x, y)`` with labels."""
+
+    sizes: InputSizes | None = None  # prepared images of other sizes count as unreadable
+
+    def __init__(self, transform: Transform, batch_size: int) -> None:
+        super().__init__(batch_size)
+        self.transform = transform
+
+    @abstractmethod
+    def name(self, row: int) -> str:
+        """Return what a table calls an image, without reading it."""
+
+    @abstractmethod
+    def picture(self, row: int) -> tuple[str, Image.Image | NDArray[np.uint8]]:
+        """Return what an error calls one image, and its pixels."""
+
+    @abstractmethod
+    def _identify(self, digest: hashlib._Hash) -> None:
+        """Feed what tells these images from others into ``digest``."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The sha256 of the transform, the images and their labels."""
+        digest = hashlib.sha256(json.dumps(self.transform.as_dict(), sort_keys=True).encode())
+        self._identify(digest)
+        digest.update(b"no labels" if self.labels is None else self.labels.numpy().tobytes())
+        return digest.hexdigest()
+
+    def subset(self, rows: NDArray[np.integer]) -> ImageSource:
+        """Return some images, in the order asked for, as a source."""
+        return ImageSubset(self, rows)
+
+    def read(self, rows: range) -> Tensor | tuple[Tensor, Tensor]:
+        """Decode and prepare some images; raise `UnreadableImageError` if one of them is broken."""
+        batch, unreadable = self.attempt(rows)
+        for reason in unreadable.values():
+            raise UnreadableImageError(reason)
+        assert batch is not None
+        return batch
+
+    def attempt(self, rows: range) -> tuple[Tensor | tuple[Tensor, Tensor] | None, dict[int, str]]:
+        """Decode and prepare the images that can be decoded and transformed and then have the size of most."""
+        prepared, unreadable = {}, {}
+        for row in rows:
+            try:
+                name, picture = self.picture(row)
+                try:
+                    pixels = self.transform.pixels(picture)
+                    if self.sizes is not None:
+                        self.sizes.check(pixels, "the image")
+                    prepared[row] = name, pixels
+                except ValueError as error:  # too small for the crop, or 16 bits: it may be this image alone
+                    unreadable[row] = f"{name}: {error}"
+            except UnreadableImageError as error:
+                unreadable[row] = str(error)
+        unreadable |= _odd_sizes(prepared)
+        kept = {row: pixels for row, (_, pixels) in prepared.items() if row not in unreadable}
+        unreadable = dict(sorted(unreadable.items()))
+        if not kept:
+            return None, unreadable
+        height, width, channels = next(iter(kept.values())).shape
+        values = np.empty((len(kept), channels, height, width), np.float32)
+        for out, pixels in zip(values, kept.values(), strict=True):
+            self.transform.normalise(pixels, out)
+        x = torch.from_numpy(values)
+        return x if self.labels is None else (x, self.labels[list(kept)]), unreadable
+
+
+class ImageSubset(ImageSource):
+    """Some rows of another source; its fingerprint changes with any image of the source."""
+
+    def __init__(self, source: ImageSource, rows: NDArray[np.integer]) -> None:
+        super().__init__(source.transform, source.batch_size)
+        self.source, self.rows = source, len(rows)
+        self.chosen = rows.astype(np.int64)
+        self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.chosen)]
+
+    def name(self, row: int) -> str:
+        """Return what the source calls an image."""
+        return self.source.name(int(self.chosen[row]))
+
+    def picture(self, row: int) -> tuple[str, Image.Image | NDArray[np.uint8]]:
+        """Return what an error of the source calls an image, and its pixels."""
+        return self.source.picture(int(self.chosen[row]))
+
+    def _identify(self, digest: hashlib._Hash) -> None:
+        digest.update(self.source.fingerprint.encode())
+        digest.update(self.chosen.astype("<i8").tobytes())
+
+
+@overload
+def take_subset(
+    source: ImageSource, count: int | None, seed: int | None = ..., balanced: bool = ...
+) -> ImageSource: ...
+@overload
+def take_subset(source: Source, count: int | None, seed: int | None = ..., balanced: bool = ...) -> Source: ...
+def take_subset(source: Source, count: int | None, seed: int | None = None, balanced: bool = False) -> Source:
+    """Return at most ``count`` rows of a source, in ascending order; all of them with None.
+
+    Without a seed they are evenly spaced. A seed draws one row of each of ``count`` equal stretches, which keeps the
+    shares of the classes, or, if ``balanced``, as many of each class as can be.
+    """
+    if count is None or source.rows <= count:
+        return source
+    edges = np.arange(count + 1) * source.rows // count
+    if seed is None:
+        return source.subset(edges[:-1])
+    rng = np.random.default_rng(seed)
+    if not balanced:
+        return source.subset(rng.integers(edges[:-1], edges[1:]))
+    order = rng.permutation(source.rows)
+    labels = np.zeros(source.rows, np.int64) if source.labels is None else source.labels.numpy()
+    rank = np.empty(source.rows, np.int64)  # of each row among those of its class
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        rank[members] = np.arange(len(members))
+    return source.subset(np.sort(order[np.argsort(rank[order], kind="stable")[:count]]))
+
+
+def _odd_sizes(prepared: dict[int, tuple[str, NDArray[np.uint8]]]) -> dict[int, str]:
+    """Return the reason of each image that cannot be in a batch because most others have another size."""
+    sizes = {row: pixels.shape[:2] for row, (_, pixels) in prepared.items()}
+    count = Counter(sizes.values())
+    usual = max(sizes, key=lambda row: count[sizes[row]], default=None)  # the first of those that are most frequent
+    return {
+        row: f"the images of a batch must have one size, got (h, w) = {sizes[usual]} for {prepared[usual][0]} and "
+        f"{size} for {prepared[row][0]}. Give the transform a resize and a crop."
+        for row, size in sizes.items()
+        if usual is not None and size != sizes[usual]
+    }
+
+
+class BatchResult(NamedTuple):
+    """Some rows of the data: those that could be read as a batch, and the reasons of the others."""
+
+    rows: range
+    batch: Batch | None
+    unreadable: dict[int, str]
+
+
+def read_batches(
+    source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int | None = None
+) -> Iterator[BatchResult]:
+    """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar.
+
+    ``workers`` threads read ahead, by default one for each core, up to four; with 0 each batch is read when it is asked
+    for. Threads, because decoders and the network release Python's lock, and processes would have to copy every batch.
+    Where a GPU is in use, batches are in page-locked memory.
+    """
+    ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
+    threads = min(MOST_READERS, usable_cores()) if workers is None else workers
+    read = partial(_attempt, source)
+    results = map_ahead(read, ranges, threads) if threads and len(ranges) > 1 else map(read, ranges)
+    pairs = zip(ranges, results, strict=True)
+    for rows, (raw, unreadable) in pairs if title is None else track(pairs, title, len(ranges)):
+        batch = None if raw is None else split_batch(raw)
+        yield BatchResult(rows, batch, unreadable)
+
+
+def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Yield the result for each item, in order, while threads work on at most ``threads + 1`` that follow."""
+    pool = ThreadPoolExecutor(threads, "flatfold-reader")
+    remaining = iter(items)
+    waiting = deque(pool.submit(function, item) for item in islice(remaining, threads + 1))
+    try:
+        while waiting:
+            result = waiting.popleft().result()
+            waiting.extend(pool.submit(function, item) for item in islice(remaining, 1))
+            yield result
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _attempt(source: Source, rows: range) -> tuple[Any, dict[int, str]]:
+    raw, unreadable = source.attempt(rows)
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return _pinned(raw) if in_use else raw, unreadable
+
+
+def _pinned(raw: Any) -> Any:
+    """Return a batch whose tensors are in page-locked memory, from which a GPU copies while it computes."""
+    if isinstance(raw, Tensor):
+        return raw.pin_memory()
+    return type(raw)(map(_pinned, raw)) if isinstance(raw, (tuple, list)) else raw

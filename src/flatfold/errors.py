@@ -1,0 +1,45 @@
+"""All errors that this library raises on purpose and that a caller may want to catch.
+
+Each derives from :class:`FlatfoldError` and from the built-in type that fits it. Invalid arguments raise the built-in
+``ValueError`` and ``TypeError``, problems of files ``OSError``.
+"""
+
+
+class FlatfoldError(Exception):
+    """Base class of the errors of this library."""
+
+
+class MethodRefusedError(FlatfoldError, ValueError):
+    """A method does not apply to this data, or not with these hyper-parameters; a benchmark leaves it out."""
+
+
+class NotFittedError(FlatfoldError, RuntimeError):
+    """A detector was asked for scores before it was fitted."""
+
+
+class UnsupportedHeadError(FlatfoldError, ValueError):
+    """The logits of the model do not come from one linear layer that flatfold can find."""
+
+
+class UnreadableImageError(FlatfoldError, ValueError):
+    """A file could not be decoded as an image."""
+
+
+class TooManyPixelsError(UnreadableImageError):
+    """An image has more pixels, or goes through them more often, than the limits allow; it was not decoded."""
+
+
+class DamagedFileError(FlatfoldError, ValueError):
+    """A file is not what flatfold has written: cut, altered, of another format or of another version."""
+
+
+class DamagedBankError(DamagedFileError):
+    """A bank on disk is incomplete, or its bytes are not those that were written."""
+
+
+class MismatchError(FlatfoldError, ValueError):
+    """An exported graph does not give the answers of its guard."""
+
+
+class NoDerivativeError(FlatfoldError, ValueError):
+    """A step of the network cannot be differentiated as often as needed."""

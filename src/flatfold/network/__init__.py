@@ -1,0 +1,1 @@
+"""A model as flatfold runs it: its head, runtimes, hashes, and networks by name."""

@@ -1,0 +1,236 @@
+"""Forward passes of a model in evaluation mode, whose linear layers can be recorded."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import Batch
+from ..errors import UnsupportedHeadError
+
+COMPILED = "_orig_mod"  # where torch.compile keeps its module
+
+# What torch raises for a wrong shape or type; networks also assert. Kinds of RuntimeError such as
+# torch.OutOfMemoryError stay what they are.
+_INPUT_ERRORS = (RuntimeError, NotImplementedError, AssertionError)
+_CALL_ERRORS = ("unexpected keyword argument", "D input (got ")  # in a TypeError or ValueError about inputs
+_MACHINE_ERRORS = ("memory", "CUDA error", "device", "DataLoader worker")  # on the CPU, plain RuntimeErrors too
+_TYPE_ERRORS = ("scalar type", "dtype", "Input type")
+_CHANNELS = (1, 3, 4)
+
+_LOCK = threading.RLock()
+_SHARED: dict[Hashable, tuple[int, Callable[[], None]]] = {}  # the number of threads that need it, and what undoes it
+
+
+class Call(NamedTuple):
+    """A call of a linear layer: its features ``(n, d)`` and logits ``(n, c)``, None if it ran at several positions."""
+
+    name: str
+    outputs: int
+    shape: tuple[int, ...]
+    features: Tensor | None
+    logits: Tensor | None
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a module or tensor without what ``torch.compile`` adds: ``_orig_mod.fc`` becomes ``fc``."""
+    return ".".join(part for part in name.split(".") if part != COMPILED)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer or a 1x1 convolution, which is one at every pixel."""
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return module.groups == 1 and set(module.kernel_size) == {1} and set(module.stride) == {1}
+    return isinstance(module, nn.Linear)
+
+
+@contextmanager
+def record_calls(layers: Mapping[str, nn.Module], rows: int) -> Iterator[list[Call]]:
+    """Collect the calls of linear layers by this thread, in order, while ``rows`` inputs go through the model."""
+    calls: list[Call] = []
+    thread = threading.get_ident()
+
+    def note(name: str, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if threading.get_ident() != thread:
+            return  # while another thread removes its hook, torch may even leave out the keyword arguments
+        kwargs, output = rest
+        features = args[0] if args else kwargs.get("input")
+        if isinstance(features, Tensor) and isinstance(output, Tensor):
+            outputs = module.weight.shape[0]  # type: ignore[index]
+            flat = (one_row_each(module, features, rows), one_row_each(module, output, rows))
+            calls.append(Call(name, int(outputs), tuple(output.shape), *flat))
+
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.callback(layer.register_forward_hook(partial(note, name), with_kwargs=True).remove)
+        yield calls
+
+
+def one_row_each(layer: nn.Module, values: Tensor, rows: int | None = None) -> Tensor | None:
+    """Return what went into or came out of a linear layer as a matrix, None when it ran at several positions.
+
+    When the number of inputs ``rows`` is given, the last state of a recurrent network, ``(1, n, d)``, counts too.
+    """
+    if isinstance(layer, nn.Linear):
+        if values.ndim > 2 and prod(values.shape[:-1]) == rows:
+            values = values.flatten(0, -2)
+        fits, positions = values.ndim >= 2, values.shape[1:-1]
+    else:
+        fits, positions = values.ndim == layer.weight.ndim, values.shape[2:]
+    if not fits or any(size != 1 for size in positions):
+        return None  # nothing is kept: the tokens of a large transformer would fill the memory
+    return values.detach().flatten(1).clone()  # a copy, because the model may change it in place
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return the logits in the output of a model, which may be in an object (Hugging Face), a dict or a tuple."""
+    return outputs_of(output)[0]
+
+
+def outputs_of(output: Any) -> list[Tensor]:
+    """Return what may be the logits in the output of a model: several tensors only if it is a tuple of them."""
+    logits = getattr(output, "logits", output)
+    others: Sequence[Any] = ()
+    if isinstance(logits, Mapping):
+        logits = logits.get("logits")
+    elif isinstance(logits, (tuple, list)) and logits:
+        logits, *others = logits
+    if isinstance(logits, Tensor):
+        return [logits, *(other for other in others if isinstance(other, Tensor))]
+    raise UnsupportedHeadError(
+        "the model must return logits: a tensor, an object with .logits, a dict with 'logits', or a tuple that "
+        f"starts with a tensor. It returned {type(output).__name__}. Wrap it in a module that returns its logits."
+    )
+
+
+def forward(model: nn.Module, batch: Batch) -> Any:
+    """Return the output of a model for a batch."""
+    with input_errors(batch.first_tensor):
+        return model(*batch.args, **batch.kwargs)
+
+
+@contextmanager
+def input_errors(inputs: Tensor) -> Iterator[None]:
+    """Turn the error of a network that cannot take ``inputs``, ``(n, ...)``, into a ``ValueError`` with their shape."""
+    try:
+        yield
+    except (*_INPUT_ERRORS, TypeError, ValueError) as error:
+        text = str(error)
+        if isinstance(error, (TypeError, ValueError)):  # most come from this library or from the model itself
+            about_inputs = any(words in text for words in _CALL_ERRORS)
+        else:
+            about_inputs = type(error) in _INPUT_ERRORS and not any(word in text for word in _MACHINE_ERRORS)
+        if not about_inputs:
+            raise
+        reason = text.strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise ValueError(
+            f"the network cannot take inputs of shape {tuple(inputs.shape[1:])}: {reason}. {_advice(inputs, reason)}"
+        ) from error
+
+
+def _advice(inputs: Tensor, reason: str) -> str:
+    if "unexpected keyword argument" in reason:
+        return "Entries of a dict go to the model by name; wrap a model that takes the dict itself."
+    if (inputs.ndim > 2 or inputs.is_floating_point()) and any(words in reason for words in _TYPE_ERRORS):
+        return f"They are {inputs.dtype}: prepare them as in training, and in the type of the model's weights."
+    if inputs.ndim == 3:
+        return "Is this a single image? A batch of one is x[None]."
+    if inputs.ndim == 4 and inputs.shape[-1] in _CHANNELS and inputs.shape[1] not in _CHANNELS:
+        return "Put the channels first: x.permute(0, 3, 1, 2)."
+    if inputs.ndim == 4:
+        return "Give the transform a resize and a crop, or the right mode."
+    return "Check their width and type; features belong to the head of the network that they were taken from."
+
+
+@contextmanager
+def evaluating(model: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+    """Put ``model`` into evaluation mode without gradients, on ``device``, and undo all of it at the end.
+
+    Yields the device to move inputs to, by default where the model's parameters are. Several threads may do so at the
+    same time, as long as none of them moves the model: the last one undoes it.
+    """
+    home = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    target = home if device is None else usable_device(device)
+    with ExitStack() as undo:
+        undo.enter_context(_shared(model, lambda: _begin_evaluation(model)))
+        if target != home:
+            devices = {str(tensor.device) for tensor in chain(model.parameters(), model.buffers())}
+            if len(devices) > 1:
+                raise ValueError(
+                    f"device={str(target)!r} needs a model on one device, this one is on "
+                    f"{', '.join(sorted(devices))}. Leave device= out to run the model where it is."
+                )
+            undo.callback(model.to, home)
+            model.to(target)
+        undo.enter_context(torch.no_grad())
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            # a compiled model skips the hooks that were added after its first call
+            undo.enter_context(_shared("torch.compile", _begin_eager))
+        yield target
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return ``device``, or raise if this machine does not have it."""
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:  # torch raises either, depending on what is missing
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {str(device)!r} cannot be used here: {reason}. Try 'cpu'.") from error
+
+
+@contextmanager
+def _shared(what: Hashable, begin: Callable[[], Callable[[], None]]) -> Iterator[None]:
+    """Let the first of several threads ``begin`` something that all of them need, and the last one undo it."""
+    with _LOCK:
+        users, undo = _SHARED[what] if what in _SHARED else (0, begin())
+        _SHARED[what] = users + 1, undo
+    try:
+        yield
+    finally:
+        with _LOCK:
+            users, undo = _SHARED.pop(what)
+            if users > 1:
+                _SHARED[what] = users - 1, undo
+            else:
+                undo()
+
+
+def _begin_eager() -> Callable[[], None]:
+    stance = ExitStack()
+    stance.enter_context(torch.compiler.set_stance("force_eager"))
+    return stance.close
+
+
+def _begin_evaluation(model: nn.Module) -> Callable[[], None]:
+    """Put a model into evaluation mode, unless it is, and return what undoes it."""
+    waiting: list[nn.Module | None] = [model]  # `modules()` would take five times as long, at every call
+    for module in waiting:  # which grows meanwhile
+        if module is None:
+            continue
+        if module.training:
+            break
+        if module._modules:
+            waiting.extend(module._modules.values())
+    else:
+        return lambda: None
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+
+    def restore() -> None:
+        # Parents come first, so that an overridden `train` (LoRA merges weights there) is undone by its own code.
+        for module, training in modes.items():
+            if module.training != training:
+                module.train(training)
+        for module, training in modes.items():  # a module with two parents may have been switched again
+            module.training = training
+
+    return restore

@@ -1,0 +1,1 @@
+"""A data set through a network, in parts."""

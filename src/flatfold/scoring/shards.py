@@ -1,0 +1,421 @@
+"""Batch scoring: a table with a row for each image, in resumable parts that processes, shards and Ray workers share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, get_args
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import nn
+
+from ..data.fingerprint import evenly_spaced
+from ..data.sources import BatchResult, ImageSource
+from ..errors import DamagedFileError
+from ..io.artifacts import read_json, write_json
+from ..io.files import replacing, sha256_of
+from ..io.store import Part, PartStore
+from ..network.execution import Execution, RuntimeName
+from ..network.network import Network
+from ..passes.passes import PART_ROWS, Parts, RowJob, run
+from .calibrated import CalibratedDetector
+from .guard import Guard
+from .guard_file import GuardFile
+from .monitor import Monitor
+from .tables import Columns, check_out, write_rows, write_tables
+
+PARTS = 64  # smallest number of parts, if there are as many batches: processes share them
+LONGEST = 200  # bytes of the name of a table: names of files next to it are longer, and most systems end at 255
+READ_ROWS = 1024  # of a parquet file that are read at once
+SHOWN = 5  # shards that a message names
+NOT_FINITE = "the model gave features that are not finite. Look at the image, and at the type the model computes in."
+
+
+@dataclass(frozen=True)
+class ScoringJob(RowJob):
+    """Images to score with the guard of a model; it can be sent to another process."""
+
+    guard: GuardFile  # another process reads the file again
+    model: Callable[[], nn.Module]  # called in the process that scores: pickle needs a function of a module
+    source: ImageSource
+    fpr: float | None = None  # default: that of the file
+    execution: Execution = field(default_factory=Execution)
+    any_size: bool = False  # score images of other sizes than the guard was calibrated on
+
+    title = "scoring"
+    paced = True
+
+    def __post_init__(self) -> None:
+        source = copy(self.source)  # the user's stays as it is
+        source.sizes = None if self.any_size else self.guard.sizes
+        object.__setattr__(self, "source", source)
+
+    def calibrated(self) -> CalibratedDetector:
+        """Return the detector with the false-alarm rate of this job; it needs no model."""
+        return self.guard.calibrated if self.fpr is None else self.guard.calibrated.at(self.fpr)
+
+    def load(self, rows: int | None = None) -> Guard:
+        """Load the model, and join it with its guard, to score ``rows`` images; None means many."""
+        execution = self.execution.on_worker() if self.execution.distributed else self.execution
+        guard = Guard.load(self.guard, self.model())
+        guard.network.to(execution.device).use_runtime(execution.runtime, rows, onnx_cache(self.guard.path))
+        return guard if self.fpr is None else guard.at(self.fpr)
+
+    def network(self, loaded: Guard) -> Network:
+        """Return the network of the guard."""
+        return loaded.network
+
+    def batch(self, loaded: Guard, read: BatchResult) -> Part:
+        """Return the columns of a table for one batch, and why other rows have no score."""
+        rows_read, batch, reasons = read
+        columns = {}
+        if batch is not None:
+            rows = torch.tensor([row for row in rows_read if row not in reasons])
+            try:
+                output = loaded.network.run(batch)
+            except ValueError as error:
+                first, last = self.source.name(rows_read[0]), self.source.name(rows_read[-1])
+                raise ValueError(f"{first} to {last}: {error}") from error
+            finite = output.features.isfinite().all(dim=-1)
+            verdict = loaded.calibrated.decide(*(values[finite] for values in output)).columns()
+            reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
+            columns = {"row": rows[finite.cpu()], **verdict}
+        return Part({"unreadable": {row: _printable(reason) for row, reason in sorted(reasons.items())}}, columns)
+
+    def key(self) -> dict[str, str]:
+        """Return what distinguishes the results of this job from those of others."""
+        source = self.source
+        names = [source.name(row) for row in evenly_spaced(range(source.rows))]
+        return {
+            "guard": self.guard.settings.sha256,
+            "fpr": repr(self.calibrated().calibration.fpr),
+            "data": source.fingerprint,
+            "place": hashlib.sha256(json.dumps(names).encode()).hexdigest(),  # the table names images by their place
+            "batch_size": str(source.batch_size),
+            "rows": str(source.rows),
+        } | ({"sizes": "any"} if self.any_size else {})
+
+
+Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, Part]]]
+"""Yields each part once, in any order, with its number."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The share of one of several processes that score the same images, counted from 1.
+
+    Shards consist of whole batches, in the order of the rows. So every image has the same neighbours in its batch, and
+    the same score to the last digit, however many shards there are.
+    """
+
+    number: int = 1
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.of:
+            raise ValueError(
+                f"shards are counted from 1, as in 1/{max(self.of, 1)}, got {self}. "
+                "A scheduler that counts from 0 needs a 1 added."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the shard that is written ``i/n``."""
+        if not (match := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)):
+            raise ValueError(f"a shard is written i/n, the i-th of n, such as 1/4, got {text!r}.")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def parts(self, rows: int, batch_size: int) -> list[range]:
+        """Return the rows of each part of this shard, of ``rows`` in all shards together."""
+        batches = -(-rows // batch_size)
+        start, stop = (min(batches * number // self.of * batch_size, rows) for number in (self.number - 1, self.number))
+        size = max(1, min(PART_ROWS, rows // PARTS) // batch_size) * batch_size
+        return [range(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
+class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The counts of a run or of one shard, in a small file next to its table; those of all shards add up."""
+
+    FORMAT: ClassVar[str] = "flatfold-scores"
+    VERSION: ClassVar[int] = 2
+
+    job: dict[str, str]  # the key of the job
+    shard: Shard
+    unreadable: Annotated[int, msgspec.Meta(ge=0)]  # number of images that could not be scored
+    table: str  # sha256
+    counts: dict[str, Any] = msgspec.field(name="monitor")
+    runtime: str = ""  # how the model was run
+
+    def __post_init__(self) -> None:
+        Monitor.from_dict(self.counts)  # raises if they are damaged
+
+    @property
+    def monitor(self) -> Monitor:
+        """Counts of all images that were scored."""
+        return Monitor.from_dict(self.counts)
+
+    @property
+    def scored(self) -> int:
+        """How many images have a row in the table."""
+        return self.monitor.seen
+
+    @classmethod
+    def load(cls, out: Path) -> Summary:
+        """Read the summary next to the table ``out``."""
+        path = summary_path(out)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{out} has no summary {path.name} next to it. Was it written by `flatfold score`, and to its end? "
+                "Keep the two together."
+            )
+        try:
+            return read_json(path, cls)
+        except DamagedFileError as error:
+            raise ValueError(f"{error} Score the images again.") from error
+
+
+WHOLE = Shard()
+
+
+def compute_parts(
+    job: ScoringJob, parts: Parts, workers: int | None = None, processes: int | None = 1
+) -> Iterator[tuple[int, Part]]:
+    """Compute parts as the execution of a job says."""
+    return run(job, parts, job.execution, workers, processes)
+
+
+def score_images(
+    job: ScoringJob, out: Path | str, *, shard: Shard = WHOLE, executor: Executor | None = None, restart: bool = False
+) -> Summary:
+    """Write one row for each image: path, predicted class, score, p-value and decision.
+
+    Memory does not grow with the number of images, except for their names. A run that was stopped, even killed, resumes
+    when it is called again; one that is complete is not done again.
+
+    The table is a file ``*.csv``, ``*.jsonl`` or ``*.parquet``. Next to it are ``OUT.summary.json``, and
+    ``OUT.unreadable.csv`` if an image could not be scored; ``OUT.parts/`` until it is complete, which is refused if it
+    belongs to another job or another process is writing to it. ``restart`` discards the parts of an earlier run. The
+    ``executor`` computes the parts, by default :func:`flatfold.passes.passes.run` as the job's execution says.
+    """
+    executor = executor or compute_parts
+    out = Path(out)
+    check_table(out)
+    key = job.key()
+    if not restart and (summary := _finished(out, key, shard)) is not None:
+        return summary
+    parts = dict(enumerate(shard.parts(job.source.rows, job.source.batch_size)))
+    new_folders = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
+    store_key = {**key, "shard": str(shard), "parts": str(len(parts))}
+    with PartStore(parts_path(out), store_key, restart=restart, lock=True) as store:
+        try:
+            missing = {number: rows for number, rows in parts.items() if _name(number) not in store}
+            job = _with_runtime_of(job, store, parts)
+            for number, scored in executor(job, missing) if missing else ():
+                store.write(_name(number), scored.tensors, scored.info)
+            if lost := sum(_name(number) not in store for number in parts):
+                raise RuntimeError(f"{lost} of {len(parts)} parts did not come back; the others are kept.")
+            summary = _write_results(out, job, shard, key, (store.read(_name(number)) for number in parts))
+        except BaseException:
+            if not len(store):  # a run that is refused leaves nothing behind
+                store.remove()
+                for folder in new_folders:
+                    with suppress(OSError):  # not empty
+                        folder.rmdir()
+            raise
+        store.remove()
+    return summary
+
+
+def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
+    """Write the tables of all shards, in any order, as one, and the sum of their counts next to it."""
+    out, paths = Path(out), [Path(table) for table in tables]
+    check_table(out)
+    if not paths:
+        raise ValueError("joining takes the tables of all shards, got none. Name them: scores-*.csv, for example.")
+    for path in paths:
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no table {path}. Check the path.")
+        if path.suffix.lower() != out.suffix.lower():
+            raise ValueError(f"tables are joined as they are, but {path} does not end in {out.suffix}. Rename --out.")
+        if path.resolve() == out.resolve():
+            raise ValueError(f"{out} is one of the tables to be joined. Choose another --out.")
+    shards = sorted(((Summary.load(path), path) for path in paths), key=lambda shard: shard[0].shard.number)
+    _check_complete(shards)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as partial:
+        if out.suffix.lower() == ".parquet":
+            write_tables(chain.from_iterable(_read_parquet(path) for _, path in shards), partial)
+        else:
+            _concatenate([path for _, path in shards], partial, header=out.suffix.lower() == ".csv")
+    unreadable_path(out).unlink(missing_ok=True)
+    if lists := [unreadable_path(path) for summary, path in shards if summary.unreadable]:
+        with replacing(unreadable_path(out)) as partial:
+            _concatenate(lists, partial, header=True)
+    first, *others = (summary for summary, _ in shards)
+    monitor = sum((summary.monitor for summary in others), first.monitor)
+    runtime = " / ".join(dict.fromkeys(summary.runtime for summary, _ in shards if summary.runtime))
+    unreadable = sum(summary.unreadable for summary, _ in shards)
+    joined = Summary(first.job, Shard(), unreadable, sha256_of(out), monitor.to_dict(), runtime)
+    write_json(summary_path(out), joined)
+    return joined
+
+
+def check_table(out: Path) -> None:
+    """Raise unless a table and the files next to it can be written to ``out``; call it before long work."""
+    check_out(out)
+    if (length := len(os.fsencode(out.name))) > LONGEST:
+        raise ValueError(
+            f"the name of a table has at most {LONGEST} bytes, got {length}: files next to it have longer names. "
+            "Choose a shorter --out."
+        )
+
+
+def summary_path(out: Path) -> Path:
+    """Return the path of the summary of a table."""
+    return out.with_name(f"{out.name}.summary.json")
+
+
+def unreadable_path(out: Path) -> Path:
+    """Return the path of the list of images that could not be scored."""
+    return out.with_name(f"{out.name}.unreadable.csv")
+
+
+def parts_path(out: Path) -> Path:
+    """Return the directory of the parts of a table that is not complete."""
+    return out.with_name(f"{out.name}.parts")
+
+
+def onnx_cache(guard: Path) -> Path:
+    """Return the file next to a guard that keeps the exported graph of its model."""
+    return guard.with_name(f"{guard.name}.graph")
+
+
+def _with_runtime_of(job: ScoringJob, store: PartStore, parts: Parts) -> ScoringJob:
+    """Return a job that chooses its runtime with that of the parts which are there, so that all agree to a digit."""
+    there = next((_name(number) for number in parts if _name(number) in store), None)
+    if job.execution.runtime != "auto" or there is None:
+        return job
+    used = str(store.read(there).info.get("runtime", ""))
+    names: tuple[RuntimeName, ...] = get_args(RuntimeName)
+    chosen = next((name for name in names if used.startswith((f"{name} ", f"{name},"))), job.execution.runtime)
+    return replace(job, execution=replace(job.execution, runtime=chosen))
+
+
+def _name(number: int) -> str:
+    return f"{number:08d}"
+
+
+def _printable(text: str) -> str:
+    """Return a text that any file can hold: bytes in a file name that are not UTF-8 become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _finished(out: Path, key: dict[str, str], shard: Shard) -> Summary | None:
+    """Return the summary of an earlier run, if it was the same and all that it wrote is still there."""
+    if not out.is_file() or not summary_path(out).is_file() or parts_path(out).exists():
+        return None
+    try:
+        summary = Summary.load(out)
+    except ValueError:
+        return None
+    same = (summary.job, summary.shard, summary.table) == (key, shard, sha256_of(out))
+    return summary if same and (not summary.unreadable or unreadable_path(out).is_file()) else None
+
+
+def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str], parts: Iterator[Part]) -> Summary:
+    """Write the table, the list of images that are not in it, and the summary, which says that both are complete."""
+    calibrated = job.calibrated()
+    monitor = Monitor.of(calibrated)
+    unreadable: list[dict[int, str]] = []
+    used: dict[str, None] = {}
+    number = calibrated.calibration.scores.cpu().numpy().dtype
+    kinds: dict[str, DTypeLike] = {
+        "path": np.str_,
+        "predicted": np.int64,
+        "score": number,
+        "p_value": number,
+        "is_ood": np.bool_,
+    }
+
+    def paths(rows: Iterable[int]) -> NDArray[np.str_]:
+        return np.array([_printable(job.source.name(row)) for row in rows], dtype="U")
+
+    def table() -> Iterator[Columns]:
+        yield {name: np.zeros(0, kind) for name, kind in kinds.items()}  # names the columns of an empty table
+        for info, tensors in parts:
+            used[info.get("runtime", "")] = None
+            if reasons := info["unreadable"]:
+                unreadable.append({int(row): reason for row, reason in reasons.items()})
+            if tensors:
+                columns = {name: values.numpy() for name, values in tensors.items()}
+                monitor.count(columns["predicted"], columns["score"], columns["is_ood"])
+                columns["path"] = paths(columns["row"].tolist())
+                yield {name: columns[name] for name in kinds}
+
+    write_rows(table(), out)
+    if unreadable:
+        listed = ({"path": paths(rows), "reason": np.array([*rows.values()], dtype="U")} for rows in unreadable)
+        write_rows(listed, unreadable_path(out))
+    else:
+        unreadable_path(out).unlink(missing_ok=True)
+    runtime = " / ".join(filter(None, used))
+    summary = Summary(key, shard, sum(map(len, unreadable)), sha256_of(out), monitor.to_dict(), runtime)
+    write_json(summary_path(out), summary)
+    return summary
+
+
+def _check_complete(shards: Sequence[tuple[Summary, Path]]) -> None:
+    """Raise unless these are all shards of one run, each once and as it was written."""
+    first, first_path = shards[0]
+    for summary, path in shards:
+        place = {"place": first.job.get("place")}  # each machine may see the images at another one
+        if summary.job | place != first.job | place or summary.shard.of != first.shard.of:
+            raise ValueError(f"{path} and {first_path} are not shards of one run. Score all of them in the same way.")
+        if sha256_of(path) != summary.table:
+            raise ValueError(f"{path} has changed: its checksum differs from its summary. Score this shard again.")
+        if summary.unreadable and not unreadable_path(path).is_file():
+            raise FileNotFoundError(
+                f"{path} has no list {unreadable_path(path).name} of unreadable images next to it. "
+                "Keep the two together, or score this shard again."
+            )
+    numbers = [summary.shard.number for summary, _ in shards]
+    if twice := sorted({number for number in numbers if numbers.count(number) > 1}):
+        raise ValueError(f"shard {twice[0]}/{first.shard.of} is there {numbers.count(twice[0])} times. Give each once.")
+    if missing := sorted(set(range(1, first.shard.of + 1)) - set(numbers)):
+        named = ", ".join(map(str, missing[:SHOWN])) + (" ..." if len(missing) > SHOWN else "")
+        raise ValueError(f"{len(missing)} of {first.shard.of} shards are missing: {named}. Score them first.")
+
+
+def _concatenate(paths: Sequence[Path], out: Path, header: bool) -> None:
+    """Write text tables one after the other, their ``header`` line once."""
+    with out.open("wb") as file:
+        for number, path in enumerate(paths):
+            with path.open("rb") as table:
+                if header and number > 0:
+                    table.readline()
+                file.writelines(table)
+
+
+def _read_parquet(path: Path) -> Iterator[Any]:
+    """Yield a parquet file in pieces, and even of an empty one its columns."""
+    import pyarrow as arrow  # type: ignore[import-untyped]
+    from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+
+    with ParquetFile(path) as file:
+        yield file.schema_arrow.empty_table()
+        for batch in file.iter_batches(READ_ROWS):
+            yield arrow.Table.from_batches([batch])
