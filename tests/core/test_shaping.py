@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +13,11 @@ from flatfold.core.hessian import widen
 from flatfold.core.shaping import (
     ash_b,
     cap_norms,
+    column_percentiles,
     partially_normalised,
     partially_normalised_probs,
     percentile_threshold,
+    percentiles,
 )
 from tests.refusals import assert_refused
 
@@ -113,3 +116,16 @@ def test_a_percentile_outside_the_range_is_refused():
         assert_refused(ValueError, "below 100", ash_b, H, percentile)
         assert_refused(ValueError, "below 100", percentile_threshold, H, percentile)
     assert_refused(ValueError, "leaves none", ash_b, H, 99)
+
+
+@given(n=st.integers(1, 40), d=st.integers(1, 30), digits=st.integers(0, 4), seed=st.integers(0, 2**31))
+def test_percentiles_without_a_copy_are_numpys_to_the_last_digit(n, d, digits, seed):
+    rng, shares = np.random.default_rng(seed), (0.0, 0.1, 37.3, 50, 90, 99.9, 100)
+    h = rng.standard_normal((n, d)).round(digits).astype(np.float32)  # ties, zeros of both signs
+    h = np.maximum(h, 0) if seed % 2 else h
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flatfold.core.shaping.ENTRIES_SORTED", 0)
+        patch.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 17)
+        assert percentiles(torch.from_numpy(h), shares) == [float(value) for value in np.percentile(h, shares)]
+        assert percentile_threshold(torch.from_numpy(h), 90) == np.percentile(h, [90])[0]
+        assert np.array_equal(column_percentiles(torch.from_numpy(h), 90), np.percentile(h, 90, axis=0))

@@ -15,9 +15,11 @@ from flatfold.core import hessian as chunks
 from flatfold.core.class_statistics import (
     COLDEST,
     STEEPEST,
+    LazyRows,
     Weibull,
     best_temperature,
     class_means,
+    class_moments,
     fit_gaussian,
     fit_tails,
     likeliest_temperature,
@@ -95,6 +97,43 @@ def test_means_are_those_of_the_classes_that_occur_whatever_the_chunks(monkeypat
     monkeypatch.undo()
     assert_close(squared_distances(features, small), squared_distances(features, fit_gaussian(features, labels)))
     assert (squared_distances(means, small) >= 0).all()
+
+
+def test_moments_of_chunks_are_the_plain_formula(monkeypatch):
+    features, labels = make_features(n=60, d=6)
+    used = torch.arange(60) % 5 > 0
+    for order in (torch.arange(60), labels.argsort()):  # shuffled, and sorted by class
+        x, y, kept = features[order].float(), 2 * labels[order], used[order]
+        for mask in (None, kept):
+            h, k = (x.double(), y) if mask is None else (x[mask].double(), y[mask])
+            centred = torch.cat([h[k == each] - h[k == each].mean(0) for each in k.unique()])
+            for rows in (1, 7, 100):
+                monkeypatch.setattr(chunks, "ENTRIES_AT_ONCE", 6 * rows)
+                got = class_moments(x, y, used=mask)
+                assert_close(got.classes, k.unique())
+                assert_close(got.counts, k.bincount()[::2].double())
+                assert_close(got.means, torch.stack([h[k == each].mean(0) for each in k.unique()]))
+                assert_close(got.scatter, centred.T @ centred)
+                assert_close(got.mean, h.mean(0))
+                point = torch.arange(6.0).double()
+                assert_close(got.scatter_about(point), (h - point).T @ (h - point))
+                assert_close(got.pooled().scatter, (h - h.mean(0)).T @ (h - h.mean(0)))
+                lazy = LazyRows(x, lambda part: 2 * part.double(), None if mask is None else mask.nonzero().flatten())
+                assert_close(class_moments(lazy, k).means, 2 * got.means)
+                assert class_moments(x, y, scatter=False).scatter.numel() == 0
+
+
+def test_the_scatter_within_distant_classes_keeps_its_digits(monkeypatch):
+    """Class means 1e6 times as far apart as the samples of a class: differences of moments would keep four digits."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (500,), generator=g)
+    noise = torch.randn(500, 5, generator=g, dtype=torch.float64) * torch.logspace(0, -3, 5, dtype=torch.float64)
+    features = noise + 1e6 * labels[:, None]
+    centred = features - torch.stack([features[labels == k].mean(0) for k in range(4)])[labels]
+    monkeypatch.setattr(chunks, "ENTRIES_AT_ONCE", 5 * 16)
+    expected = centred.T @ centred
+    assert_close(class_moments(features, labels).scatter, expected, rtol=1e-9, atol=1e-9)
+    assert_close(class_moments(features, labels).scatter.diagonal(), expected.diagonal(), rtol=1e-6, atol=0)
 
 
 # --- temperatures

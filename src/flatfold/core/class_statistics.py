@@ -2,9 +2,11 @@
 
 A covariance is decomposed once, ``pinv(S) = A A'``, and features are whitened by ``A``: every Mahalanobis distance is
 then Euclidean, and a single matrix product covers all classes. Computation is in float64, in chunks of rows, because
-the small eigenvalues of a covariance dominate, and float32 cannot resolve them.
+the small eigenvalues of a covariance dominate, and float32 cannot resolve them. No function holds more than a chunk of
+the features in float64, so they may be mapped from a file larger than the memory.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, inf, log
 from typing import NamedTuple
@@ -13,7 +15,25 @@ import torch
 from torch import Tensor
 
 from ..errors import MethodRefusedError
-from .hessian import as_double, entry_chunks, row_chunks
+from .hessian import as_double, entry_chunks
+
+
+@dataclass(frozen=True)
+class LazyRows:
+    """Rows ``(n, w)`` computed on access from features ``(m, d)``: all of them, or those at some ``rows``."""
+
+    features: Tensor
+    of: Callable[[Tensor], Tensor]
+    rows: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.features if self.rows is None else self.rows)
+
+    def __getitem__(self, part: slice) -> Tensor:
+        return self.of(self.features[part if self.rows is None else self.rows[part]])
+
+
+Rows = Tensor | LazyRows
 
 
 class Gaussian(NamedTuple):
@@ -24,21 +44,94 @@ class Gaussian(NamedTuple):
     means: Tensor  # (k, r), the whitened means
 
 
-def class_means(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+class ClassMoments(NamedTuple):
+    """Counts, means and scatter of the classes of labelled rows, in float64."""
+
+    classes: Tensor  # (k,), those that occur
+    counts: Tensor  # (k,)
+    means: Tensor  # (k, d)
+    scatter: Tensor  # (d, d), within classes; (0, 0) if it was not wanted
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of all rows, ``(d,)``."""
+        return self.counts @ self.means / self.counts.sum()
+
+    def scatter_about(self, point: Tensor) -> Tensor:
+        r"""Return the scatter of all rows about a point ``(d,)``, as a sum of terms that do not cancel, ``(d, d)``.
+
+        .. math:: \sum_i (h_i - u)(h_i - u)^\top = S + \sum_k n_k (m_k - u)(m_k - u)^\top
+        """
+        moved = (self.means - point) * self.counts.sqrt()[:, None]
+        return self.scatter + moved.mT @ moved
+
+    def pooled(self) -> "ClassMoments":
+        """Return the moments of the same rows as a single class."""
+        mean = self.mean
+        return ClassMoments(self.classes[:1], self.counts.sum(0, keepdim=True), mean[None], self.scatter_about(mean))
+
+
+def class_moments(
+    rows: Rows, labels: Tensor | None = None, *, scatter: bool = True, used: Tensor | None = None
+) -> ClassMoments:
+    r"""Accumulate counts, means and the scatter within classes in one pass over chunks of rows ``(n, d)``.
+
+    Rows are moved by an anchor near the mean of their class, the mean of its rows in the first chunk that has any:
+
+    .. math:: m_k = a_k + \delta_k, \qquad \delta_k = \frac1{n_k} \sum_{i:\, y_i = k} (h_i - a_k), \qquad
+        S = \sum_i (h_i - a_{y_i})(h_i - a_{y_i})^\top - \sum_k n_k \delta_k \delta_k^\top
+
+    The subtracted term is small, so that the small eigenvalues of S keep their digits, as with exact means and a second
+    pass.
+
+    Args:
+        rows: Features ``(n, d)``; at most a chunk of them is held in float64.
+        labels: Classes, ``(n,)``; without labels all rows are one class.
+        scatter: Whether to compute S, which takes nearly all of the time.
+        used: Mask ``(n,)`` of the rows that count; all by default.
+    """
+    first = as_double(rows[:1])
+    labels = torch.zeros(len(rows), dtype=torch.int64) if labels is None else labels
+    labels, width = labels.to(first.device), first.shape[1]
+    used = None if used is None else used.to(first.device)
+    there = labels if used is None else labels[used]
+    classes, place, counts = torch.unique(there, return_inverse=True, return_counts=True)
+    if used is not None:
+        place = torch.zeros_like(labels).masked_scatter(used, place)
+    anchors, sums = first.new_zeros(2, len(classes), width)
+    anchored = torch.zeros(len(classes), dtype=torch.bool, device=first.device)
+    total = first.new_zeros((width, width) if scatter else (0, 0))
+    for part in entry_chunks(len(rows), width):
+        h, own = as_double(rows[part]), place[part]
+        if used is not None:
+            h, own = h[used[part]], own[used[part]]
+        fresh = ~anchored[own]
+        if bool(fresh.any()):
+            anchors.index_add_(0, own[fresh], h[fresh] / own.bincount(minlength=len(classes))[own[fresh], None])
+            anchored[own] = True
+        moved = h - anchors[own]
+        sums.index_add_(0, own, moved)
+        if scatter:
+            total.addmm_(moved.mT, moved)
+    n = counts.to(sums)
+    if scatter:
+        shifts = sums / n.sqrt()[:, None]
+        total.addmm_(shifts.mT, shifts, alpha=-1)
+    return ClassMoments(classes, n, anchors + sums / n[:, None], total)
+
+
+def class_means(rows: Rows, labels: Tensor, used: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the classes that occur, ``(k,)``, and their means ``(k, d)`` in float64."""
-    classes, rows, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    sums = as_double(features.new_zeros(len(classes), features.shape[1]))
-    for part in row_chunks(len(features)):
-        sums.index_add_(0, rows[part].to(sums.device), as_double(features[part]))
-    return classes, sums / counts.to(sums.device)[:, None]
+    moments = class_moments(rows, labels, scatter=False, used=used)
+    return moments.classes, moments.means
 
 
-def mean_row(features: Tensor) -> Tensor:
-    """Return the mean of all rows, ``(d,)``, summed in float64 and returned in the type of the features."""
-    return class_means(features, _one_class(features))[1][0].to(features)
+def mean_row(rows: Rows) -> Tensor:
+    """Return the mean of all rows, ``(d,)``, computed in float64 and returned in their type."""
+    return class_moments(rows, scatter=False).means[0].to(rows[:1])
 
 
-def shrunk_class_means(values: Tensor, labels: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+def shrunk_class_means(values: Rows, labels: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return class means shrunk towards anchors ``(c, d)`` by empirical Bayes, and effective sample sizes, ``(c,)``.
 
     .. math:: m_k = \frac{n_k M_k + \nu a_k}{n_k + \nu}, \qquad
@@ -58,7 +151,8 @@ def shrunk_class_means(values: Tensor, labels: Tensor, anchors: Tensor) -> tuple
         prior = means.new_ones(())
     else:
         rows = torch.searchsorted(classes, labels.contiguous())
-        within = sum((as_double(values[part]) - means[rows[part]]).square().sum() for part in row_chunks(n)) / spare
+        parts = entry_chunks(n, means.shape[1])
+        within = sum((as_double(values[part]) - means[rows[part]]).square().sum() for part in parts) / spare
         between = (gaps - within / counts[classes]).mean().clamp_min(1e-3 * within)
         prior = (within / between).nan_to_num(1.0).clamp_min(torch.finfo(means.dtype).eps)
     shrunk = anchors.to(means).clone()
@@ -67,26 +161,19 @@ def shrunk_class_means(values: Tensor, labels: Tensor, anchors: Tensor) -> tuple
     return shrunk, counts + prior
 
 
-def _one_class(features: Tensor) -> Tensor:
-    return torch.zeros(len(features), dtype=torch.int64, device=features.device)
-
-
-def fit_gaussian(features: Tensor, labels: Tensor | None = None) -> Gaussian:
+def fit_gaussian(features: Rows, labels: Tensor | None = None) -> Gaussian:
     """Fit one mean per class and a shared covariance; without labels all rows are one class.
 
     The covariance has the divisor n, and eigenvalues below ``d * eps`` times the largest count as 0, as in
     scikit-learn's ``EmpiricalCovariance`` and scipy's ``pinvh``.
     """
-    labels = _one_class(features) if labels is None else labels
-    classes, means = class_means(features, labels)
-    rows = torch.searchsorted(classes, labels.contiguous()).to(means.device)
-    centre = rows.bincount().to(means) @ means / len(features)
-    scatter = means.new_zeros(means.shape[1], means.shape[1])
-    for part in row_chunks(len(features)):
-        centred = as_double(features[part]) - means[rows[part]]
-        scatter.addmm_(centred.mT, centred)
-    whitening = whitening_of(scatter / len(features))
-    return Gaussian(centre, whitening, (means - centre) @ whitening)
+    return gaussian_of(class_moments(features, labels))
+
+
+def gaussian_of(moments: ClassMoments) -> Gaussian:
+    """Return the Gaussian of the classes whose moments are given (:func:`fit_gaussian`)."""
+    centre, whitening = moments.mean, whitening_of(moments.scatter / moments.counts.sum())
+    return Gaussian(centre, whitening, (moments.means - centre) @ whitening)
 
 
 def whitening_of(covariance: Tensor) -> Tensor:
@@ -126,23 +213,33 @@ class Templates(NamedTuple):
     note: str  # a warning about classes without a correct sample, empty if there are none
 
 
-def class_templates(values: Tensor, labels: Tensor, predicted: Tensor, n_classes: int, who: str) -> Templates:
+def class_templates(values: Rows, labels: Tensor, predicted: Tensor, n_classes: int, who: str) -> Templates:
     """Return the mean of each class over its correctly classified samples.
 
     A class without a correctly classified sample is averaged over all its samples, as ``note`` then states. Raise if a
     class has no sample.
     """
+    check_every_class(labels, n_classes, who)
+    used, note = template_samples(labels, predicted, n_classes, who)
+    return Templates(class_means(values, labels, used)[1], used, note)
+
+
+def check_every_class(labels: Tensor, n_classes: int, who: str) -> None:
+    """Raise unless every class has a sample."""
     absent = _classes(labels.bincount(minlength=n_classes) == 0)
     if absent:
         raise MethodRefusedError(
             f"{who} needs samples of every class, but the bank has none of {absent}. Pass training data of all "
             "classes, or a head with only the rows of the classes you have: Head(weight[rows], bias[rows])."
         )
+
+
+def template_samples(labels: Tensor, predicted: Tensor, n_classes: int, who: str) -> tuple[Tensor, str]:
+    """Return the mask ``(n,)`` of the samples that templates are computed from, and a note or an empty string."""
     correct = labels == predicted
     never = labels[correct].bincount(minlength=n_classes) == 0
-    used = correct | never[labels]
     note = f"{who} found no correctly classified sample of {_classes(never)} and uses all its samples instead."
-    return Templates(class_means(values[used], labels[used])[1], used, note if bool(never.any()) else "")
+    return correct | never[labels], note if bool(never.any()) else ""
 
 
 def _classes(chosen: Tensor) -> str:
@@ -155,25 +252,28 @@ def _classes(chosen: Tensor) -> str:
 LOGITS_AT_ONCE = 2**25
 
 
-@dataclass(frozen=True)
-class LazyLogits:
-    """Logits ``(n, c)`` computed on access, for the requested rows only."""
+def logits_by_rows(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    of: Callable[[Tensor], Tensor] | None = None,
+    rows: Tensor | None = None,
+) -> Rows:
+    """Return the logits of features ``(n, d)``, computed lazily if they would take more than 256 MB.
 
-    h: Tensor
-    weight: Tensor
-    bias: Tensor | None
+    Features are transformed by ``of``, a chunk at a time; with ``rows`` only those are used.
+    """
 
-    def __getitem__(self, rows: slice) -> Tensor:
-        return torch.nn.functional.linear(self.h[rows], self.weight, self.bias)
+    def logits(part: Tensor) -> Tensor:
+        return torch.nn.functional.linear(part if of is None else of(part), weight, bias)
 
-
-Logits = Tensor | LazyLogits
-
-
-def logits_by_rows(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Logits:
-    """Return the logits of features ``(n, d)``, computed lazily if they would take more than 256 MB."""
-    lazy = LazyLogits(h, weight, bias)
-    return lazy[:] if len(h) * len(weight) <= LOGITS_AT_ONCE else lazy
+    lazy = LazyRows(h, logits, rows)
+    n, (classes, width) = len(lazy), weight.shape
+    if n * classes > LOGITS_AT_ONCE:
+        return lazy
+    if of is None and rows is None:
+        return lazy[:]
+    return torch.cat([lazy[part] for part in entry_chunks(n, max(classes, width))])
 
 
 COLDEST, HOTTEST = 1e-3, 1e3
@@ -182,7 +282,7 @@ _STEPS, _RATE = 50, 0.01  # those of the reference; below, the stopping criteria
 _NO_CHANGE, _NO_SLOPE, _NO_BEND = 1e-9, 1e-7, 1e-10
 
 
-def best_temperature(logits: Logits, labels: Tensor, bias: Tensor | None = None) -> float:
+def best_temperature(logits: Rows, labels: Tensor, bias: Tensor | None = None) -> float:
     r"""Return the temperature T that minimises the mean cross-entropy of ``softmax(z / T + b)``.
 
     The cross-entropy is convex in :math:`\beta = 1 / T`, so its slope rises, and has at most one root,
@@ -207,7 +307,7 @@ def best_temperature(logits: Logits, labels: Tensor, bias: Tensor | None = None)
     return exp(-x)
 
 
-def _slope(logits: Logits, labels: Tensor, bias: Tensor | None, beta: float) -> tuple[float, float]:
+def _slope(logits: Rows, labels: Tensor, bias: Tensor | None, beta: float) -> tuple[float, float]:
     """Return the derivative of the mean cross-entropy in beta, and the derivative of that in log beta."""
     slope = curvature = 0.0
     width = logits[:1].shape[-1]
@@ -222,7 +322,7 @@ def _slope(logits: Logits, labels: Tensor, bias: Tensor | None, beta: float) -> 
     return slope / len(labels), curvature / len(labels)
 
 
-def likeliest_temperature(logits: Logits, labels: Tensor, bias: Tensor | None = None) -> float | None:
+def likeliest_temperature(logits: Rows, labels: Tensor, bias: Tensor | None = None) -> float | None:
     """Return the best temperature, or None if there is none: if every label has the largest logit, lower is better."""
     parts = entry_chunks(len(labels), logits[:1].shape[-1])
     if all(bool((logits[part].argmax(dim=-1) == labels[part]).all()) for part in parts):
@@ -231,7 +331,7 @@ def likeliest_temperature(logits: Logits, labels: Tensor, bias: Tensor | None = 
     return temperature if COLDEST * 1.001 < temperature < HOTTEST / 1.001 else None
 
 
-def reference_temperature(logits: Logits, labels: Tensor) -> float:
+def reference_temperature(logits: Rows, labels: Tensor) -> float:
     """Return the temperature at which OpenOOD's fifty L-BFGS steps stop, often far from the best one.
 
     The steps are those of ``torch.optim.LBFGS([temperature], lr=0.01, max_iter=50)`` from 1.5, bit for bit. They are

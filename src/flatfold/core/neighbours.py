@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from .hessian import row_chunks
+from .hessian import entry_chunks, row_chunks
 from .shaping import partially_normalised, row_norms, split_norm
 
 PRODUCTS = 2**20  # inner products at once, 4 MB in float32: they fit in a processor's cache
@@ -29,14 +29,14 @@ EQUAL_DIGITS = 6  # decimals of projections, which are around 1: rows that agree
 
 def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the factors ``(m,)`` that scale the rows of a bank to length 1; 0 for rows of zeros."""
-    norms = torch.cat([row_norms(bank[part].to(dtype)).squeeze(-1) for part in row_chunks(len(bank))])
+    norms = torch.cat([row_norms(bank[part].to(dtype)).squeeze(-1) for part in entry_chunks(*bank.shape)])
     return torch.where(norms > torch.finfo(dtype).tiny, 1 / norms, 0.0)
 
 
 def to_half_precision(bank: Tensor) -> Tensor:
     """Return the rows of a bank on the unit sphere in float16; unscaled rows might overflow."""
     stored = torch.empty(bank.shape, dtype=torch.float16, device=bank.device)
-    for part in row_chunks(len(bank)):
+    for part in entry_chunks(*bank.shape):
         stored[part] = partially_normalised(bank[part], 1.0)
     return stored
 
@@ -264,7 +264,7 @@ def _projections(features: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
     directions = torch.randn(features.shape[1], PROJECTIONS, generator=generator, dtype=torch.float64)
     directions = directions.to(features.device) / PROJECTIONS**0.5
     parts = []
-    for part in row_chunks(len(features)):
+    for part in entry_chunks(*features.shape):
         length, unit = split_norm(features[part])
         parts.append(torch.cat([unit.double() @ directions, length.double().log()], dim=1).cpu())
     return torch.cat(parts).numpy()

@@ -1,15 +1,18 @@
 """Transformations of features applied before a score: ASH-B, SCALE, caps, partial normalisation."""
 
+from collections.abc import Iterator, Sequence
 from numbers import Real
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import MethodRefusedError
-from .hessian import widen
+from .hessian import entry_chunks, widen
 
 FEW_CLASSES = 32  # up to this number the separate steps of a softmax are faster
+ENTRIES_SORTED = 2**24  # up to this number percentiles are computed from a copy
 SMALLEST_DIVISOR = 1e-7  # lower bound of norms that scores are divided by, as in the authors' AutoFold
 
 
@@ -94,13 +97,53 @@ def percentile_threshold(features: Tensor, percentile: float) -> float:
 def percentiles(features: Tensor, shares: tuple[float, ...]) -> list[float]:
     """Return percentiles of all entries of ``features``, linearly interpolated."""
     # numpy, because torch.quantile rejects more than 16 million entries
-    return [float(value) for value in np.percentile(features.detach().cpu().numpy(), shares)]
+    if features.numel() <= ENTRIES_SORTED or features.dtype != torch.float32:
+        return [float(value) for value in np.percentile(features.detach().cpu().numpy(), shares)]
+    places = [(features.numel() - 1) * (float(share) / 100) for share in shares]
+    values = order_statistics(features, [rank for place in places for rank in (int(place), int(place) + 1)])
+    pairs = zip(values[::2], values[1::2], places, strict=True)
+    return [float(np.quantile(np.array(pair, np.float32), [place - int(place)])[0]) for *pair, place in pairs]
+
+
+def order_statistics(features: Tensor, ranks: Sequence[int]) -> list[float]:
+    """Return the entries of float32 features that would be at some ranks, from 0, if all entries were sorted.
+
+    Entries are counted by the upper half of their bits, then those that share it with a wanted one by the lower half:
+    two passes over chunks, and no copy of the features.
+    """
+    ranks = [min(rank, features.numel() - 1) for rank in ranks]
+    upper = np.zeros(2**16, dtype=np.int64)
+    for keys in _sortable(features):
+        upper += np.bincount(keys >> 16, minlength=2**16)
+    below = upper.cumsum()
+    halves = [int(np.searchsorted(below, rank, side="right")) for rank in ranks]
+    lower = {half: np.zeros(2**16, dtype=np.int64) for half in halves}
+    for keys in _sortable(features):
+        for half, counts in lower.items():
+            counts += np.bincount(keys[keys >> 16 == half] & 0xFFFF, minlength=2**16)
+    found = []
+    for rank, half in zip(ranks, halves, strict=True):
+        inside = rank - (below[half] - upper[half])
+        key = np.uint32((half << 16) | int(np.searchsorted(lower[half].cumsum(), inside, side="right")))
+        bits = key ^ np.uint32(0x80000000) if key >> 31 else ~key
+        found.append(float(bits.view(np.float32)))
+    return found
+
+
+def _sortable(features: Tensor) -> Iterator[np.ndarray[Any, np.dtype[np.uint32]]]:
+    """Yield the bits of float32 entries, a chunk at a time, as integers in the order of the entries."""
+    for part in entry_chunks(len(features), features[0].numel()):
+        bits = features[part].detach().cpu().contiguous().numpy().reshape(-1).view(np.uint32)
+        # Positive numbers move above the negative ones, whose order is reversed.
+        yield bits ^ np.where(bits >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
 
 
 def column_percentiles(features: Tensor, percentile: float) -> Tensor:
     """Return a percentile of each column of ``features`` as ``(d,)``, linearly interpolated."""
     check_percentile(percentile)
-    return torch.from_numpy(np.percentile(features.detach().cpu().numpy(), percentile, axis=0))
+    n, width = features.shape
+    blocks = (features[:, columns].detach().cpu().numpy() for columns in entry_chunks(width, n))
+    return torch.from_numpy(np.concatenate([np.percentile(block, percentile, axis=0) for block in blocks]))
 
 
 def ash_b(h: Tensor, percentile: float) -> Tensor:

@@ -16,6 +16,7 @@ as MSP does, needs no data: it replaces direction and length where classes have 
 """
 
 import warnings
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -26,14 +27,15 @@ from ..errors import MethodRefusedError
 from .bank import FeatureBank, Head
 from .class_statistics import (
     Gaussian,
-    class_means,
+    LazyRows,
+    class_moments,
     distances_to,
     likeliest_temperature,
     logits_by_rows,
     shrunk_class_means,
 )
-from .hessian import as_double, distances_from, log_hessian_trace, widen
-from .shaping import SMALLEST_DIVISOR, percentile_threshold, split_norm
+from .hessian import as_double, distances_from, entry_chunks, log_hessian_trace, widen
+from .shaping import SMALLEST_DIVISOR, cap_norms, percentile_threshold, split_norm
 
 CURVATURE = "curvature"
 BLOCK = 512  # columns of a whitening multiplied at once
@@ -69,23 +71,26 @@ def labels_or_predictions(bank: FeatureBank, head: Head) -> Tensor:
     return head.predict(bank.features)
 
 
-def fit_signs(features: Tensor, labels: Tensor, head: Head) -> Signs:
-    """Fit all signs to labelled ID features ``(n, d)``, in float64."""
-    h, weight = as_double(features), as_double(head.weight)
-    labels = labels.to(h.device)
+def fit_signs(features: Tensor, labels: Tensor, head: Head, rows: Tensor | None = None) -> Signs:
+    """Fit all signs to labelled ID features ``(n, d)``, or some ``rows`` of them, in float64, in chunks."""
+    weight = as_double(head.weight)
+    labels = (labels if rows is None else labels[rows]).to(weight.device)
     bias = None if head.bias is None else as_double(head.bias)
-    norms, predicted = split_norm(h)[0], Head(weight, bias).predict(h)
+    wide_head, norms, predicted = Head(weight, bias), weight.new_empty(len(labels), 1), torch.empty_like(labels)
+    h = LazyRows(features, as_double, rows)
+    for part in entry_chunks(len(h), max(weight.shape)):
+        norms[part], predicted[part] = split_norm(h[part])[0], wide_head.predict(h[part])
     longest = max(percentile_threshold(norms, 50), SMALLEST_DIVISOR)
-    capped = logits_by_rows(h * (longest / norms).clamp_max(1.0), weight)
+    capped = logits_by_rows(features, weight, of=lambda some: cap_norms(as_double(some), longest), rows=rows)
     temperature = likeliest_temperature(capped, labels, bias)
-    directions = fit_directions(h, labels, weight)
+    directions = fit_directions(features, labels, weight, rows)
     return Signs(
         *directions,
         squares=directions.means.square().sum(dim=-1),
         lengths=fit_lengths(norms, predicted, len(weight)),
-        mean=h.mean(dim=0),
-        longest=h.new_tensor(longest),
-        temperature=h.new_tensor(1.0 if temperature is None else temperature),
+        mean=class_moments(h, scatter=False).means[0],
+        longest=norms.new_tensor(longest),
+        temperature=norms.new_tensor(1.0 if temperature is None else temperature),
     )
 
 
@@ -130,35 +135,44 @@ def direction(units: Tensor, centre: Tensor, whitening: Tensor, means: Tensor, s
     return distances_to(white, means, squares).amin(dim=-1)
 
 
-def fit_directions(h: Tensor, labels: Tensor, weight: Tensor) -> Gaussian:
+def fit_directions(features: Tensor, labels: Tensor, weight: Tensor, rows: Tensor | None = None) -> Gaussian:
     r"""Fit the Gaussian of directions: empirical-Bayes means, Ledoit-Wolf covariance.
 
     Class means are shrunk (:func:`shrunk_class_means`) towards the directions of the head,
     :math:`a_k = g + \kappa (w_k - \bar w)`, with g the mean of all directions and :math:`\kappa` the least-squares
     slope; the mean of a class without samples is its anchor. The covariance is that of residuals from leave-one-out
-    means: :math:`(u - m_y) \sqrt{(n_y + \nu) / (n_y - 1 + \nu)}`.
+    means: :math:`(u - m_y) \sqrt{(n_y + \nu) / (n_y - 1 + \nu)}`. With ``rows`` only those are used, to which the
+    labels belong.
     """
-    u = split_norm(h)[1]
-    classes, plain = class_means(u, labels)
-    centre, offsets = u.mean(dim=0), weight - weight.mean(dim=0)
-    seen = offsets[classes] * labels.bincount()[classes].to(u)[:, None]
-    slope = (seen * (plain - centre)).sum() / (seen * offsets[classes]).sum().clamp_min(torch.finfo(u.dtype).tiny)
+    u = LazyRows(features, lambda some: split_norm(as_double(some))[1], rows)
+    classes, counts, plain, _ = moments = class_moments(u, labels, scatter=False)
+    centre, offsets = moments.mean, weight - weight.mean(dim=0)
+    seen = offsets[classes] * counts[:, None]
+    slope = (seen * (plain - centre)).sum() / (seen * offsets[classes]).sum().clamp_min(torch.finfo(plain.dtype).tiny)
     means, worth = shrunk_class_means(u, labels, centre + slope * offsets)
-    residuals = (u - means[labels]) * (worth / (worth - 1)).sqrt()[labels, None]
+    share = (worth / (worth - 1)).sqrt()[:, None]
+    parts = entry_chunks(len(u), weight.shape[1])
+    residuals = ((u[part] - means[labels[part]]) * share[labels[part]] for part in parts)
     whitening = whitening_of_shrunk(ledoit_wolf(residuals))
     return Gaussian(centre, whitening, (means - centre) @ whitening)
 
 
-def ledoit_wolf(centred: Tensor) -> Tensor:
-    r"""Return the covariance of centred rows ``(n, d)``, shrunk towards its mean eigenvalue (Ledoit and Wolf, 2004).
+def ledoit_wolf(chunks: Iterable[Tensor]) -> Tensor:
+    r"""Return the covariance of chunks of centred rows, shrunk towards its mean eigenvalue (Ledoit and Wolf, 2004).
 
     .. math:: (1 - \rho)\, S + \rho\, \tfrac{\operatorname{tr} S}{d} I, \qquad
         \rho = \min\Big(1, \frac{\frac1n \sum_i \|x_i\|^4 - \|S\|^2}{n\,(\|S\|^2 - (\operatorname{tr} S)^2 / d)}\Big)
     """
-    n, d = centred.shape
-    covariance = centred.mT @ centred / n
+    n, fourth, scatter = 0, 0.0, torch.zeros(())
+    for centred in chunks:
+        if n == 0:
+            scatter = centred.new_zeros(centred.shape[1], centred.shape[1])
+        n += len(centred)
+        scatter.addmm_(centred.mT, centred)
+        fourth += float(centred.square().sum(dim=-1).square().sum())
+    covariance, d = scatter / n, len(scatter)
     level, square = covariance.diagonal().mean(), covariance.square().sum()
-    noise = (centred.square().sum(dim=-1).square().mean() - square) / n
+    noise = (fourth / n - square) / n
     excess = square - d * level.square()
     shrinkage = (noise / excess).clamp(0.0, 1.0) if excess > 0 else torch.zeros_like(level)
     return (1 - shrinkage) * covariance + shrinkage * level * torch.eye(d).to(covariance)

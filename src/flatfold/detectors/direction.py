@@ -40,7 +40,7 @@ class Direction(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         labels = labels_or_predictions(bank, head)
-        gaussian = fit_directions(as_double(bank.features), labels, as_double(head.weight))
+        gaussian = fit_directions(bank.features, labels, as_double(head.weight))
         self.register_buffers(**gaussian._asdict(), squares=gaussian.means.square().sum(dim=-1))
 
     def score(self, h: Tensor) -> Tensor:

@@ -55,7 +55,8 @@ class FoldT(Detector):
         check_alpha(self.alpha)
         check_above_zero("times", self.times, "2")
         labels = require_labels(bank, "fold-t")
-        projected = logits_by_rows(partially_normalised(as_double(bank.features), self.alpha), as_double(head.weight))
+        normalised = lambda h: partially_normalised(as_double(h), self.alpha)  # noqa: E731
+        projected = logits_by_rows(bank.features, as_double(head.weight), of=normalised)
         likeliest = likeliest_temperature(projected, labels, head.bias)
         if likeliest is None:
             warnings.warn(

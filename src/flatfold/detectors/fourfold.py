@@ -94,9 +94,9 @@ class FourFold(Detector):
         fold_of = torch.randperm(len(bank), generator=torch.Generator().manual_seed(self.seed)) % self.folds
         for fold in range(self.folds):
             inside = (fold_of == fold).to(h.device)
-            signs = _match_head(fit_signs(h[~inside], labels[~inside], head), head.weight)
-            rows = inside.nonzero().flatten()
-            for part in entry_chunks(len(rows), head.n_classes):
+            others, rows = (~inside).nonzero().flatten(), inside.nonzero().flatten()
+            signs = _match_head(fit_signs(h, labels, head, others), head.weight)
+            for part in entry_chunks(len(rows), max(head.n_classes, head.width)):
                 values[rows[part]] = measure_signs(h[rows[part]], signs, head.weight, head.bias, distances).double()
         direction, length, margin, curvature = self.weights
         trust = len(bank) / (len(bank) + head.n_classes)

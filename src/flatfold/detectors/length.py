@@ -1,9 +1,10 @@
 """Length: how unusual the norm of the features is for the predicted class. One of the four signs of FourFold."""
 
+import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.hessian import as_double
+from ..core.hessian import as_double, entry_chunks
 from ..core.shaping import split_norm
 from ..core.signs import fit_lengths, length
 from .base import Detector
@@ -24,7 +25,9 @@ class Length(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         predicted = head.predict(bank.features)
-        lengths = fit_lengths(split_norm(as_double(bank.features))[0], predicted, head.n_classes)
+        parts = entry_chunks(*bank.features.shape)
+        norms = torch.cat([split_norm(as_double(bank.features[part]))[0] for part in parts])
+        lengths = fit_lengths(norms, predicted, head.n_classes)
         self.register_buffer("lengths", lengths.to(head.weight))
 
     def score(self, h: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.class_statistics import class_means
-from ..core.hessian import as_double, row_chunks
+from ..core.class_statistics import class_moments
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
 from ..core.validation import check_choice
 from ..errors import MethodRefusedError
@@ -64,12 +63,8 @@ class Neco(Detector):
         dim = max(1, min(head.n_classes - 1, MOST_DIMENSIONS, most)) if self.dim is None else self.dim
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= most:
             raise MethodRefusedError(f"dim must be a whole number from 1 to {most}, got {dim!r}. None uses a default.")
-        one = torch.zeros(len(bank), dtype=torch.int64, device=bank.features.device)
-        centre = class_means(bank.features, one)[1][0]
-        scatter = centre.new_zeros(head.width, head.width)
-        for part in row_chunks(len(bank)):
-            moved = as_double(bank.features[part]) - centre
-            scatter.addmm_(moved.mT, moved)
+        moments = class_moments(bank.features)
+        centre, scatter = moments.means[0], moments.scatter
         spread = (scatter.diagonal() / len(bank)).sqrt()
         varies = spread > 10 * torch.finfo(bank.features.dtype).eps * centre.abs()  # by more than rounding
         if not bool(varies.any()):

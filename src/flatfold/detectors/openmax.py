@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.class_statistics import Weibull, class_templates, fit_tails
-from ..core.hessian import as_double
+from ..core.class_statistics import (
+    Templates,
+    Weibull,
+    check_every_class,
+    class_means,
+    fit_tails,
+    template_samples,
+)
+from ..core.hessian import as_double, entry_chunks
 from ..core.validation import check_choice, check_count, require_labels
 from .base import Detector
 from .citations import Work
@@ -68,11 +75,8 @@ class OpenMax(Detector):
         labels = require_labels(bank, "OpenMax")
         basis = torch.linalg.qr(as_double(head.weight), mode="r").R if head.n_classes > head.width else None
         self.register_buffer("basis", basis)
-        values = as_double(head(bank.features)) if basis is None else as_double(bank.features) @ basis.mT
-        predicted = values.argmax(dim=-1) if basis is None else head.predict(bank.features).to(values.device)
-        labels = labels.to(values.device)
-        templates = class_templates(values, labels, predicted, head.n_classes, "OpenMax")
-        distances = (values - templates.means[labels]).norm(dim=-1)
+        distances, templates = _distances_to_templates(bank.features, labels, head, basis)
+        labels = labels.to(distances.device)
         tails, valid = _largest(distances, labels, templates.used, head.n_classes, self.tail)
         self.register_buffers(means=templates.means, **fit_tails(tails, valid)._asdict())
         if templates.note:
@@ -90,6 +94,45 @@ class OpenMax(Detector):
         known = logits.scatter(-1, classes, values - moved).logsumexp(dim=-1)
         odds = moved.sum(dim=-1) - known
         return (odds if self.logarithm else torch.sigmoid(odds)).to(h.dtype)
+
+
+def _distances_to_templates(
+    features: Tensor, labels: Tensor, head: Head, basis: Tensor | None
+) -> tuple[Tensor, Templates]:
+    r"""Return the distance of each sample to the template of its class, ``(n,)``, and the templates of the logits.
+
+    Neither is known before all samples are classified, and logits of all samples may not fit into memory. So they are
+    computed once, and compared with the logits :math:`a_k` of the mean features :math:`\bar h_k` of the class:
+
+    .. math:: \|z - m_k\|^2 = \|z - a_k\|^2 - 2 \langle h - \bar h_k,\, W^\top \delta_k \rangle + \|\delta_k\|^2,
+        \qquad \delta_k = m_k - a_k
+
+    :math:`\delta_k` is small, for it is due to the wrongly classified samples alone. With more classes than features
+    the ``basis`` R takes the place of W.
+    """
+    check_every_class(labels, head.n_classes, "OpenMax")
+    linear = as_double(head.weight) if basis is None else basis
+    anchors = class_means(features, labels)[1]
+    labels = labels.to(linear.device)
+    shift = 0.0 if basis is not None or head.bias is None else head.bias.to(linear)
+    levels = anchors @ linear.mT + shift
+    squares, predicted = linear.new_empty(len(labels)), torch.empty_like(labels)
+    parts = list(entry_chunks(len(labels), max(head.n_classes, head.width)))
+    for part in parts:
+        logits = head(features[part])
+        predicted[part] = logits.argmax(dim=-1)
+        values = as_double(logits) if basis is None else as_double(features[part]) @ basis.mT
+        squares[part] = (values - levels[labels[part]]).square_().sum(dim=-1)
+    used, note = template_samples(labels, predicted, head.n_classes, "OpenMax")
+    if not bool(used.all()):
+        moved = (class_means(features, labels, used)[1] - anchors) @ linear.mT
+        slopes = moved @ linear
+        for part in parts:
+            own = labels[part]
+            along = ((as_double(features[part]) - anchors[own]) * slopes[own]).sum(dim=-1)
+            squares[part] += moved.square().sum(dim=-1)[own] - 2 * along
+        levels = levels + moved
+    return squares.clamp_min_(0.0).sqrt_(), Templates(levels, used, note)
 
 
 def _largest(distances: Tensor, labels: Tensor, used: Tensor, n_classes: int, tail: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import whitening_of
-from ..core.hessian import as_double, row_chunks
+from ..core.hessian import as_double, entry_chunks
 from ..core.shaping import partially_normalised
 from ..core.validation import check_choice
 from ..errors import MethodRefusedError
@@ -61,7 +61,7 @@ class Pnml(Detector):
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_choice("unit_logits", self.unit_logits, (True, False))
         gram = as_double(bank.features.new_zeros(head.width, head.width))
-        for part in row_chunks(len(bank)):
+        for part in entry_chunks(len(bank), head.width):
             units = partially_normalised(as_double(bank.features[part]), 1.0)
             gram.addmm_(units.mT, units)
         if not bool(gram.any()):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.class_statistics import Logits, best_temperature, logits_by_rows, reference_temperature
+from ..core.class_statistics import Rows, best_temperature, logits_by_rows, reference_temperature
 from ..core.validation import check_choice, require_labels
 from .base import Detector
 from .citations import Work
@@ -27,7 +27,7 @@ PAPER = Work(
 )
 
 Solver = Literal["reference", "exact"]
-SOLVERS: dict[str, Callable[[Logits, Tensor], float]] = {"reference": reference_temperature, "exact": best_temperature}
+SOLVERS: dict[str, Callable[[Rows, Tensor], float]] = {"reference": reference_temperature, "exact": best_temperature}
 
 
 @register("tempscale", full_name="Temperature scaling", cite=(PAPER,), fits_on="val")

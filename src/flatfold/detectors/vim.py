@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.hessian import as_double, entry_chunks, row_chunks
+from ..core.class_statistics import class_moments
+from ..core.hessian import as_double, entry_chunks
 from ..core.shaping import row_norms
 from ..errors import MethodRefusedError
 from .base import Detector
@@ -65,13 +66,10 @@ class Vim(Detector):
         weight = as_double(head.weight)
         bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.to(weight)
         origin = -(torch.linalg.pinv(weight) @ bias)
-        scatter = weight.new_zeros(head.width, head.width)
-        for part in row_chunks(len(bank)):
-            moved = as_double(bank.features[part]) - origin
-            scatter.addmm_(moved.mT, moved)
+        scatter = class_moments(bank.features).scatter_about(origin)
         residual = torch.linalg.eigh(scatter).eigenvectors[:, : head.width - dim].contiguous()
         largest = norms = 0.0
-        for part in entry_chunks(len(bank), head.n_classes):
+        for part in entry_chunks(len(bank), max(head.n_classes, head.width)):
             h = as_double(bank.features[part])
             largest += float((h @ weight.mT + bias).amax(dim=-1).sum())
             norms += float(row_norms((h - origin) @ residual).sum())

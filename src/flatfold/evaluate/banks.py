@@ -126,7 +126,7 @@ def accuracy(bank: FeatureBank, head: Head) -> float:
     """Return the share of a labelled bank that the head classifies correctly."""
     if bank.labels is None:
         raise ValueError("accuracy needs labels, but this bank has none. Give FeatureBank(features, labels).")
-    hits: Tensor = head(bank.features).argmax(dim=-1) == bank.labels
+    hits: Tensor = head.predict(bank.features) == bank.labels
     return float(hits.double().mean())
 
 

@@ -1,0 +1,71 @@
+"""Memory of `fit`: chunks of the bank, never a copy of it, in float64 or otherwise."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import flatfold as ff
+
+ROWS, WIDTH, CLASSES = 6000, 64, 20
+METHODS = ["mds", "rmds", "vim", "openmax", "she", "nci", "fdbd", "dice", "pnml", "neco", "optfs", "klm"]
+METHODS += ["fourfold", "direction", "length", "nnguide", "knn"]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Record the bytes of the largest tensor that an operation returns, except views of the bank."""
+
+    def __init__(self, bank):
+        super().__init__()
+        self.known, self.bytes = bank.features.untyped_storage().data_ptr(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() != self.known:
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return found
+
+
+def make_bank(rows=ROWS, width=WIDTH, classes=CLASSES):
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randn(classes, width, generator=g)
+    labels = torch.randint(classes, (rows,), generator=g)
+    features = (weight[labels] + 2 * torch.randn(rows, width, generator=g)).relu_()
+    return ff.FeatureBank(features, labels), ff.Head(weight, torch.zeros(classes))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fit_never_copies_the_bank_nor_a_large_part_of_it(method, monkeypatch):
+    monkeypatch.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 100 * WIDTH)
+    monkeypatch.setattr("flatfold.core.shaping.ENTRIES_SORTED", 1000)
+    monkeypatch.setattr("flatfold.core.class_statistics.LOGITS_AT_ONCE", 1000)
+    bank, head = make_bank()
+    options = {"nnguide": {"k": 10, "batch_size": 10}}.get(method, {})
+    with LargestTensor(bank) as largest:
+        ff.create(method, **options).fit(bank, head)
+    assert 0 < largest.bytes <= 4 * ROWS * WIDTH / 4
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_process_that_fits_a_mapped_bank_is_a_fraction_of_it(tmp_path):
+    bank, head = make_bank(100_000, 1024, 10)  # 400 MB
+    ff.save_bank(bank, tmp_path)
+    torch.save(head.weight, tmp_path / "weight.pt")
+    script = (
+        "import sys, torch, flatfold as ff\n"
+        "from resource import RUSAGE_SELF, getrusage\n"
+        "from benchmarks.growth import _private_peak\n"
+        "bank = ff.load_bank(sys.argv[1], verify=False)\n"
+        "head = ff.Head(torch.load(sys.argv[1] + '/weight.pt'))\n"
+        "with _private_peak() as peak:\n"
+        "    ff.create(sys.argv[2]).fit(bank, head)\n"
+        "    print(peak())\n"
+    )
+    for method in ("mds", "openmax", "vim"):
+        command = [sys.executable, "-c", script, str(tmp_path), method]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        assert float(done.stdout) < 200, method  # megabytes
