@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flatfold.errors import DamagedFileError
-from flatfold.io.artifacts import decode, encode, read_json, read_tensors, write_json, write_tensors
+from flatfold.io.artifacts import checksum, decode, encode, read_json, read_tensors, write_json, write_tensors
 from tests.refusals import assert_refused
 
 
@@ -63,3 +63,16 @@ def test_tensors_come_back_and_damaged_ones_are_refused(tmp_path):
         with pytest.raises(DamagedFileError):
             read_tensors(path)
     assert_refused(DamagedFileError, "regular", read_tensors, tmp_path)
+
+
+def test_tensors_in_blocks_are_written_like_whole_ones(tmp_path):
+    g = torch.Generator().manual_seed(0)
+    labels, values = torch.arange(7), torch.randn(7, 3, generator=g)
+    for dtype in (torch.float32, torch.float64):
+        whole = {"labels": labels, "features": values.to(dtype)}
+        blocks = {"labels": labels.split(2), "features": [values.to(dtype)[:0], *values.to(dtype).split(3)]}
+        header = 'a "header" with \u00e9'
+        for name, tensors in (("whole", whole), ("blocks", blocks)):
+            write_tensors(tmp_path / name, header, tensors)
+        assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
+        assert checksum(header, blocks) == checksum(header, whole)

@@ -23,6 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 from flatfold import DamagedBankError, Execution, FolderImages, Loading, Transform, extract, load_bank, save_bank
 from flatfold.data.images import ArrayImages
+from flatfold.passes.extract import extract_features
 from flatfold.passes.inputs import score_inputs
 from tests.refusals import refused
 
@@ -163,6 +164,66 @@ def test_a_pass_that_dies_at_any_write_goes_on(tmp_path, monkeypatch):
                     resume(out, first)
             assert_same(resume(out, second))
             assert sum(first.seen) + sum(second.seen[1:]) - ROWS <= SHARD, (stop_at, after)
+
+
+def test_a_large_bank_becomes_one_file_and_a_pass_that_dies_meanwhile_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("flatfold.data.banks.BYTES_JOINED", 49 * 8 * 4)  # a row less than all
+    with monkeypatch.context() as patch:
+        count = replacements(patch, stop_at=0, after=False)
+        assert_same(resume(tmp_path / "whole"))
+        assert len(count) == 7 + 2
+    assert shards_of(tmp_path / "whole") == ["00000.safetensors"]
+    model = Counting()
+    assert_same(resume(tmp_path / "whole", model))
+    assert model.seen == [BATCH]
+    assert_same(load_bank(tmp_path / "whole"))
+    for stop_at in range(6, 10):
+        for after in (False, True):
+            out, first, second = tmp_path / f"{stop_at}{after}", Counting(), Counting()
+            with monkeypatch.context() as patch:
+                replacements(patch, stop_at, after)
+                with pytest.raises(Killed):
+                    resume(out, first)
+            assert_same(resume(out, second))
+            assert sum(first.seen) + sum(second.seen[1:]) - ROWS <= SHARD, (stop_at, after)
+            assert shards_of(out) == ["00000.safetensors"]
+            assert_same(load_bank(out))
+    flip_a_byte(out / "00000.safetensors")
+    with pytest.raises(DamagedBankError):
+        load_bank(out)
+    assert_same(resume(out))
+
+
+def test_a_large_bank_of_shards_stays_readable_where_nothing_can_be_written(tmp_path, monkeypatch, caplog):
+    resume(tmp_path)
+    monkeypatch.setattr("flatfold.data.banks.BYTES_JOINED", 0)
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flatfold.data.banks.replace_parts", full)
+        assert_same(resume(tmp_path))
+    assert "No space" in caplog.text
+    assert len(shards_of(tmp_path)) == 5
+    assert_same(load_bank(tmp_path))  # as a version before would have left it
+
+
+def test_the_images_that_a_large_bank_lacks_are_still_known(tmp_path, monkeypatch):
+    for row in range(8):
+        pixels = np.random.default_rng(row).integers(0, 256, (1, 2, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{row}.png")
+    for row in (1, 5):
+        (tmp_path / f"{row}.png").write_bytes(b"no image")
+    source = FolderImages(tmp_path, Transform(), 4, labels=False)
+    monkeypatch.setattr("flatfold.data.banks.BYTES_JOINED", 0)
+    options = {"out": tmp_path / "bank", "shard_rows": 3, "loading": Loading(max_unreadable=0.5)}
+    first = extract_features(Counting(), source, options.pop("loading"), **options)
+    again = extract_features(Counting(), source, Loading(max_unreadable=0.5), **options)
+    assert shards_of(tmp_path / "bank") == ["00000.safetensors"]
+    assert len(again.bank) == 6
+    assert sorted(again.unreadable) == sorted(first.unreadable) == [1, 5]
+    assert torch.equal(again.bank.features, first.bank.features)
 
 
 def flip_a_byte(path):

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank
 from ..errors import DamagedBankError, DamagedFileError
-from ..io.store import MANIFEST, Manifest, PartStore, read_manifest, read_part, replace_parts
+from ..io.artifacts import Blocks
+from ..io.store import MANIFEST, Manifest, PartStore, read_manifest, read_part, remove_others, replace_parts
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ _ROUNDING = 1e-5  # of a score itself: where all are nearly equal, their differe
 _ELSEWHERE = "Choose another directory, or delete this one to start again."
 _AGAIN = "Call extract(..., out=...) or save_bank again, or copy the bank again from where it came."
 
+BYTES_JOINED = 2**30  # features of more shards than one are joined in memory up to this size, beyond it on disk
 _ALL_ROWS = 2**52  # in memory there is a single shard
 _Count = Annotated[int, msgspec.Meta(gt=0, lt=2**53)]
 
@@ -76,8 +78,9 @@ def save_bank(bank: FeatureBank, path: Path | str) -> None:
 def load_bank(path: Path | str, verify: bool = True) -> FeatureBank:
     """Read a bank from the directory ``path``.
 
-    A bank of one file (``save_bank``) is mapped into memory and read on demand; writing to its tensors does not change
-    the file. Several files (``extract`` with ``out=``) are joined, which takes one copy.
+    A bank of one file (``save_bank``, or ``extract`` with ``out=`` for more than a gigabyte) is mapped into memory and
+    read on demand, so it may be larger than the memory; writing to its tensors does not change the file. Several files
+    (``extract`` with ``out=``) are joined, which takes one copy.
 
     Args:
         path: The directory.
@@ -221,8 +224,9 @@ class BankWriter:
         self._write_pending()
 
     def finish(self) -> FeatureBank:
-        """Return the bank of all rows."""
+        """Return the bank of all rows; on disk, shards of more than a gigabyte are replaced by one file first."""
         if self._store is not None:
+            self._merge_shards(self._store)
             return load_bank(self._store.folder, verify=False)
         features, labels, _ = _join_sorted(self._pending[0])
         return FeatureBank(features, labels)
@@ -231,6 +235,28 @@ class BankWriter:
         """Let other processes write to the directory."""
         if self._store is not None:
             self._store.close()
+
+    def _merge_shards(self, store: PartStore) -> None:
+        """Replace the shards of a large bank by one, which can be mapped into memory without a copy.
+
+        Stopped at any moment, the directory holds all shards, the bank, or, for a moment, the file of the bank in the
+        place of the first shard, which the next run then computes again.
+        """
+        shards = list(read_shards(store.folder, verify=False))
+        if len(shards) == 1:
+            remove_others(store.folder, shard_name(0))  # left by a run that was stopped below
+        if len(shards) == 1 or sum(shard.features.nbytes for shard in shards) <= BYTES_JOINED:
+            return
+        tensors: dict[str, Blocks] = {"features": [shard.features for shard in shards]}
+        if shards[0].labels is not None:
+            tensors["labels"] = [shard.labels for shard in shards if shard.labels is not None]
+        manifest = Manifest(store.key, {**store.info, "shard_rows": self.rows})
+        unreadable = {row: reason for shard in shards for row, reason in shard.unreadable.items()}
+        store.close()
+        try:
+            replace_parts(store.folder, manifest, shard_name(0), tensors, {"unreadable": unreadable})
+        except OSError as error:  # no space, or a directory that this user may only read
+            log.warning("the shards of %s stay as they are and are joined in memory: %s", store.folder, error)
 
     def _stored_rows(self, index: int) -> list[int]:
         return [row for row in self._layout.covered(index) if row not in self.unreadable]
@@ -248,8 +274,8 @@ class BankWriter:
         """Raise if a network gives other values than are stored: an activation or a scale may have changed."""
         sizes = torch.maximum(there.norm(dim=-1), now.norm(dim=-1))
         differences = (now - there).norm(dim=-1)
-        spread = TOLERANCE * stored.std(correction=0) + _ROUNDING * sizes
-        wrong = ~(differences <= (spread if self._scores else self._tolerance * sizes))  # NaN is wrong too
+        most = TOLERANCE * stored.std(correction=0) + _ROUNDING * sizes if self._scores else self._tolerance * sizes
+        wrong = ~(differences <= most)  # NaN is wrong too
         if wrong.any():
             raise ValueError(
                 f"{self._path} holds {'scores' if self._scores else 'features'} of another network with the same "

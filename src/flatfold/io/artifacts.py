@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -47,6 +47,9 @@ class ArrayDocument(Document, Protocol):
         """Raise a KeyError, IndexError, TypeError or ValueError if the content is incomplete."""
 
 
+Blocks = Tensor | Sequence[Tensor]
+"""A tensor, or consecutive rows of it as blocks ``(n_i, ...)``."""
+
 D = TypeVar("D", bound=Document)
 A = TypeVar("A", bound=ArrayDocument)
 
@@ -54,6 +57,7 @@ LARGEST_HEADER = 10 * 10**6  # bytes; safetensors headers are read into memory a
 LARGEST_DOCUMENT = 2**29  # bytes; larger files are rejected
 _HEADER = "flatfold"
 _LENGTH = 8  # bytes before a safetensors header
+_SAFETENSORS = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 
 
 class _Kind(msgspec.Struct):
@@ -187,16 +191,58 @@ def _read_fields(path: Path, kind: type[ArrayDocument]) -> dict[str, Any]:
     return content
 
 
-def write_tensors(path: Path, header: str, tensors: Mapping[str, Tensor], name: str = _HEADER) -> None:
-    """Write tensors to a safetensors file atomically, with a text in its header under ``name``."""
+def write_tensors(path: Path, header: str, tensors: Mapping[str, Blocks], name: str = _HEADER) -> None:
+    """Write tensors to a safetensors file atomically, with a text in its header under ``name``.
+
+    The rows of one that is given in blocks are written one block after the other and never joined in memory.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    if any(not isinstance(each, Tensor) for each in tensors.values()):
+        with replacing(path) as partial:
+            _write_blocks(partial, {name: header}, tensors)
+        return
+    content = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items() if isinstance(tensor, Tensor)}
     with replacing(path) as partial:
         try:
             save_file(content, partial, {name: header})
         except SafetensorError as error:  # not an OSError, even if the disk is full
             number = re.search(r"os error (\d+)", str(error))
             raise error if number is None else OSError(int(number[1]), str(error)) from error
+
+
+def _write_blocks(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Blocks]) -> None:
+    """Write a safetensors file: the length of its header, the header in JSON, and the bytes of all tensors."""
+    blocks = {key: _as_blocks(each) for key, each in tensors.items()}
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    kinds = {key: each[0].dtype for key, each in blocks.items()}
+    # The largest entries first, so that all are aligned, as the library does.
+    order = sorted(blocks, key=lambda key: (-kinds[key].itemsize, kinds[key].is_floating_point, key))
+    for key in order:
+        start, end = end, end + sum(block.nbytes for block in blocks[key])
+        entries[key] = {"dtype": _SAFETENSORS[kinds[key]], "shape": _shape(blocks[key]), "data_offsets": [start, end]}
+    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % _LENGTH)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(_LENGTH, "little") + header)
+        for block in (block for key in order for block in blocks[key]):
+            file.write(_bytes_of(block))
+
+
+def _as_blocks(tensor: Blocks) -> Sequence[Tensor]:
+    return [tensor] if isinstance(tensor, Tensor) else tensor
+
+
+def _shape(blocks: Sequence[Tensor]) -> list[int]:
+    """Return the shape of a tensor whose rows are given in blocks."""
+    return list(blocks[0].shape) if len(blocks) == 1 else [sum(map(len, blocks)), *blocks[0].shape[1:]]
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    if not tensor.numel():  # an empty tensor may have strides that cannot be viewed as bytes
+        return memoryview(b"")
+    content: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return content
 
 
 def read_tensors(path: Path, name: str = _HEADER) -> tuple[str, dict[str, Tensor]]:
@@ -233,13 +279,14 @@ def header_length(content: bytes) -> int:
     return length
 
 
-def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
+def checksum(header: str, tensors: Mapping[str, Blocks]) -> str:
     """Return the sha256 of a text and of the names, types, shapes and bytes of tensors."""
     digest = hashlib.sha256(json.dumps(header).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        if tensor.numel():  # an empty tensor may have strides that cannot be viewed as bytes
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for name in sorted(tensors):
+        blocks = _as_blocks(tensors[name])
+        digest.update(json.dumps([name, str(blocks[0].dtype), _shape(blocks)]).encode())
+        for block in blocks:
+            digest.update(_bytes_of(block))
     return digest.hexdigest()
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import DamagedFileError
-from .artifacts import checksum, decode, encode, header_length, read_json, write_json, write_tensors
+from .artifacts import Blocks, checksum, decode, encode, header_length, read_json, write_json, write_tensors
 from .files import lock_folder, locked, sweep, unlock_folder
 
 log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ def read_checksum(folder: Path, name: str) -> str:
 
 
 def replace_parts(
-    folder: Path, manifest: Manifest, name: str, tensors: Mapping[str, Tensor], info: Mapping[str, Any]
+    folder: Path, manifest: Manifest, name: str, tensors: Mapping[str, Blocks], info: Mapping[str, Any]
 ) -> None:
     """Replace any store in ``folder`` by a store of one part.
 
@@ -234,12 +234,17 @@ def replace_parts(
     with locked(folder):
         _write_part(folder / f"{name}{SUFFIX}", manifest.key, tensors, info)
         write_json(folder / MANIFEST, manifest)
-        for path in folder.glob(f"*{SUFFIX}"):
-            if path.name != f"{name}{SUFFIX}" and _is_part(path):
-                path.unlink()
+        remove_others(folder, name)
 
 
-def _write_part(path: Path, key: dict[str, str], tensors: Mapping[str, Tensor], info: Mapping[str, Any] | None) -> None:
+def remove_others(folder: Path, name: str) -> None:
+    """Remove all parts but one, and no foreign safetensors file."""
+    for path in folder.glob(f"*{SUFFIX}"):
+        if path.name != f"{name}{SUFFIX}" and _is_part(path):
+            path.unlink()
+
+
+def _write_part(path: Path, key: dict[str, str], tensors: Mapping[str, Blocks], info: Mapping[str, Any] | None) -> None:
     header = _Header(path.name.removesuffix(SUFFIX), key, dict(info or {}))
     header.sha256 = checksum(encode(header, indent=0), tensors)
     write_tensors(path, encode(header, indent=0), tensors)
