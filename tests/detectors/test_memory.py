@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import flatfold as ff
+from flatfold.core.class_statistics import class_moments
 
 ROWS, WIDTH, CLASSES = 6000, 64, 20
 METHODS = ["mds", "rmds", "vim", "openmax", "she", "nci", "fdbd", "dice", "pnml", "neco", "optfs", "klm"]
@@ -20,14 +21,22 @@ class LargestTensor(TorchDispatchMode):
 
     def __init__(self, bank):
         super().__init__()
-        self.known, self.bytes = bank.features.untyped_storage().data_ptr(), 0
+        self.known, self.size = bank.features.untyped_storage().data_ptr(), bank.features.nbytes
+        self.bytes, self._large = 0, set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(found):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() != self.known:
                 self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+                if 4 * tensor.untyped_storage().nbytes() >= self.size:
+                    self._large.add(tensor.untyped_storage().data_ptr())
         return found
+
+    @property
+    def large(self):
+        """The number of places in memory that have held a quarter of the bank or more."""
+        return len(self._large)
 
 
 def make_bank(rows=ROWS, width=WIDTH, classes=CLASSES):
@@ -48,6 +57,36 @@ def test_fit_never_copies_the_bank_nor_a_large_part_of_it(method, monkeypatch):
     with LargestTensor(bank) as largest:
         ff.create(method, **options).fit(bank, head)
     assert 0 < largest.bytes <= 4 * ROWS * WIDTH / 4
+
+
+@pytest.mark.parametrize("method", ["mds:alpha=1", "react", "vra", "ebo-c"])
+def test_a_shaped_method_holds_one_shaped_copy_of_the_bank_and_little_else(method, monkeypatch):
+    monkeypatch.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 100 * WIDTH)
+    monkeypatch.setattr("flatfold.core.shaping.ENTRIES_SORTED", 1000)
+    bank, head = make_bank()
+    with LargestTensor(bank) as largest:
+        ff.create(method).fit(bank, head)
+    assert largest.large == 1
+
+
+def test_methods_on_a_bank_that_shares_its_moments_compute_them_once(monkeypatch):
+    bank, head = make_bank()
+    shared, calls = bank.sharing_moments(), []
+    count = lambda *arguments: calls.append(arguments) or class_moments(*arguments)  # noqa: E731
+    for order in (["vim", "mds", "neco", "rmds"], ["rmds", "neco"]):
+        found = [ff.create(name).fit(shared, head) for name in order]
+        for name, detector in zip(order, found, strict=True):
+            alone = ff.create(name).fit(bank, head)
+            torch.testing.assert_close(detector(bank.features[:50]), alone(bank.features[:50]))
+    monkeypatch.setattr("flatfold.core.class_statistics.class_moments", count)
+    saved = shared.seconds_saved
+    ff.create("mds").fit(shared, head)
+    assert calls == []
+    assert shared.seconds_saved > saved > 0 == bank.seconds_saved
+    ff.create("mds").fit(bank.sharing_moments(), head)
+    assert len(calls) == 1
+    half = shared[:3000]  # another bank, with moments of its own
+    torch.testing.assert_close(half.moments(by_class=True).mean, half.features.double().mean(0))
 
 
 @pytest.mark.slow

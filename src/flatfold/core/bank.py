@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import MethodRefusedError
+from .class_statistics import ClassMoments, SharedMoments, class_moments
 from .hessian import entry_chunks
 from .validation import as_matrix, as_tensor, check_labels
 
@@ -116,6 +119,7 @@ class FeatureBank:
 
     features: Tensor
     labels: Tensor | None = None
+    _shared: ClassVar[SharedMoments | None] = None
 
     def __init__(self, features: Tensor | np.ndarray, labels: Tensor | np.ndarray | None = None) -> None:
         features = as_matrix(features, "features")
@@ -128,6 +132,26 @@ class FeatureBank:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    def sharing_moments(self) -> FeatureBank:
+        """Return this bank with moments that are computed once, for a benchmark that fits several methods to it.
+
+        Its features must not be modified afterwards.
+        """
+        bank = copy(self)
+        object.__setattr__(bank, "_shared", SharedMoments())
+        return bank
+
+    def moments(self, by_class: bool) -> ClassMoments:
+        """Return counts, means and scatter of the classes, for which labels are needed, or of all rows together."""
+        if self._shared is not None:
+            return self._shared.get(self.features, self.labels, by_class)
+        return class_moments(self.features, self.labels if by_class else None)
+
+    @property
+    def seconds_saved(self) -> float:
+        """The time that shared moments have saved until now."""
+        return 0.0 if self._shared is None else self._shared.saved
 
     @property
     def width(self) -> int:

@@ -7,7 +7,7 @@ Lee et al., "A Simple Unified Framework for Detecting Out-of-Distribution Sample
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.class_statistics import Gaussian, fit_gaussian, squared_distances
+from ..core.class_statistics import Gaussian, gaussian_of, squared_distances
 from ..core.validation import require_labels
 from .base import Detector
 from .citations import Work
@@ -39,7 +39,8 @@ class Mds(Detector):
     means: Tensor
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        gaussian = fit_gaussian(bank.features, require_labels(bank, "MDS"))
+        require_labels(bank, "MDS")
+        gaussian = gaussian_of(bank.moments(by_class=True))
         self.register_buffers(**gaussian._asdict())
 
     def score(self, h: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.class_statistics import class_moments
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
 from ..core.validation import check_choice
 from ..errors import MethodRefusedError
@@ -63,7 +62,7 @@ class Neco(Detector):
         dim = max(1, min(head.n_classes - 1, MOST_DIMENSIONS, most)) if self.dim is None else self.dim
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= most:
             raise MethodRefusedError(f"dim must be a whole number from 1 to {most}, got {dim!r}. None uses a default.")
-        moments = class_moments(bank.features)
+        moments = bank.moments(by_class=False)
         centre, scatter = moments.means[0], moments.scatter
         spread = (scatter.diagonal() / len(bank)).sqrt()
         varies = spread > 10 * torch.finfo(bank.features.dtype).eps * centre.abs()  # by more than rounding

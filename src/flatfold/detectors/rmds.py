@@ -6,7 +6,7 @@ Ren et al., "A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detecti
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.class_statistics import Gaussian, class_moments, gaussian_of, squared_distances
+from ..core.class_statistics import Gaussian, gaussian_of, squared_distances
 from ..core.validation import require_labels
 from .base import Detector
 from .citations import Work
@@ -39,7 +39,8 @@ class Rmds(Detector):
     background_mean: Tensor
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        moments = class_moments(bank.features, require_labels(bank, "RMDS"))
+        require_labels(bank, "RMDS")
+        moments = bank.moments(by_class=True)
         classes, everything = gaussian_of(moments), gaussian_of(moments.pooled())
         self.register_buffers(**classes._asdict(), background=everything.whitening, background_mean=everything.means)
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.class_statistics import class_moments
 from ..core.hessian import as_double, entry_chunks
 from ..core.shaping import row_norms
 from ..errors import MethodRefusedError
@@ -66,7 +65,7 @@ class Vim(Detector):
         weight = as_double(head.weight)
         bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.to(weight)
         origin = -(torch.linalg.pinv(weight) @ bias)
-        scatter = class_moments(bank.features).scatter_about(origin)
+        scatter = bank.moments(by_class=False).scatter_about(origin)
         residual = torch.linalg.eigh(scatter).eigenvectors[:, : head.width - dim].contiguous()
         largest = norms = 0.0
         for part in entry_chunks(len(bank), max(head.n_classes, head.width)):

@@ -62,6 +62,11 @@ class Banks:
     runtime: str = ""  # how the network was run
 
     @property
+    def seconds_saved(self) -> float:
+        """The time of fits that methods have saved until now by sharing moments of the training data."""
+        return 0.0 if self.train is None else self.train.seconds_saved
+
+    @property
     def test_sets(self) -> dict[str, FeatureBank]:
         """The banks that methods are evaluated on, the ID test data first."""
         return {ID: self.test, **self.ood}
@@ -113,7 +118,8 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
     if used:
         log.info("runtime: %s", used)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}
-    splits = (banks.get("train"), banks["val"], banks["test"])
+    train = banks.get("train")
+    splits = (None if train is None else train.sharing_moments(), banks["val"], banks["test"])
     return Banks(head, *splits, ood, banks.get("ood_val"), unreadable, used)
 
 
