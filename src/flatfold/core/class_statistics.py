@@ -103,9 +103,10 @@ def class_moments(
     anchored = torch.zeros(len(classes), dtype=torch.bool, device=first.device)
     total = first.new_zeros((width, width) if scatter else (0, 0))
     for part in entry_chunks(len(rows), width):
-        h, own = as_double(rows[part]), place[part]
+        h, own = rows[part], place[part]
         if used is not None:
-            h, own = h[used[part]], own[used[part]]
+            h, own = h[used[part].to(h.device)], own[used[part]]
+        h = as_double(h)
         fresh = ~anchored[own]
         if bool(fresh.any()):
             anchors.index_add_(0, own[fresh], h[fresh] / own.bincount(minlength=len(classes))[own[fresh], None])

@@ -13,7 +13,7 @@ from ..core.class_statistics import (
     Templates,
     Weibull,
     check_every_class,
-    class_means,
+    class_moments,
     fit_tails,
     template_samples,
 )
@@ -112,7 +112,7 @@ def _distances_to_templates(
     """
     check_every_class(labels, head.n_classes, "OpenMax")
     linear = as_double(head.weight) if basis is None else basis
-    anchors = class_means(features, labels)[1]
+    _, counts, anchors, _ = class_moments(features, labels, scatter=False)
     labels = labels.to(linear.device)
     shift = 0.0 if basis is not None or head.bias is None else head.bias.to(linear)
     levels = anchors @ linear.mT + shift
@@ -125,12 +125,16 @@ def _distances_to_templates(
         squares[part] = (values - levels[labels[part]]).square_().sum(dim=-1)
     used, note = template_samples(labels, predicted, head.n_classes, "OpenMax")
     if not bool(used.all()):
-        moved = (class_means(features, labels, used)[1] - anchors) @ linear.mT
+        left = class_moments(features, labels, scatter=False, used=~used)
+        kept = counts[left.classes] - left.counts
+        shifts = torch.zeros_like(anchors)  # of the mean features: few samples are left out
+        shifts[left.classes] = (anchors[left.classes] - left.means) * (left.counts / kept)[:, None]
+        moved = shifts @ linear.mT
         slopes = moved @ linear
+        constants = moved.square().sum(dim=-1) + 2 * (anchors * slopes).sum(dim=-1)
         for part in parts:
             own = labels[part]
-            along = ((as_double(features[part]) - anchors[own]) * slopes[own]).sum(dim=-1)
-            squares[part] += moved.square().sum(dim=-1)[own] - 2 * along
+            squares[part] += constants[own] - 2 * (as_double(features[part]) * slopes[own]).sum(dim=-1)
         levels = levels + moved
     return squares.clamp_min_(0.0).sqrt_(), Templates(levels, used, note)
 
