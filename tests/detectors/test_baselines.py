@@ -631,3 +631,21 @@ def test_fitting_works_in_inference_mode(make_world):
     world = make_world()
     with torch.inference_mode():
         assert detectors.TempScale().fit(world.bank, world.head).temperature_ > 0
+
+
+def test_knn_of_a_share_draws_it_from_each_class():
+    g = torch.Generator().manual_seed(0)
+    labels = torch.cat([torch.zeros(100), torch.ones(20), torch.full((3,), 2)]).long()
+    features = torch.randn(123, 6, generator=g)
+    head = ff.Head(torch.eye(3, 6))
+    bank = ff.FeatureBank(features, labels)
+    some = ff.create("knn:share=0.1:k=2").fit(bank, head)
+    rows = (some.bank[:, None] == features).all(-1).nonzero()[:, 1]
+    assert labels[rows].bincount().tolist() == [10, 2, 1]
+    assert torch.equal(some(features), ff.create("knn:k=2").fit(bank[rows], head)(features))
+    assert torch.equal(some.bank, ff.create("knn:share=0.1:k=2").fit(bank, head).bank)
+    assert not torch.equal(some.bank, ff.create("knn:share=0.1:k=2:seed=1").fit(bank, head).bank)
+    assert len(ff.create("knn:share=0.1:k=2").fit(ff.FeatureBank(features), head).bank) == 13
+    for share in (0, 1.5, "half"):
+        assert_refused(ValueError, "share", ff.create("knn", share=share).fit, bank, head)
+    assert_refused(ValueError, "stored", ff.create("knn:share=0.1:k=14").fit, bank, head)
