@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..core.bank import as_two_classes
 from ..data.batch import Batch
 from ..errors import UnsupportedHeadError
-from .calls import COMPILED, evaluating, one_row_each, outputs_of
+from .calls import COMPILED, evaluating, first_argument, one_row_each, outputs_of
 from .heads import FoundHead, module_named
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class HeadModule(nn.Module):
         self.model = _without_compilation(copy_around_memory(model))
         self._name, self._gives_logits = found.name, found.gives_logits
         self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
+        # A hook that stays, not `watch_calls`: torch.export and torch.compile trace it together with the model, and
+        # can trace neither a context that adds hooks nor a look at the thread.
         self._layer().register_forward_hook(self._record_call, with_kwargs=True)
         self.eval()
 
@@ -77,7 +79,7 @@ class HeadModule(nn.Module):
         return layer
 
     def _record_call(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        features = args[0] if args else kwargs["input"]
+        features = first_argument(args, kwargs)
         self._calls.append((output, features.detach().clone(), output.detach().clone()))  # they may change in place
 
     def _select_call(self, returned: list[Tensor], rows: int) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from ..data.transform import InputSizes
 from ..errors import UnreadableImageError
 from ..io.progress import track
 from ..io.store import Part
-from ..network.calls import evaluating
+from ..network.calls import check_model, evaluating
 from ..network.execution import Execution
 from ..network.heads import Pass
 from ..network.network import Network
@@ -152,8 +152,7 @@ def extract_features(
     loading, execution = loading or Loading(), execution or Execution()
     network = model if isinstance(model, Network) else None
     module = model.model if isinstance(model, Network) else model
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"the model must be a torch.nn.Module, not {type(module).__name__}. Call extract(model, data).")
+    check_model(module)
     source = batches if isinstance(batches, Source) else None
     if source is None and execution.distributed:
         raise ValueError(

@@ -15,6 +15,7 @@ from ..data.loading import Loading
 from ..data.sources import ImageSource, Source
 from ..data.transform import Transform
 from ..detectors.base import Detector
+from ..network.calls import check_model
 from ..network.execution import Execution, RuntimeName
 from ..network.graph import HeadModule, copy_around_memory
 from ..network.network import Network
@@ -111,7 +112,7 @@ class Guard:
         """
         loading = loading or Loading()
         check_rate(fpr, confidence)
-        _check_model(model)
+        check_model(model)
         detector = make_detector(method)
         if calibration is data and learns(detector):
             raise ValueError(SAME_DATA)
@@ -255,7 +256,7 @@ class Guard:
         The weights must be the same, and so must be the features of a few made-up inputs, up to rounding: a model that
         computes something else with its weights is another model.
         """
-        _check_model(model)
+        check_model(model)
         file = path if isinstance(path, GuardFile) else read_guard(Path(path))
         return cls(file.match(model), file.calibrated, file.transform)
 
@@ -294,11 +295,3 @@ class GuardModule(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode, whatever is asked for."""
         return super().train(False)
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"the model must be a torch.nn.Module, not {type(model).__name__}. Build the network and load its weights "
-            "first: network.load_state_dict(...)."
-        )
