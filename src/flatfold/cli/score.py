@@ -242,7 +242,8 @@ def score_features(
         check_table(out, features, fit, calibration)
 
     from ..data.feature_files import open_features, read_head
-    from ..scoring.calibrated import CalibratedDetector, learns
+    from ..scoring.calibrated import CalibratedDetector
+    from ..scoring.fitting import learns
     from ..scoring.tables import fit_on_files
     from ..scoring.tables import score_features as score_rows
 

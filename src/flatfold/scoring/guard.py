@@ -20,19 +20,9 @@ from ..network.execution import Execution, RuntimeName
 from ..network.graph import HeadModule, copy_around_memory
 from ..network.network import Network
 from ..passes.extract import extract_features
-from .calibrated import (
-    SAME_DATA,
-    CalibratedDetector,
-    Calibration,
-    FitResult,
-    Verdict,
-    check_enough,
-    check_rate,
-    fit_detector,
-    learns,
-    make_detector,
-)
+from .calibrated import CalibratedDetector, Calibration, Verdict, check_enough, check_rate
 from .explanation import Explanation, explain
+from .fitting import SAME_DATA, FitResult, fit_detector, learns, make_detector
 from .guard_file import GuardFile, read_guard, save_guard
 from .monitor import Monitor
 
