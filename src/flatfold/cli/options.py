@@ -144,6 +144,15 @@ PANELS = {
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 
 
+_NAMED = re.compile(r"(?<![\w:/.-])([a-z_]+)=(?:True\b|(?=[.,;)]?(?:\s|$)))")  # not a value such as alpha=2
+
+
+def name_options(text: str) -> str:
+    """Return an error of the library, which names its arguments as ``name=``, with the options that set them."""
+    options = dict.fromkeys(f"--{name.replace('_', '-')}" for name in _NAMED.findall(text) if name in PANEL_OF)
+    return f"{text} On the command line: {', '.join(options)}." if options else text
+
+
 class Command(TyperCommand):
     """A command whose --help has a section of options for each panel, as plain text."""
 
@@ -163,7 +172,7 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
 
-_held = ExitStack()  # folders that the running command has locked
+_held = ExitStack()  # folders that the running command has locked, and threads that it uses
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -427,7 +436,6 @@ class EngineOptions:
 
         ``workers`` is the number of threads that read images, which only this process has.
         """
-        from ..io.cores import use_free_cores
         from ..network.calls import usable_device
         from ..network.execution import Execution
 
@@ -510,7 +518,14 @@ def invalid_usage(option: str) -> Iterator[None]:
     except (OSError, TypeError, ValueError) as error:
         if get_output().debug:
             traceback.print_exc()
-        raise typer.BadParameter(str(error), param_hint=option) from error
+        raise typer.BadParameter(name_options(str(error)), param_hint=option) from error
+
+
+def use_free_cores() -> None:
+    """Let torch use the cores that are free until the command ends, unless ``OMP_NUM_THREADS`` is set."""
+    from ..io.cores import free_threads, torch_threads
+
+    _held.enter_context(torch_threads(free_threads()))
 
 
 def check_out(out: Path, *inputs: Path | None, option: str = "--out") -> None:

@@ -24,6 +24,7 @@ from .options import (
     Weights,
     With,
     load_plugins,
+    use_free_cores,
 )
 from .output import note, print_json, say
 
@@ -86,7 +87,6 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(f"a service needs {package}, which is not installed. Install flatfold[serve].")
-    from ..io.cores import use_free_cores
     from ..network.calls import usable_device
     from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard

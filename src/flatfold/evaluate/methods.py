@@ -29,6 +29,7 @@ from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector, InputDetector
 from ..detectors.registry import parse_method
 from ..errors import MethodRefusedError
+from ..io.clock import time_in_turn
 from ..network.calls import evaluating
 from ..network.fingerprint import weights_hash
 from ..network.layers import layers_and_head, layers_of, logits_function
@@ -162,9 +163,13 @@ class FeatureData:
 
     def score(self, detector: Detector | InputDetector, label: str) -> tuple[dict[str, Tensor], float]:
         """Return the scores of the test data, and the seconds per sample."""
-        banks = self.banks.test_sets
+        banks, scores = self.banks.test_sets, dict[str, Tensor]()
+
+        def score_all() -> None:
+            scores.update({name: detector.eval()(bank.features) for name, bank in banks.items()})
+
         with torch.no_grad():
-            scores, seconds = _timed(lambda: {name: detector.eval()(bank.features) for name, bank in banks.items()})
+            seconds = _time(score_all)
         return scores, seconds / sum(map(len, scores.values()))
 
 
@@ -227,7 +232,7 @@ class ImageData:
         scores = {name: self._score(detector, source, label, name) for name, source in sources.items()}
         with evaluating(self.suite.model, self.settings.device) as place:
             x = read_first_batch(self.suite.test).to(place)
-            return scores, _timed(lambda: detector(x))[1] / len(x)
+            return scores, _time(lambda: detector(x)) / len(x)
 
     def _score(self, detector: Detector | InputDetector, source: Source, label: str, dataset: str) -> Tensor:
         assert detector.made_by is not None
@@ -279,14 +284,10 @@ def learnt_numbers(detector: Detector | InputDetector) -> dict[str, float]:
     }
 
 
-def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the result of an action and the median of the seconds it takes."""
-    rounds: list[float] = []
-    while len(rounds) < TIMED_ROUNDS and sum(rounds) < TIMED_SECONDS:
-        start = perf_counter()
-        result = action()
-        rounds.append(perf_counter() - start)
-    return result, median(rounds)
+def _time(action: Callable[[], object]) -> float:
+    """Return the median of the seconds that an action takes."""
+    (seconds,) = time_in_turn([action], TIMED_ROUNDS, TIMED_SECONDS)
+    return median(seconds)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from ..curvature.operators import multiply_once
 from ..curvature.trace import param_trace
 from ..data.sources import ImageSource, Source, read_batches
 from ..detectors.autofold import AutoFold
-from ..io.cores import choose_threads
+from ..io.cores import fastest_threads, torch_threads
 from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
 from ..network.calls import evaluating
@@ -132,17 +131,18 @@ def measure_parameters(
     read = cache(lambda: readable_inputs(data, settings.loading.workers))
 
     @cache
-    def tune_threads() -> None:
+    def find_threads() -> int | None:
         """Look once per data set how many threads are fastest: other processes come and go during a long study."""
-        if torch.device(settings.device).type == "cpu":
-            few = read()[0][:FEW]
-            threads = choose_threads(lambda: multiply_once(model, few, names, plan.matrix, plan.loss))
-            log.info("%s: second derivatives with %d thread%s", data.name, threads, "s" * (threads > 1))
+        if torch.device(settings.device).type != "cpu":
+            return None
+        few = read()[0][:FEW]
+        threads = fastest_threads(lambda: multiply_once(model, few, names, plan.matrix, plan.loss))
+        log.info("%s: second derivatives with %d thread%s", data.name, threads, "s" * (threads > 1))
+        return threads
 
     def find(what: str, compute: Callable[..., Estimate | Spectrum], **options: Any) -> Part:
         def compute_part() -> Part:
-            with evaluating(model, settings.device):
-                tune_threads()
+            with evaluating(model, settings.device), torch_threads(find_threads()):
                 result = vars(compute(model, read(), params=names, **asked, **options))
             tensors = {name: value.double() for name, value in result.items() if isinstance(value, Tensor)}
             kept = ("value", "stderr", "method", "matvecs", "size")
@@ -257,8 +257,7 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
     study = Study(describe(suite, banks), [], [], alphas, sizes={}, provenance={}, **arrays)
     id_set = DataSet(ID, ID, suite.test, banks.unreadable.get("test", {}))
     ood_sets = [DataSet(o.name, o.group, o.images, banks.unreadable.get(o.name, {})) for o in suite.ood]
-    with PartStore(out / PARTS, {"kind": "curvature"}) as store, ExitStack() as undo:
-        undo.callback(torch.set_num_threads, torch.get_num_threads())
+    with PartStore(out / PARTS, {"kind": "curvature"}) as store:
         parts = StudyParts(store, weights_hash(suite.model))
         for data in track([id_set, *ood_sets], "data sets"):
             measure_parameters(study, suite.model, data, plan, settings, parts)

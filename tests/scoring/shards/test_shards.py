@@ -514,7 +514,7 @@ def test_as_many_threads_read_as_keep_up_with_the_network(monkeypatch):
 def test_reading_is_timed_without_the_start_of_the_network(task, monkeypatch):
     """Made-up clocks: an image takes 3 s to read, and a batch of any size 16 s."""
     now = [0.0]
-    monkeypatch.setattr("flatfold.passes.local.perf_counter", lambda: now[0])
+    monkeypatch.setattr("flatfold.io.clock.perf_counter", lambda: now[0])
     network, source = task.load().network, task.source
     run, attempt = network.run, source.attempt
 
