@@ -13,7 +13,7 @@ from .bench import bench, methods, report
 from .compare import compare
 from .curvature import curvature
 from .fit import export, fit
-from .options import Command, grouped
+from .options import Command, grouped, name_options
 from .output import Debug, Json, OutputOptions, Quiet, Verbose, get_output, printable, set_output
 from .paper import paper, reproduce
 from .score import join, score, score_features
@@ -76,7 +76,7 @@ def main() -> None:
             sys.exit(1)
         unnamed = isinstance(error, ModuleNotFoundError) and "flatfold[" not in str(error)
         hint = ". The built-in suite needs the extra [demo]." if unnamed else ""
-        typer.echo(f"flatfold: {printable(str(error))}{hint}", err=True)
+        typer.echo(f"flatfold: {printable(name_options(str(error)))}{hint}", err=True)
         sys.exit(1)
 
 

@@ -33,6 +33,7 @@ from .options import (
     invalid_usage,
     load_plugins,
     make_detector,
+    name_options,
 )
 from .output import captured_warnings, count, get_output, note, print_json, printable, say
 
@@ -162,7 +163,8 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
     with path.open(encoding="utf-8", newline="") as file:
         for row in islice(csv.DictReader(file), SHOWN):
             line = row["reason"] if row["path"] in row["reason"] else f"{row['path']}: {row['reason']}"
-            typer.echo(f"  {printable(' '.join(line.split()))}", err=True)  # a file name may have a line break
+            line = " ".join(line.split())  # a file name may have a line break
+            typer.echo(f"  {printable(name_options(line))}", err=True)
     if summary.unreadable > SHOWN:
         typer.echo(f"  and {summary.unreadable - SHOWN:,} more", err=True)
     raise typer.Exit(INCOMPLETE)

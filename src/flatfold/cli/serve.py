@@ -107,7 +107,7 @@ def serve(
         max_waiting=max_waiting,
         max_images=max_images,
         max_pixels=max_pixels,
-        any_size=allow_sizes,
+        allow_sizes=allow_sizes,
         timeout=timeout,
         docs=docs,
     )

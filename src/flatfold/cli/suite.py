@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import Command, Data, complete_suite, grouped, invalid_usage, parse_numbers
+from .options import Command, Data, complete_suite, grouped, invalid_usage, name_options, parse_numbers
 from .output import count, open_console, print_json, printable, say
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def doctor(
     for sentence in dict.fromkeys(finding.sentence for finding in findings if finding.sentence):
         parts = [finding.what for finding in findings if finding.sentence == sentence]
         more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-        say(f"{', '.join(parts[:SHOWN])}{more}: {sentence}", listing=True)
+        say(f"{', '.join(parts[:SHOWN])}{more}: {name_options(sentence)}", listing=True)
     for line in how_to_download(findings, file.variables.get(OPENOOD) or f"${OPENOOD}"):
         say(line, listing=True)
     problems = sum(finding.needs_attention for finding in findings)

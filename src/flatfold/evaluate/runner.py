@@ -128,7 +128,7 @@ def check_same(previous: Results, suite: Suite, settings: Settings) -> None:
         "the suite": (previous.suite["name"], previous.suite.get("network")) != (suite.name, suite.network),
         "the weights of the network": facts.get("weights, sha256") != weights_hash(suite.model),
         "the seed": facts.get("seed") != suite.seed,
-        "the precision (--dtype)": facts.get("mixed precision", "") != _precision(settings),
+        "the precision (dtype)": facts.get("mixed precision", "") != _precision(settings),
         f"the images of {', '.join(images)}": bool(images),
     }
     if any(differences.values()):

@@ -184,7 +184,7 @@ def readable_inputs(data: DataSet, workers: int | None = None) -> list[Tensor]:
     if unreadable != set(data.left_out):
         raise ValueError(
             f"{data.name}: {len(unreadable)} images cannot be read, but {len(data.left_out)} or other ones could not "
-            "when features were extracted. Use --restart to do both again."
+            "when features were extracted. Restart the study to do both again."
         )
     return batches
 
@@ -320,7 +320,7 @@ def _choose_alpha(plan: Plan, banks: Banks) -> float:
         with logged_warnings("autofold"):
             return round(AutoFold().fit(banks.val, banks.head).alpha_.item(), 6)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"AutoFold cannot choose an exponent: {error} Or give one, --alpha, 0 to 1.") from error
+        raise ValueError(f"AutoFold cannot choose an exponent: {error} Or give one from 0 to 1 as alpha=.") from error
 
 
 def _add_detections(study: Study, suite: Suite, banks: Banks) -> None:

@@ -51,7 +51,7 @@ def load_runs(folder: Path) -> dict[Path, Results]:
     if not places:
         raise ValueError(
             f"there is no results.json in {folder}, nor in a folder inside it. "
-            "Run `flatfold bench` first, or name its --out folder."
+            "Run `flatfold bench` first, or name the folder of its results."
         )
     return {place: load_results(place) for place in places}
 

@@ -128,7 +128,7 @@ def count_workers(nodes: Iterable[Mapping[str, Any]], gpus: float) -> int:
         have = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive)
         raise ValueError(
             f"a worker needs 1 CPU and {gpus:g} GPUs of one machine, but those of the cluster have {have or 'none'}. "
-            "Give fewer --gpus, or add a machine to the cluster."
+            "Ask for fewer GPUs per worker with gpus=, or add a machine to the cluster."
         )
     return fit
 

@@ -51,14 +51,14 @@ class ScoringJob(RowJob):
     source: ImageSource
     fpr: float | None = None  # default: that of the file
     execution: Execution = field(default_factory=Execution)
-    any_size: bool = False  # score images of other sizes than the guard was calibrated on
+    allow_sizes: bool = False  # score images of other sizes than the guard was calibrated on
 
     title = "scoring"
     paced = True
 
     def __post_init__(self) -> None:
         source = copy(self.source)  # the user's stays as it is
-        source.sizes = None if self.any_size else self.guard.sizes
+        source.sizes = None if self.allow_sizes else self.guard.sizes
         object.__setattr__(self, "source", source)
 
     def calibrated(self) -> CalibratedDetector:
@@ -104,7 +104,7 @@ class ScoringJob(RowJob):
             "place": hashlib.sha256(json.dumps(names).encode()).hexdigest(),  # the table names images by their place
             "batch_size": str(source.batch_size),
             "rows": str(source.rows),
-        } | ({"sizes": "any"} if self.any_size else {})
+        } | ({"sizes": "any"} if self.allow_sizes else {})
 
 
 Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, Part]]]
@@ -250,9 +250,9 @@ def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
         if not path.is_file():
             raise FileNotFoundError(f"there is no table {path}. Check the path.")
         if path.suffix.lower() != out.suffix.lower():
-            raise ValueError(f"tables are joined as they are, but {path} does not end in {out.suffix}. Rename --out.")
+            raise ValueError(f"tables are joined as they are, but {path} does not end in {out.suffix}. Rename out=.")
         if path.resolve() == out.resolve():
-            raise ValueError(f"{out} is one of the tables to be joined. Choose another --out.")
+            raise ValueError(f"{out} is one of the tables to be joined. Choose another file as out=.")
     shards = sorted(((Summary.load(path), path) for path in paths), key=lambda shard: shard[0].shard.number)
     _check_complete(shards)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -280,7 +280,7 @@ def check_table(out: Path) -> None:
     if (length := len(os.fsencode(out.name))) > LONGEST:
         raise ValueError(
             f"the name of a table has at most {LONGEST} bytes, got {length}: files next to it have longer names. "
-            "Choose a shorter --out."
+            "Choose a shorter out=."
         )
 
 

@@ -425,7 +425,7 @@ def test_what_cannot_be_prepared_counts_as_what_cannot_be_read(tmp_path):
 def test_images_of_another_size_are_named(tmp_path):
     """Of sizes that the guard does not know, or, if all are allowed, that most others in the batch do not have."""
     tasks = [(make_task(tmp_path, images=12), "calibrated on 6 x 6")]
-    tasks += [(replace(tasks[0][0], any_size=True), "one size")]
+    tasks += [(replace(tasks[0][0], allow_sizes=True), "one size")]
     for odd, named in (([5], [5]), ([4, 5, 6], [7]), ([4, 5], [6, 7]), ([0, 1, 2, 3], [])):
         write(tmp_path / "images", 12)
         for row in odd:
