@@ -11,7 +11,7 @@ from torch import nn
 from ..data.batch import Batch, split_batch
 from ..data.transform import InputSizes, join_sizes
 from .calls import evaluating, usable_device
-from .evidence import Evidence, InputSpec, TensorSpec
+from .evidence import Evidence, InputSpec
 from .execution import Execution, RuntimeName
 from .fingerprint import weights_hash
 from .graph import HeadModule
@@ -126,9 +126,9 @@ class Network:
         """
         if inputs is None and self.evidence is not None:
             inputs = self.evidence.inputs.make(WARM_UP)
-        elif inputs is None and self.shape is not None:  # of a guard that was saved without evidence
-            dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-            inputs = InputSpec([TensorSpec(dtype, list(self.shape), 0.0, 1.0)], {}).make(WARM_UP)
+        elif inputs is None and self.shape is not None:  # not by an InputSpec, which there is none of for huge inputs
+            dtype, generator = next(self.model.parameters()).dtype, torch.Generator().manual_seed(0)
+            inputs = split_batch(torch.randn(WARM_UP, *self.shape, generator=generator).to(dtype))
         if inputs is None:
             self.use_runtime("torch")
         elif isinstance(self.runtime, FastestRuntime):
