@@ -42,7 +42,7 @@ def run_on_ray(job: Job, parts: Parts, actors: int | None = None, gpus: float = 
     fraction of ``gpus`` several share one. What a worker raises is raised here, with the nearest type of ours or of
     Python.
     """
-    with _join_cluster() as ray:
+    with join_cluster() as ray:
         size = int(min(actors or inf, count_workers(ray.nodes(), gpus), len(parts)))
         # Workers find relative paths in this folder, unless Ray has sent them a copy of one.
         folder = None if ray.get_runtime_context().runtime_env.get("working_dir") else os.getcwd()
@@ -134,7 +134,7 @@ def count_workers(nodes: Iterable[Mapping[str, Any]], gpus: float) -> int:
 
 
 @contextmanager
-def _join_cluster() -> Iterator[Any]:
+def join_cluster() -> Iterator[Any]:
     """Give Ray, connected to the cluster that is there, or else to one that ends with this context."""
     try:
         import ray
