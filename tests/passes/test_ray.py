@@ -37,6 +37,7 @@ from flatfold.passes.ray import Worker, run_on_ray
 from flatfold.scoring import shards
 from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.shards import ScoringJob, Shard, join_tables, score_images
+from tests.command import flatfold
 from tests.ray_cluster import PATIENT, marked
 from tests.ray_cluster import ray_cluster as started_cluster
 from tests.scoring.shards.small_run import TRANSFORM, broken, write_guard, write_images
@@ -461,6 +462,22 @@ def test_a_suite_and_a_study_have_the_figures_of_one_machine(mortal):
     assert len(runs["ray"][0]) == 4
     kept = [{path: raw for path, raw in bytes_of(Path(name)).items() if "curvature" not in path} for name in runs]
     assert kept[0] == kept[1]
+
+
+@on_cluster
+def test_a_command_distributes_a_network_from_a_file(mortal, tmp_path):
+    write_images(tmp_path / "images", IMAGES)
+    Path("blocks.py").write_text("from torch import nn\n\n\nclass Body(nn.Flatten):\n    pass\n")
+    nets = "import torch\nfrom torch import nn\nfrom blocks import Body\n\n\nclass Own(nn.Sequential):\n    pass\n\n\n"
+    Path("nets.py").write_text(
+        f"{nets}def make():\n    torch.manual_seed(0)\n    return Own(Body(), nn.Linear(108, 3))\n"
+    )
+    options = ("images", "--model", "nets:make", "--mode", "RGB", "--method", "msp", "--no-labels", "--fpr", 0.1)
+    for name, engine in (("local", ()), ("ray", ("--engine", "ray", "--actors", 2))):
+        done = flatfold("fit", *options, "--out", f"{name}.safetensors", *engine)
+        assert done.returncode == 0, done.stderr
+    assert "on Ray" in done.stdout
+    assert Path("ray.safetensors").read_bytes() == Path("local.safetensors").read_bytes()
 
 
 def test_only_data_that_can_be_read_from_any_row_is_distributed(mortal):

@@ -23,6 +23,8 @@ from .passes import Job, Parts
 PATIENCE = 5  # seconds to wait for an answer at an address
 TRIES = 3  # times that a part is begun: a machine may fail twice, but then it is the part that ends workers
 
+# Names of the modules that were loaded from files, with networks and methods. Workers cannot import them by name.
+FROM_FILES = ("flatfold_suite_", "flatfold_own_")
 # What a worker may raise, from the particular to the general: each can be made again from its message alone.
 KINDS = (
     *(errors.UnsupportedHeadError, errors.UnreadableImageError, errors.MethodRefusedError, errors.DamagedFileError),
@@ -48,6 +50,9 @@ def run_on_ray(job: Job, parts: Parts, actors: int | None = None, gpus: float = 
         folder = None if ray.get_runtime_context().runtime_env.get("working_dir") else os.getcwd()
         make = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=TRIES - 1)(Worker).remote
         workers = [make(folder) for _ in range(size)]
+        for name, module in list(sys.modules.items()):
+            if name.startswith(FROM_FILES):
+                ray.cloudpickle.register_pickle_by_value(module)
         try:
             yield from track(_distribute(ray, workers, ray.put(job), parts), job.title, len(parts))
         finally:
