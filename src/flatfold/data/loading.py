@@ -26,8 +26,8 @@ class Loading:
 
     Example:
         >>> import torch
-        >>> [len(x) for x in Loading(batch_size=3).batches(torch.zeros(5, 2))]
-        [3, 2]
+        >>> print(*(len(x) for x in Loading(batch_size=3).batches(torch.zeros(5, 2))))
+        3 2
     """
 
     transform: Any = None

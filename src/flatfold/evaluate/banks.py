@@ -16,7 +16,6 @@ from ..io.progress import track
 from ..network.execution import Execution
 from ..network.fingerprint import weights_hash
 from ..network.network import Network
-from ..network.runtime import FastestRuntime
 from ..passes.extract import extract_features
 from .results import ID
 from .suites.suite import Suite
@@ -83,6 +82,7 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
         onnx_cache=folder / f"{short_key(weights)}.graph",
     )
     network: nn.Module | Network = suite.model
+    used = ""
     for name, source in track(wanted.items(), "data sets", len(wanted)):
         try:
             extracted = extract_features(
@@ -95,6 +95,7 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
                 rows=sum(each.rows for each in wanted.values()),
             )
             network, banks[name], reasons = extracted.network, extracted.bank, extracted.unreadable
+            used = extracted.runtime or used
             check_fit(banks[name], network.found.head)
         except UnreadableImageError as error:
             raise UnreadableImageError(f"{name}: {error}") from error
@@ -107,9 +108,8 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
                 "%s: %d of %d images cannot be read and are left out. %s", name, len(reasons), source.rows, some
             )
     assert isinstance(network, Network)
-    head, runtime = network.found.head, network.runtime
+    head = network.found.head
     log.info("features of %d images from the input of %r", sum(map(len, banks.values())), head)
-    used = str(runtime) if isinstance(runtime, FastestRuntime) and runtime.chosen is not None else ""
     if used:
         log.info("runtime: %s", used)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}

@@ -28,6 +28,7 @@ from ..errors import MethodRefusedError, UnreadableImageError
 from ..io.progress import track
 from ..io.store import PartStore, read_manifest
 from ..network.fingerprint import weights_hash
+from ..passes.passes import session
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .compare import tabulate
 from .methods import MethodResult, Spec, describe_error, evaluate_method, own_traceback, parse_spec
@@ -66,6 +67,11 @@ def run(
     specs = check_specs(methods, suite)
     if previous is not None:
         check_same(previous, suite, settings)
+    with session(settings.execution):
+        return _run(suite, specs, out, settings, previous)
+
+
+def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, previous: Results | None) -> Results:
     start = perf_counter()
     banks = extract_all(suite, out / "banks", settings, tuning=any(spec.tune == "ood" for spec in specs))
     try:  # a warm-up, or the first method would pay for torch's start

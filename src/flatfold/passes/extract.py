@@ -47,6 +47,8 @@ class Extraction(NamedTuple):
     """The images that could not be read, by row, and why."""
     predicted: Tensor | None
     """The class of the largest logit of each row, as the model gave it; None for a bank on disk."""
+    runtime: str
+    """How the model was run, empty if nothing had to be computed."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ def extract_features(
             computed_in=result.logits.dtype,
         )
         predicted: dict[int, Tensor] = {}
+        runtime = ""
         with closing(sink):
             if source is not None:
                 sink.confirm(first_rows, result.features)
@@ -194,6 +197,7 @@ def extract_features(
             else:
                 parts = _missing_of_loader(network, first, result, split, sink)
             for covered, part in parts:
+                runtime = f"{part.info['runtime']} on Ray" if execution.distributed else str(network.runtime)
                 for shape in part.info.get("sizes", ()):
                     network.see(InputSizes(tuple(shape), tuple(shape)))
                 features = part.tensors.get("features", head.weight.new_empty(0, head.width))
@@ -209,7 +213,9 @@ def extract_features(
                     count, why = len(sink.unreadable), _numbered(sink.unreadable.values())
                     log.warning("%d of %d images could not be read and are left out. %s", count, source.rows, why)
             in_order = [predicted[start] for start in sorted(predicted)]
-            return Extraction(network, sink.finish(), sink.unreadable, torch.cat(in_order) if in_order else None)
+            return Extraction(
+                network, sink.finish(), sink.unreadable, torch.cat(in_order) if in_order else None, runtime
+            )
 
 
 def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:

@@ -20,6 +20,7 @@ from ..network.execution import Execution, RuntimeName
 from ..network.graph import HeadModule, copy_around_memory
 from ..network.network import Network
 from ..passes.extract import extract_features
+from ..passes.passes import session
 from .calibrated import CalibratedDetector, Calibration, Verdict, check_enough, check_rate
 from .explanation import Explanation, explain
 from .fitting import SAME_DATA, FitResult, fit_detector, learns, make_detector
@@ -112,9 +113,11 @@ class Guard:
             check_enough(fpr, to_fit.rows - to_fit.rows // 2, "half of the data", confidence)
         elif isinstance(to_hold, Source):
             check_enough(fpr, to_hold.rows, "the calibration data", confidence)
-        extracted = extract_features(model, to_fit, loading, execution)
-        network = extracted.network
-        held_out = None if to_hold is None else extract_features(network, to_hold, loading, execution)
+        execution = execution or Execution()
+        with session(execution):
+            extracted = extract_features(model, to_fit, loading, execution)
+            network = extracted.network
+            held_out = None if to_hold is None else extract_features(network, to_hold, loading, execution)
         result = fit_detector(
             detector,
             extracted.bank,
@@ -132,7 +135,7 @@ class Guard:
         if transform is None and isinstance(to_fit, ImageSource):
             transform = to_fit.transform
         calibrated = CalibratedDetector(result.detector, result.calibration)
-        result = replace(result, runtime=str(network.runtime))
+        result = replace(result, runtime=extracted.runtime)
         network.reset_runtime()
         network.record_evidence()
         return cls(network, calibrated, transform, result)

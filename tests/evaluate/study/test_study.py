@@ -359,6 +359,6 @@ def test_images_that_cannot_be_read_are_left_out_of_everything(broken, tmp_path)
 def test_images_that_can_no_longer_be_read_need_a_restart(broken):
     suite, _ = broken
     data = DataSet("photos", "far", suite.ood[0].images, left_out={})  # but one cannot be read
-    assert "Restart" in refusal(parameters.readable_inputs, data)
+    assert "again" in refusal(parameters.readable_inputs, data)
     assert data.key != replace(data, left_out={2: "broken"}).key != replace(data, source=suite.test).key
     assert [len(batch) for batch in parameters.readable_inputs(replace(data, left_out={2: "broken"}))] == [3, 2]

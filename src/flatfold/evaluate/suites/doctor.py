@@ -304,7 +304,7 @@ def _check_accuracy(
         whole = suite_file.data(network).take("test", suite_file.document.test)
         test = take_subset(whole, limit, network.draws, balanced=True)
         loading, execution = Loading(max_unreadable=1.0), Execution(head=network.table.head)
-        runs, bank, unreadable, _ = extract_features(model, test, loading, execution)
+        runs, bank, unreadable, *_ = extract_features(model, test, loading, execution)
         head = runs.found.head
         share = accuracy_of(bank, head)
     except FAILURES as error:
