@@ -171,7 +171,7 @@ class Transform:
             out /= np.array(self.std, np.float32)[:, None, None]
 
 
-def _refuse(reason: str) -> NoReturn:
+def _reject(reason: str) -> NoReturn:
     raise ValueError(
         f"this preprocessing cannot be expressed as a Transform: {reason}. Apply it in a Dataset or DataLoader of your "
         "own, which yields tensors, and leave transform= out."
@@ -182,7 +182,7 @@ def _side(size: Any, what: str) -> int:
     """Return the side of a square given as an integer or as a sequence of one or two integers."""
     sides = [*size] if isinstance(size, (list, tuple)) else [size]
     if not sides or any(side != sides[0] for side in sides) or not isinstance(sides[0], int):
-        _refuse(f"{what} must be a square, and is {size!r}")
+        _reject(f"{what} must be a square, and is {size!r}")
     return sides[0]
 
 
@@ -190,7 +190,7 @@ def _interpolation(kind: Any) -> str:
     """Return the name of an interpolation given by name, as torchvision's enumeration or as Pillow's number."""
     name = Image.Resampling(kind).name.lower() if isinstance(kind, int) else str(getattr(kind, "value", kind))
     if name not in RESAMPLING:
-        _refuse(f"it resizes with {name}, not with {' or '.join(RESAMPLING)}")
+        _reject(f"it resizes with {name}, not with {' or '.join(RESAMPLING)}")
     return name
 
 
@@ -199,7 +199,7 @@ def _channels(values: Any) -> dict[str, Any]:
     # The shortest decimal of each float32 entry: 0.485, not 0.48500001430511475
     mean, std = (tuple(float(str(x)) for x in np.asarray(value)) for value in values)
     if len(mean) not in (1, 3):
-        _refuse(f"its images have {len(mean)} channels, not 1 or 3")
+        _reject(f"its images have {len(mean)} channels, not 1 or 3")
     return {"mean": mean, "std": std, "mode": "RGB" if len(mean) == 3 else "L"}
 
 
@@ -207,7 +207,7 @@ def _timm_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of timm's evaluation transform: resize to ``size / crop_pct``, then crop."""
     mode = config.get("crop_mode") or "center"
     if mode not in ("center", "squash"):
-        _refuse(f"crop_mode {mode!r} pads images, and a transform only crops")
+        _reject(f"crop_mode {mode!r} pads images, and a transform only crops")
     crop = _side(tuple(config["input_size"])[1:], "its input_size")
     return {
         "resize": floor(crop / (config.get("crop_pct") or 0.875)),
@@ -242,7 +242,7 @@ def _compose_settings(steps: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
         elif kind == "Normalize":
             settings |= _channels((step.mean, step.std))
         elif kind not in ("ToTensor", "MaybeToTensor", "PILToTensor", "ToImage", "ConvertImageDtype", "ToDtype"):
-            _refuse(f"a transform has no step {kind}")
+            _reject(f"a transform has no step {kind}")
     return settings
 
 
@@ -251,12 +251,12 @@ def _processor_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     size = values.get("size") or {}
     if not values.get("do_rescale") or abs(values.get("rescale_factor", 0) * 255 - 1) > 1e-6:
-        _refuse("pixels are not divided by 255")
+        _reject("pixels are not divided by 255")
     if values.get("do_center_crop"):
         settings["crop"] = _side(tuple((values.get("crop_size") or {}).values()), "the crop")
     if values.get("do_resize"):
         if not size or not size.keys() <= {"height", "width", "shortest_edge"}:
-            _refuse(f"it resizes to {dict(size)}, not to a square or a shortest_edge")
+            _reject(f"it resizes to {dict(size)}, not to a square or a shortest_edge")
         resize = _side(tuple(size.values()), "the size to resize to")
         squash = "shortest_edge" not in size
         if values.get("crop_pct") and not squash:
@@ -272,7 +272,7 @@ def _processor_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(transform: Transform, run: Callable[[Image.Image], Any] | None = None) -> Transform:
     """Return the transform after checking that it equals ``run`` on a picture, up to rounding."""
     if transform.crop is not None and transform.resize is not None and transform.crop > transform.resize:
-        _refuse(f"it resizes to {transform.resize} and pads to {transform.crop}, and a transform only crops")
+        _reject(f"it resizes to {transform.resize} and pads to {transform.crop}, and a transform only crops")
     if run is None:
         return transform
     coarse = np.random.default_rng(0).integers(0, 256, (7, 10, 3), dtype=np.uint8)
@@ -280,16 +280,16 @@ def _checked(transform: Transform, run: Callable[[Image.Image], Any] | None = No
     try:
         theirs = torch.as_tensor(run(picture)).float()
     except Exception as error:  # raised by another library
-        _refuse(f"it failed on a picture of {TRIED[0]} x {TRIED[1]} pixels ({type(error).__name__}: {error})")
+        _reject(f"it failed on a picture of {TRIED[0]} x {TRIED[1]} pixels ({type(error).__name__}: {error})")
     ours = transform(picture)
     if ours.shape != theirs.shape:
-        _refuse(f"it returns shape {tuple(theirs.shape)} where {transform} returns {tuple(ours.shape)}")
+        _reject(f"it returns shape {tuple(theirs.shape)} where {transform} returns {tuple(ours.shape)}")
     scale = torch.tensor(transform.std or (1.0,))[:, None, None]
     difference = float(((ours - theirs) * scale).abs().mean())
     # Libraries round the position of a crop differently, so it may be shifted by one pixel.
     aside = float(((ours[:, 1:, 1:] - ours[:, :-1, :-1]) * scale).abs().mean())
     if not difference <= max(ROUNDING, aside):
-        _refuse(f"its values differ by {difference:.2g} on average from those of {transform}")
+        _reject(f"its values differ by {difference:.2g} on average from those of {transform}")
     return transform
 
 
