@@ -322,7 +322,7 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
 
     Over the parameters: the largest eigenvalue, the trace and the spectrum of the mean over the inputs, and the trace
     at every input. Over features and logits the same, all of it exact, and the largest eigenvalues at every input. All
-    of it is measured on the same images; those that cannot be read are left out everywhere.
+    of it is measured on the same images; unreadable ones are omitted everywhere.
 
     ``out`` keeps features and every finished part, so that an interrupted study resumes; what depends on a changed
     network, image or setting is computed anew. The options are those of ``Plan``.

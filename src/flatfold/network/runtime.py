@@ -129,7 +129,7 @@ class OnnxRuntime(Runtime):
         self.session = open_onnx(graph, torch.get_num_threads())
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many threads from now on."""
+        """Set the number of threads."""
         self.session = open_onnx(self.graph, threads)
 
     def __call__(self, batch: Batch) -> Pass:  # noqa: D102
@@ -189,7 +189,7 @@ class FastestRuntime(Runtime):
         return self.choose(batch)(batch)
 
     def choose(self, batch: Batch) -> Runtime:
-        """Return the runtime in use; the first time, try what there is on some inputs of a batch."""
+        """Return the runtime in use; the first call tries the available runtimes on some inputs of a batch."""
         if self.chosen is None:
             self.chosen = self._choose(batch)
         return self.chosen

@@ -180,7 +180,7 @@ class CalibratedDetector(nn.Module):
 
         Args:
             features: ``(n, d)``.
-            logits: ``(n, c)``, what the head gave for them, if it has been run already. A model in half precision may
+            logits: ``(n, c)``, the output of the head for them, if it was run already. A model in half precision may
                 predict another class than its features in float32: give its logits where thresholds are per class.
         """
         with without_autocast(features):
@@ -247,7 +247,7 @@ def check_rate(fpr: float, confidence: float | None = None) -> None:
         raise ValueError(f"fpr must lie between 0 and 1, got {fpr!r}. 0.05 allows 5 false alarms in 100 ID inputs.")
     if confidence is not None and (not isinstance(confidence, Real) or not 0 < confidence < 1 - 1e-12):
         raise ValueError(
-            f"confidence must lie between 0 and 1, got {confidence!r}. With 0.95, 95 of 100 guards keep to their rate."
+            f"confidence must lie between 0 and 1, got {confidence!r}. With 0.95, the rate of 95 of 100 guards is at most fpr."
         )
 
 

@@ -412,7 +412,12 @@ def test_broken_images_are_named_and_the_others_are_scored(tmp_path, dtype):
 
 def test_what_cannot_be_prepared_counts_as_what_cannot_be_read(tmp_path):
     task = make_task(tmp_path, images=12, batch_size=12, transform=replace(TRANSFORM, crop=SIDE))
-    kinds = {4: ("text", "no known kind"), 5: ("16 bit", "8 bits"), 6: ("too small", "crop"), 9: ("nothing", "read")}
+    kinds = {
+        4: ("text", "unknown image format"),
+        5: ("16 bit", "8 bits"),
+        6: ("too small", "crop"),
+        9: ("nothing", "read"),
+    }
     for row, (kind, _) in kinds.items():
         broken(kind, tmp_path / "images" / f"{row:04d}.png")
     record = record_of(task)
