@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 import flatfold as ff
 from flatfold.evaluate.banks import extract_all
 from flatfold.evaluate.suites.library import load_suites
-from flatfold.scoring.calibrated import CalibratedDetector, fit_detector
+from flatfold.scoring.calibrated import CalibratedDetector
+from flatfold.scoring.fitting import fit_detector
 
 from .onepass import SUITE
 from .ratio import report

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flatfold.data.batch import split_batch
-from flatfold.io.cores import use_free_cores
+from flatfold.io.cores import free_threads
 from flatfold.network.calls import evaluating
 from flatfold.network.heads import find_head
 from flatfold.network.model_loading import make_model
@@ -222,7 +222,7 @@ def _loop(job: Job, folder: Path, n: int) -> Side:
 def _bare(job: Job, folder: Path, n: int, runtime: str) -> Side:
     """Run tensors that are in memory, with as many threads as there are free cores."""
     model = make_model(job.model, job.folder, seed=0).eval()
-    threads = use_free_cores()
+    torch.set_num_threads(threads := free_threads())
     size = (int(job.resize[1]),) * 2 if job.resize else job.size
     batches = torch.randn(IN_MEMORY, 3, *size).split(BATCH)
     found = find_head(model, batches[0][:2])

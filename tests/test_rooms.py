@@ -1,10 +1,12 @@
 """Imports never point the wrong way: each room knows only the rooms above it, and only the command line prints."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 import flatfold
+from flatfold.cli.options import PANEL_OF
 
 SOURCE = Path(flatfold.__file__).parent
 ROOMS = ("io", "core", "detectors", "data", "network", "passes", "curvature", "scoring", "evaluate", "report", "paper")
@@ -58,3 +60,12 @@ def test_only_the_command_line_prints():
         calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
         prints = any(isinstance(call, ast.Name) and call.id == "print" for call in calls)
         assert room == "cli" or not prints, path
+
+
+def test_only_the_command_line_names_its_options():
+    options = "|".join(name.replace("_", "-") for name in (*PANEL_OF, "restart", "with"))
+    for room, path, tree in files():
+        documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documents]
+        named = [text for text in texts if isinstance(text, str) and re.search(rf"--({options})(?![\w-])", text)]
+        assert room == "cli" or [text for text in named if "ray start" not in text] == [], path

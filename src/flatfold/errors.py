@@ -34,7 +34,7 @@ class DamagedFileError(FlatfoldError, ValueError):
 
 
 class DamagedBankError(DamagedFileError):
-    """A bank on disk is incomplete, or its bytes are not those that were written."""
+    """A bank on disk is incomplete, or its content does not match its checksums."""
 
 
 class MismatchError(FlatfoldError, ValueError):

@@ -18,7 +18,7 @@ def test_a_guard_becomes_an_onnx_file_beside_it(here):
     np.savez("images.npz", x=photos(90))
     done = succeed("export", "guard.safetensors", *MODEL, "--images", "images.npz", "--limit", 70)
     assert "guard.onnx" in done.stdout
-    assert "compared on 70 images of images.npz in batches of 1, 7, 64" in done.stdout
+    assert "validated on 70 images of images.npz in batches of 1, 7, 64" in done.stdout
     assert "same decision for every image" in done.stdout
     guard = ff.Guard.load("guard.safetensors", network())
     x = torch.stack([TRANSFORM(image) for image in photos(90)])
@@ -34,7 +34,7 @@ def test_out_decides_the_format_and_images_spread_over_all_places_are_compared(h
     for place in ("photos", "list.txt", "t.parquet"):
         out = here / "new" / f"{place}.pt2"
         done = succeed("export", "guard.safetensors", *MODEL, "--images", place, "--limit", 9, "--out", out)
-        assert f"compared on 9 images of {place} in batches of 1, 7, 9" in done.stdout
+        assert f"validated on 9 images of {place} in batches of 1, 7, 9" in done.stdout
     assert len(list((here / "new").iterdir())) == 3
     x = torch.stack([TRANSFORM(image) for image in photos()])
     guard = ff.Guard.load("guard.safetensors", network())
@@ -76,8 +76,8 @@ def test_mistakes(here):
     (here / "models" / "taken").write_text("a file")
     triton = (*guard, "--triton", "models")
     cases = [
-        (["guard.safetensors", *triton, "--out", "g.onnx"], 2, "one place"),
-        (["guard.safetensors", *triton, "--mlflow", "model"], 2, "one place"),
+        (["guard.safetensors", *triton, "--out", "g.onnx"], 2, "exclude each other"),
+        (["guard.safetensors", *triton, "--mlflow", "model"], 2, "exclude each other"),
         (["guard.safetensors", *guard, "--name", "a"], 2, "--name"),
         (["guard.safetensors", *triton, "--name", "a/b"], 1, "name"),
         (["my guard.safetensors", *triton], 1, "my guard"),

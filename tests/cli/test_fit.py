@@ -60,7 +60,7 @@ def test_the_default_is_fourfold_at_5_percent_as_in_the_library(val):
     done = succeed(*FIT, "--method", "autofold")
     guard = assert_file("autofold")
     alpha, threshold = float(guard.detector.alpha_), float(guard.calibration.threshold)
-    for part in ("120 of val; the model is right about 100.0 %", f"alpha = {alpha:g}", "60 images", f"{threshold:.4g}"):
+    for part in ("120 of val; accuracy of the model 100.0 %", f"alpha = {alpha:g}", "60 images", f"{threshold:.4g}"):
         assert part in done.stdout
 
 
@@ -186,7 +186,7 @@ def test_mistakes(val, monkeypatch):
 
 def test_an_interrupted_run_writes_nothing(val, interrupt):
     interrupt("flatfold.scoring.guard.Guard.fit")
-    assert_mistakes(FIT, [([], 130, "no file is half written")], val)
+    assert_mistakes(FIT, [([], 130, "no file is incomplete")], val)
 
 
 STORED = ff.Transform(resize=8, crop=6, mean=(0.1, 0.2, 0.3), std=(1, 2, 3), interpolation="bicubic")

@@ -22,6 +22,8 @@ def test_errors_end_in_a_sentence_and_an_exit_code(monkeypatch, capsys):
         (ValueError("no such thing. Try another."), 1, "flatfold: no such thing. Try another."),
         (PermissionError(13, "Permission denied", "out"), 1, "Permission denied: 'out'"),
         (ModuleNotFoundError("No module named 'mlxtend'"), 1, "[demo]"),
+        (ValueError("Give data=, or any_counts=True."), 1, "On the command line: --data, --any-counts."),
+        (ValueError("fold:alpha=2 and resize=3, or alpha=0.5."), 1, "or alpha=0.5.\n"),  # values, not arguments
     ]:
         monkeypatch.setattr(cli, "app", Mock(side_effect=error))
         with pytest.raises(SystemExit) as left:

@@ -259,7 +259,7 @@ def test_the_table_is_what_the_guard_says(here, fpr):
     alarms = int(said["is_ood"].sum())
     assert 0 < alarms < 50
     assert done.stderr.startswith("50 images, all scored -> scores.csv\n")
-    assert f"{alarms} alarms: {2 * alarms} %, where {10 if fpr is None else 30} %" in done.stderr
+    assert f"{alarms} alarms: {2 * alarms} %, {10 if fpr is None else 30} % allowed" in done.stderr
     assert done.stdout == ""
     assert {path.name for path in here.glob("scores*")} == {"scores.csv", "scores.csv.summary.json"}
     before = listing(here)

@@ -82,7 +82,7 @@ def test_tokens_and_hosts(folder, served, monkeypatch):
     assert flatfold(*SERVE, "--no-token", "--token-file", "token").returncode == 2
     assert served == []
     done = succeed(*SERVE, "--host", "0.0.0.0", "--no-token")
-    assert ("note: everybody who can reach 0.0.0.0" in done.stderr, settings_of(served).hosts) == (True, None)
+    assert ("note: anyone who can reach 0.0.0.0" in done.stderr, settings_of(served).hosts) == (True, None)
     monkeypatch.setenv(TOKEN, "another-token-of-the-environment")
     assert "at http://127.0.0.2:" in succeed(*SERVE, "--host", "127.0.0.2").stdout
     assert settings_of(served).token == "another-token-of-the-environment"

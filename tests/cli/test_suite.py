@@ -117,7 +117,7 @@ def test_a_sound_suite_has_a_line_for_every_part(world):
     images = {"train": "12 images", "val": "12 of 30 images", "test": "120 images", "far strange": "7 images"}
     lines = {name: rf"│ ok +│ +│ +{found} │" for name, found in images.items()}
     network = {"network tiny": r"│ ok +│ +99\.00 % │ +100\.00 % │ .*w\.pt"}
-    assert_doctor(world, [], 0, lines | network, "everything is there")
+    assert_doctor(world, [], 0, lines | network, "no problems found")
 
 
 def test_missing_or_wrong_parts_are_counted_and_optional_ones_are_notes(world):
@@ -128,13 +128,13 @@ def test_missing_or_wrong_parts_are_counted_and_optional_ones_are_notes(world):
     world.document["train"]["optional"] = True
     del world.document["ood"][0]["expect"], world.document["network"][0]["accuracy"]
     lines = {"train": r"│ note +│", "network tiny": r"│ note +│ +│ +100\.00 % │"}
-    assert_doctor(world, [], 0, lines, "everything is there, 2 notes")
+    assert_doctor(world, [], 0, lines, "no problems found, 2 notes")
 
 
 def test_accuracy_can_be_left_out_or_taken_from_few_images(world):
     world.document["network"][0]["accuracy"] = 50
     assert "of 12 test images" in assert_doctor(world, ["--limit", 12], 1, {}, "1 of 5 need attention")
-    assert_doctor(world, ["--no-accuracy"], 0, {"network tiny": r"│ ok +│ +50\.00 % │ +│"}, "everything is there")
+    assert_doctor(world, ["--no-accuracy"], 0, {"network tiny": r"│ ok +│ +50\.00 % │ +│"}, "no problems found")
 
 
 def test_every_image_is_read_if_that_is_wanted(world):
@@ -143,8 +143,8 @@ def test_every_image_is_read_if_that_is_wanted(world):
     (world.folder / "odd" / "123.png").write_bytes(b"no image")
     world.document["ood"][0] = {"name": "strange", "group": "far", "folder": "odd"}
     for options in ([], ["--no-read"]):
-        assert_doctor(world, options, 0, {}, "everything is there")
-    assert "123.png" in assert_doctor(world, ["--read"], 0, {}, "everything is there, 1 note")
+        assert_doctor(world, options, 0, {}, "no problems found")
+    assert "123.png" in assert_doctor(world, ["--read"], 0, {}, "no problems found, 1 note")
     for number in (7, 8):
         (world.folder / "odd" / f"{number:03}.png").write_bytes(b"no image")
     assert "007.png, 008.png, 123.png" in assert_doctor(world, ["--read"], 1, {}, "1 of 5 need attention")

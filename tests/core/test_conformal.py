@@ -14,11 +14,11 @@ from scipy import special, stats
 from flatfold.core.conformal import (
     alarm_p_value,
     allowed_ranks,
-    count_copies_once,
     ks_p_value,
     p_values,
     samples_needed,
 )
+from flatfold.core.copies import count_copies_once
 from tests.refusals import assert_refused
 
 numbers = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=20)

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize as unit
 from torch.testing import assert_close
 
 from flatfold.core import neighbours
-from flatfold.core.neighbours import group_copies, kth_distance, largest_products, to_half_precision, unit_scale
+from flatfold.core.neighbours import kth_distance, largest_products, to_half_precision, unit_scale
 
 
 def make_case(n=40, m=300, d=8, seed=0, dtype=torch.float64):
@@ -128,19 +128,3 @@ def test_near_neighbours_keep_their_digits_in_float32():
     got = distance(centre.float(), bank.float(), 1)
     expected = (centre.float().double() - unit(bank.float().double())).square().sum(-1)
     assert_close(got.double(), expected, rtol=1e-2, atol=0)
-
-
-def test_rows_that_differ_by_rounding_are_copies_and_no_others_are():
-    rows, noise = (torch.rand(300, 64, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    order = torch.randperm(900, generator=torch.Generator().manual_seed(2))
-    for size in (1.0, 1e-30, 1e30):  # whose squares a float32 does not hold
-        copies = torch.cat([rows, rows * (1 + 1e-6 * noise), rows])[order] * size
-        (groups,) = group_copies(copies)
-        assert (order % 300 == order[groups] % 300).all()  # each is in the group of a row that it copies
-        assert len(groups.unique()) == 300
-        assert len(group_copies(torch.cat([rows, rows * (1 + 1e-4 * noise), 2 * rows]) * size)[0].unique()) == 900
-    (same,) = group_copies(rows[:1] * (1 + 1e-6 * torch.randn(5000, 64)))
-    assert (same == 0).all()
-    here, there = group_copies(rows[:200], torch.cat([rows[100:], torch.zeros(2, 64)]))
-    assert torch.equal(there[:100], here[100:])
-    assert there[100:].tolist() == [*range(300, 400), 400, 400]

@@ -188,7 +188,7 @@ def test_a_damaged_bank_is_refused(tmp_path):
     for content in (b"", file.read_bytes()[:-1] + b"\0"):
         file.write_bytes(content)
         for use in (lambda: list(open_features(file.parent).chunks()), lambda: FeatureRows(file.parent, labels=False)):
-            with refused((content, use), "as it was written", DamagedBankError):
+            with refused((content, use), "is damaged", DamagedBankError):
                 use()
 
 

@@ -242,7 +242,7 @@ def test_an_image_is_known_by_its_bytes_and_not_by_its_name(tmp_path, monkeypatc
     for name in ("Popen", "check_call", "call", "run"):
         monkeypatch.setattr(subprocess, name, lambda *args, **how: started.append(args))
     for kind in ("EPS", "ICO", "TGA", "JPEG2000", "PCX"):  # the first would start another program
-        with refused(kind, "no known kind", UnreadableImageError):
+        with refused(kind, "unknown image format", UnreadableImageError):
             read_image(encoded(kind))
     assert started == []
 
@@ -263,7 +263,7 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(monkeypatch):
         assert read_image(image).size in ((40, 40), (2000, 2000))
     monkeypatch.setattr("PIL.JpegImagePlugin.JpegImageFile.load", lambda image: pytest.fail("it was decoded"))
     for image in (scanned(101), scanned(21, 8000), scanned(101, inside=b"\xff\xd9")):
-        with refused(image, "x.jpg .*(101 scans, and at most 100|21 scans, and at most 20)", TooManyPixelsError):
+        with refused(image, "x.jpg .*(101 scans, .* is 100|21 scans, .* is 20)", TooManyPixelsError):
             read_image(image, "x.jpg")
 
 
@@ -298,7 +298,7 @@ def test_an_image_that_declares_too_many_pixels_is_refused_before_it_is_decoded(
     for width, height in [(101, 10), (1, 1001), (12_000, 9_000), (60_000, 50_000)]:
         (tmp_path / "x.png").write_bytes(declared(width, height))
         for file in (tmp_path / "x.png", io.BytesIO(declared(width, height))):
-            keyword = f"upload .*({width} x {height}.* at most 1000|decompression bomb)"  # whose limit is met first
+            keyword = f"upload .*({width} x {height}.* limit of 1000|decompression bomb)"  # whose limit is met first
             with refused((width, height), keyword, TooManyPixelsError):
                 read_image(file, "upload", most_pixels=1000)
 
@@ -308,7 +308,7 @@ def test_an_image_that_pillow_takes_for_a_decompression_bomb_is_refused(tmp_path
     make_folder(tmp_path, ["x.png"], size=(40, 30))
     for limit in (1100, 100):  # Pillow warns above the limit and raises above twice the limit
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        with refused(limit, "x.png .*(at most 1100|decompression bomb)", TooManyPixelsError):
+        with refused(limit, "x.png .*(limit of 1100|decompression bomb)", TooManyPixelsError):
             read_image(tmp_path / "x.png")
     for kind in ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"):
         with refused(kind, "40 x 30|limit of 200", TooManyPixelsError):  # some versions read WEBP sizes too late
@@ -505,10 +505,10 @@ def test_a_line_of_another_form_is_named(given_list):
         with refused("no path", "list.txt:1: a line must be"):
             given_list(b" 3\n", labels)
         for name in outside:
-            with refused((name, labels), "list.txt:2: .*downwards"):
+            with refused((name, labels), "list.txt:2: .*relative to root"):
                 given_list(f"a.png 0\n{name} 1\n".encode(), labels)
     for content, keyword in [
-        (b"/my photo.png", "downwards"), (b"my photo/../../x.png", "downwards"), (b"", "at least one image"),
+        (b"/my photo.png", "to root"), (b"my photo/../../x.png", "to root"), (b"", "at least one image"),
         (b"\n \n\r\n", "at least one image"), ("straße.png 1\n".encode("latin-1"), "UTF-8"),
         ("a.png 1\n".encode("utf-16"), "UTF-8"),
     ]:  # fmt: skip

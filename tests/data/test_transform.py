@@ -192,7 +192,7 @@ def test_preparations_that_a_transform_cannot_do_are_refused_with_the_reason():
         (ImageClassification(224, odd=True), ValueError, "differ by"),
         (ImageClassification(256, 224), ValueError, "pads"),
         (Compose(RESIZE, ("RandomCrop", {})), ValueError, "RandomCrop"),
-        (Compose(RESIZE, NORMALISE), ValueError, "makes"),
+        (Compose(RESIZE, NORMALISE), ValueError, "returns"),
         (TIMM | {"crop_mode": "border"}, ValueError, "'border'"),
         (TIMM | {"input_size": (3, 224, 160)}, ValueError, "160"),
         (TIMM | {"input_size": (4, 9, 9), "mean": (0.5,) * 4}, ValueError, "4 channels"),

@@ -24,7 +24,7 @@ from tests.docs.shell import check_options, click_command, make, options_of
 from tests.serve.small_service import make_guard
 
 pytestmark = pytest.mark.docs
-SMALL = ["ignore:AutoFold's curve is flat", "ignore:the choice for .* is hardly better"]  # with a few random images
+SMALL = ["ignore:AutoFold's curve is flat", "ignore:tuning .* made little difference"]  # with a few random images
 FOREIGN = {"--array"}  # of Slurm
 KEYS = {"flatfold.json", "flatfold.transform"}  # what an exported file has inside
 OPTIONS = options_of(get_command(app)) | FOREIGN

@@ -1,4 +1,4 @@
-"""`models.cores`: cores of this process, minus what others take."""
+"""`io.cores`: cores of this process, minus what others take."""
 
 import os
 
@@ -19,7 +19,7 @@ def machine(monkeypatch, tmp_path):
         times = iter((10.0, 10.0 + busy * cores.GLANCE))
         monkeypatch.setattr(cores, "_busy_seconds", lambda: next(times))
         clock = iter((0.0, cores.GLANCE))
-        monkeypatch.setattr(cores, "perf_counter", lambda: next(clock))
+        monkeypatch.setattr("flatfold.io.clock.perf_counter", lambda: next(clock))
         monkeypatch.setattr(cores, "sleep", lambda _: None)
 
     return describe

@@ -1,5 +1,7 @@
 """Forward passes: a model is left as it was, and an input it cannot take is told with its shape."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 import flatfold as ff
 from flatfold.data.feature_files import FeatureRows
 from flatfold.data.images import ArrayImages
-from flatfold.network.calls import evaluating
+from flatfold.network.calls import evaluating, watch_calls
 from flatfold.network.heads import find_head
 from flatfold.passes.inputs import score_inputs
 from tests.architectures import Net
@@ -157,3 +159,29 @@ def test_errors_that_are_not_about_the_inputs_stay_what_they_are(tmp_path):
         with pytest.raises(type(error)) as caught:
             ff.extract(model, [torch.zeros(1, 12)])
         assert caught.value is error
+
+
+def test_calls_are_watched_in_this_thread_only_before_or_after_and_no_longer_than_the_block():
+    layer, seen = nn.Linear(4, 3), []
+
+    def before(module, args, kwargs):
+        seen.append((module, len(args), list(kwargs)))
+
+    def after(_module, args, kwargs, output):
+        seen.append(output)
+        return output + 1
+
+    plain = layer(X)
+    with watch_calls([(layer, before)], before=True), watch_calls([(layer, after)]):
+        with ThreadPoolExecutor(1) as other:
+            assert torch.equal(other.submit(layer, X).result(), plain)
+        assert seen == []
+        assert torch.equal(layer(input=X), plain + 1)
+        assert seen[0] == (layer, 0, ["input"])
+        assert torch.equal(seen[1], plain)
+    assert torch.equal(layer(X), plain)
+    assert len(seen) == 2
+    with pytest.raises(AttributeError), watch_calls([(layer, before), (None, before)]):
+        pass
+    layer(X)
+    assert len(seen) == 2, "hooks are removed if a later one fails"

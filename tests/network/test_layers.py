@@ -142,7 +142,7 @@ def test_the_head_of_layers_may_be_named_a_convolution_or_a_single_logit():
         (softmax, "4", softmax[:-1](X)),
     ):
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the output of '4' is not what the model returns")
+            warnings.filterwarnings("ignore", "the model does not return the output of '4'")
             (features,), head = ff.layers_and_head(net, X, head=name)(X)
         assert features.shape == (2, 4)
         assert_close(head(features), expected)

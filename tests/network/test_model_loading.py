@@ -223,7 +223,7 @@ def test_published_weights_bring_their_transform(asked, tmp_path, monkeypatch):
     for name in ("timm/resnet50", "openood/resnet18_32x32", f"transformers/{tmp_path}"):  # with weights of one's own
         assert published_transform(name, Net(), None) is None
     config["crop_mode"] = "border"
-    with refused("border", "as timm/resnet50 wants it: .*'border'"):
+    with refused("border", "preprocessing of timm/resnet50 .*'border'"):
         published_transform("timm/resnet50", Net(), "DEFAULT")
 
 
@@ -257,14 +257,14 @@ def test_names_that_cannot_be_resolved_are_refused_with_what_is_near(asked, tmp_
         ("resnet50", "DEFAULT", "openood, torchvision, timm"),
         ("touchvision/resnet50", "DEFAULT", "torchvision/resnet50"), ("timm", "DEFAULT", "timm/NAME"),
         ("timm/", "DEFAULT", "timm/NAME"), ("", "DEFAULT", "Libraries"), ("openood/resnet50", None, "weights="),
-        ("openood/resnet50", "DEFAULT", "weights="), ("torchvision/resnet50", None, "random weights"),
-        ("timm/resnet50", None, "random weights"), ("transformers/someone/vit", None, "random weights"),
-        (f"transformers/{tmp_path}", "main", "one place"),
+        ("openood/resnet50", "DEFAULT", "weights="), ("torchvision/resnet50", None, "needs trained weights"),
+        ("timm/resnet50", None, "needs trained weights"), ("transformers/someone/vit", None, "needs trained weights"),
+        (f"transformers/{tmp_path}", "main", "one source"),
     ]:  # fmt: skip
         with refused((name, pretrained), keyword):
             named_model(name, pretrained=pretrained)
     for name in ("openood/resnet50", "torchvision/resnet50", "timm/resnet50", "transformers/someone/vit"):
-        with refused(name, "one place"):
+        with refused(name, "one source"):
             named_model(name, tmp_path / "w.pt", "DEFAULT")
     with pytest.raises(FileNotFoundError, match=r"w\.pt"):
         named_model("timm/resnet50", tmp_path / "w.pt")

@@ -1,6 +1,7 @@
-"""`models.runtime`: every runtime gives what torch gives, and the fastest is chosen only if it does."""
+"""`network.runtime`: every runtime gives what torch gives, and the fastest is chosen only if it does."""
 
 import importlib.util
+from contextlib import suppress
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.testing import assert_close
 
 import flatfold as ff
 from flatfold.data.batch import split_batch
-from flatfold.io.cores import choose_threads, use_free_cores
+from flatfold.io.cores import fastest_threads, free_threads, torch_threads
 from flatfold.network import runtime as runtimes
 from flatfold.network.calls import evaluating
 from flatfold.network.heads import find_head, run
@@ -128,7 +129,6 @@ def test_auto_takes_the_fastest_and_says_why(monkeypatch):
         ({"torch": 0.06, "onnx": 0.01}, 7, "torch", "too short"),
     ):
         monkeypatch.setattr(runtimes, "_seconds", lambda runtime, batch, of=seconds: of[runtime.name])
-        monkeypatch.setattr(runtimes, "_seconds_each", lambda runtime, batch, of=seconds: of[runtime.name])
         auto = FastestRuntime("auto", model, found, rows=rows)
         result_of(auto, model, batch)
         assert auto.chosen_name == name
@@ -222,13 +222,17 @@ def test_mixed_precision_is_near_and_stays_with_the_guard(tmp_path):
 
 def test_threads_are_those_of_the_free_cores_unless_the_user_has_set_them(monkeypatch):
     before = torch.get_num_threads()
-    try:
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        assert use_free_cores(1) == 1
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert free_threads(1) == 1
+    with suppress(ZeroDivisionError), torch_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        assert use_free_cores(7) == 1
-    finally:
-        torch.set_num_threads(before)
+        assert free_threads(7) == before + 1
+        with torch_threads():
+            torch.set_num_threads(before + 2)
+        assert torch.get_num_threads() == before + 1
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == before
 
 
 def test_the_number_of_threads_is_the_fastest_one_and_few_where_more_hardly_help(monkeypatch):
@@ -236,14 +240,14 @@ def test_the_number_of_threads_is_the_fastest_one_and_few_where_more_hardly_help
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: state.update(threads=n))
     monkeypatch.setattr(torch, "get_num_threads", lambda: state["threads"])
-    monkeypatch.setattr("flatfold.io.cores.perf_counter", lambda: state["now"])
+    monkeypatch.setattr("flatfold.io.clock.perf_counter", lambda: state["now"])
 
     def choose(times, cores=4):
         def work():
             state.update(now=state["now"] + times[state["threads"]], calls=state["calls"] + 1)
 
         state.update(threads=4, calls=0)
-        return choose_threads(work, cores), state["threads"]
+        return fastest_threads(work, cores), state["threads"]
 
     for times, expected in (
         ({1: 1.0, 2: 0.6, 4: 0.35}, 4),
@@ -251,8 +255,8 @@ def test_the_number_of_threads_is_the_fastest_one_and_few_where_more_hardly_help
         ({1: 1.0, 2: 0.95, 4: 0.93}, 1),
         ({1: 1.0, 2: 0.6, 4: 0.58}, 2),
     ):
-        assert choose(times) == (expected, expected), times
-    assert choose({4: 1.0}, cores=1) == (1, 1)
+        assert choose(times) == (expected, 4), times
+    assert choose({4: 1.0}, cores=1) == (1, 4)
     assert state["calls"] == 0
     choose({1: 0.01, 2: 0.02, 4: 0.03})
     assert state["calls"] == 1 + 3 * 5

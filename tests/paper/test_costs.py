@@ -24,7 +24,7 @@ def test_actions_take_turns_after_a_round_to_warm_up_and_slow_ones_are_timed_onc
         now[0] += steps[name][order.count(name)]
         order.append(name)
 
-    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("flatfold.io.clock.perf_counter", lambda: now[0])
     found = time_in_turn([partial(act, name) for name in steps], 2, "cpu")
     assert found == [pytest.approx([0.1, 0.2]), pytest.approx([1.5]), pytest.approx([0.3, 0.4])]
     assert order == ["a", "slow", "b", "a", "b", "a", "b"]

@@ -58,7 +58,7 @@ def test_networks_of_an_earlier_run_are_kept_and_judged_too_unless_they_are_dama
     assert listing(out / "deep" / "banks") == kept
     (out / "tiny" / "ablations.json").write_text("{")
     less = succeed(*TOY, "--networks", "deep", "--no-report", "--restart", cwd=folder)
-    assert "tiny is left out" in less.stderr
+    assert "tiny is omitted" in less.stderr
     assert all(listing(out / "deep" / "banks")[path] > time for path, time in kept.items())
 
 

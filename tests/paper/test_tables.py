@@ -208,8 +208,8 @@ NOT_COMPARABLE = [
 def test_what_is_not_comparable_is_refused_with_every_reason_or_marked(suite, reason):
     with pytest.raises(ValueError, match=reason) as raised:
         compare_with_paper(three(**suite))
-    assert "--anyway" in str(raised.value)
-    assert ("--table" in str(raised.value)) == ("protocol" in suite)
+    assert "anyway=" in str(raised.value)
+    assert ("table=" in str(raised.value)) == ("protocol" in suite)
     lines = compare_with_paper(three(methods=("msp", "knn"), **suite), table="cifar10", anyway=True)
     assert len(lines) == 2 * 7 * 2
     assert all(line.remark.startswith("not comparable: ") for line in lines)
@@ -259,7 +259,7 @@ def test_runs_that_have_no_place_in_a_table_are_refused_and_other_averages_are_n
         lines = compare_with_paper(three(sets=sets))
         assert {line.dataset for line in lines} == (CIFAR10.keys() | {"textures"}) & sets.keys()
     for kind, arguments, keyword in (
-        ({"protocol": ""}, {"anyway": True}, "--table"), ({}, {"table": "main", "anyway": True}, "main"),
+        ({"protocol": ""}, {"anyway": True}, "table="), ({}, {"table": "main", "anyway": True}, "main"),
         ({}, {"table": "cifar", "anyway": True}, "'cifar'"), ({"methods": ("gen",)}, {}, "in common"),
         ({"sets": {"noise": "far"}}, {}, "in common"),
     ):  # fmt: skip

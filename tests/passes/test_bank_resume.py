@@ -114,7 +114,7 @@ def test_a_pass_that_was_killed_goes_on(tmp_path):
             process.send_signal(signal.SIGKILL)
     with pytest.raises(DamagedBankError, match="not finished"):
         load_bank(out)
-    with pytest.raises(ValueError, match="at least 24 rows, now there are 20"):
+    with pytest.raises(ValueError, match="at least 24 rows, got 20"):
         resume(shutil.copytree(out, tmp_path / "shorter"), loader=batches(n=20))
     done = SHARD * len(shards_of(out))
     assert done == 24  # eight batches were through
@@ -283,7 +283,7 @@ def test_a_source_needs_no_key_and_decodes_only_the_rows_that_are_missing(tmp_pa
         extract(Counting(), image_source(), out=tmp_path, key="added to the fingerprint")
 
 
-@pytest.mark.filterwarnings("ignore:the output of 'body'")
+@pytest.mark.filterwarnings("ignore:the model does not return the output of 'body'")
 def test_a_bank_of_something_else_is_refused_and_left_as_it_is(tmp_path):
     resume(tmp_path / "bank")
     before = files_of(tmp_path / "bank")
@@ -310,7 +310,7 @@ def test_data_that_shrank_or_grew_under_its_key_is_refused(tmp_path):
     resume(tmp_path)
     for rows, shard, now in [(3, 3, "3"), (20, 3, "20"), (48, 4, "48"), (60, 4, "at least 52")]:
         (tmp_path / f"{shard:05d}.safetensors").unlink(missing_ok=True)
-        with refused(rows, f"50 rows, now there are {now}"):
+        with refused(rows, f"50 rows, got {now}"):
             resume(tmp_path, loader=batches(n=rows))
 
 

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from flatfold import FolderImages, Loading, Transform, UnreadableImageError, extract, load_bank
 from flatfold.data.banks import read_shards
 from flatfold.data.feature_files import open_features
+from flatfold.passes import local, passes
+from flatfold.passes.extract import extract_features
 from flatfold.passes.inputs import labelled_batches, read_first_batch, score_inputs
 from tests.refusals import refused
 
@@ -175,3 +177,23 @@ def test_scores_and_methods_that_learn_from_images_leave_the_same_ones_out(tmp_p
     batches = list(labelled_batches(source, "cpu", "fitting"))
     assert torch.cat([y for _, y in batches]).tolist() == [0] * 5 + [1] * 10
     assert len(read_first_batch(source)) == 4
+
+
+@pytest.mark.parametrize("out", [None, "bank"])
+def test_parts_may_be_finished_in_any_order(tmp_path, monkeypatch, out):
+    source = FolderImages(make_folder(tmp_path / "images", broken=(3,)), PLAIN, batch_size=4)
+    out = out and tmp_path / out
+    loading = Loading(max_unreadable=0.1)
+    expected, _ = extract(Net(), source, loading=loading)
+    in_order = local.run_local
+
+    def reversed_parts(*arguments):
+        yield from reversed(list(in_order(*arguments)))
+
+    monkeypatch.setattr(passes, "PART_ROWS", 4)
+    monkeypatch.setattr(local, "run_local", reversed_parts)
+    result = extract_features(Net(), source, loading, out=out, shard_rows=8)
+    assert torch.equal(result.bank.features, expected.features)
+    assert torch.equal(result.bank.labels, expected.labels)
+    if out is None:
+        assert torch.equal(result.predicted, result.network.found.head(expected.features).argmax(dim=-1))

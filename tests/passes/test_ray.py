@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from math import nan
 from pathlib import Path
 from socket import create_server
@@ -16,13 +17,18 @@ from threading import Thread
 from types import SimpleNamespace
 from uuid import uuid4
 
+import numpy as np
 import pytest
 import torch
 
-from flatfold import Execution
+from flatfold import Execution, Guard, Loading, extract
 from flatfold.cli.options import ModelOptions
-from flatfold.data.images import FolderImages
+from flatfold.data.images import ArrayImages, FolderImages
 from flatfold.errors import UnreadableImageError
+from flatfold.evaluate.banks import Settings
+from flatfold.evaluate.runner import run
+from flatfold.evaluate.study import run_study
+from flatfold.evaluate.suites.suite import OodSet, Suite
 from flatfold.io.store import Part
 from flatfold.passes import ray as on_ray
 from flatfold.passes import ray as ray_cluster
@@ -31,6 +37,7 @@ from flatfold.passes.ray import Worker, run_on_ray
 from flatfold.scoring import shards
 from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.shards import ScoringJob, Shard, join_tables, score_images
+from tests.command import flatfold
 from tests.ray_cluster import PATIENT, marked
 from tests.ray_cluster import ray_cluster as started_cluster
 from tests.scoring.shards.small_run import TRANSFORM, broken, write_guard, write_images
@@ -45,6 +52,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch import nn
 
 
@@ -358,6 +366,125 @@ def test_an_error_comes_out_with_its_words_and_the_nearest_kind():
         assert str(given) == str(error)
 
 
+MORTAL = """
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class Mortal(nn.Module):
+    # The first call in a process that did not make the model ends that process, once.
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
+        self.home = os.getpid()
+
+    def forward(self, x):
+        if os.getpid() != self.home and Path("mortal").exists():
+            with suppress(FileExistsError):
+                Path("died").touch(exist_ok=False)
+                os._exit(1)
+        return self.head(self.body(x).relu().mean((2, 3)))
+"""
+
+
+@pytest.fixture
+def mortal(tmp_path, monkeypatch):
+    """Return a model whose class is in a module of the current folder, where workers find it too."""
+    name = f"mortal_{uuid4().hex}"
+    monkeypatch.chdir(tmp_path)
+    Path(f"{name}.py").write_text(MORTAL)
+    monkeypatch.syspath_prepend(tmp_path)
+    return import_module(name).Mortal
+
+
+RAY = Execution(engine="ray", actors=2)
+
+
+def bytes_of(folder):
+    """The bytes of all parts and manifests under a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@on_cluster
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_bank_has_the_same_bytes_and_a_dead_worker_costs_nothing(tmp_path, monkeypatch, mortal, dies):
+    monkeypatch.setattr("flatfold.passes.passes.PART_ROWS", 8)
+    write_images(tmp_path / "images", IMAGES)
+    broken("text", Path("images/0009.png"))
+    source, loading = FolderImages("images", TRANSFORM, BATCH, labels=False), Loading(max_unreadable=0.1)
+    extract(mortal(), source, out="local", shard_rows=6, loading=loading)
+    if dies:
+        Path("mortal").touch()
+    bank, _ = extract(mortal(), source, out="ray", shard_rows=6, loading=loading, execution=RAY)
+    assert Path("died").exists() == dies
+    assert len(bank) == IMAGES - 1
+    assert bytes_of(Path("ray")) == bytes_of(Path("local"))
+    here = extract(mortal(), source, loading=loading)[0]
+    assert torch.equal(extract(mortal(), source, loading=loading, execution=RAY)[0].features, here.features)
+
+
+@on_cluster
+def test_a_guard_that_was_fitted_on_ray_is_the_same_file(mortal):
+    x = torch.randn(200, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    for name, execution in (("local", None), ("ray", RAY)):
+        guard = Guard.fit(mortal(), x, "msp", execution=execution)
+        guard.save(f"{name}.safetensors")
+    assert guard.fit_result.runtime.endswith("on Ray")
+    assert Path("ray.safetensors").read_bytes() == Path("local.safetensors").read_bytes()
+
+
+@on_cluster
+def test_a_suite_and_a_study_have_the_figures_of_one_machine(mortal):
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+
+    def images(n, y=None):
+        return ArrayImages(rng.integers(0, 256, (n, 6, 6, 3), dtype=np.uint8), y, TRANSFORM, BATCH)
+
+    suite = Suite(
+        "toy", "", mortal().eval(), images(60, labels), images(60, labels), images(60, labels),
+        (OodSet("noise", "far", images(40), ""),), seed=0,
+    )  # fmt: skip
+    runs = {}
+    for name, execution in (("local", Execution()), ("ray", RAY)):
+        settings = Settings(execution=execution, replicates=0)
+        results = run(suite, ["msp", "knn:k=5", "odin", "nac"], Path(name), settings)
+        study = run_study(suite, Path(name), settings, samples=12, probes=1, steps=3)
+        runs[name] = results.rows, results.refused, study.statistics, study.detections
+        assert results.provenance["runtime"].endswith("on Ray") == (name == "ray")
+    assert runs["ray"] == runs["local"]
+    assert len(runs["ray"][0]) == 4
+    kept = [{path: raw for path, raw in bytes_of(Path(name)).items() if "curvature" not in path} for name in runs]
+    assert kept[0] == kept[1]
+
+
+@on_cluster
+def test_a_command_distributes_a_network_from_a_file(mortal, tmp_path):
+    write_images(tmp_path / "images", IMAGES)
+    Path("blocks.py").write_text("from torch import nn\n\n\nclass Body(nn.Flatten):\n    pass\n")
+    nets = "import torch\nfrom torch import nn\nfrom blocks import Body\n\n\nclass Own(nn.Sequential):\n    pass\n\n\n"
+    Path("nets.py").write_text(
+        f"{nets}def make():\n    torch.manual_seed(0)\n    return Own(Body(), nn.Linear(108, 3))\n"
+    )
+    options = ("images", "--model", "nets:make", "--mode", "RGB", "--method", "msp", "--no-labels", "--fpr", 0.1)
+    for name, engine in (("local", ()), ("ray", ("--engine", "ray", "--actors", 2))):
+        done = flatfold("fit", *options, "--out", f"{name}.safetensors", *engine)
+        assert done.returncode == 0, done.stderr
+    assert "on Ray" in done.stdout
+    assert Path("ray.safetensors").read_bytes() == Path("local.safetensors").read_bytes()
+
+
+def test_only_data_that_can_be_read_from_any_row_is_distributed(mortal):
+    with pytest.raises(ValueError, match="list"):
+        extract(mortal(), [torch.zeros(2, 3, 6, 6)], execution=RAY)
+
+
 LIGHT = SimpleNamespace(title="computing")  # a job for workers that compute nothing
 DEAD = "died over part %s"
 
@@ -426,7 +553,7 @@ class FakeRay(SimpleNamespace):
 def test_a_cluster_is_left_or_ended_whatever_happens(monkeypatch):
     fake = FakeRay(joined=False)
     monkeypatch.setitem(sys.modules, "ray", fake)
-    with pytest.raises(KeyboardInterrupt), ray_cluster._join_cluster():
+    with pytest.raises(KeyboardInterrupt), ray_cluster.join_cluster():
         raise KeyboardInterrupt
     (name, options), end = fake.calls
     assert (name, end) == ("init", "shutdown")
@@ -439,7 +566,7 @@ def test_a_cluster_that_the_caller_has_joined_is_used_and_left(monkeypatch):
     fake = FakeRay(joined=True)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with ray_cluster._join_cluster() as used:
+    with ray_cluster.join_cluster() as used:
         assert used is fake
     assert fake.calls == []
 
@@ -456,7 +583,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch):
     fake = FakeRay(joined=False)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ConnectionError, match=address), ray_cluster._join_cluster():
+    with pytest.raises(ConnectionError, match=address), ray_cluster.join_cluster():
         pass
     assert fake.calls == []
 

@@ -247,7 +247,7 @@ def test_an_input_on_the_threshold_may_be_decided_either_way_and_is_counted(guar
     exact.calibrated.calibration.threshold.fill_(own)
     result = check_moved(exact, x, "is_ood", row, lambda o: ~o)
     assert result.undecidable == 1
-    assert "1 too near" in str(result)
+    assert "1 too close" in str(result)
     with pytest.raises(MismatchError, match="decision"):
         check_moved(exact, x, "is_ood", clear(exact, x), lambda o: ~o)
 
@@ -279,7 +279,7 @@ class DataDependent(nn.Module):
 @pytest.mark.parametrize(
     ("last", "suffixes", "kind", "keyword"),
     [
-        (Noise, FORMATS, MismatchError, "does not give"),
+        (Noise, FORMATS, MismatchError, "does not reproduce"),
         (DataDependent, FORMATS, ValueError, "cannot be exported"),
     ],
 )
@@ -310,8 +310,8 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(guard, tm
         (half, "model.onnx", [x], ValueError, "onnxruntime"),
         *((guard, name, [some()], ValueError, name) for name in ("model", "model.pt", "model.ONNX")),
         *((guard, f"folder{suffix}", never(), IsADirectoryError, "folder") for suffix in FORMATS),
-        (guard, "model.pt2", [], ValueError, "at least 2, got 0"),
-        (guard, "model.pt2", [torch.rand(1, 8)], ValueError, "at least 2, got 1"),
+        (guard, "model.pt2", [], ValueError, "at least 2 .*, got 0"),
+        (guard, "model.pt2", [torch.rand(1, 8)], ValueError, "at least 2 .*, got 1"),
         (guard, "model.pt2", two_shapes, ValueError, r"\(8,\) and \(9,\)"),
     ):
         assert_refused(kind, keyword, partial(export, each, tmp_path / name, inputs))

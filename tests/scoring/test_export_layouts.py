@@ -141,7 +141,7 @@ def test_a_model_that_is_there_gets_the_next_version_and_keeps_its_configuration
 
     other, x = embedded()
     before = tree(tmp_path)
-    assert_refused(ValueError, "inputs and outputs", partial(other.export, tmp_path, [x], layout="triton"))
+    assert_refused(ValueError, "inputs or outputs", partial(other.export, tmp_path, [x], layout="triton"))
     config.unlink()
     assert_refused(ValueError, "config.pbtxt", partial(guard.export, tmp_path, [inputs()], layout="triton"))
     config.write_bytes(before["guard/config.pbtxt"])
@@ -198,7 +198,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(layout, guard
         assert_refused(kind, keyword, partial(each.export, tmp_path / path, never(), **{"layout": layout, **options}))
     if layout == "triton" or find_spec("mlflow"):
         export = partial(noisy.export, tmp_path / "new", [inputs()], layout=layout)
-        assert_refused(MismatchError, "does not give", export)
+        assert_refused(MismatchError, "does not reproduce", export)
     assert sorted(tmp_path.rglob("*")) == before
 
 

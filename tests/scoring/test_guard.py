@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import flatfold as ff
 from flatfold.data.transform import InputSizes
-from flatfold.scoring.calibrated import fit_detector
+from flatfold.scoring.fitting import fit_detector
 from tests.four_classes import known, make_model
 from tests.refusals import assert_refused
 

@@ -204,7 +204,7 @@ def test_a_change_of_any_tensor_is_seen_and_rounding_is_not(make_world):
                 assert head_hash(fitted_head(other)) != head_hash(fitted_head(calibrated)), (name, key)
             elif key != "percentile_" or name == "autofold-a":  # of ReAct's percentile only the threshold counts
                 check = partial(artefact.check_probes, other, features, scores)
-                assert_refused(ValueError, "gives a score of", check, case=(name, key))
+                assert_refused(ValueError, "returns a score of", check, case=(name, key))
 
 
 def test_scores_that_jump_or_are_no_numbers_are_no_probes(make_world):
@@ -243,7 +243,7 @@ def test_guards_that_cannot_be_saved_are_refused_and_nothing_is_written(model, t
         change(guard)
         assert_refused(ValueError, keyword, partial(guard.save, path), case=change)
     by_hand = ff.Guard.fit(model, [known(100)], method=ff.Fold(alpha=0.2))
-    assert_refused(ValueError, "built by hand", partial(by_hand.save, path))
+    assert_refused(ValueError, "made by name", partial(by_hand.save, path))
     assert_refused(IsADirectoryError, "folder", partial(fitted("fold", model).save, tmp_path))
     assert list(tmp_path.iterdir()) == []
 
@@ -369,7 +369,7 @@ def test_other_safetensors_files_and_other_versions_are_refused(path, refused):
     save_file({"calibration": torch.arange(9.0)}, path, {"guard": json.dumps(said)})
     refused("version 1")
     save_file(load_file(path), path, {"guard": json.dumps(settings_in(path), indent=1)})
-    refused("written")
+    refused("canonical")
 
 
 def test_settings_that_save_would_not_write_are_refused(path, refused):
@@ -400,21 +400,21 @@ def test_tensors_that_save_would_not_write_are_refused(path, refused):
     scores, counts, zeros, ones = "calibration.scores", "calibration.counts", torch.zeros, torch.ones
     integers, infinite = zeros(1, 100, dtype=torch.int64), torch.full((1, 100), torch.inf)
     for name, values, keyword in (
-        (scores, (torch.arange(100.0)[None].flip(1),), "order"),
+        (scores, (torch.arange(100.0)[None].flip(1),), "not sorted"),
         (scores, (infinite, infinite * torch.nan), "finite"),
         (scores, (zeros(1, 0), zeros(1, 101)), "counts must"),
-        (scores, (zeros(100), integers), "for each group|float32 or float64"),
-        (scores, (zeros(1, 100),), "does not follow"),
+        (scores, (zeros(100), integers), "per group|float32 or float64"),
+        (scores, (zeros(1, 100),), "does not match"),
         (counts, (torch.tensor([10**12]), torch.tensor([0])), "counts must"),
-        (counts, (torch.tensor([100.0]),), "for each group"),
+        (counts, (torch.tensor([100.0]),), "per group"),
         ("detector.fold.weight", (ones(4, 16), ones(4, 17)), "head_sha256|cannot be used"),
-        ("detector.fold.distances", (infinite[0, :16].reshape(4, 4), ones(4, 4)), "gives a score of"),
-        ("detector.alpha_", (torch.tensor(0.123),), "gives a score of"),
+        ("detector.fold.distances", (infinite[0, :16].reshape(4, 4), ones(4, 4)), "returns a score of"),
+        ("detector.alpha_", (torch.tensor(0.123),), "returns a score of"),
         ("detector.fold.distances", (ones(5),), "cannot be used"),
         ("detector.fold.score", (ones(4),), "cannot be used"),
-        ("detector.alpha_", (zeros((), dtype=torch.uint8),), "types"),
+        ("detector.alpha_", (zeros((), dtype=torch.uint8),), "must be one of"),
         ("detector.", (ones(4),), "cannot be used"),
-        ("probe.scores", (zeros(8),), "gives a score of"),
+        ("probe.scores", (zeros(8),), "returns a score of"),
         ("probe.scores", (zeros(7),), "self-test"),
         ("probe.features", (zeros(8, 15),), "self-test"),
         ("other.values", (zeros(8, 15),), "other.values"),
@@ -431,7 +431,7 @@ def test_tensors_that_save_would_not_write_are_refused(path, refused):
 def test_a_method_that_computes_otherwise_is_found_out(path, refused, monkeypatch):
     before = ff.Fold.score_at
     monkeypatch.setattr(ff.Fold, "score_at", lambda *given: before(*given) * 1.0001)
-    refused("gives a score of")
+    refused("returns a score of")
 
 
 def test_headers_are_refused_before_memory_is_set_aside(path, refused):

@@ -126,7 +126,7 @@ def test_a_head_that_is_called_twice_must_be_told_by_its_output():
 
 
 def test_a_layer_that_was_named_counts_in_its_last_call():
-    with pytest.warns(UserWarning, match="is not what the model returns"):
+    with pytest.warns(UserWarning, match="does not return the output"):
         guard, x = guard_of_forward(lambda m, x: (m.head(3 * x) + m.head(x)).log_softmax(dim=-1), head="head")
     check_same(guard.as_module()(x), guard(x))
 

@@ -295,7 +295,7 @@ def test_damaged_values_are_refused_with_what_is_wrong(plain, rng, tmp_path):
             content = {key: other for key, other in {**whole, name: value}.items() if other is not ...}
             path.write_text(json.dumps(content))
             for read in (partial(Monitor.from_dict, content), partial(Monitor.load, path)):
-                assert_refused(ValueError, f"damaged.*({name}|add up|malformed)", read, case=(name, value))
+                assert_refused(ValueError, f"damaged.*({name}|inconsistent|malformed)", read, case=(name, value))
 
 
 def test_what_is_no_monitor_is_refused(plain, tmp_path):

@@ -19,6 +19,7 @@ import flatfold as ff
 from flatfold.data.feature_files import open_features
 from flatfold.scoring import tables as writers
 from flatfold.scoring.calibrated import with_rounding_margin
+from flatfold.scoring.fitting import fit_detector
 from flatfold.scoring.tables import (
     GROUP,
     check_out,
@@ -106,6 +107,22 @@ def test_float32_is_widened_and_float64_is_not_rounded(tmp_path, make_world):
     detector = ff.create("fold").fit(narrow.bank, narrow.head)
     with pytest.raises(TypeError, match="float64"):
         next(score_features(saved(tmp_path / "f", wide.unknown), detector))
+
+
+def test_a_detector_is_fitted_on_files_as_on_banks_and_calibrated_on_others(tmp_path, world):
+    known, more = many(world, 300, seed=1), many(world, 200, seed=2)
+    labels = world.head(known).argmax(dim=1)
+    fit, held_out = saved(tmp_path / "fit", known, labels), saved(tmp_path / "more", more)
+    result = fit_on_files(ff.create("knn"), world.head, held_out, fit, held_out, 0.1)
+    expected = fit_detector(
+        ff.create("knn"), ff.FeatureBank(known, labels), world.head, 0.1, held_out=ff.FeatureBank(more)
+    )
+    assert torch.equal(result.calibration.threshold, expected.calibration.threshold)
+    assert (result.samples, result.accuracy, result.copies) == (300, 1.0, expected.copies)
+    assert fit_on_files(ff.create("knn"), world.head, held_out, fit, None, 0.1).calibration is None, "none are held out"
+    again = saved(tmp_path / "again", known[:100])
+    with pytest.raises(ValueError, match=r"fit and .*again: the calibration data is"):
+        fit_on_files(ff.create("knn"), world.head, again, fit, again, 0.1)
 
 
 def test_features_that_cannot_be_scored_or_calibrated_on_are_refused(tmp_path, world, detector):

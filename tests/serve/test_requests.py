@@ -88,8 +88,8 @@ def test_broken_images_are_called_by_their_name_and_nothing_internal_is_told(sha
     answer = shared.score(*form([("good.png", GOOD), ("a/bad.png", GOOD[:60])]))
     assert (answer.status, "'bad.png'" in answer.error) == (400, True)
     assert "image 1" in shared.score(*form([("", GOOD), ("", b"x")])).error
-    assert "BytesIO" not in refused(400, "kind", prepare, b"nothing")
-    refused(400, "kind", prepare, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    assert "BytesIO" not in refused(400, "format", prepare, b"nothing")
+    refused(400, "format", prepare, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
 
     class WeirdError(Exception):
         pass

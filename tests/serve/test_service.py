@@ -76,7 +76,7 @@ def test_images_of_sizes_that_the_guard_does_not_know_never_reach_the_network(st
         assert (refused.status, f"{shape[0]} x {shape[1]}" in refused.error) == (422, True)
         assert "calibrated on 4 x 4" in refused.error
     assert guard.model.calls == calls
-    wide = start(guard, any_size=True)
+    wide = start(guard, allow_sizes=True)
     assert wide.score(encoded(np.zeros((2, 8), np.uint8))).status == 200
     assert wide.score(encoded(np.zeros((5, 4), np.uint8))).status == 422  # this network itself takes 16 pixels only
 

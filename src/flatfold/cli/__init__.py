@@ -1,4 +1,4 @@
-"""The command line: one module per command or pair of commands; the only room that prints."""
+"""The command line: one module per group of commands; the only package that prints."""
 
 import io
 import sys
@@ -13,7 +13,7 @@ from .bench import bench, methods, report
 from .compare import compare
 from .curvature import curvature
 from .fit import export, fit
-from .options import Command, grouped
+from .options import Command, grouped, name_options
 from .output import Debug, Json, OutputOptions, Quiet, Verbose, get_output, printable, set_output
 from .paper import paper, reproduce
 from .score import join, score, score_features
@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"max_content_width": 120},
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # help as plain text: boxes would leave 20 of 80 columns for it
+    rich_markup_mode=None,  # plain text: boxes would leave 20 of 80 columns for the help
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(bench, curvature, reproduce, doctor, compare, paper, report),
@@ -67,7 +67,7 @@ def main() -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no ±
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 cannot print ±
     try:
         app(_translate(sys.argv[1:]), prog_name="flatfold")
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
@@ -76,12 +76,12 @@ def main() -> None:
             sys.exit(1)
         unnamed = isinstance(error, ModuleNotFoundError) and "flatfold[" not in str(error)
         hint = ". The built-in suite needs the extra [demo]." if unnamed else ""
-        typer.echo(f"flatfold: {printable(str(error))}{hint}", err=True)
+        typer.echo(f"flatfold: {printable(name_options(str(error)))}{hint}", err=True)
         sys.exit(1)
 
 
 def _translate(words: list[str]) -> list[str]:
-    """Return `score --features FILE ...`, the spelling of earlier versions, as `score-features FILE ...`."""
+    """Translate `score --features FILE ...`, as in earlier versions, to `score-features FILE ...`."""
     place = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--features"), None)
     if words[:1] != ["score"] or place is None:
         return words

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 
 LEGEND = (
-    "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the share of ID inputs flagged by the threshold that "
+    "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the fraction of ID inputs flagged by the threshold that "
     "flags 95 % of the OOD inputs."
 )
 
@@ -40,7 +40,7 @@ LEGEND = (
 Latex = Annotated[
     Path | None,
     Option(
-        metavar="FILE", help="Write the table of results in LaTeX to this file; - for stdout, and nothing else there."
+        metavar="FILE", help="Write the table of results in LaTeX to this file; - for stdout, without other output."
     ),
 ]
 
@@ -58,7 +58,7 @@ def bench(
         str | None,
         Option(
             metavar="METHODS",
-            help="Add these methods to the finished results in --out, and replace those of the same name. "
+            help="Add these methods to the finished results in --out, replacing methods of the same name. "
             "Network, images and settings must be those of the finished run.",
         ),
     ] = None,
@@ -66,7 +66,7 @@ def bench(
     batch_size: BatchSize = 256,
     limit: Limit = None,
     limit_fit: LimitFit = None,
-    bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for those of AUROC only.")] = 1000,
+    bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for AUROC only.")] = 1000,
     *,
     options: SuiteOptions,
     loading: LoadingOptions,
@@ -75,7 +75,7 @@ def bench(
 ) -> None:
     """Evaluate methods on the data sets of a suite.
 
-    Prints AUROC and FPR95 for every OOD data set. Features are extracted once and kept in the output folder; an
+    Prints AUROC and FPR95 for every OOD data set. Features are extracted once and stored in the output folder; an
     interrupted run resumes from there. Writes results.json, results.csv, averages.csv, scores.safetensors,
     thumbnails.safetensors, report.html and figures. With several networks or seeds, each gets a folder, and
     summary.csv, summary.json and report.html hold the means.
@@ -95,16 +95,16 @@ def bench(
     if methods is not None and add is not None:
         raise typer.BadParameter("--methods starts new results, --add extends finished ones.", param_hint="--add")
     if latex == STDOUT and get_output().json:
-        raise typer.BadParameter("--json writes to stdout too. Give --latex a file.", param_hint="--latex")
+        raise typer.BadParameter("--json also writes to stdout. Pass a file to --latex.", param_hint="--latex")
     load_plugins(own)
     wanted = methods if add is None else add
     specs = check_specs(detectors.methods() if wanted is None else split_methods(wanted))
     settings = execution.settings(loading, bootstrap)
     folder = options.out or Path("out") / Path(suite).stem
-    finished = {} if add is None else load_runs(folder)  # first: suites may take long to load
+    finished = {} if add is None else load_runs(folder)  # first: suites may be slow to load
     suites = options.suites(suite, folder, batch_size, (limit, limit_fit))
     if add is not None and (missing := [place for place in suites if place not in finished]):
-        raise ValueError(f"--add extends finished results, but {missing[0]} has none. Leave it out with --networks.")
+        raise ValueError(f"--add extends finished results, but {missing[0]} has none. Exclude it with --networks.")
     failed: dict[str, str] = {}
     runs = []
     for place, each in suites.items():
@@ -132,7 +132,7 @@ def bench(
 
 
 def _write_latex(folder: Path, latex: Path) -> None:
-    """Write the table of a folder's run, or that of the means of each family of its runs, to a file or stdout."""
+    """Write the table of a folder's run, or the means of each family of its runs, to a file or stdout."""
     from ..evaluate.summary import families, load_runs, summary_latex
     from ..io.files import write_atomically
 
@@ -146,7 +146,7 @@ def _write_latex(folder: Path, latex: Path) -> None:
 
 
 def _summarise(folder: Path, networks: Sequence[str], report: bool, quiet: bool) -> None:
-    """Write and print the means over the networks of each family, as far as they have results."""
+    """Write and print the means over the networks of each family that have results."""
     from ..evaluate.results import load_results
     from ..evaluate.summary import families, save_summary, summarise
     from ..report.summary import write_summary
@@ -163,7 +163,7 @@ def _summarise(folder: Path, networks: Sequence[str], report: bool, quiet: bool)
 
 
 def _summary_of(results: Results) -> dict[str, Any]:
-    """Return what the table of a run shows: the figures of each method in each column, best average AUROC first."""
+    """Return the content of a run's table: the metrics of each method in each column, best average AUROC first."""
     from ..evaluate.results import METRICS
 
     suite, cells = results.suite, results.cells
@@ -178,17 +178,17 @@ def _summary_of(results: Results) -> dict[str, Any]:
 
 
 def print_results(results: Results) -> None:
-    """Print one line per method, best average AUROC first; only averages where the terminal is too narrow for all."""
+    """Print one line per method, best average AUROC first; only averages if the terminal is too narrow."""
     console = open_console()
     tables = [_results_table(results, columns) for columns in (results.columns, results.groups)]
     if not print_table(console, *tables):
-        console.print("The terminal is too narrow for every data set; results.csv and the report have them.")
+        console.print("The terminal is too narrow for all data sets; see results.csv or the report.")
     if console.is_terminal and any(row.certainty is not None for row in results.rows):
-        console.print("Green: the best AUROC of a column, and those not significantly different from it (paired test).")
+        console.print("Green: the best AUROC of a column, and others without significant difference (paired test).")
     if any("alpha_" in run.learnt for run in results.methods):
         console.print("* chosen by AutoFold on ID validation data")
     if any(run.tuned_on != "nothing" for run in results.methods):
-        console.print("tuned: the data that hyper-parameters were chosen on, ID or OOD.")
+        console.print("tuned: the data used to choose hyper-parameters, ID or OOD.")
     for reason in dict.fromkeys(results.left_out.values()):
         methods = [method for method, other in results.left_out.items() if other == reason]
         console.print(f"{', '.join(methods)} {'was' if len(methods) == 1 else 'were'} left out: {reason}", markup=False)
@@ -222,14 +222,14 @@ def _results_table(results: Results, columns: Sequence[str]) -> Table:
 
 
 def title_of(suite: dict[str, str]) -> str:
-    """Return the name of a suite and its network, as text for rich."""
+    """Format the name of a suite and its network for rich."""
     from rich.markup import escape
 
     return escape(f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"])
 
 
 def print_summary(group: Sequence[Results], rows: Sequence[SummaryRow]) -> None:
-    """Print the means of one family, best average AUROC first, and the sentence that answers which method is best."""
+    """Print the means of one family, best average AUROC first, and a sentence that names the best method."""
     from ..evaluate.summary import answer
 
     console = open_console()
@@ -238,7 +238,7 @@ def print_summary(group: Sequence[Results], rows: Sequence[SummaryRow]) -> None:
         for each in (group[0].columns, group[0].groups)
     )
     if not print_table(console, *(_summary_table(rows, each) for each in (columns, averages))):
-        console.print("The terminal is too narrow for every data set; summary.csv and the report have them.")
+        console.print("The terminal is too narrow for all data sets; see summary.csv or the report.")
     console.print(answer(group), markup=False, highlight=False)
 
 
@@ -272,8 +272,8 @@ def report(
 ) -> None:
     """Write the pages or a LaTeX table of finished results.
 
-    Writes report.html, curvature.html and their figures, as far as the folder holds results; for several networks,
-    those of each and one with their means.
+    Writes report.html, curvature.html and their figures for the results in the folder; for several networks,
+    the pages of each and one with their means.
 
     Example: flatfold report out/digits
 
@@ -304,13 +304,13 @@ def report(
 
 
 def _holding(folder: Path, name: str) -> list[Path]:
-    """Return the folder itself if it holds such a file, else its direct sub-folders that do."""
+    """Return the folder itself if it contains the file, else its direct sub-folders that do."""
     return [folder] if (folder / name).exists() else [path.parent for path in sorted(folder.glob(f"*/{name}"))]
 
 
 def methods(
     cite: Annotated[
-        str | None, Option(metavar="NAME", help="Print what to cite for this method as BibTeX, instead of the list.")
+        str | None, Option(metavar="NAME", help="Print the references of this method as BibTeX instead of the list.")
     ] = None,
     own: With = None,
 ) -> None:
@@ -336,7 +336,9 @@ def methods(
         if method.sees != "features":
             learns_from = "nothing; runs the network" if method.fits_on == "nothing" else learns_from[:-4] + "images"
         hyper = detectors.hyperparameters(name).items()
-        texts = ((key, f"{x[0]}..{x[-1]}" if isinstance(x, tuple) and x else x) for key, x in hyper)  # a grid: its ends
+        texts = (
+            (key, f"{x[0]}..{x[-1]}" if isinstance(x, tuple) and x else x) for key, x in hyper
+        )  # the ends of a grid
         table.add_row(name, method.summary, learns_from, ", ".join(f"{key}={text}" for key, text in texts))
     print_json(
         methods=[
@@ -354,11 +356,11 @@ def methods(
     )
     console = open_console(listing=True)
     console.print(table)
-    console.print("\nAny other method that scores features takes alpha=..., partial normalisation h / |h|^alpha.")
+    console.print("\nAny other method that scores features accepts alpha=..., partial normalisation h / |h|^alpha.")
     names = ", ".join(f"{alias} is {name}" for alias, name in detectors.ALIASES.items())
     console.print(f"A method is written name:key=value everywhere, as in mds:alpha=1; {names}.")
     console.print("From Python: flatfold.create('mds:alpha=1'), or flatfold.create(name, alpha=..., preset='authors').")
-    console.print("What to cite for a method, as BibTeX: flatfold methods --cite NAME.")
+    console.print("References of a method as BibTeX: flatfold methods --cite NAME.")
     tunable = [name for name, method in entries.items() if method.grid]
     on_features = [name for name in tunable if entries[name].sees == "features"]
     console.print(f"A benchmark tunes name@id on ID data and name@ood on OOD data: {', '.join(on_features)}.")

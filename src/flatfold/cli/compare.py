@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNITS = "In percent; differences B - A in percentage points. FPR95 counts OOD as positive: less is better."
 
-PAIRED = "Paired: both runs scored the same images. AUROC by DeLong's test, FPR95 by a bootstrap of the same images."
+PAIRED = "Paired: both runs scored the same images. AUROC by DeLong's test, FPR95 by a paired bootstrap."
 
 UNPAIRED = "Not paired: the images differ, or may differ, so only larger differences are significant."
 
@@ -47,7 +47,7 @@ def compare(
 ) -> None:
     """Compare two runs, or two methods of one run.
 
-    Differences have intervals and p-values. Runs that scored the same images are compared image by image, which detects
+    Differences have intervals and p-values. Runs that scored the same images are compared by paired tests, which detect
     smaller differences.
 
     Example: flatfold compare out/before out/after --csv changes.csv
@@ -80,17 +80,17 @@ def compare(
 
 
 def _load(folder: Path) -> Results:
-    """Read the run of a folder; one with several runs is refused with their names."""
+    """Load the run of a folder; raise if there are several runs."""
     from ..evaluate.results import load_results
 
     runs = sorted(path.parent.name for path in folder.glob("*/results.json"))
     if runs and not (folder / "results.json").exists():
-        raise ValueError(f"{folder} holds the runs {', '.join(runs)}. Name one of them, such as {folder / runs[0]}.")
+        raise ValueError(f"{folder} holds several runs: {', '.join(runs)}. Pass one, such as {folder / runs[0]}.")
     return load_results(folder)
 
 
 def deviations(runs: Mapping[str, Results]) -> list[str]:
-    """Return the deviations from the suite, each once, with the runs that have it."""
+    """Return the distinct deviations from the suite, with the runs that have them."""
     names: dict[str, list[str]] = {}
     for name, run in runs.items():
         for sentence in run.suite.get("deviations") or ():
@@ -99,7 +99,7 @@ def deviations(runs: Mapping[str, Results]) -> list[str]:
 
 
 def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> None:
-    """Print a line per method and data set, and how it was computed; a narrow terminal gets AUROC only."""
+    """Print one line per method and data set, and the tests used; print AUROC only if the terminal is narrow."""
     console = open_console(listing=True)
     fits = print_table(console, _table(changes, tuple(HEADS)), _table(changes, ("auroc",)))
     kinds = {change.paired for change in changes}
@@ -107,7 +107,7 @@ def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> Non
     for line in (UNITS, how, CAUTION, *remarks):
         console.print(line, markup=False, highlight=False)
     if not fits and any(change.metric != "auroc" for change in changes):
-        console.print("The terminal is too narrow for FPR95; --csv writes it too.")
+        console.print("The terminal is too narrow for FPR95; use --csv to write it to a file.")
 
 
 def _table(changes: Sequence[Change], metrics: Sequence[str]) -> Table:
@@ -129,9 +129,9 @@ def _table(changes: Sequence[Change], metrics: Sequence[str]) -> Table:
 
 
 def _cells(change: Change, mixed: bool) -> list[str]:
-    """Return both values, the difference, its interval, a star, and p where there is one."""
+    """Format both values, the difference with its interval, a star, and p if available."""
     nearest = 100 * min(abs(change.low), abs(change.high))
-    # Two digits, or up to four where the end of an interval without 0 would read 0.00.
+    # Two digits, or up to four if the end of a significant interval would be printed as 0.00.
     digits = next((digits for digits in (2, 3) if not change.significant or round(nearest, digits) > 0), 4)
     difference, low, high = (f"{100 * x:+z.{digits}f}" for x in (change.difference, change.low, change.high))
     star = "*" if change.significant else ""

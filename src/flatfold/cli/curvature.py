@@ -93,7 +93,7 @@ def curvature(
 
 
 def print_study(study: Study) -> None:
-    """Print one line per data set and group, how values were computed, and where the paper's claim does not hold."""
+    """Print one line per data set and group, the estimators used, and where the paper's claim does not hold."""
     console = open_console()
     console.print(_study_table(study))
     for line in _sentences(study):
@@ -133,7 +133,7 @@ def _study_table(study: Study) -> Table:
 
 
 def format_value(cell: Statistic) -> str:
-    """Return a value to four digits, with its error where that can change one of them."""
+    """Format a value to four digits, with its error if that can change one of them."""
     figure = f"{cell.value:#.{DIGITS}g}".rstrip(".")
     if cell.stderr is None or cell.stderr < abs(cell.value) * 0.5 * 10.0 ** (1 - DIGITS):
         return figure
@@ -141,7 +141,7 @@ def format_value(cell: Statistic) -> str:
 
 
 def _sentences(study: Study) -> Iterator[str]:
-    """Yield how values were computed, the AUROC of traces as scores, and where the paper's claim does not hold."""
+    """Yield the estimators used, the AUROC of traces as scores, and where the paper's claim does not hold."""
     from ..evaluate.results import ID
     from ..evaluate.study_results import above, typical_error
 
@@ -160,7 +160,7 @@ def _sentences(study: Study) -> Iterator[str]:
     if error is not None:
         yield (
             f"Over parameters the trace is an estimate, typically ± {100 * error:.2g} %, with independent errors: its "
-            "AUROC is not that of the exact trace."
+            "AUROC differs from that of the exact trace."
         )
     for space, name in (column for column in study.columns if column[0] in SHOWN):
         reference = cells[ID, space, name]

@@ -1,4 +1,4 @@
-"""``flatfold fit`` and ``flatfold export``: a guard from a model and ID images, and one graph of both."""
+"""``flatfold fit`` and ``flatfold export``: fit a guard on ID images, and export guard and model as one graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .output import captured_warnings, count, print_json, say
 if TYPE_CHECKING:
     from ..scoring.export import Layout
 
-MANY = 50_000  # images that a guard will score: for so many, a graph of the network is prepared
+MANY = 50_000  # images to score for which preparing a graph of the network pays off
 
 
 def fit(
@@ -36,13 +36,14 @@ def fit(
     model: ModelOptions,
     out: Annotated[Path, Option(help="File to write, such as guard.safetensors.")],
     method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = "fourfold",
-    fpr: Annotated[float, Option(min=0, max=1, help="Share of ID inputs that may raise an alarm.")] = FPR,
+    fpr: Annotated[float, Option(min=0, max=1, help="Largest false-alarm rate on ID inputs.")] = FPR,
     confidence: Annotated[
         float | None,
         Option(
             min=0,
             max=1,
-            help="Probability that this very guard keeps to --fpr, such as 0.95. Default: on average over guards.",
+            help="Probability that this guard's false-alarm rate is at most --fpr, such as 0.95. Default: the rate "
+            "holds on average over guards.",
         ),
     ] = None,
     per_class: PerClass = False,
@@ -63,14 +64,14 @@ def fit(
 ) -> None:
     """Fit a guard for a model on ID images.
 
-    A guard is a detector with a threshold that at most a share --fpr of ID inputs exceeds, on average over draws of the
-    calibration images; with --confidence 0.95, this guard keeps to it with a probability of 95 %.
+    A guard is a detector with a threshold that at most a fraction --fpr of ID inputs exceeds, on average over draws of
+    the calibration images; with --confidence 0.95, this holds for this guard with a probability of 95 %.
 
-    IMAGES must look like the inputs to come, show classes that the model knows, and must not be its training images, on
+    IMAGES must resemble future ID inputs, belong to the classes of the model, and must not be its training images, on
     which it is overconfident. Labels come from class folders, the numbers of a list (path, space, class), a column or
-    an array; methods that need none also take images without. The transform options must be those of the model's
-    training; without them, --pretrained brings the transform that was published with the weights. It is stored in the
-    file. `flatfold score`, `export` and `serve` use the guard.
+    an array; some methods need none. The transform options must match the model's training; without them, --pretrained
+    uses the transform published with the weights. It is stored in the file. `flatfold score`, `export` and `serve` use
+    the guard.
 
     Exit codes: 0 done; 1 invalid input; 2 invalid usage; 130 interrupted.
 
@@ -101,7 +102,7 @@ def fit(
     name = parse_method(method)[0]
     if source.labels is None and get_method(name).needs_labels:
         raise ValueError(
-            f"{name} learns from labels, but {images} is read without. Sort the images into one folder per class, in "
+            f"{name} needs labels, but {images} is read without labels. Sort the images into one folder per class, in "
             "the order of the model's outputs, or choose a --method that needs no labels, such as fold."
         )
     with captured_warnings():
@@ -121,21 +122,21 @@ def fit(
     result, calibrated = guard.fit_result, guard.calibration
     assert result is not None
     accuracy = result.accuracy
-    right = "no labels" if accuracy is None else f"the model is right about {100 * accuracy:.1f} % of them"
+    right = "no labels" if accuracy is None else f"accuracy of the model {100 * accuracy:.1f} %"
     buffers = ((name.rpartition(".")[2], values) for name, values in guard.detector.named_buffers())
-    chosen = {  # single numbers that a method chose itself, such as AutoFold's alpha
+    chosen = {  # scalars learnt by the method, such as AutoFold's alpha
         name.removesuffix("_"): values.item() for name, values in buffers if name.endswith("_") and not values.ndim
     }
     low, high = (float(edge) for edge in calibrated.threshold.aminmax())
     threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
     say(f"images       {result.samples:,} of {images}; {right}")
     if result.copies:
-        say(f"copies       {count(result.copies, 'image')} with the features of another one, up to rounding")
+        say(f"copies       {count(result.copies, 'image')} with duplicate features, up to rounding")
     if published is not None:
         steps = ", ".join(f"{name} {value}" for name, value in published.as_dict().items() if value is not None)
         say(f"transform    of the published weights: {steps}")
     say(f"runtime      {result.runtime}")
-    if running.runtime == "auto":  # and keep the graph for them, if that is the fastest
+    if running.runtime == "auto":  # also cache the graph, if it is the fastest
         guard.use_runtime("auto", MANY, onnx_cache(out))
         guard.warm_up()
         say(f"             for many images: {guard.network.runtime}")
@@ -167,17 +168,19 @@ def fit(
 def export(
     guard: Annotated[Path, Argument(help="Guard file, from `flatfold fit` or Guard.save.")],
     model: ModelOptions,
-    images: Annotated[Path, Option(help=f"Images to check the export on: {IMAGES}.")],
+    images: Annotated[Path, Option(help=f"Images for validating the export: {IMAGES}.")],
     out: Annotated[Path | None, Option(help="File to write, .onnx or .pt2. Default: GUARD.onnx.")] = None,
     triton: Annotated[
         Path | None,
-        Option(help="Instead of a file: a Triton model repository, which gets the model, or its next version."),
+        Option(help="Write the model, or its next version, to this Triton model repository instead of a file."),
     ] = None,
-    name: Annotated[str | None, Option(help="Name of the model in --triton. Default: that of the guard file.")] = None,
+    name: Annotated[
+        str | None, Option(help="Name of the model in --triton. Default: the name of the guard file.")
+    ] = None,
     mlflow: Annotated[
-        Path | None, Option(help="Instead of a file: a new folder for an MLflow model (needs flatfold[mlflow]).")
+        Path | None, Option(help="Write an MLflow model to this new folder instead (needs flatfold[mlflow]).")
     ] = None,
-    limit: Annotated[int, Option(min=2, max=1024, help="Number of images to check.")] = 128,
+    limit: Annotated[int, Option(min=2, max=1024, help="Largest number of images for validation.")] = 128,
     *,
     transform: TransformOptions,
     own: With = None,
@@ -190,9 +193,9 @@ def export(
     --resize, --crop, --mean, --std, --mode or --interpolation.
 
     --triton DIR writes DIR/NAME/config.pbtxt and DIR/NAME/1/model.onnx, for the backend onnxruntime with dynamic
-    batching. A model that is there gets the next version, which Triton serves by default, and keeps its config.pbtxt;
+    batching. An existing model gets the next version, which Triton serves by default, and keeps its config.pbtxt;
     if that names other inputs or outputs, nothing is written. --mlflow DIR writes a model for
-    mlflow.pyfunc.load_model(DIR). Either folder appears in one step, when it is complete.
+    mlflow.pyfunc.load_model(DIR). Both folders are created atomically.
 
     Exit codes: 0 done; 1 invalid input, or different results; 2 invalid usage.
 
@@ -208,9 +211,9 @@ def export(
     places = [("--triton", triton, "triton"), ("--mlflow", mlflow, "mlflow"), ("--out", out, None)]
     given = [option for option, place, _ in places if place is not None]
     if len(given) > 1:
-        raise BadParameter("a guard is exported to one place. Give one of them.", param_hint=", ".join(given))
+        raise BadParameter("these options exclude each other. Pass one of them.", param_hint=", ".join(given))
     if name is not None and triton is None:
-        raise BadParameter("only a model in --triton has a name. Leave it out.", param_hint="--name")
+        raise BadParameter("only --triton uses a name. Leave it out.", param_hint="--name")
     option, path, layout = next(place for place in places if place[0] in (given or ["--out"]))
     path, name = path or guard.with_suffix(".onnx"), guard.stem if name is None else name
     target = find_target(path, layout, name)
@@ -222,7 +225,7 @@ def export(
     parity = export_guard(loaded, path, source, layout=layout, name=name)
     sizes = ", ".join(map(str, parity.batch_sizes))
     say(f"{loaded!r} -> {target}, {target.stat().st_size / 1e6:.1f} MB")
-    say(f"compared on {parity.inputs} images of {images} in batches of {sizes}")
+    say(f"validated on {parity.inputs} images of {images} in batches of {sizes}")
     say(f"largest relative error: logits {parity.logits:.1e}, scores {parity.score:.1e}")
     near = f", {parity.undecidable} closer to the threshold than 1e-4" if parity.undecidable else ""
     say(f"same decision for every image{near}")

@@ -1,4 +1,4 @@
-"""What commands share: options, groups of options (dataclasses whose fields are options), help panels and checks."""
+"""Options shared by commands, groups of options (dataclasses whose fields are options), help panels and checks."""
 
 from __future__ import annotations
 
@@ -53,52 +53,46 @@ Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cu
 
 
 def count_option(least: int, help: str) -> Any:
-    """Return an option that takes a number of threads or processes, or ``auto``, which becomes None."""
+    """Create an option for a number of threads or processes, or ``auto``, which becomes None."""
 
     def parse(text: str) -> int | None:
         if text == "auto":
             return None
         if not text.isdecimal() or int(text) < least:
-            raise typer.BadParameter(f"{text!r} is neither auto nor a whole number from {least} on.")
+            raise typer.BadParameter(f"{text!r} must be auto or an integer of at least {least}.")
         return int(text)
 
     return Option(parser=parse, metavar="N|auto", show_default="auto", help=help)
 
 
-Workers = Annotated[int | None, count_option(0, "Threads that read images ahead; auto: one per core, up to four.")]
+Workers = Annotated[int | None, count_option(0, "Threads that prefetch images; auto: one per core, up to four.")]
 RuntimeOption = Annotated[
     Literal["auto", "torch", "torch-compile", "onnx"],
-    Option(help="What runs the network; auto: the fastest that agrees with torch, timed on the first batch."),
+    Option(help="Runtime of the network; auto: the fastest that agrees with torch, timed on the first batch."),
 ]
 Dtype = Annotated[
     Literal["bfloat16"] | None,
-    Option(help="Run the network in mixed precision. Scores need a guard that was fitted with it."),
+    Option(help="Run the network in mixed precision. A guard must be fitted with the same setting."),
 ]
 BatchSize = Annotated[int, Option(min=1, help="Images per forward pass.")]
 Rate = Annotated[
     float | None,
-    Option(min=0, max=1, help=f"Share of ID inputs that may raise an alarm. Default: the guard's, or {FPR} without."),
+    Option(min=0, max=1, help=f"Largest false-alarm rate on ID inputs. Default: the guard's, or {FPR} without."),
 ]
 PerClass = Annotated[
-    bool, Option("--per-class", help="A threshold for every predicted class, so that the rate holds in each.")
+    bool, Option("--per-class", help="Use one threshold per predicted class, so that the rate holds for each class.")
 ]
-AnySize = Annotated[
-    bool, Option("--allow-sizes", help="Accept images of other sizes than the guard was calibrated on.")
-]
-MaxUnreadable = Annotated[
-    float, Option(min=0, max=1, help="Largest share of unreadable images that a data set may have.")
-]
-Limit = Annotated[
-    int | None, Option(min=2, help="Most images of each data set that methods are evaluated on. Default: all.")
-]
+AnySize = Annotated[bool, Option("--allow-sizes", help="Accept image sizes that were not seen during calibration.")]
+MaxUnreadable = Annotated[float, Option(min=0, max=1, help="Largest fraction of unreadable images per data set.")]
+Limit = Annotated[int | None, Option(min=2, help="Largest number of images per data set for evaluation. Default: all.")]
 LimitFit = Annotated[
     int | None,
-    Option(min=2, help="Most images of each data set that methods learn from, which changes results. Default: all."),
+    Option(min=2, help="Largest number of images per data set for fitting, which changes results. Default: all."),
 ]
 
 
 def complete_suite(incomplete: str) -> list[str]:
-    """Return the built-in suites that begin so, for the completion of the shell."""
+    """Return the built-in suites with this prefix, for shell completion."""
     suites = ("digits", "cifar10", "cifar100", "imagenet200", "imagenet1k")
     return [name for name in suites if name.startswith(incomplete)]
 
@@ -125,7 +119,7 @@ With = Annotated[
 ]
 
 
-# Sections of every --help, and the parameters in each: an option means the same in all commands.
+# Sections of --help and their parameters: an option has the same meaning in all commands.
 PANELS = {
     "Model": "guard model weights pretrained head networks accuracy",
     "Images": (
@@ -144,11 +138,20 @@ PANELS = {
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 
 
+_NAMED = re.compile(r"(?<![\w:/.-])([a-z_]+)=(?:True\b|(?=[.,;)]?(?:\s|$)))")  # not a value such as alpha=2
+
+
+def name_options(text: str) -> str:
+    """Return an error of the library, which names its arguments as ``name=``, with the options that set them."""
+    options = dict.fromkeys(f"--{name.replace('_', '-')}" for name in _NAMED.findall(text) if name in PANEL_OF)
+    return f"{text} On the command line: {', '.join(options)}." if options else text
+
+
 class Command(TyperCommand):
-    """A command whose --help has a section of options for each panel, as plain text."""
+    """A command whose --help has one section of options per panel, as plain text."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments first, then the panels in the order of ``PANELS``, and --help at the end of the last."""
+        """Write arguments, then the panels in the order of ``PANELS``, with --help at the end of the last."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *PANELS, "")}
         for parameter in self.get_params(ctx):
             is_argument = parameter.param_type_name == "argument"
@@ -163,13 +166,13 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
 
-_held = ExitStack()  # folders that the running command has locked
+_held = ExitStack()  # folders locked and threads set by the running command
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with the options of its groups, the options of every command, and panels for its help.
+    """Wrap a command: expand its groups of options, add the common options, and assign help panels.
 
-    A group is a dataclass whose fields are options. An interrupted command ends with code 130.
+    A group is a dataclass whose fields are options. An interrupted command exits with code 130.
     """
     groups, parameters = {}, []
     for parameter in signature(command, eval_str=True).parameters.values():
@@ -194,8 +197,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             with log_to_stderr():
                 command(**values)
         except KeyboardInterrupt:
-            advice = "Run the same command again, without --restart, to continue."
-            typer.echo(f"flatfold: interrupted; no file is half written. {advice}", err=True)
+            advice = "Run the same command again, without --restart, to resume."
+            typer.echo(f"flatfold: interrupted; no file is incomplete. {advice}", err=True)
             raise typer.Exit(130) from None
         finally:
             _held.close()
@@ -206,22 +209,22 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The network."""
+    """Options of the network."""
 
     model: Annotated[str, Option(help=NETWORK)]
     weights: Weights = None
     pretrained: Pretrained = None
 
     def open(self) -> nn.Module:
-        """Return the network in evaluation mode."""
+        """Build the network in evaluation mode."""
         from ..network.model_loading import load_weights, make_model, named_model
 
         model = self.model
         if ".py:" in model:
             module, _, function = model.rpartition("/")[2].partition(".py:")
             raise ValueError(
-                f"--model takes a module, not a file, got {model!r}. Write {module}:{function} and run the command in "
-                "the folder of that file."
+                f"--model must name a module, not a file, got {model!r}. Use {module}:{function} and run the command "
+                "in the folder of that file."
             )
         if re.fullmatch(r"[\w.]+:\w+", model):
             if self.pretrained is not None:
@@ -238,7 +241,7 @@ class ModelOptions:
         return named_model(model, self.weights, self.pretrained)
 
     def published_transform(self, network: nn.Module) -> Transform | None:
-        """Return how images are prepared for published weights, None for weights of one's own."""
+        """Return the transform of published weights, None for the user's own weights."""
         from ..network.model_loading import published_transform
 
         named = "/" in self.model and self.weights is None
@@ -247,7 +250,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class TransformOptions:
-    """How images become tensors."""
+    """Options for converting images to tensors."""
 
     resize: Annotated[int | None, Option(min=1, help="Length of the shorter side after resizing.")] = None
     crop: Annotated[int | None, Option(min=1, help="Side of the square cropped from the centre.")] = None
@@ -261,7 +264,7 @@ class TransformOptions:
         bool | None, Option("--draft", help="Decode much larger JPEG files at reduced size: faster, changes pixels.")
     ] = None
     squash: Annotated[
-        bool | None, Option("--squash", help="Resize both sides to --resize, whatever the shape of the image.")
+        bool | None, Option("--squash", help="Resize both sides to --resize, ignoring the aspect ratio.")
     ] = None
 
     @property
@@ -274,7 +277,7 @@ class TransformOptions:
     ) -> Transform:
         """Return the transform stored in the guard's file, else that of the options, else the published one.
 
-        Options beside a stored transform are refused.
+        Raises if both a stored transform and options are given.
         """
         from ..data.transform import Transform
 
@@ -290,7 +293,7 @@ class TransformOptions:
         if not given:
             silent = "no option sets" if guard is None else f"{guard} does not store"
             raise ValueError(
-                f"{silent} the transform of the images. Give --resize, --crop, --mean or --std as used in training, or "
+                f"{silent} the transform of the images. Pass --resize, --crop, --mean or --std as in training, or "
                 "--mode RGB if pixels are only scaled to the range from 0 to 1."
             )
         for name in {"mean", "std"} & given.keys():
@@ -299,19 +302,19 @@ class TransformOptions:
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:
-    """Return numbers separated by commas."""
+    """Parse numbers separated by commas."""
     try:
         return tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise ValueError(f"{option} takes numbers separated by commas, such as 0.5,0.5,0.5, got {text!r}.") from None
+        raise ValueError(f"{option} must be numbers separated by commas, such as 0.5,0.5,0.5, got {text!r}.") from None
 
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How images are found in lists, tables and arrays."""
+    """Options for reading images from lists, tables and arrays."""
 
     root: Annotated[
-        Path | None, Option(help="Folder that the paths of a list start from. Default: the list's folder.")
+        Path | None, Option(help="Folder that the paths of a list are relative to. Default: the list's folder.")
     ] = None
     image_column: Annotated[
         str | None, Option(help="Parquet column or .npz array that holds the images. Default: image, or x.")
@@ -319,7 +322,7 @@ class ImageOptions:
     batch_size: BatchSize = 64
 
     def open(self, place: Path, transform: Transform, labels: str | bool = False) -> ImageSource:
-        """Return the images of a place, with labels if asked for; a text names their column or array."""
+        """Open images, optionally with labels; a string names the column or array of labels."""
         from ..data.images import open_images
 
         size, column = self.batch_size, self.image_column
@@ -332,12 +335,12 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """How the networks and images of a suite are found and read, and where results go."""
+    """Options for the networks and images of a suite, and for the results folder."""
 
     networks: Annotated[
         str | None,
         Option(
-            help="Names of the suite's networks, separated by commas. Default: all; of digits, which has cnn, mlp and "
+            help="Names of the suite's networks, separated by commas. Default: all; for digits, which has cnn, mlp and "
             "residual, bench and curvature run cnn only."
         ),
     ] = None
@@ -354,7 +357,7 @@ class SuiteOptions:
     ] = True
     data: Data = None
     any_counts: Annotated[
-        bool, Option("--any-counts", help="Accept a data set whose number of images is not the expected one.")
+        bool, Option("--any-counts", help="Accept data sets with an unexpected number of images.")
     ] = False
 
     def suites(
@@ -365,9 +368,9 @@ class SuiteOptions:
         limits: tuple[int | None, int | None] = (None, None),
         default: list[str] | None = None,
     ) -> dict[Path, Suite]:
-        """Return the suite of each network and seed by the folder of its results; ``default`` names the networks.
+        """Return the suite of each network and seed, keyed by its results folder; ``default`` names the networks.
 
-        Until the command ends, other processes cannot write to these folders.
+        The folders are locked until the command ends.
         """
         from ..evaluate.suites.library import load_suites
         from ..io.files import check_writable, locked
@@ -379,7 +382,7 @@ class SuiteOptions:
         seeds = None if self.seed is None else [word.strip() for word in self.seed.split(",")]
         if seeds and not all(word.isdecimal() and int(word) < 2**32 for word in seeds):
             raise ValueError(
-                f"--seed takes whole numbers from 0 to 2^32 - 1, separated by commas as in 0,1,2, got {self.seed!r}."
+                f"--seed must be integers from 0 to 2^32 - 1, separated by commas as in 0,1,2, got {self.seed!r}."
             )
         numbers = None if seeds is None else list(dict.fromkeys(map(int, seeds)))
         names = default if self.networks is None else [name.strip() for name in self.networks.split(",")]
@@ -397,13 +400,13 @@ class SuiteOptions:
 
 @dataclass(frozen=True)
 class LoadingOptions:
-    """How images are read."""
+    """Options for reading images."""
 
     workers: Workers = None
     max_unreadable: MaxUnreadable = 0.01
 
     def loading(self) -> Loading:
-        """Return how data is loaded; its transform and batches are those of the sources."""
+        """Return the loading settings; transform and batch size are those of the sources."""
         from ..data.loading import Loading
 
         return Loading(workers=self.workers, max_unreadable=self.max_unreadable)
@@ -411,7 +414,7 @@ class LoadingOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What runs the network."""
+    """Options for running the network."""
 
     device: Device = "cpu"
     runtime: RuntimeOption = "auto"
@@ -423,18 +426,17 @@ class EngineOptions:
     gpus: Annotated[float, Option(min=0, max=1, help="GPUs per Ray actor; use with --device cuda.")] = 0.0
 
     def execution(self, workers: int | None = None, dtype: str | None = None, head: str | None = None) -> Execution:
-        """Return what runs the network, after a look at the device, and use the cores that are free.
+        """Return the execution settings after checking the device, and limit threads to the free cores.
 
-        ``workers`` is the number of threads that read images, which only this process has.
+        ``workers`` is the number of reader threads, which only the local engine supports.
         """
-        from ..io.cores import use_free_cores
         from ..network.calls import usable_device
         from ..network.execution import Execution
 
         if self.engine == "local" and (self.actors is not None or self.gpus):
             raise typer.BadParameter("--actors and --gpus apply to --engine ray only.")
         if self.engine == "ray" and workers is not None:
-            raise typer.BadParameter("on Ray every actor reads its own images. Use --actors.", param_hint="--workers")
+            raise typer.BadParameter("on Ray, every actor reads its own images. Use --actors.", param_hint="--workers")
         if self.engine == "local":
             usable_device(self.device)
         use_free_cores()
@@ -445,12 +447,12 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class ExecutionOptions(EngineOptions):
-    """What runs the network, and in which type."""
+    """Options for running the network, including its dtype."""
 
     dtype: Dtype = None
 
     def settings(self, loading: LoadingOptions, bootstrap: int = 1000) -> Settings:
-        """Return how suites are run; from now on stderr shows the steps of the run."""
+        """Return the settings of a run, and log its steps to stderr."""
         from ..evaluate.banks import Settings
 
         log_steps()
@@ -459,18 +461,18 @@ class ExecutionOptions(EngineOptions):
 
 
 def mixed_precision(dtype: str | None) -> torch.dtype | None:
-    """Return the type that --dtype names, with a note if this processor has no instructions for it."""
+    """Return the dtype of --dtype, with a note if this processor does not support it natively."""
     import torch
 
     if dtype is None:
         return None
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        note("this processor does not compute in bfloat16, so --dtype makes it slower, not faster")
+        note("this processor has no bfloat16 instructions, so --dtype makes it slower, not faster")
     return torch.bfloat16
 
 
 def load_plugins(paths: Iterable[Path] | None) -> tuple[str, ...]:
-    """Run Python files, each once, and return the names of the methods that they registered.
+    """Run Python files and return the names of the methods that they register.
 
     A file may import modules from its own folder.
     """
@@ -479,16 +481,16 @@ def load_plugins(paths: Iterable[Path] | None) -> tuple[str, ...]:
     before = set(METHODS)
     for path in dict.fromkeys(path.resolve() for path in paths or ()):
         if path.suffix != ".py" or not path.is_file():
-            raise ValueError(f"--with takes a Python file, but {path} is not one. Check the path.")
+            raise ValueError(f"--with must be a Python file, but {path} is not. Check the path.")
         registered, name = len(METHODS), f"flatfold_own_{path.stem}"
         spec = spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
-        module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up there
+        module = sys.modules[name] = module_from_spec(spec)  # dataclasses look up their module there
         sys.path.insert(0, str(path.parent))
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # any error of the user's file
+        except Exception as error:  # raised by the user's file
             from ..evaluate.methods import describe_error
 
             raise ValueError(f"{path} failed to run: {describe_error(error)}") from error
@@ -504,17 +506,24 @@ def load_plugins(paths: Iterable[Path] | None) -> tuple[str, ...]:
 
 @contextmanager
 def invalid_usage(option: str) -> Iterator[None]:
-    """Turn an error of the library into one about the usage of an option, with exit code 2."""
+    """Convert errors of the library to usage errors of an option, with exit code 2."""
     try:
         yield
     except (OSError, TypeError, ValueError) as error:
         if get_output().debug:
             traceback.print_exc()
-        raise typer.BadParameter(str(error), param_hint=option) from error
+        raise typer.BadParameter(name_options(str(error)), param_hint=option) from error
+
+
+def use_free_cores() -> None:
+    """Let torch use the cores that are free until the command ends, unless ``OMP_NUM_THREADS`` is set."""
+    from ..io.cores import free_threads, torch_threads
+
+    _held.enter_context(torch_threads(free_threads()))
 
 
 def check_out(out: Path, *inputs: Path | None, option: str = "--out") -> None:
-    """Raise unless ``out`` can be written, is none of the inputs, and does not join the tables of an input folder."""
+    """Raise unless ``out`` can be written, is not an input, and is not a table in an input folder of tables."""
     from ..io.files import check_writable
 
     parent = next(folder for folder in out.absolute().parents if folder.exists())
@@ -543,20 +552,20 @@ def check_table(out: Path, *inputs: Path | None) -> None:
 
 
 def make_detector(method: str, fit: Path | None, calibration: Path | None, fit_option: str = "--fit") -> Detector:
-    """Return the unfitted detector that --method names; it must score features, and have data of its own to fit on."""
+    """Create the unfitted detector of --method; it must score features, and have separate data to fit on."""
     from ..detectors import create, get_method, parse_method
 
     with invalid_usage("--method"):
         name, hyper = parse_method(method.partition("@")[0])
     entry = get_method(name)
     if "@" in method:
-        problem = "asks for tuning, which only `flatfold bench` does. Remove the @ and what follows."
+        problem = "requests tuning, which only `flatfold bench` supports. Remove the @ and the text after it."
     elif entry.sees != "features":
         problem = "runs the network on images instead of scoring features. Choose another method."
     elif entry.fits_on == "nothing":
         return create(name, **hyper)
     elif fit is None:
-        problem = "learns from ID data. Give its features, with labels if it needs them, as --fit."
+        problem = "learns from ID data. Pass ID features, with labels if needed, as --fit."
     elif calibration is not None and calibration.resolve() == fit.resolve():
         problem = f"is fitted on {fit_option}, so --calibration must be other data."
     else:

@@ -1,4 +1,4 @@
-"""What commands print: messages, notes, tables and JSON, as much as --quiet, --verbose, --debug and --json ask for."""
+"""Print messages, notes, tables and JSON, controlled by --quiet, --verbose, --debug and --json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PIPE = 200  # columns of text where the output is not a terminal
+PIPE = 200  # columns of text if the output is not a terminal
 
 UNLIMITED = 10_000  # columns of text, more than any table has
 
@@ -32,7 +32,7 @@ Json = Annotated[bool, Option("--json", help="Print the summary as JSON; all els
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """How much a command prints: options of every command, and of ``flatfold`` in front of it."""
+    """Output options, accepted by every command and by ``flatfold`` itself."""
 
     quiet: Quiet = False
     verbose: Verbose = False
@@ -40,7 +40,7 @@ class OutputOptions:
     json: Json = False
 
     def __or__(self, other: OutputOptions) -> OutputOptions:
-        """Return the options that are given in one place or the other."""
+        """Combine the options given in either place."""
         return OutputOptions(*(a or b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -48,7 +48,7 @@ _options = OutputOptions()
 
 
 def set_output(options: OutputOptions) -> None:
-    """Print from now on as the options ask for."""
+    """Set the output options."""
     global _options
     if options.quiet and options.verbose:
         raise typer.BadParameter("--quiet and --verbose contradict each other.")
@@ -57,12 +57,12 @@ def set_output(options: OutputOptions) -> None:
 
 
 def get_output() -> OutputOptions:
-    """Return the options that are in force."""
+    """Return the current output options."""
     return _options
 
 
 def say(text: str, err: bool = False, listing: bool = False) -> None:
-    """Print a line of the summary, unless --quiet or --json is given; a line of a listing is what was asked for."""
+    """Print a line of the summary unless --quiet or --json is given; --quiet does not hide a ``listing``."""
     if not _options.json and (listing or not _options.quiet):
         typer.echo(printable(text), err=err)
 
@@ -74,9 +74,9 @@ def note(text: str) -> None:
 
 
 def print_json(**summary: Any) -> None:
-    """Print the summary of a command on stdout if --json is given, on one line unless that is a terminal.
+    """Print the summary of a command on stdout if --json is given, on one line unless stdout is a terminal.
 
-    Numbers that are not finite become null.
+    Non-finite numbers become null.
     """
     if _options.json:
         import msgspec
@@ -86,8 +86,8 @@ def print_json(**summary: Any) -> None:
 
 
 def open_console(listing: bool = False) -> Console:
-    """Return the terminal, or a pipe that is wide enough for any table; --quiet hides all but listings."""
-    from rich.console import Console  # late: --help needs none
+    """Create a console, with the width of the terminal or of any table if piped; --quiet hides all but listings."""
+    from rich.console import Console  # late: not needed for --help
 
     console = Console(quiet=_options.json or (_options.quiet and not listing))
     if not console.is_terminal:
@@ -96,14 +96,14 @@ def open_console(listing: bool = False) -> Console:
 
 
 def print_table(console: Console, table: Table, narrow: Table) -> bool:
-    """Print a table if it fits into the terminal, else a narrower one; return whether it fits."""
+    """Print a table if it fits the terminal, else a narrower one; return whether it fits."""
     fits = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width
     console.print(table if fits else narrow)
     return fits
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Format a number with its noun.
 
     Example:
         >>> count(1, "row"), count(1200, "row")
@@ -113,7 +113,7 @@ def count(number: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return a text whose characters are all printed: others, by which a file name could control a terminal, escaped.
+    r"""Escape non-printable characters, with which a file name could control a terminal.
 
     Example:
         >>> printable("a\x1b[2J\u202eb.png")
@@ -123,7 +123,7 @@ def printable(text: str) -> str:
 
 
 class _Formatter(logging.Formatter):
-    """Warnings as notes, other messages as they are; with --verbose the time and the module in front of each."""
+    """Format warnings as notes and other messages unchanged; --verbose prepends time and module."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
         where = f"[{record.relativeCreated / 1000:.1f} s] {record.name}: " if _options.verbose else ""
@@ -135,14 +135,14 @@ ROOMS_OF_STEPS = ("flatfold.data", "flatfold.network", "flatfold.passes")
 
 @contextmanager
 def log_to_stderr() -> Iterator[None]:
-    """Print what the library logs: warnings and errors; with --quiet only errors, with --verbose everything."""
+    """Print log messages of the library: warnings and errors; with --quiet only errors, with --verbose all."""
     log, rooms = logging.getLogger("flatfold"), list(map(logging.getLogger, ROOMS_OF_STEPS))
     before, handler = (log.level, [room.level for room in rooms], log.propagate), logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
     log.addHandler(handler)
     everything = _options.verbose or _options.debug
     log.setLevel(logging.ERROR if _options.quiet else logging.DEBUG if everything else logging.WARNING)
-    log.propagate = False  # a root logger that prints would repeat everything
+    log.propagate = False  # a root handler would duplicate the messages
     try:
         yield
     finally:
@@ -154,7 +154,7 @@ def log_to_stderr() -> Iterator[None]:
 
 
 def log_steps() -> None:
-    """Print the steps of a long run too, unless --quiet is given."""
+    """Also print the steps of a long run, unless --quiet is given."""
     log = logging.getLogger("flatfold")
     if log.level == logging.WARNING:
         log.setLevel(logging.INFO)
@@ -164,7 +164,7 @@ def log_steps() -> None:
 
 @contextmanager
 def captured_warnings() -> Iterator[None]:
-    """Print Python warnings at the end, each once, as notes on stderr."""
+    """Print Python warnings at the end as notes on stderr, without duplicates."""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")  # deprecations of other libraries

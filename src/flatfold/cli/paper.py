@@ -34,23 +34,23 @@ def paper(
     folders: Annotated[
         list[Path] | None,
         Argument(
-            help="Folder that `flatfold bench` wrote, of one network or several. Several folders: one per benchmark."
+            help="Output folder of `flatfold bench`, of one network or several. Several folders: one per benchmark."
         ),
     ] = None,
     table: Annotated[
         str | None,
-        Option(help="Table of the paper to compare with, by default the suite's; without a folder, to show."),
+        Option(help="Table of the paper to compare with. Default: the suite's. Without a folder: table to print."),
     ] = None,
-    anyway: Annotated[bool, Option("--anyway", help="Compare a run that is not comparable, marked as such.")] = False,
-    csv: Annotated[Path | None, Option(help="File for every line of the comparison, with intervals.")] = None,
+    anyway: Annotated[bool, Option("--anyway", help="Compare a run that is not comparable, and mark it so.")] = False,
+    csv: Annotated[Path | None, Option(help="File for all lines of the comparison, with intervals.")] = None,
 ) -> None:
     """Compare a run with the numbers of the paper.
 
     Compares AUROC and FPR95, and counts how many of the paper's numbers lie inside the run's intervals. Several
-    networks of one family are averaged, as in the paper. Folders of several benchmarks are averaged too, which is the
+    networks of one family are averaged, as in the paper. Folders of several benchmarks are averaged too, as in the
     last column of the paper's Table 2 and its headline. A run on other data, on part of it or with another network is
-    refused unless --anyway is given. Without a folder, list the tables of the paper and where it contradicts itself;
-    with --table alone, show one table.
+    rejected unless --anyway is given. Without a folder, list the tables of the paper and its inconsistencies;
+    with --table alone, print one table.
 
     Example: flatfold paper out/cifar10 --csv comparison.csv
 
@@ -60,7 +60,7 @@ def paper(
     """
     console = open_console(listing=True)
     if folders and len(folders) > 1 and table is not None:
-        raise typer.BadParameter("--table is for a single folder: several are compared with the table of each.")
+        raise typer.BadParameter("--table applies to a single folder: several folders each have their own table.")
     if folders:
         _print_comparison(console, folders, table, anyway, csv)
     elif anyway or csv is not None:
@@ -77,31 +77,31 @@ def reproduce(
     loading: LoadingOptions,
     execution: ExecutionOptions,
     batch_size: Annotated[
-        int, Option(min=1, help="Images per pass; second derivatives take several times the memory of a bench.")
+        int, Option(min=1, help="Images per pass; second derivatives need several times the memory of bench.")
     ] = 64,
-    samples: Annotated[int, Option(min=2, help="Most images of each data set whose curvature is measured.")] = 200,
-    rounds: Annotated[int, Option(min=1, help="How often each cost is timed, on a batch of 256.")] = 11,
+    samples: Annotated[int, Option(min=2, help="Largest number of images per data set for curvature.")] = 200,
+    rounds: Annotated[int, Option(min=1, help="Timing rounds per method, on a batch of 256.")] = 11,
     alpha: Annotated[
         float | None, Option(min=0, max=1, help="Exponent of partial normalisation. Default: AutoFold's choice.")
     ] = None,
     bootstrap: Annotated[
-        int, Option(min=0, help="Bootstrap samples for the intervals of the benchmark; 0 leaves some out.")
+        int, Option(min=0, help="Bootstrap samples for the intervals of the benchmark; 0 for AUROC only.")
     ] = 1000,
     limit: Limit = None,
     limit_fit: LimitFit = None,
     methods: Annotated[
-        str | None, Option(help="As for bench. Default: the paper's, tuned as in the paper where the suite allows it.")
+        str | None, Option(help="As for bench. Default: the paper's, tuned as in the paper if the suite allows it.")
     ] = None,
     own: With = None,
 ) -> None:
     """Repeat the experiments of the paper on a suite.
 
-    Measures everything that the paper reports, and judges the claim of every table and figure. Every network gets a
-    benchmark of the paper's methods, a curvature study, and the paper's ablations: the effect of normalisation on seven
-    methods, the sensitivity to the exponent, the separation of scores, and the cost of each method. All of them use the
-    same features, which are extracted once. An interrupted run goes on where it stopped.
+    Measures everything that the paper reports, and evaluates the claim of every table and figure. For every network,
+    runs a benchmark of the paper's methods, a curvature study, and the paper's ablations: the effect of normalisation
+    on seven methods, the sensitivity to the exponent, the separation of scores, and the cost of each method. All of
+    them use the same features, which are extracted once. An interrupted run resumes where it stopped.
 
-    Writes, under --out, a folder for each network with the files of bench and curvature and ablations.json;
+    Writes to --out: a folder per network with the files of bench and curvature and ablations.json;
     reproduction.html, which has every table and figure under its number in the paper; and full-scale, with the
     commands and the data needed to run the paper's own benchmarks.
 
@@ -155,7 +155,7 @@ def _finish(folder: Path, reproduction: Reproduction, report: bool) -> None:
     from ..evaluate.summary import save_summary, summarise
 
     for network, reason in reproduction.left_out.items():
-        note(f"{network} is left out: {reason}")
+        note(f"{network} is omitted: {reason}")
     networks = [run.network for run in reproduction.runs]
     if len(networks) > 1:
         save_summary(summarise(run.results for run in reproduction.runs), folder, networks)
@@ -170,7 +170,7 @@ def _finish(folder: Path, reproduction: Reproduction, report: bool) -> None:
 
 
 def _print_verdicts(verdicts: Sequence[ClaimVerdict]) -> None:
-    """Print a line for every exhibit: its number, the verdict, and what this run shows."""
+    """Print one line per table and figure: its number, the verdict, and the result of this run."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -217,7 +217,7 @@ def _print_comparison(
 
 
 def _find_headline() -> str:
-    """Return by how much the best variant of FOLD leads the best other method in the paper."""
+    """Return the lead of the best variant of FOLD over the best other method in the paper."""
     from ..paper.tables import AVERAGE, FOLD_FAMILY, MAIN, read_table
 
     leads = []
@@ -234,7 +234,7 @@ def _find_headline() -> str:
 
 
 def _print_family(console: Console, lines: Sequence[Line]) -> None:
-    """Print the lines of one family: a table per metric, the remarks, and how many numbers agree."""
+    """Print the lines of one family: a table per metric, the remarks, and the number of values that agree."""
     from ..paper.comparison import BETWEEN
 
     columns = list(dict.fromkeys(line.dataset for line in lines))
@@ -247,7 +247,7 @@ def _print_family(console: Console, lines: Sequence[Line]) -> None:
     if any("†" in line.remark for line in lines):
         console.print(DAGGER)
     if shown != columns:
-        console.print("The terminal is too narrow for every data set; --csv writes them all.")
+        console.print("The terminal is too narrow for all data sets; use --csv to write them to a file.")
     remarks = [(remark, line.method) for line in lines for remark in line.remark.split(BETWEEN) if remark]
     for remark in dict.fromkeys(text for text, _ in remarks):
         named = dict.fromkeys(method for text, method in remarks if text == remark)
@@ -260,7 +260,7 @@ def _print_family(console: Console, lines: Sequence[Line]) -> None:
 
 
 def _make_table(lines: Sequence[Line], columns: Sequence[str]) -> Table:
-    """Return one metric of one family as a table."""
+    """Format one metric of one family as a table."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -280,7 +280,7 @@ def _make_table(lines: Sequence[Line], columns: Sequence[str]) -> Table:
 
 
 def _print_list(console: Console) -> None:
-    """Print which tables there are, and where the paper contradicts itself."""
+    """Print the available tables and the inconsistencies of the paper."""
     from rich.table import Table
 
     from ..paper.tables import NOTES, TABLES, contradictions, read_table
@@ -291,10 +291,10 @@ def _print_list(console: Console) -> None:
     for name, layout in TABLES.items():
         listing.add_row(name, layout.about, str(len(read_table(name))))
     console.print(listing)
-    console.print("\nWhere the paper contradicts itself (an average is marked † in its table):")
+    console.print("\nInconsistencies of the paper (averages are marked † in their table):")
     for contradiction in (*contradictions(), *NOTES):
         console.print(f"- {contradiction}", markup=False)
-    console.print("\nflatfold paper --table cifar10 shows one.", highlight=False)
+    console.print("\nPrint one with: flatfold paper --table cifar10", highlight=False)
     tables = [
         {"table": name, "about": layout.about, "numbers": len(read_table(name))} for name, layout in TABLES.items()
     ]

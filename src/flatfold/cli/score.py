@@ -33,6 +33,7 @@ from .options import (
     invalid_usage,
     load_plugins,
     make_detector,
+    name_options,
 )
 from .output import captured_warnings, count, get_output, note, print_json, printable, say
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from ..scoring.shards import ScoringJob, Summary
     from ..scoring.tables import Columns
 
-SHOWN = 3  # images without a score that are named
+SHOWN = 3  # images without a score to print
 
 INCOMPLETE = 3  # exit code when some images have no score
 
@@ -53,7 +54,7 @@ DEFAULT = "fold"  # method of score-features
 
 Processes = Annotated[
     int | None,
-    count_option(1, "Processes that share the images; auto: one, or one per core for long jobs of torch on a CPU."),
+    count_option(1, "Number of processes; auto: one, or one per core for long jobs with torch on a CPU."),
 ]
 
 
@@ -77,13 +78,12 @@ def score(
     """Score images with a guard and its model.
 
     Writes a table with one row per image. Columns: path, predicted (the most likely class), score (higher = more
-    out-of-distribution), p_value and is_ood. At most a share --fpr of ID inputs raises an alarm.
+    out-of-distribution), p_value and is_ood. At most a fraction --fpr of ID inputs raises an alarm.
 
     Images are prepared with the transform stored in the guard file, else with --resize, --crop, --mean, --std, --mode
     and --interpolation. Memory use does not grow with the number of images. An interrupted run resumes when the same
-    command is given again. Images that cannot be read or scored, or are of another size than the guard was calibrated
-    on, are listed in OUT.unreadable.csv; OUT.summary.json has
-    the counts. Use `flatfold score-features` for features.
+    command is run again. Images that cannot be read or scored, or whose size was not seen during calibration, are
+    listed in OUT.unreadable.csv; OUT.summary.json has the counts. Use `flatfold score-features` for features.
 
     Exit codes: 0 all images are scored; 1 invalid input; 2 invalid usage; 3 done, but some images have no score; 130
     interrupted.
@@ -103,17 +103,17 @@ def score(
         part = Shard() if shard is None else Shard.parse(shard)
     running = execution.execution(workers)
     if running.distributed and processes is not None:
-        raise typer.BadParameter("on Ray every actor is a process. Use --actors.", param_hint="--processes")
+        raise typer.BadParameter("on Ray, every actor is a process. Use --actors.", param_hint="--processes")
     if running.distributed and own:
-        message = "Ray actors do not run local files. Install the method there as a package that the module of "
-        raise typer.BadParameter(f"{message}--model imports.", param_hint="--with")
+        message = "Ray actors cannot load local files. Install the method there as a package, and import it in the "
+        raise typer.BadParameter(f"{message}module of --model.", param_hint="--with")
     if own and (processes or 1) > 1:
-        message = "several processes do not run local files. Use one process, or install the method as a package."
+        message = "other processes cannot load local files. Use one process, or install the method as a package."
         raise typer.BadParameter(message, param_hint="--with")
     file = read_guard(guard)
     source = options.open(images, transform.transform(guard, file.transform))
     job = ScoringJob(file, model.open, source, fpr, running, allow_sizes)
-    now, start = 0, perf_counter()  # now: images that no earlier run has scored
+    now, start = 0, perf_counter()  # now: images not scored by an earlier run
 
     def counted(job: ScoringJob, parts: Parts) -> Iterator[tuple[int, Part]]:
         nonlocal now
@@ -122,13 +122,13 @@ def score(
 
     try:
         summary = score_images(job, out, shard=part, executor=counted, restart=not resume)
-    except (RuntimeError, MemoryError) as error:  # out of memory, or a reading process was killed
+    except (RuntimeError, MemoryError) as error:  # out of memory, or a reader process was killed
         reason = str(error).strip().partition("\n")[0].rstrip(". ") or "out of memory"
         raise OSError(f"{reason}. Run the same command again to resume.") from error
     seconds, earlier = perf_counter() - start, summary.scored + summary.unreadable - now
     speed = f"{seconds:.1f} s, {now / seconds:.0f} images per second"
     speed = f"{earlier:,} scored before, {now:,} now: {speed}" if earlier else speed
-    print_summary(summary, out, speed if now else "nothing to do: all images were scored before")
+    print_summary(summary, out, speed if now else "nothing to do: all images were already scored")
 
 
 def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
@@ -162,7 +162,8 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
     with path.open(encoding="utf-8", newline="") as file:
         for row in islice(csv.DictReader(file), SHOWN):
             line = row["reason"] if row["path"] in row["reason"] else f"{row['path']}: {row['reason']}"
-            typer.echo(f"  {printable(' '.join(line.split()))}", err=True)  # a file name may have a line break
+            line = " ".join(line.split())  # a file name may have a line break
+            typer.echo(f"  {printable(name_options(line))}", err=True)
     if summary.unreadable > SHOWN:
         typer.echo(f"  and {summary.unreadable - SHOWN:,} more", err=True)
     raise typer.Exit(INCOMPLETE)
@@ -170,12 +171,12 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
 
 def join(
     tables: Annotated[list[Path], Argument(help="Tables of all shards, in any order.")],
-    out: Annotated[Path, Option(help="Table to write, with the suffix of the others.")],
+    out: Annotated[Path, Option(help="Table to write, with the same suffix as the inputs.")],
 ) -> None:
     """Merge the tables of `flatfold score --shard`.
 
-    Every table needs its .summary.json next to it. All shards must be there once, from the same images, guard, --fpr
-    and --batch-size. Writes OUT.summary.json, and OUT.unreadable.csv if some images have no score.
+    Every table needs its .summary.json next to it. Every shard must be given exactly once, with the same images, guard,
+    --fpr and --batch-size. Writes OUT.summary.json, and OUT.unreadable.csv if some images have no score.
 
     Exit codes: 0 all images are scored; 1 invalid input; 2 invalid usage; 3 done, but some images have no score.
 
@@ -196,16 +197,16 @@ def score_features(
             "and optionally `labels`."
         ),
     ],
-    guard: Annotated[Path | None, Option(help="Guard file. Give this or --head.")] = None,
+    guard: Annotated[Path | None, Option(help="Guard file. Required unless --head is given.")] = None,
     head: Annotated[
         Path | None,
         Option(
-            help="Last linear layer of the model: safetensors file with `weight` (c, d) and `bias` (c,). Give this or "
-            "--guard."
+            help="Last linear layer of the model: safetensors file with `weight` (c, d) and `bias` (c,). Required "
+            "unless --guard is given."
         ),
     ] = None,
     method: Annotated[str | None, Option(help=f"Method to fit to --head: a {METHOD}. Default: {DEFAULT}.")] = None,
-    fit: Annotated[Path | None, Option(help="ID features to fit a method on that learns from data.")] = None,
+    fit: Annotated[Path | None, Option(help="ID features to fit the method on, if it learns from data.")] = None,
     calibration: Annotated[Path | None, Option(help="Other ID features, for p-values and alarms.")] = None,
     per_class: PerClass = False,
     fpr: Rate = None,
@@ -214,7 +215,7 @@ def score_features(
 ) -> None:
     """Score features with a guard, or with a fitted method.
 
-    Writes a table with one row per row of features. Columns: row, predicted (the most likely class), score (higher =
+    Writes a table with one row per feature vector. Columns: row, predicted (the most likely class), score (higher =
     more out-of-distribution), p_value and is_ood, and label if the file has labels. With --head, p_value and is_ood
     need --calibration.
 
@@ -228,21 +229,22 @@ def score_features(
     more_val.safetensors --fpr 0.01 --out scores.parquet
     """
     if (guard is None) == (head is None):
-        raise typer.BadParameter("give either --guard or --head.")
+        raise typer.BadParameter("pass either --guard or --head.")
     if guard is not None and (method or fit or calibration or per_class):
         raise typer.BadParameter(
-            "a guard is fitted already: --method, --fit, --calibration and --per-class need --head."
+            "a guard is already fitted: --method, --fit, --calibration and --per-class need --head."
         )
     if head is not None and calibration is None and (per_class or fpr is not None):
-        raise typer.BadParameter("--fpr and --per-class need held-out ID features. Give them as --calibration.")
+        raise typer.BadParameter("--fpr and --per-class need held-out ID features. Pass them as --calibration.")
     if out is None and get_output().json:
-        raise typer.BadParameter("without --out, stdout has the table. Give --out too.", param_hint="--json")
+        raise typer.BadParameter("without --out, the table is written to stdout. Pass --out too.", param_hint="--json")
     load_plugins(own)
     if out is not None:
         check_table(out, features, fit, calibration)
 
     from ..data.feature_files import open_features, read_head
-    from ..scoring.calibrated import CalibratedDetector, learns
+    from ..scoring.calibrated import CalibratedDetector
+    from ..scoring.fitting import learns
     from ..scoring.tables import fit_on_files
     from ..scoring.tables import score_features as score_rows
 
@@ -258,7 +260,7 @@ def score_features(
         file = open_features(features)
         if fit is not None and not learns(detector):
             assert detector.made_by is not None
-            note(f"{detector.made_by[0]} learns only from the head: --fit is not used")
+            note(f"{detector.made_by[0]} learns only from the head: --fit is ignored")
             fit = None
         fit_file, calibration_file = (None if path is None else open_features(path) for path in (fit, calibration))
         rate = FPR if fpr is None else fpr
@@ -285,7 +287,7 @@ def score_features(
 
 
 def _write(chunks: Iterator[Columns], rows: int, out: Path | None) -> None:
-    """Write rows as they come, with a progress bar on stderr unless the rows go to the same terminal."""
+    """Write rows as they are computed, with a progress bar on stderr unless the rows go to the same terminal."""
     from ..detectors.base import ROWS_AT_ONCE
     from ..io.progress import track
     from ..scoring.tables import csv_text, write_rows
@@ -299,5 +301,5 @@ def _write(chunks: Iterator[Columns], rows: int, out: Path | None) -> None:
         sys.stdout.writelines(csv_text(chunks))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would fail again when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again on exit
         raise typer.Exit(0) from None

@@ -1,4 +1,4 @@
-"""``flatfold serve``: a guard over HTTP."""
+"""``flatfold serve``: serve a guard over HTTP."""
 
 from __future__ import annotations
 
@@ -24,56 +24,57 @@ from .options import (
     Weights,
     With,
     load_plugins,
+    use_free_cores,
 )
 from .output import note, print_json, say
 
-TOKEN = "FLATFOLD_TOKEN"  # an environment variable: everybody on the machine can read a command line
+TOKEN = "FLATFOLD_TOKEN"  # an environment variable: command lines are visible to all users of the machine
 
 
 def serve(
     guard: Annotated[Path, Argument(help="File written by `guard.save`.")],
-    model: Annotated[str | None, Option(help=f"{NETWORK} Default: none, so that only features are scored.")] = None,
+    model: Annotated[str | None, Option(help=f"{NETWORK} Default: none, to score features only.")] = None,
     weights: Weights = None,
     pretrained: Pretrained = None,
     device: Device = "cpu",
     runtime: RuntimeOption = "auto",
     fpr: Rate = None,
-    names: Annotated[Path | None, Option(help="File with a class name per line, in the order of the outputs.")] = None,
+    names: Annotated[
+        Path | None, Option(help="File with one class name per line, in the order of the outputs.")
+    ] = None,
     *,
     options: TransformOptions,
-    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8000,
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = 8000,
     token_file: Annotated[
-        Path | None, Option(help=f"File with a token that requests must carry. Or set the variable {TOKEN}.")
+        Path | None, Option(help=f"File with the token that requests must send. Or set the variable {TOKEN}.")
     ] = None,
-    no_token: Annotated[
-        bool, Option("--no-token", help="Listen on addresses that others can reach without asking for a token.")
-    ] = False,
+    no_token: Annotated[bool, Option("--no-token", help="Allow public addresses without a token.")] = False,
     allow_host: Annotated[
         list[str] | None, Option(metavar="NAME", help="Another host name of the service, without port; repeatable.")
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        Option(
-            metavar="ORIGIN", help="Origin of a web page that may use the service: https://example.org; repeatable."
-        ),
+        Option(metavar="ORIGIN", help="Allowed origin of web pages, such as https://example.org; repeatable."),
     ] = None,
     max_batch: Annotated[int, Option(min=1, help="Largest number of inputs in one forward pass.")] = 64,
-    max_waiting: Annotated[int, Option(min=1, help="Largest number of inputs that wait for the model.")] = 1024,
+    max_waiting: Annotated[int, Option(min=1, help="Largest number of inputs queued for the model.")] = 1024,
     max_body: Annotated[float, Option(min=0.001, max=100_000, help="Largest request body in megabytes.")] = 16,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = 64,
-    max_pixels: Annotated[int, Option(min=1, help="Largest number of pixels of an image.")] = 50_000_000,
+    max_pixels: Annotated[int, Option(min=1, help="Largest number of pixels per image.")] = 50_000_000,
     allow_sizes: AnySize = False,
-    timeout: Annotated[float, Option(help="Seconds for a request to arrive, and then to be answered.")] = 30,
-    docs: Annotated[bool, Option("--docs/--no-docs", help="Describe the interface at /docs and /openapi.json.")] = True,
-    access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
+    timeout: Annotated[float, Option(help="Timeout in seconds for receiving a request, and for answering it.")] = 30,
+    docs: Annotated[
+        bool, Option("--docs/--no-docs", help="Serve the API documentation at /docs and /openapi.json.")
+    ] = True,
+    access_log: Annotated[bool, Option("--access-log", help="Print one line per request.")] = False,
     own: With = None,
 ) -> None:
     """Score images and features over HTTP.
 
-    POST an image, a form with images, or features to /v1/score. GET / is a page to try it and to watch the stream of
-    scores, /v1/stream the counts so far, /metrics the same for Prometheus, /healthz whether the service is up, /docs a
-    description of them all. SIGTERM or Ctrl+C end it after the running requests.
+    POST an image, a form with images, or features to /v1/score. GET / returns a page to test the service and monitor
+    the scores, /v1/stream the counts so far, /metrics the same for Prometheus, /healthz the health of the service,
+    /docs the API documentation. SIGTERM or Ctrl+C stop it after the running requests.
 
     Example: flatfold serve guard.safetensors --model nets:resnet20 --weights resnet20.pt
 
@@ -82,11 +83,12 @@ def serve(
     image_options = {"weights": weights, "pretrained": pretrained, **asdict(options)}
     given = [name for name, value in image_options.items() if value is not None]
     if model is None and given:
-        raise ValueError(f"--{given[0]} applies to images, which need a network. Add --model, or leave it out.")
+        raise ValueError(f"--{given[0]} applies to images, which need a network. Add --model, or remove --{given[0]}.")
     for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         if importlib.util.find_spec(package) is None:
-            raise ModuleNotFoundError(f"a service needs {package}, which is not installed. Install flatfold[serve].")
-    from ..io.cores import use_free_cores
+            raise ModuleNotFoundError(
+                f"flatfold serve needs {package}, which is not installed. Install flatfold[serve]."
+            )
     from ..network.calls import usable_device
     from ..scoring.calibrated import CalibratedDetector
     from ..scoring.guard import Guard
@@ -107,19 +109,19 @@ def serve(
         max_waiting=max_waiting,
         max_images=max_images,
         max_pixels=max_pixels,
-        any_size=allow_sizes,
+        allow_sizes=allow_sizes,
         timeout=timeout,
         docs=docs,
     )
     if no_token and token is not None:
-        message = f"a token was given, by --token-file or the variable {TOKEN}. Leave one of them out."
+        message = f"a token is set by --token-file or the variable {TOKEN}. Leave one of them out."
         raise typer.BadParameter(message, param_hint="--no-token")
     if not is_loopback(host) and token is None:
-        everybody = f"everybody who can reach {host} could use the service"
+        exposed = f"anyone who can reach {host} can use the service"
         if not no_token:
-            advice = f"Give a --token-file or the variable {TOKEN}, or say --no-token if that is wanted"
-            raise typer.BadParameter(f"{everybody}: it has no token. {advice}.", param_hint="--host")
-        note(f"{everybody}: it has no token")
+            advice = f"Set --token-file or the variable {TOKEN}, or pass --no-token to allow this"
+            raise typer.BadParameter(f"{exposed}: it has no token. {advice}.", param_hint="--host")
+        note(f"{exposed}: it has no token")
     processor = usable_device(device)
     served: Guard | CalibratedDetector
     if model is None:
@@ -132,8 +134,8 @@ def serve(
         served.use_runtime(runtime, onnx_cache=onnx_cache(guard))
         served.warm_up()
         if served.network.sizes is None and not allow_sizes:
-            sizes = f"{guard} does not store the sizes of its images: all up to --max-pixels are scored. Add a --crop"
-            note(f"{sizes}, or fit the guard again")
+            sizes = f"{guard} does not store the sizes of its images: all sizes up to --max-pixels are accepted"
+            note(f"{sizes}. Add --crop, or fit the guard again")
     app = create_app(served if fpr is None else served.at(fpr), settings)
     scorer = app.state.service.scorer
     with bind(host, port) as bound:
@@ -146,25 +148,25 @@ def serve(
         print_json(address=place, method=scorer.method, fpr=rate, inputs=inputs, token=token is not None)
         ended = run(app, bound, access_log)
     if not ended:
-        note("the network or the decoding of an image did not end and was stopped")
-        os._exit(1)  # any other exit waits for it
+        note("the network or the decoding of an image did not finish and was stopped")
+        os._exit(1)  # any other exit would wait for it
 
 
 def _hosts(host: str, more: list[str]) -> frozenset[str] | None:
-    """Return the names of a service; None for any, where clients on the network choose the name."""
+    """Return the host names of a service; None accepts any name, for public addresses."""
     from ..serve.server import is_loopback
     from ..serve.settings import LOOPBACK
 
     if not is_loopback(host) and not more:
         return None
-    address = host.lower().partition("%")[0]  # without the zone, which has a meaning on this machine only
+    address = host.lower().partition("%")[0]  # without the zone, which is local to this machine
     return LOOPBACK | {f"[{address}]" if ":" in address else address, *(name.lower() for name in more)}
 
 
 def _read_token(file: Path | None) -> str | None:
     text = os.environ.get(TOKEN) if file is None else file.read_text(encoding="utf-8")
     if file is not None and os.name == "posix" and file.stat().st_mode & stat.S_IROTH:
-        note(f"everybody on this machine can read {file}. Try: chmod 600 {file}")
+        note(f"all users of this machine can read {file}. Run: chmod 600 {file}")
     return None if text is None else text.rstrip("\r\n")
 
 

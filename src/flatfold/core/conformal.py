@@ -65,26 +65,6 @@ def allowed_ranks(fpr: float, samples: int, confidence: float | None = None) -> 
     return int((betainc(k, samples + 1 - k, fpr) >= confidence).sum())  # which falls with k
 
 
-def count_copies_once(scores: Tensor, distinct: Tensor) -> Tensor:
-    r"""Return calibration scores ``(m,)``, in ascending order, that are valid however duplicates of inputs arose.
-
-    The boolean mask ``distinct`` selects the m of n calibration scores of distinct inputs; the others belong to
-    duplicates of them. If duplicates are an artefact, future inputs are as diverse as the m, and ``p`` among the m is
-    valid. If these inputs recur in use, all n are needed for their frequencies, and ``p`` among the n is valid. The
-    larger of the two is valid in both cases; for j = 1 ... m in descending order it is, rounded up, ``p`` among
-
-    .. math:: \max(d_{(j)}, s_{(i)}), \qquad i = \lfloor j \, (n + 1) / (m + 1) \rfloor
-
-    with the j-th largest score d of the m and the i-th largest score s of the n. Without duplicates, the scores are
-    returned unchanged.
-    """
-    every = scores.sort(descending=True).values
-    once = scores[distinct].sort(descending=True).values
-    n, m = len(every), len(once)
-    ranks = torch.arange(1, m + 1, device=scores.device) * (n + 1) // (m + 1)
-    return torch.maximum(once, every[ranks - 1]).flip(0)
-
-
 def alarm_p_value(alarms: int, seen: int, calibrated: int, allowed: int) -> float:
     r"""Return the p-value of a = ``alarms`` alarms among n = ``seen`` inputs under the calibration distribution.
 

@@ -1,20 +1,15 @@
-"""Exact nearest neighbours by matrix products over blocks of a bank, and detection of duplicate rows.
+"""Exact nearest neighbours by matrix products over blocks of a bank.
 
 At most ``PRODUCTS`` inner products are stored, and only one block of the bank is copied, so a bank may fill the
 memory. Its rows stay unscaled; their scales are a separate vector.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from .hessian import entry_chunks, row_chunks
-from .shaping import partially_normalised, row_norms, split_norm
+from .shaping import partially_normalised, row_norms
 
 PRODUCTS = 2**20  # inner products at once, 4 MB in float32: they fit in a processor's cache
 BLOCK_ROWS = 1024  # rows of the bank scaled at once, and the minimum multiplied at once
@@ -22,9 +17,6 @@ FEW_QUERIES = 8  # up to this number inner products are computed one by one
 GROUP = 8  # products reduced to their maximum when the first floor is computed
 SPARE = 128  # table slots for candidates beyond 3 k
 CHUNK = 2**24  # inner products at once in graphs and on other devices
-SAME = 1e-5  # largest distance, relative to their length, of two rows that differ by rounding only: duplicates
-PROJECTIONS = 16
-EQUAL_DIGITS = 6  # decimals of projections, which are around 1: rows that agree in them are certainly duplicates
 
 
 def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
@@ -232,39 +224,3 @@ def relation_sums(
         products = (queries @ _scaled(bank[part], scale[part]).mT) * (probs @ bank_probs[part].mT)
         sums = sums + torch.where(products > threshold, products, 0.0).pow(power).sum(dim=-1)
     return sums
-
-
-def group_copies(*features: Tensor) -> list[Tensor]:
-    """Group duplicate rows: return the group ``(n,)`` of each row of each matrix of features ``(n, d)``.
-
-    Duplicates differ by rounding only: by about ``SAME`` of their length. A group is numbered by its first row in the
-    concatenation of all matrices. Distances are those between random projections, which preserve them up to a factor
-    of about two.
-    """
-    points = np.concatenate([_projections(matrix) for matrix in features])
-    _, first, inverse = np.unique(points.round(EQUAL_DIGITS), axis=0, return_index=True, return_inverse=True)
-    group = first[inverse.reshape(-1)]
-    for slack in (20.0, 0.0):  # approximate neighbours first: the nearest of thousands of duplicates is slow to find
-        while True:
-            rows, places = np.unique(group, return_inverse=True)
-            own, (_, nearest) = np.arange(len(rows)), cKDTree(points[rows]).query(points[rows], 2, slack, 2, SAME)
-            other = np.where(nearest[:, 0] == own, nearest[:, 1], nearest[:, 0])
-            near = other < len(rows)  # the tree returns len(rows) where no row is within SAME
-            if not near.any():
-                break
-            graph = coo_matrix((near[near], (own[near], other[near])), shape=(len(rows), len(rows)))
-            component = connected_components(graph, directed=False)[1]
-            group = rows[np.unique(component, return_index=True)[1][component]][places]
-    return list(torch.split(torch.from_numpy(group), [len(matrix) for matrix in features]))
-
-
-def _projections(features: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return projections ``(n, p + 1)`` whose distances approximate those of the features, relative to their length."""
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(features.shape[1], PROJECTIONS, generator=generator, dtype=torch.float64)
-    directions = directions.to(features.device) / PROJECTIONS**0.5
-    parts = []
-    for part in entry_chunks(*features.shape):
-        length, unit = split_norm(features[part])
-        parts.append(torch.cat([unit.double() @ directions, length.double().log()], dim=1).cpu())
-    return torch.cat(parts).numpy()

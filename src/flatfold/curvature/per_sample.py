@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from math import ceil, log, prod
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from torch.nn.functional import batch_norm, group_norm, layer_norm, pad
 
 from ..core.hessian import as_double
 from ..data.batch import Batch
-from ..network.calls import forward, logits_of
+from ..network.calls import first_argument, forward, logits_of, watch_calls
 
 Parameters = dict[str, nn.Parameter]
 
@@ -271,16 +271,15 @@ def record_calls(model: nn.Module, parameters: Parameters) -> Iterator[list[Call
     calls: list[Call] = []
 
     def record(own: set[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        value = next(iter((*args, *kwargs.values())), None)
+        value = first_argument(args, kwargs)
         calls.append(Call(module, own, value, output, getattr(value, "_version", None)))
         return output.clone() if isinstance(output, Tensor) else None  # later layers may modify it in place
 
-    with ExitStack() as hooks:
-        for module in model.modules():
-            own = {name for name, value in module.named_parameters(recurse=False) if id(value) in chosen}
-            if own:
-                hook = module.register_forward_hook(partial(record, own), with_kwargs=True, prepend=True)
-                hooks.callback(hook.remove)
+    owners = [
+        (module, {name for name, value in module.named_parameters(recurse=False) if id(value) in chosen})
+        for module in model.modules()
+    ]
+    with watch_calls(((module, partial(record, own)) for module, own in owners if own), prepend=True):
         yield calls
     for call in calls:
         if isinstance(call.output, Tensor) and not call.output.requires_grad:

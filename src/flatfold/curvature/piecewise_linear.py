@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch
-from ..network.calls import forward, logits_of
+from ..network.calls import forward, logits_of, watch_calls
 from .operators import is_about_derivatives
 from .per_sample import Parameters, count_uses
 
@@ -54,13 +54,15 @@ def record_nonlinear(model: nn.Module, hooks: ExitStack) -> list[nn.Module]:
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         layers.extend([module] if any(map(_may_depend, (*args, *kwargs.values()))) else [])
 
-    for module in model.modules():
-        place = type(module).__module__
-        # Modules from elsewhere in torch are wrappers, such as those of torch.compile.
-        from_torch = place.startswith("torch.nn.") or (place.startswith("torch.") and not any(module.children()))
-        if from_torch and not is_known(module):
-            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+    unknown = [module for module in model.modules() if _is_from_torch(module) and not is_known(module)]
+    hooks.enter_context(watch_calls(((module, note) for module in unknown), before=True))
     return layers
+
+
+def _is_from_torch(module: nn.Module) -> bool:
+    """Return whether a module is a layer of torch; modules from elsewhere in torch wrap others (torch.compile)."""
+    place = type(module).__module__
+    return place.startswith("torch.nn.") or (place.startswith("torch.") and not any(module.children()))
 
 
 def _may_depend(value: Any) -> bool:
@@ -93,7 +95,8 @@ def trace_is_first_order(model: nn.Module, parameters: Parameters, batch: Batch)
                 hooks.callback(value.requires_grad_, True)
                 value.requires_grad_(False)
         for number, layer in enumerate(dict.fromkeys(owners.values())):
-            # Before other hooks, which may be nonlinear.
+            # Before other hooks, which may be nonlinear. Not by `watch_calls`: checkpointing on a GPU calls the layer
+            # again in the backward pass, in another thread, where its output must be the same.
             hook = layer.register_forward_hook(_shift_hook(step, number, moved), prepend=True)
             hooks.callback(hook.remove)
         nonlinear = record_nonlinear(model, hooks)

@@ -1,4 +1,4 @@
-"""Data: sources of images, their preparation, and batches of what people have."""
+"""Data: image sources, preprocessing, and conversion of common data containers to batches."""
 
 from .images import ArrayImages, FolderImages, ListImages, NpzImages, TableImages, Transform
 from .inputs import as_batches

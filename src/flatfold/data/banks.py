@@ -22,13 +22,13 @@ from ..io.store import MANIFEST, Manifest, PartStore, read_manifest, read_part, 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-# How far two runs of one network may differ, relative to what they gave. Another batch size or device changes the order
-# of sums; TF32, which convolutions use on CUDA by default, has 11 bits and some fifty layers to add up.
+# Largest relative difference between two runs of one network. Another batch size or device changes the order of sums;
+# TF32, which convolutions use on CUDA by default, has 11 bits, and errors add up over some fifty layers.
 TOLERANCE = 1e-2
 _HALF_TOLERANCE = {torch.bfloat16: 5e-2}  # 8 bits
-_ROUNDING = 1e-5  # of a score itself: where all are nearly equal, their differences are noise
+_ROUNDING = 1e-5  # relative to a score: if all are nearly equal, their differences are noise
 _ELSEWHERE = "Choose another directory, or delete this one to start again."
-_AGAIN = "Call extract(..., out=...) or save_bank again, or copy the bank again from where it came."
+_AGAIN = "Call extract(..., out=...) or save_bank again, or copy the bank again."
 
 BYTES_JOINED = 2**30  # features of more shards than one are joined in memory up to this size, beyond it on disk
 _ALL_ROWS = 2**52  # in memory there is a single shard
@@ -36,7 +36,7 @@ _Count = Annotated[int, msgspec.Meta(gt=0, lt=2**53)]
 
 
 class Shard(NamedTuple):
-    """One part of a bank: the rows that could be read, and the reasons of those that could not, by row."""
+    """One part of a bank: the readable rows, and the error of each unreadable row."""
 
     features: Tensor
     labels: Tensor | None
@@ -48,7 +48,7 @@ class Shard(NamedTuple):
 
 
 class _Layout(msgspec.Struct):
-    """What the key and the info of a bank say about its shards; ``rows`` is known at the end of the data."""
+    """Shard layout from the key and info of a bank; ``rows`` is None until the end of the data is reached."""
 
     width: Annotated[str, msgspec.Meta(pattern="^[1-9][0-9]{0,15}$")]
     dtype: Literal["float32", "float64"]
@@ -57,7 +57,7 @@ class _Layout(msgspec.Struct):
     rows: _Count | None = None
 
     def covered(self, index: int) -> range:
-        """Return the rows that belong to a shard, as far as is known."""
+        """Return the rows of a shard, as far as they are known."""
         stop = (index + 1) * self.shard_rows
         return range(index * self.shard_rows, stop if self.rows is None else min(stop, self.rows))
 
@@ -65,8 +65,8 @@ class _Layout(msgspec.Struct):
 def save_bank(bank: FeatureBank, path: Path | str) -> None:
     """Write a bank to the directory ``path``, as one file so that ``load_bank`` can map it into memory.
 
-    A bank that is already there is replaced. Stopped at any moment, the directory holds the old bank, the new one, or
-    one that ``load_bank`` refuses; never a mixture.
+    An existing bank is replaced. If interrupted, the directory holds the old bank, the new one, or
+    one that ``load_bank`` rejects; never a mixture.
     """
     form = _form(bank.width, bank.features.dtype, bank.labels is not None)
     manifest = Manifest(form, {"shard_rows": len(bank), "rows": len(bank)})
@@ -84,43 +84,41 @@ def load_bank(path: Path | str, verify: bool = True) -> FeatureBank:
 
     Args:
         path: The directory.
-        verify: Compare every file with its checksum first, which reads it once.
+        verify: Verify the checksum of every file first, which reads it once.
 
     Raises:
         FileNotFoundError: There is no such directory.
-        DamagedBankError: Something is missing, unfinished, or not as it was written.
+        DamagedBankError: A file is missing, unfinished, or was changed since it was written.
     """
     shards = list(read_shards(path, verify))
     features, labels, _ = shards[0] if len(shards) == 1 else _join(shards)
     try:
         return FeatureBank(features, labels)
     except (TypeError, ValueError) as error:
-        raise DamagedBankError(f"the bank in {path} holds values that a bank may not have: {error}") from error
+        raise DamagedBankError(f"the bank in {path} holds invalid values: {error}") from error
 
 
 def read_shards(path: Path | str, verify: bool) -> Iterator[Shard]:
     """Yield the shards of a finished bank in order, mapped into memory."""
     folder = Path(path)
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no bank at {folder}: no such directory. Check the path.")
+        raise FileNotFoundError(f"no bank at {folder}: no such directory. Check the path.")
     with _bank_errors(folder):
         manifest = read_manifest(folder)
         layout = _convert(manifest.key | manifest.info, _Layout)
     if layout.rows is None:
-        raise DamagedBankError(
-            f"the bank in {folder} is not finished. Call extract(..., out=...) again: it continues there."
-        )
+        raise DamagedBankError(f"the bank in {folder} is not finished. Call extract(..., out=...) again to resume it.")
     for index in range(-(-layout.rows // layout.shard_rows)):
         yield _read_shard(folder, index, manifest.key, layout, verify)
 
 
 class BankWriter:
-    """Rows of a run, kept in memory or, with a ``path``, written there in shards of fixed size, in any number of runs.
+    """Collect the rows of a run in memory or, with a ``path``, in shards of fixed size on disk, and resume there.
 
     Intact shards of an earlier run with the same key are kept, and so is its ``shard_rows``; then nothing is written
-    before the network, which computes in ``computed_in``, has given for rows of one of them what is stored there;
-    ``scores`` are compared by how far they vary. ``first_stored`` is the first row that an earlier run has left,
-    ``unreadable`` has the rows that could not be read, those of earlier runs included, and the reasons.
+    before the network, which computes in ``computed_in``, has reproduced stored rows of one of them; ``scores`` are
+    compared relative to their spread. ``first_stored`` is the first row stored by an earlier run; ``unreadable`` maps
+    the unreadable rows, including those of earlier runs, to their errors.
     """
 
     def __init__(
@@ -140,7 +138,7 @@ class BankWriter:
         self._path, form = path, _form(width, dtype, labels)
         self._layout: _Layout = _convert({**form, "shard_rows": _ALL_ROWS}, _Layout)
         self._store: PartStore | None = None
-        self._pending: dict[int, dict[int, Shard]] = {}  # by their first row: they may come in any order
+        self._pending: dict[int, dict[int, Shard]] = {}  # by their first row: they may arrive in any order
         self._covered: Counter[int] = Counter()  # how many rows of each shard are pending
         self._finished: set[int] = set()  # shards that are on disk
         self.unreadable: dict[int, str] = {}
@@ -159,15 +157,15 @@ class BankWriter:
             self._layout = _convert(key | self._store.info, _Layout)
         for index in [int(name) for name in self._store if name.isdecimal()]:
             if self._layout.covered(index):
-                with suppress(DamagedBankError):  # of a run with other shards, whose manifest was lost
+                with suppress(DamagedBankError):  # from a run with another layout, whose manifest was lost
                     self.unreadable |= _read_shard(folder, index, key, self._layout, verify=False).unreadable
                     self._finished.add(index)
         if self._finished and (self.rows is None or self.missing(0, self.rows)):
-            log.info("continuing the bank in %s: %d shards are there", folder, len(self._finished))
+            log.info("resuming the bank in %s: %d shards are stored", folder, len(self._finished))
 
     @property
     def rows(self) -> int | None:
-        """Number of rows of the data, None until its end was met."""
+        """Number of rows of the data, None until its end is reached."""
         return self._layout.rows
 
     @property
@@ -176,13 +174,13 @@ class BankWriter:
         return self._layout.shard_rows
 
     def missing(self, start: int, stop: int) -> list[range]:
-        """Return the rows between ``start`` and ``stop`` that are in no finished shard."""
+        """Return the rows between ``start`` and ``stop`` that no finished shard contains."""
         size = self._layout.shard_rows
         indices = range(start // size, -(-stop // size)) if start < stop else ()
         return [range(max(start, i * size), min(stop, i * size + size)) for i in indices if i not in self._finished]
 
     def confirm(self, rows: Sequence[int], features: Tensor) -> None:
-        """Compare rows, those that could be read, with what an earlier run stored for them, if it did."""
+        """Compare readable rows with the features that an earlier run stored for them, if any."""
         for index in sorted({row // self._layout.shard_rows for row in rows} & self._finished):
             place_of = {row: place for place, row in enumerate(self._stored_rows(index))}
             places = [place for place, row in enumerate(rows) if row in place_of]
@@ -194,9 +192,9 @@ class BankWriter:
                 return
 
     def add(self, rows: range, features: Tensor, labels: Tensor | None, unreadable: Mapping[int, str]) -> None:
-        """Take the features of those rows that could be read, and write the shards that are complete.
+        """Add the features of the readable rows, and write complete shards.
 
-        Rows of finished shards are passed over.
+        Rows of finished shards are skipped.
         """
         self._check_rows(self.rows is None or rows.stop <= self.rows, f"at least {rows.stop}")
         read = [row for row in rows if row not in unreadable]
@@ -213,14 +211,14 @@ class BankWriter:
         self._write_pending()
 
     def end(self, rows: int) -> None:
-        """Note that the data has ``rows`` rows, and write the last shard, which may be shorter."""
+        """Record that the data has ``rows`` rows, and write the last shard, which may be shorter."""
         if self.rows is None:
             self._check_rows(all(self._layout.covered(index).stop <= rows for index in self._finished), str(rows))
             self._layout.rows = rows
             if self._store is not None:
                 self._store.update(rows=rows)
         self._check_rows(self.rows == rows, str(rows))
-        self.confirmed = True  # or no stored row can be read any more
+        self.confirmed = True  # or no stored row is readable any more
         self._write_pending()
 
     def finish(self) -> FeatureBank:
@@ -232,7 +230,7 @@ class BankWriter:
         return FeatureBank(features, labels)
 
     def close(self) -> None:
-        """Let other processes write to the directory."""
+        """Release the directory, so that other processes can write to it."""
         if self._store is not None:
             self._store.close()
 
@@ -271,7 +269,7 @@ class BankWriter:
                 self._finished.add(index)
 
     def _check_same_network(self, stored: Tensor, there: Tensor, now: Tensor) -> None:
-        """Raise if a network gives other values than are stored: an activation or a scale may have changed."""
+        """Raise if computed and stored features differ: an activation or a scale of the network may have changed."""
         sizes = torch.maximum(there.norm(dim=-1), now.norm(dim=-1))
         differences = (now - there).norm(dim=-1)
         most = TOLERANCE * stored.std(correction=0) + _ROUNDING * sizes if self._scores else self._tolerance * sizes
@@ -279,22 +277,22 @@ class BankWriter:
         if wrong.any():
             raise ValueError(
                 f"{self._path} holds {'scores' if self._scores else 'features'} of another network with the same "
-                f"weights: for one input they differ by {float(differences[wrong][0]):.3g}, at a size of "
-                f"{float(sizes[wrong][0]):.3g}. Was a layer without weights exchanged, are these other inputs under "
-                f"the same key, or does the network draw random numbers? {_ELSEWHERE}"
+                f"weights: for one input they differ by {float(differences[wrong][0]):.3g}, at a norm of "
+                f"{float(sizes[wrong][0]):.3g}. Was a layer without weights replaced, are these other inputs under "
+                f"the same key, or is the network random? {_ELSEWHERE}"
             )
 
     def _check_rows(self, fits: bool, now: str) -> None:
         before = self.rows or f"at least {(max(self._finished, default=-1) + 1) * self._layout.shard_rows}"
         if not fits:
             raise ValueError(
-                f"the bank in {self._path} was begun with data of {before} rows, now there are {now}. "
+                f"the bank in {self._path} was started with data of {before} rows, got {now}. "
                 f"The same key must mean the same data in the same order. {_ELSEWHERE}"
             )
 
 
 def network_tolerance(computed_in: torch.dtype) -> float:
-    """Return how far two runs of one network may differ, relative to what they gave."""
+    """Return the largest relative difference allowed between two runs of one network."""
     return _HALF_TOLERANCE.get(computed_in, TOLERANCE)
 
 
@@ -318,7 +316,7 @@ def _read_shard(folder: Path, index: int, key: Mapping[str, str], layout: _Layou
         if layout.labels == "yes":
             wanted["labels"] = ((rows,), torch.int64)
         if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != wanted:
-            raise DamagedFileError("it does not hold the tensors that the manifest promises")
+            raise DamagedFileError("its tensors do not match the manifest")
         return Shard(tensors["features"], tensors.get("labels"), unreadable)
 
 
@@ -337,12 +335,12 @@ def _convert(value: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise DamagedFileError(f"it is not that of a bank: {error}") from error
+        raise DamagedFileError(f"it does not belong to a bank: {error}") from error
 
 
 @contextmanager
 def _bank_errors(folder: Path, name: str = "") -> Iterator[None]:
-    """Turn the errors of a damaged store into ``DamagedBankError``."""
+    """Convert errors of a damaged store to ``DamagedBankError``."""
     try:
         yield
     except FileNotFoundError as error:
@@ -350,5 +348,5 @@ def _bank_errors(folder: Path, name: str = "") -> Iterator[None]:
             f"{folder} is not a bank: it has no {MANIFEST}. Check the path, or extract again."
         ) from error
     except DamagedFileError as error:
-        what = f"{folder / name}.safetensors is not as it was written" if name else f"the bank in {folder} is damaged"
+        what = f"{folder / name}.safetensors is damaged" if name else f"the bank in {folder} is damaged"
         raise DamagedBankError(f"{what}: {str(error).rstrip('.')}. {_AGAIN}") from error

@@ -1,4 +1,4 @@
-"""Batches: the inputs that a model is called with, and their labels."""
+"""Batches: model inputs and their labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.validation import check_labels
 
 LABEL_KEYS = ("labels", "label", "y", "target", "targets")
 INPUT_KEYS = ("x", "image", "images", "input", "inputs")
-_PREPARED = "Images, arrays and paths become one tensor first: torch.stack([transform(image) for image in images])."
+_PREPARED = "Convert images, arrays and paths to one tensor: torch.stack([transform(image) for image in images])."
 _KNOWN = "Use a tensor, a pair (x, y), or a dict such as {'pixel_values': x, 'labels': y}."
 
 
@@ -27,19 +27,19 @@ class Batch(NamedTuple):
 
     @property
     def first_tensor(self) -> Tensor:
-        """The first of the inputs."""
+        """The first tensor among the inputs."""
         return next(value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor))
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return this batch with its inputs on ``device``; labels stay where they are."""
+        """Return this batch with its inputs on ``device``; labels are not moved."""
         return self.with_each(lambda value: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value)
 
     def one_per_input(self, value: Any) -> bool:
-        """Return whether an argument is a tensor with an entry for each input."""
+        """Return whether an argument is a tensor with one entry per input."""
         return isinstance(value, Tensor) and value.ndim > 0 and len(value) == self.rows
 
     def part(self, start: int, stop: int) -> Batch:
-        """Return inputs ``start`` to ``stop``; an argument that does not come once per input goes with any of them."""
+        """Return inputs ``start`` to ``stop``; arguments without a batch axis are passed unchanged."""
         part = self.with_each(lambda value: value[start:stop] if self.one_per_input(value) else value)
         labels = None if self.labels is None else self.labels[start:stop]
         return part._replace(labels=labels, rows=len(range(self.rows)[start:stop]))
@@ -66,7 +66,7 @@ def split_batch(batch: Any) -> Batch:
     if isinstance(batch, Mapping):
         names = [name for name in LABEL_KEYS if name in batch]
         if len(names) > 1:
-            raise ValueError(f"a batch must have one entry of labels, got {' and '.join(map(repr, names))}. Drop one.")
+            raise ValueError(f"a batch must have one labels entry, got {' and '.join(map(repr, names))}. Drop one.")
         inputs = {name: value for name, value in batch.items() if name not in names}
         labels = batch[names[0]] if names else None
     elif isinstance(batch, (tuple, list)):
@@ -85,7 +85,7 @@ def split_batch(batch: Any) -> Batch:
     if not tensors:
         raise TypeError(f"a batch must hold a tensor for the model, got {sorted(kwargs) or 'none'}. {_KNOWN}")
     if tensors[0].ndim == 0:
-        raise ValueError("a batch must have a first dimension that counts its inputs, got a tensor without dimensions.")
+        raise ValueError("a batch must have a batch axis first, got a tensor without dimensions.")
     rows = len(tensors[0])
     return Batch(args, kwargs, None if labels is None else _class_indices(labels, rows), rows)
 
@@ -97,7 +97,7 @@ def _class_indices(labels: Any, rows: int) -> Tensor:
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or kind == torch.bool:
         raise TypeError(
             f"labels must be integer class indices, one per input, got {kind}. "
-            "Convert 0.0 and 1.0 with .long(), one-hot rows with .argmax(1); leave out targets that are no classes; "
+            "Convert 0.0 and 1.0 with .long(), one-hot rows with .argmax(1); leave out targets that are not classes; "
             "join a list of inputs with torch.stack."
         )
     indices: Tensor = labels.detach().cpu().long()

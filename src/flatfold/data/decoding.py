@@ -19,22 +19,22 @@ from ..errors import TooManyPixelsError, UnreadableImageError
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
-# The formats of those names, whatever a file is called: Pillow also knows some that start another program (EPS).
+# The formats of these extensions, whatever the file name: Pillow also has formats that start another program (EPS).
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
-# Errors of the system about the file itself: it does not exist, is not a file, or (EINVAL) leads outside of itself.
-# All others may go away: too many open files, a disk or a server that did not answer.
+# Operating-system errors about the file itself: it does not exist, is not a file, or (EINVAL) an invalid seek.
+# All others may be temporary: too many open files, a disk or a server that did not respond.
 _FILE_ERRORS = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
 
-# A JPEG may go through its pixels again in every scan, each of which takes a few bytes. Ten scans are usual; libtiff
+# Every scan of a JPEG may decode all of its pixels again, and takes only a few bytes. Ten scans are usual; libtiff
 # reads at most 100.
 MOST_SCANS, USUAL_SCANS = 100, 20
-SCANNED_PIXELS = 10**9  # of an image of more than USUAL_SCANS scans, in all scans together: about two seconds
+SCANNED_PIXELS = 10**9  # over all scans of an image with more than USUAL_SCANS: about two seconds
 
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # of a JPEG, if a segment or the end follows
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # JPEG marker followed by a segment or the end
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 
-_NO_FOLDER = {errno.ENOTDIR, errno.EBADF, errno.ELOOP}  # of a link that leads nowhere
+_NO_FOLDER = {errno.ENOTDIR, errno.EBADF, errno.ELOOP}  # broken link
 
 _TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
@@ -42,24 +42,24 @@ _TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 def read_image(
     file: Path | str | BinaryIO, name: str | None = None, most_pixels: int | None = None, draft: int | None = None
 ) -> Image.Image:
-    """Return the decoded image in a file: a BMP, GIF, JPEG, PNG, PPM (PGM, PBM), TIFF or WEBP, whatever its name.
+    """Decode an image file: a BMP, GIF, JPEG, PNG, PPM (PGM, PBM), TIFF or WEBP, whatever its name.
 
-    Errors call it ``name``. Images of more than ``most_pixels`` pixels, or more than Pillow allows, and JPEG files of
-    too many scans are not decoded: they may be meant to fill the memory or to take hours. An OSError is about the
-    system (no permission), whatever the image is like. A JPEG may be decoded at a half, a quarter or an eighth of its
-    size, as long as its sides have twice ``draft``.
+    Errors call it ``name``. Images of more than ``most_pixels`` pixels, or more than Pillow allows, and JPEG files with
+    too many scans are not decoded: they may be built to exhaust memory or to take hours. An OSError is about the
+    system (no permission), not about the image. A JPEG may be decoded at a half, a quarter or an eighth of its
+    size, as long as its sides are at least twice ``draft``.
     """
     called = str(name or file)
     try:
         if isinstance(file, (str, Path)) and not stat.S_ISREG(os.stat(file).st_mode):
-            raise ValueError("it is not a regular file")  # a pipe or a socket would keep us waiting
+            raise ValueError("it is not a regular file")  # a pipe or a socket would block
         with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
             most = min(filter(None, (most_pixels, Image.MAX_IMAGE_PIXELS)), default=None)
             if most is not None and width * height > most:
                 raise TooManyPixelsError(
-                    f"{called} could not be read as an image: it declares {width} x {height} pixels, and at most "
-                    f"{most} are read. Scale it down."
+                    f"{called} could not be read as an image: it declares {width} x {height} pixels, more than the "
+                    f"limit of {most}. Scale it down."
                 )
             if isinstance(image, JpegImageFile):
                 _check_scans(image, called)
@@ -70,7 +70,7 @@ def read_image(
     except TooManyPixelsError:
         raise
     except MemoryError as error:
-        raise MemoryError(f"{called} could not be read: there was no memory left. Try fewer workers.") from error
+        raise MemoryError(f"{called} could not be read: out of memory. Use fewer workers.") from error
     except Exception as error:  # decoders raise all kinds on broken bytes: SyntaxError, struct.error, IndexError ...
         if isinstance(error, OSError) and error.errno not in _FILE_ERRORS:
             error.filename = error.filename or called  # a read that fails does not know its file
@@ -78,7 +78,7 @@ def read_image(
         kind = TooManyPixelsError if isinstance(error, _TOO_LARGE) else UnreadableImageError
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
-            reason = "it is of no known kind of image"
+            reason = "unknown image format"
         raise kind(
             f"{called} could not be read as an image: {reason}. Open it in a viewer; replace or remove the file."
         ) from error
@@ -94,13 +94,13 @@ def _check_scans(image: JpegImageFile, called: str) -> None:
     most = max(USUAL_SCANS, min(MOST_SCANS, SCANNED_PIXELS // (image.width * image.height)))
     if scans > most:
         raise TooManyPixelsError(
-            f"{called} could not be read as an image: it is a JPEG of {scans} scans, and at most {most} are read "
-            f"of {image.width} x {image.height} pixels. Save it again."
+            f"{called} could not be read as an image: it is a JPEG of {scans} scans, and the limit for "
+            f"{image.width} x {image.height} pixels is {most}. Save it again."
         )
 
 
 def count_scans(content: bytes) -> int:
-    """Return the number of scans of a JPEG, without those of pictures inside of it and behind it if that matters."""
+    """Count the scans of a JPEG; if they may be too many, ignore those of embedded and trailing images."""
     if (most := content.count(bytes([0xFF, _START_OF_SCAN]))) <= USUAL_SCANS:  # much faster
         return most
     scans, place = 0, 2
@@ -114,13 +114,13 @@ def count_scans(content: bytes) -> int:
 
 
 def find_images(root: Path) -> tuple[str, ...]:
-    """Return the paths of all image files below ``root``, without hidden ones, in the order of their parts.
+    """Return the paths of all image files below ``root`` except hidden ones, sorted by their parts.
 
-    They are texts relative to ``root``, with ``/`` between their parts: a ``Path`` takes five times the memory.
+    They are strings relative to ``root``, with ``/`` between their parts: a ``Path`` takes five times the memory.
     """
     if not root.is_dir():
         problem = "is a file" if root.exists() else "does not exist"
-        raise NotADirectoryError(f"images are read from a folder, but {root} {problem}. Check the path.")
+        raise NotADirectoryError(f"the root of the images must be a folder, but {root} {problem}. Check the path.")
     paths = tuple(_walk(str(root), "", frozenset()))
     if not paths:
         raise ValueError(f"{root} holds no image: no file ends in {', '.join(sorted(EXTENSIONS))}. Check the path.")
@@ -128,7 +128,7 @@ def find_images(root: Path) -> tuple[str, ...]:
 
 
 def holds_images(root: Path) -> bool:
-    """Return whether ``find_images`` would find one; the search ends with the first."""
+    """Return whether ``find_images`` would find an image; the search stops at the first one."""
     return any(True for _ in _walk(str(root), "", frozenset()))
 
 
@@ -155,9 +155,9 @@ def class_labels(root: Path, paths: tuple[str, ...]) -> tuple[tuple[str, ...], T
 
 
 def _walk(folder: str, inside: str, above: frozenset[str]) -> Iterator[str]:
-    """Yield the images below a folder, each after ``inside``, sorted folder by folder."""
+    """Yield the images below a folder, prefixed with ``inside`` and sorted folder by folder."""
     here = os.path.realpath(folder)
-    if here in above:  # a link that points back up: its images are already there
+    if here in above:  # a link to a parent folder, whose images are already included
         return
     names, folders = [], set()
     with os.scandir(folder) as entries:

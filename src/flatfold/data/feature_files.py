@@ -1,4 +1,4 @@
-"""Features that were saved before, in the place of images, and the linear layer that belongs to them."""
+"""Precomputed features, used instead of images, and the linear layer that belongs to them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .banks import DTYPES, load_bank, read_shards, shard_name
 from .sources import Source
 
 ROWS_AT_ONCE = 4096
-_FLOATS = {"float16": torch.float32, "bfloat16": torch.float32, **DTYPES}  # the type each is read as: no digit is lost
+_FLOATS = {"float16": torch.float32, "bfloat16": torch.float32, **DTYPES}  # the dtype each is read as, without loss
 _INTEGERS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"}
 _Array = Tensor | NDArray[Any]
 
 
 class FeatureChunk(NamedTuple):
-    """Some rows of a file from number ``first`` on: finite features ``(n, d)``, labels ``(n,)`` int64 if it has any."""
+    """Rows of a file, starting at row ``first``: finite features ``(n, d)``, labels ``(n,)`` int64 or None."""
 
     first: int
     features: Tensor
@@ -44,10 +44,10 @@ class FeatureChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """Features ``(rows, width)`` in a file or in the directory of a bank, and labels if it has any.
+    """Features ``(rows, width)`` and optional labels in a file or in the directory of a bank.
 
     They are read as ``dtype``; types narrower than float32 become float32, which is exact. ``_blocks`` yields features
-    and labels: shards of a bank, or all of a file.
+    and labels: the shards of a bank, or a whole file.
     """
 
     path: Path
@@ -58,18 +58,18 @@ class FeatureFile:
     _blocks: Callable[[], Iterable[tuple[_Array, _Array | None]]]
 
     def chunks(self, rows: int = ROWS_AT_ONCE) -> Iterator[FeatureChunk]:
-        """Yield all rows in order, ``rows`` at a time; a row that is not finite or cannot be read is an error."""
+        """Yield all rows in order, ``rows`` at a time; raise on a row that is not finite or cannot be read."""
         first = 0
         for features, labels in self._blocks():
             for part in row_chunks(len(features), rows):
-                # A copy: sums round by where memory begins, which in a file may be anywhere.
+                # A copy: rounding of sums depends on memory alignment, which is arbitrary in a file.
                 h = _as_tensor(features[part]).to(self.dtype, copy=True)
                 check_finite(h, f"features of {self.path}", first)
                 yield FeatureChunk(first, h, None if labels is None else _as_tensor(labels[part]).to(torch.int64))
                 first += len(h)
 
     def bank(self) -> FeatureBank:
-        """Return all rows in memory, to fit a detector on."""
+        """Load all rows into memory, to fit a detector."""
         features = torch.empty(self.rows, self.width, dtype=self.dtype)
         labels = torch.empty(self.rows, dtype=torch.int64) if self.has_labels else None
         for first, h, y in self.chunks():
@@ -83,7 +83,7 @@ class FeatureFile:
 
 
 def open_features(path: Path | str) -> FeatureFile:
-    """Open a file of features; all but an ``.npz`` file are read later, a few rows at a time. No pickle is read.
+    """Open a file of features without reading it (except ``.npz``); rows are read in chunks, and never by pickle.
 
     A safetensors file (any name that does not end in ``.npy`` or ``.npz``) or an ``.npz`` file has an array
     ``features`` ``(n, d)``, or a single matrix of floats under any name, and may have integer ``labels`` ``(n,)``; a
@@ -91,7 +91,7 @@ def open_features(path: Path | str) -> FeatureFile:
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"there are no features at {path}. Check the path.")
+        raise FileNotFoundError(f"no features at {path}. Check the path.")
     if path.is_dir():
         shards = [(len(h), h.shape[1], h.dtype, y is not None) for h, y, _ in read_shards(path, verify=False)]
         blocks = lambda: ((h, y) for h, y, _ in read_shards(path, verify=True))  # noqa: E731
@@ -103,7 +103,7 @@ def open_features(path: Path | str) -> FeatureFile:
         raise ValueError(
             f"{path} must hold an array 'features' (n, d), or a single matrix of floats; it holds "
             f"{listed([f'{name!r} {tuple(array.shape)} {types[name]}' for name, array in sorted(arrays.items())])}. "
-            "Save the features under that name, and their classes, if they are known, as 'labels'."
+            "Save the features under that name, and their class indices, if known, as 'labels'."
         )
     name = "features" if "features" in arrays else matrices[0]
     features, labels, shape = arrays[name], arrays.get("labels"), tuple(arrays[name].shape)
@@ -122,7 +122,7 @@ def open_features(path: Path | str) -> FeatureFile:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn the errors of readers into one that names the file."""
+    """Convert errors of the readers to a ``ValueError`` that names the file."""
     try:
         yield
     except (BadZipFile, EOFError, NotImplementedError, OSError, SafetensorError, ValueError, zlib.error) as error:
@@ -148,7 +148,7 @@ def _type_name(array: _Array) -> str:
 def _as_tensor(rows: _Array) -> Tensor:
     if isinstance(rows, Tensor):
         return rows
-    # A copy: torch needs memory that it may write to, in the byte order of the machine.
+    # A copy: torch needs writable memory in native byte order.
     return torch.from_numpy(np.array(rows, dtype=rows.dtype.newbyteorder("="), order="C"))
 
 
@@ -159,7 +159,7 @@ class FeatureRows(Source):
         super().__init__(batch_size)
         self.bank = load_bank(path)
         if labels and self.bank.labels is None:
-            raise ValueError(f"labels are wanted, but the bank in {path} has none. Pass labels=False to do without.")
+            raise ValueError(f"labels=True needs labels, but the bank in {path} has none. Pass labels=False.")
         self.labels = self.bank.labels if labels else None
         self.rows = len(self.bank)
         self._chosen: Tensor | None = None
@@ -167,7 +167,7 @@ class FeatureRows(Source):
         self._checksums = [read_checksum(Path(path), shard_name(index)) for index in range(shards)]
 
     def subset(self, rows: NDArray[np.integer]) -> FeatureRows:
-        """Return some rows, in the order asked for, as a source of their own; the features are not copied."""
+        """Return the given rows, in that order, as a new source; the features are not copied."""
         chosen = torch.from_numpy(rows.astype(np.int64))
         part = copy(self)
         part.rows = len(rows)
@@ -177,23 +177,23 @@ class FeatureRows(Source):
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of the checksums of the bank's files, of whether labels are given, and of the rows of a subset."""
+        """The sha256 of the checksums of the bank's files, the presence of labels, and the rows of a subset."""
         identity = ["features", *self._checksums, "no labels" if self.labels is None else "labels"]
         identity += [] if self._chosen is None else [hashlib.sha256(self._chosen.numpy().tobytes()).hexdigest()]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def read(self, rows: range) -> Tensor | tuple[Tensor, Tensor]:
-        """Return some rows of the bank."""
+        """Return the given rows of the bank."""
         where = slice(rows.start, rows.stop)
         x = self.bank.features[where if self._chosen is None else self._chosen[where]]
         return x if self.labels is None else (x, self.labels[where])
 
 
 def linear_head(path: Path | str) -> nn.Linear:
-    """Return the linear layer of ``read_head`` in evaluation mode, with weights of the type that they have there."""
+    """Return the linear layer of ``read_head`` in evaluation mode, with the dtype of the stored weights."""
     head = read_head(path)
     classes, width = head.weight.shape
-    # On "meta" nothing is drawn for weights that are replaced at once.
+    # On "meta" no random weights are drawn, since they are replaced at once.
     layer = nn.Linear(width, classes, bias=head.bias is not None, device="meta")
     layer.weight = nn.Parameter(head.weight)
     if head.bias is not None:
@@ -202,15 +202,15 @@ def linear_head(path: Path | str) -> nn.Linear:
 
 
 def read_head(path: Path | str) -> Head:
-    """Return a head from a safetensors file with ``weight`` ``(c, d)``, ``bias`` ``(c,)`` or none, and nothing else."""
+    """Read a head from a safetensors file with ``weight`` ``(c, d)``, optional ``bias`` ``(c,)`` and nothing else."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}. Check the path.")
+        raise FileNotFoundError(f"no file {path}. Check the path.")
     with _reading(path):
         tensors = load_file(path)
     if "weight" not in tensors or tensors.keys() - {"weight", "bias"}:
         raise ValueError(
-            f"{path} must hold the tensors 'weight' and, if there is one, 'bias', of one linear layer; it holds "
+            f"{path} must hold the tensors 'weight' and optionally 'bias' of one linear layer; it holds "
             f"{listed([repr(name) for name in sorted(tensors)])}. Save the state dict of the last layer alone."
         )
     try:

@@ -1,4 +1,4 @@
-"""Fingerprints of data and files: what a stored result was computed from."""
+"""Fingerprints of data and files, which identify what a stored result was computed from."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def data_key(loader: Iterable[Any], key: str | None) -> str:
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler) if isinstance(loader, DataLoader) else None
     if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
         raise ValueError(
-            "out= needs a loader that gives the same order in every run, but this one shuffles: rows of an interrupted "
+            "out= needs a loader with the same order in every run, but this one shuffles: rows of an interrupted "
             "run could not be identified. Use shuffle=False."
         )
     if isinstance(loader, Source):
         return loader.fingerprint if key is None else f"{loader.fingerprint} {key}"
     if not key:
         raise ValueError(
-            f"out= needs an identity of the data, which a {type(loader).__name__} does not have. Pass key='...', any "
-            "string that changes with the data and its preparation, or use FolderImages or NpzImages."
+            f"out= must identify the data, but a {type(loader).__name__} has no fingerprint. Pass key='...', any "
+            "string that changes with the data and its preprocessing, or use FolderImages or NpzImages."
         )
     return key
 
 
 def hash_files(digest: hashlib._Hash, root: Path, paths: Sequence[str]) -> None:
-    """Feed relative paths, sizes and times of change (of missing files: none), and bytes of some files."""
+    """Hash relative paths, sizes and modification times (null for missing files), and bytes of some files."""
     there = []
     for path, status in file_statuses(root, paths):
         entry = [path, None, None] if status is None else [path, status.st_size, status.st_mtime_ns]
@@ -48,7 +48,7 @@ def hash_files(digest: hashlib._Hash, root: Path, paths: Sequence[str]) -> None:
 
 
 def hash_samples(digest: hashlib._Hash, files: Sequence[Path]) -> None:
-    """Feed the first and the last 64 kB of up to 20 evenly spaced files: their sizes and times may all be the same."""
+    """Hash the first and last 64 kB of up to 20 evenly spaced files, whose sizes and times may all be equal."""
     for path in evenly_spaced(files):
         with path.open("rb") as file:
             first = file.read(BLOCK)
@@ -57,17 +57,17 @@ def hash_samples(digest: hashlib._Hash, files: Sequence[Path]) -> None:
 
 
 def evenly_spaced(items: Sequence[Item]) -> list[Item]:
-    """Return up to 20 of some items, the first and the last among them."""
+    """Return up to 20 evenly spaced items, including the first and the last."""
     if len(items) <= MOST_FILES:
         return list(items)
     return [items[step * (len(items) - 1) // (MOST_FILES - 1)] for step in range(MOST_FILES)]
 
 
 def file_statuses(root: Path, paths: Sequence[str]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield each path with the status of the file there, None if there is none."""
+    """Yield each path with the status of its file, None if there is no such file."""
     for path in paths:
         try:
-            status = os.stat(os.path.join(root, path))  # a Path for each would take longer than the question
+            status = os.stat(os.path.join(root, path))  # creating a Path is slower than the call itself
         except (OSError, ValueError):  # ValueError: no file can have this name
             yield path, None
         else:

@@ -1,4 +1,4 @@
-"""Images from folders, lists, ``.npz`` files, parquet tables and arrays, and the function that opens any of them."""
+"""Image sources: folders, lists, ``.npz`` files, parquet tables and arrays, and a function that opens any of them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ LISTS = (".txt", ".lst", ".list")
 FILES = (".parquet", ".npz", *LISTS)
 SHOWN = 80  # characters of a line in a message
 LARGEST_GROUP = 2**28  # bytes of a row group in memory, or else ...
-EXPANSION = 20  # ... so many times its bytes in the file: encoded images can hardly be compressed
+EXPANSION = 20  # ... this multiple of its bytes in the file: encoded images hardly compress
 
-_LABEL = re.compile(r"\s*-?[0-9]{1,18}\s*")  # whatever int64 can hold, and a little less
-_SUSPECT = re.compile(r"^[/\\]|\.\.|:")  # only these few are worth taking a path apart
+_LABEL = re.compile(r"\s*-?[0-9]{1,18}\s*")  # almost the range of int64
+_SUSPECT = re.compile(r"^[/\\]|\.\.|:")  # only these paths need to be parsed
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _SIZES = ("total_uncompressed_size", "total_compressed_size")
-_NULL = -(2**63)  # what an empty label is read as
+_NULL = -(2**63)  # stands for a missing label
 
 
 def open_images(
@@ -62,15 +62,15 @@ def open_images(
     root: Path | str | None = None,
     images: str | None = None,
 ) -> ImageSource:
-    """Return the images of a folder, a table, an ``.npz`` file or a list, by what is at ``place`` or by its ``kind``.
+    """Open the images of a folder, a table, an ``.npz`` file or a list; ``kind`` is inferred from ``place`` by default.
 
-    The paths of a list start in ``root`` or else in its own folder. ``labels`` may name their column or array; with
-    False nothing that could be a label is looked at. ``images`` names the column or array of the images.
+    The paths of a list are relative to ``root``, by default its own folder. ``labels`` may name their column or array;
+    False ignores all labels. ``images`` names the column or array of the images.
     """
     place = Path(place)
     kind = image_kind(place) if kind is None else kind
     if root is not None and kind != "list":
-        raise ValueError(f"root is where the paths of a list start, but {place} is not a list. Leave it out.")
+        raise ValueError(f"root= applies to lists of paths, but {place} is not a list. Leave it out.")
     if kind == "folder":
         return FolderImages(place, transform, batch_size, bool(labels))
     if kind == "list":
@@ -81,9 +81,9 @@ def open_images(
 
 
 def image_kind(place: Path) -> str:
-    """Return what ``open_images`` takes a path for."""
+    """Return the kind of images at a path: ``"folder"``, ``"table"``, ``"npz"`` or ``"list"``."""
     if not place.exists():
-        raise FileNotFoundError(f"there are no images at {place}: it does not exist. Check the path.")
+        raise FileNotFoundError(f"no images at {place}: it does not exist. Check the path.")
     if place.is_dir():
         tables = parquet_files(place)
         if tables and holds_images(place):
@@ -95,8 +95,8 @@ def image_kind(place: Path) -> str:
     suffix = place.suffix.lower()
     if suffix not in FILES:
         raise ValueError(
-            f"images are read from a folder, or from a file that ends in {', '.join(FILES)} (the last three for lists "
-            f"of paths), got {place}. Pass the folder of the images, or a list of them."
+            f"images must be in a folder or in a file that ends in {', '.join(FILES)} (the last three for lists of "
+            f"paths), got {place}. Pass the folder of the images, or a list of their paths."
         )
     return "table" if suffix == ".parquet" else "npz" if suffix == ".npz" else "list"
 
@@ -108,7 +108,7 @@ class _Files(ImageSource):
     paths: tuple[str, ...]
 
     def name(self, row: int) -> str:
-        """Return the path of one file, from ``root`` on."""
+        """Return the path of one file, including ``root``."""
         return str(self.root / self.paths[row])
 
     def picture(self, row: int) -> tuple[str, Image.Image]:
@@ -121,16 +121,16 @@ class _Files(ImageSource):
 
 
 class FolderImages(_Files):
-    """The images of a folder, searched recursively, in a fixed order; hidden files are left out.
+    """The images of a folder, searched recursively, in a fixed order; hidden files are ignored.
 
-    The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, not all pixels: a bank of
-    files that were touched or copied is not taken for theirs.
+    The fingerprint covers paths, sizes and modification times, and bytes of some twenty files, not all pixels: it
+    changes if files are touched or copied.
 
     Args:
         root: A folder with one sub-folder per class (sorted names give labels 0, 1, ...), or with images and no labels.
         transform: Applied to every image.
         batch_size: Images in a batch.
-        labels: False to ignore sub-folders and give no labels.
+        labels: False to ignore sub-folders and yield no labels.
 
     Attributes:
         paths: The files, one per row, relative to ``root`` and with ``/`` between their parts.
@@ -146,32 +146,32 @@ class FolderImages(_Files):
 
 
 class ListImages(_Files):
-    """The images that a list names, in its order; the same image may be named again.
+    """The images of a list of paths, in its order; an image may occur more than once.
 
-    A line is ``<relative path> <whole number>``, split at the first space; blank lines are skipped. The number is the
-    class, and -1 marks an image that belongs to none. Where labels are not wanted a line may also be a path alone: the
-    whole line is, up to blanks at its end, if what follows the first space is not a whole number. No image is opened
-    before it is read, so a list may name some that do not exist: ``missing`` returns them.
+    A line is ``<relative path> <integer>``, split at the first space; blank lines are skipped. The integer is the
+    class, and -1 marks an image without a class. With ``labels=False`` a line may also be a path alone: the whole line,
+    without trailing blanks, if the text after the first space is not an integer. No image is opened
+    before it is read, so a list may contain paths that do not exist: ``missing`` returns them.
 
-    The fingerprint holds paths, sizes and times of change, and bytes of some twenty files, as that of ``FolderImages``
-    does; an image that does not exist has neither size nor time.
+    The fingerprint covers paths, sizes and modification times, and bytes of some twenty files, as that of
+    ``FolderImages`` does; an image that does not exist has neither size nor time.
 
     Args:
         path: The list, in UTF-8.
-        root: The folder in which the paths of the list start; none of them may lead out of it. With None they start in
-            the folder of the list, lead anywhere, and may be absolute.
+        root: The folder that the paths are relative to; no path may leave it. With None they are relative to the folder
+            of the list, may lead anywhere, and may be absolute.
         transform: Applied to every image.
         batch_size: Images in a batch.
-        labels: False to skip the numbers and give no labels. True needs a class, 0 or more, on every line.
+        labels: False to ignore the numbers and yield no labels. True needs a class, 0 or more, on every line.
 
     Attributes:
-        root: The folder in which the paths start.
-        paths: The paths as the list has them, one per row.
+        root: The folder that the paths are relative to.
+        paths: The paths as written in the list, one per row.
 
     Raises:
-        FileNotFoundError: There is no such list.
+        FileNotFoundError: The list does not exist.
         NotADirectoryError: ``root`` is not a folder.
-        ValueError: A line is of another form, or there is none; the message names the list and the line.
+        ValueError: A line is malformed, or the list is empty; the message names the list and the line.
     """
 
     def __init__(
@@ -181,18 +181,18 @@ class ListImages(_Files):
         self.root = Path(path).parent if root is None else Path(root)
         if root is not None and not self.root.is_dir():
             problem = "is a file" if self.root.exists() else "does not exist"
-            raise NotADirectoryError(f"the paths of a list start in a folder, but {root} {problem}. Check the path.")
+            raise NotADirectoryError(f"root must be a folder, but {root} {problem}. Check the path.")
         self.paths, classes = _parse_list(Path(path), labels, inside=root is not None)
         self.rows = len(self.paths)
         self.labels = torch.tensor(classes) if labels else None
 
     def missing(self) -> list[str]:
-        """Return the paths of the list at which there is no file, in its order."""
+        """Return the paths of the list that do not exist, in its order."""
         return [path for path, status in file_statuses(self.root, self.paths) if status is None]
 
 
 def _parse_list(path: Path, labelled: bool, inside: bool) -> tuple[tuple[str, ...], list[int]]:
-    """Return the path and, where they are wanted, the number of every line."""
+    """Return the path and, if ``labelled``, the class of every line."""
     paths, numbers = [], []
     for place, line in _lines(path):
         name, _, rest = line.partition(" ")
@@ -201,13 +201,13 @@ def _parse_list(path: Path, labelled: bool, inside: bool) -> tuple[tuple[str, ..
             name = line.rstrip()
         elif not name or not numbered:
             raise ValueError(
-                f"{path}:{place}: a line must be '<relative path> <whole number>', split at the first space, got "
+                f"{path}:{place}: a line must be '<relative path> <integer>', split at the first space, got "
                 f"{line[:SHOWN]!r}. Rename images that have a space in their path."
             )
         if inside and _SUSPECT.search(name) and (Path(name).anchor or ".." in Path(name).parts):
             raise ValueError(
-                f"{path}:{place}: a path must lead from root downwards, without '..', got {name[:SHOWN]!r}. "
-                "Write it relative to root, or choose a root further up."
+                f"{path}:{place}: a path must be relative to root, without '..', got {name[:SHOWN]!r}. "
+                "Write it relative to root, or choose a parent folder as root."
             )
         paths.append(name)
         if labelled and int(rest) < 0:
@@ -222,9 +222,9 @@ def _parse_list(path: Path, labelled: bool, inside: bool) -> tuple[tuple[str, ..
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, each with its number, counted from 1."""
+    """Yield the non-blank lines with their line numbers, counted from 1."""
     if not path.is_file():
-        raise FileNotFoundError(f"there is no list of images {path}. Check the path.")
+        raise FileNotFoundError(f"no list of images at {path}. Check the path.")
     try:
         with path.open(encoding="utf-8-sig") as file:
             for place, line in enumerate(file, 1):
@@ -244,7 +244,7 @@ class _Pixels(ImageSource):
         if x.dtype != np.uint8 or x.ndim not in (3, 4) or x.shape[3:] not in ((), (3,)) or len(x) == 0:
             raise ValueError(
                 f"images must be a uint8 array of shape (n, h, w) or (n, h, w, 3) with n > 0, got {x.dtype} of shape "
-                f"{x.shape}. Bring the channels last and the values to 0..255."
+                f"{x.shape}. Move the channels last and scale the values to 0..255."
             )
         self.x, self.rows = x, len(x)
         if y is not None:
@@ -277,8 +277,8 @@ class NpzImages(_Pixels):
         path: The file.
         transform: Applied to every image.
         batch_size: Images in a batch.
-        x: Name of the images in the file, uint8, ``(n, h, w, 3)`` or ``(n, h, w)``.
-        y: Name of the labels ``(n,)`` in the file, or None for no labels.
+        x: Name of the array of images, uint8, ``(n, h, w, 3)`` or ``(n, h, w)``.
+        y: Name of the array of labels ``(n,)``, or None for no labels.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ def _read_npz(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:
                 return {name: arrays[name] for name in names}
             present = ", ".join(map(repr, arrays)) or "nothing"
     except FileNotFoundError:
-        raise FileNotFoundError(f"there is no file {path}. Check the path.") from None
+        raise FileNotFoundError(f"no file {path}. Check the path.") from None
     except (BadZipFile, EOFError, OSError, TypeError, ValueError, zlib.error) as error:
         raise ValueError(f"{path} must be a .npz file of plain arrays: {error}. Write it with numpy.savez.") from error
     labels = " and y='...' (or y=None) for the labels" if len(names) > 1 else ""
@@ -311,25 +311,25 @@ def _read_npz(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:
 class TableImages(ImageSource):
     """The images in a column of a table, in the order of its rows.
 
-    Any row can be read without the others. Each thread that reads keeps one decoded row group, and no file stays open,
+    Rows have random access. Each reader thread caches one decoded row group, and no file stays open,
     so a source can be copied to other processes.
 
-    The fingerprint holds the names of the files and of the columns, sizes and times of change, and bytes of some twenty
+    The fingerprint covers the names of the files and columns, sizes and modification times, and bytes of some twenty
     files, not all pixels.
 
     Args:
-        path: A parquet file, or a folder of parquet files, which are taken in the order of their names.
+        path: A parquet file, or a folder of parquet files, read in the order of their names.
         transform: Applied to every image.
         batch_size: Images in a batch.
-        image: Column of the images: encoded bytes, or a struct of ``bytes`` and ``path``, of which the path only serves
+        image: Column of the images: encoded bytes, or a struct of ``bytes`` and ``path``, where the path is only used
             as a name.
         label: Column of integer class indices, or None for no labels.
 
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
-        FileNotFoundError: There is nothing at ``path``.
-        ValueError: It is not a table, is damaged, or lacks these columns. A single bad image does no harm before it is
-            read.
+        FileNotFoundError: ``path`` does not exist.
+        ValueError: It is not a table, is damaged, or lacks these columns. A single damaged image raises only when it
+            is read.
     """
 
     def __init__(
@@ -343,10 +343,10 @@ class TableImages(ImageSource):
         super().__init__(transform, batch_size)
         self.path, self.image, self.label = Path(path), image, label
         if not self.path.exists():
-            raise FileNotFoundError(f"there is no table {path}. Check the path.")
+            raise FileNotFoundError(f"no table {path}. Check the path.")
         self.files = parquet_files(self.path) if self.path.is_dir() else (self.path,)
         if not self.files:
-            raise ValueError(f"{path} holds no table: no file ends in .parquet. Pass the folder in which they are.")
+            raise ValueError(f"{path} holds no table: no file ends in .parquet. Pass the folder of the parquet files.")
         self._groups: list[_RowGroup] = []
         columns = [self._examine(file) for file in self.files]
         self._stops = list(accumulate(group.rows for group in self._groups))
@@ -390,7 +390,7 @@ class TableImages(ImageSource):
         vars(self).update(state, _last=_LastGroup())
 
     def _examine(self, file: Path) -> NDArray[np.int64] | None:
-        """Note the row groups of a file, and return the labels in it."""
+        """Record the row groups of a file, and return its labels."""
         with _open_parquet(file) as table:
             _check_column(file, table.schema_arrow, self.image, "encoded images", _holds_images)
             for number in range(table.num_row_groups):
@@ -408,21 +408,21 @@ class TableImages(ImageSource):
             return column.cast("int64").fill_null(_NULL).to_numpy()  # type: ignore[no-any-return]
 
     def _value(self, row: int) -> Any:
-        """Return what the image column holds in one row: bytes, a dict, or None."""
+        """Return the value of the image column in one row: bytes, a dict, or None."""
         index = bisect_right(self._stops, row)
         group = self._groups[index]
         if self._last.index != index:
-            self._last.index, self._last.column = -1, None  # before the next is read, or there would be two of them
+            self._last.index, self._last.column = -1, None  # release it first, so that only one is in memory
             with _open_parquet(group.file, group.dictionaries) as table:
                 column = _validated(table.read_row_group(group.number, [self.image], use_threads=False), self.image)
             if len(column) != group.rows:
-                raise ValueError(f"{group.file} was changed while it was in use. Begin again.")
+                raise ValueError(f"{group.file} was changed while it was in use. Start again.")
             self._last.index, self._last.column = index, column
         return self._last.column[row - self._stops[index] + group.rows].as_py()
 
 
 class _LastGroup(threading.local):
-    """The row group that a thread has read last, and the images in it."""
+    """The row group that a thread read last, and its images."""
 
     index = -1
     column: Any = None
@@ -434,23 +434,23 @@ class _RowGroup(NamedTuple):
     file: Path
     number: int
     rows: int
-    dictionaries: list[str]  # parts of the image column in which equal values are stored once, and so kept in memory
+    dictionaries: list[str]  # dictionary-encoded parts of the image column, kept so in memory
 
 
 def parquet_files(folder: Path) -> tuple[Path, ...]:
-    """Return the parquet files of a folder in the order of their names, without hidden ones."""
+    """Return the parquet files of a folder except hidden ones, sorted by name."""
     return tuple(sorted(file for file in folder.glob("*.parquet") if file.is_file() and file.name[0] != "."))
 
 
 @contextmanager
 def _open_parquet(file: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]:
-    """Yield an open parquet file, some columns read as dictionaries; an error of the block names the file."""
+    """Open a parquet file, with some columns read as dictionaries; errors raised in the block name the file."""
     try:
         import pyarrow as arrow  # type: ignore[import-untyped]
         from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
     except ImportError as error:
         raise ModuleNotFoundError(
-            "tables are read by pyarrow, which is not installed. Run: pip install 'flatfold[parquet]'", name="pyarrow"
+            "reading tables needs pyarrow, which is not installed. Run: pip install 'flatfold[parquet]'", name="pyarrow"
         ) from error
     try:
         with ParquetFile(file, read_dictionary=list(dictionaries)) as table:
@@ -460,7 +460,7 @@ def _open_parquet(file: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]
 
 
 def _chunks(group: Any, column: str) -> list[Any]:
-    """Return what the file says about the parts of a column in a row group."""
+    """Return the metadata of the parts of a column in a row group."""
     chunks = (group.column(index) for index in range(group.num_columns))
     return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{column}.")]
 
@@ -468,13 +468,13 @@ def _chunks(group: Any, column: str) -> list[Any]:
 def _check_expansion(file: Path, what: str, expanded: int, stored: int) -> None:
     if expanded > max(LARGEST_GROUP, EXPANSION * stored):
         raise ValueError(
-            f"{file}: {what} would take {expanded / 1e6:,.0f} MB of memory, but has {stored / 1e6:.3g} MB in the file, "
-            f"as if it were meant to fill the memory. Write row groups of less than {LARGEST_GROUP // 10**6} MB."
+            f"{file}: {what} would expand from {stored / 1e6:.3g} MB in the file to {expanded / 1e6:,.0f} MB in "
+            f"memory. Write row groups of less than {LARGEST_GROUP // 10**6} MB."
         )
 
 
 def _validated(table: Any, name: str) -> Any:
-    """Return a column after checking that its values are inside of it: damaged offsets could lead anywhere."""
+    """Return a column after validating it: damaged offsets could point outside of its memory."""
     column = table.column(name)
     column.validate(full=True)
     return column
@@ -495,7 +495,7 @@ def _holds_images(kind: Any) -> bool:
         return str(kind) in ("binary", "large_binary")
     parts = {part.name: str(part.type) for part in kind}
     return (
-        len(parts) == kind.num_fields  # a value with two parts of one name cannot be read
+        len(parts) == kind.num_fields  # a struct with duplicate names cannot be read
         and parts.get("bytes") in ("binary", "large_binary")
         and parts.get("path", "string") in ("string", "large_string")
     )

@@ -1,4 +1,4 @@
-"""Batches from what people have: loaders, data sets of torch and Hugging Face, folders and files of images, arrays."""
+"""Convert common data containers to batches: loaders, data sets, folders and files of images, arrays."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ TAKEN = (
     ".parquet or a list), or arrays (X, y) with a row of X and a class index of y for each input"
 )
 _NEEDS_TRANSFORM = (
-    "Give transform=, how images were prepared in training: a Transform(resize=..., crop=..., mean=..., std=...), or "
-    "the preparation that was published with the weights."
+    "Pass transform=, the preprocessing used in training: a Transform(resize=..., crop=..., mean=..., std=...), or "
+    "the preprocessing published with the weights."
 )
 
 
@@ -46,10 +46,10 @@ def as_batches(
     collate: Any = None,
     labels: bool | str = True,
 ) -> Iterable[Any]:
-    """Return batches of any data that ``extract`` and ``Guard.fit`` take.
+    """Convert any data that ``extract`` and ``Guard.fit`` accept to batches.
 
-    What comes in batches is returned as it is: a source, a ``DataLoader``, a generator, a list of batches. Everything
-    else is cut into batches of ``batch_size`` in its own order.
+    Data in batches is returned unchanged: a source, a ``DataLoader``, a generator, a list of batches. All other data
+    is split into batches of ``batch_size``, in order.
 
     Args:
         data: One of
@@ -57,21 +57,22 @@ def as_batches(
             - a ``DataLoader`` or any other iterable of batches (see ``split_batch``), or a source such as
               ``FolderImages``;
             - a ``torch.utils.data.Dataset`` of items ``x``, ``(x, y)`` or dicts, or a list of pairs ``(x, 3)``;
-            - a ``datasets.Dataset`` of Hugging Face, with a column of images, or with columns that the model takes by
-              name, or with any columns and ``collate``;
+            - a ``datasets.Dataset`` of Hugging Face, with a column of images, or with columns named like the model's
+              arguments, or with any columns and ``collate``;
             - the path of a folder of images, of an ``.npz`` or ``.parquet`` file, or of a list of images;
-            - ``(X, y)``, ``X`` alone, or a dict of them: tensors or numpy arrays with one row for each input.
-        batch_size: Inputs in a batch, for data that does not come in batches.
-        transform: How images become tensors: a :class:`Transform`, or what :meth:`Transform.of` takes. It is applied to
-            paths, to PIL images of a data set and to uint8 arrays ``(n, h, w)`` or ``(n, h, w, 3)``, not to tensors.
-        collate: Makes a batch of a list of items of a data set: a function such as ``DataCollatorWithPadding``, or a
+            - ``(X, y)``, ``X`` alone, or a dict of them: tensors or numpy arrays with one row per input.
+        batch_size: Inputs per batch, for data that is not batched yet.
+        transform: Converts images to tensors: a :class:`Transform`, or anything :meth:`Transform.of` accepts. It is
+            applied to paths, to PIL images of a data set and to uint8 arrays ``(n, h, w)`` or ``(n, h, w, 3)``, not to
+            tensors.
+        collate: Joins a list of data-set items into a batch: a function such as ``DataCollatorWithPadding``, or a
             tokeniser of transformers, for rows with one text each.
-        labels: False to leave labels out, whatever they are (those of OOD data often are no classes). A text names the
-            column or array that holds them.
+        labels: False to drop labels of any kind (OOD data often has labels that are not classes). A string names the
+            column or array of labels.
 
     Raises:
-        TypeError: The data is of another kind.
-        ValueError: It is of a known kind, but something is missing or wrong.
+        TypeError: The type of the data is not supported.
+        ValueError: The type is supported, but a part is missing or invalid.
 
     Example:
         >>> batches = as_batches((torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64)), batch_size=3)
@@ -82,7 +83,7 @@ def as_batches(
     transform = None if transform is None else Transform.of(transform)
     if isinstance(data, (str, Path)):
         if transform is None:
-            raise ValueError(f"the images at {data} must become tensors. {_NEEDS_TRANSFORM}")
+            raise ValueError(f"the images at {data} must be converted to tensors. {_NEEDS_TRANSFORM}")
         return open_images(data, transform, batch_size, labels=labels)
     batches = _batches(data, batch_size, transform, collate, labels)
     return batches if labels else _without_labels(batches)
@@ -93,7 +94,7 @@ def _batches(
 ) -> Iterable[Any]:
     if isinstance(data, (Source, DataLoader)):
         return data
-    if hasattr(data, "column_names") and hasattr(data, "features"):  # of Hugging Face, which may not be installed
+    if hasattr(data, "column_names") and hasattr(data, "features"):  # from Hugging Face, which may not be installed
         return _from_columns(data, batch_size, transform, collate, labels)
     if (arrays := _as_arrays(data)) is not None:
         x, y = arrays
@@ -104,21 +105,21 @@ def _batches(
     if (isinstance(data, Dataset) and items) or _is_list_of_items(data, collate):
         return _load_items(data, batch_size, _collate_function(collate) or partial(_join_items, transform))
     if isinstance(data, (Mapping, bytes)) or hasattr(data, "iloc") or not isinstance(data, Iterable):
-        frame = " Of a data frame, take frame[columns].to_numpy('float32')." if hasattr(data, "iloc") else ""
+        frame = " Convert a data frame with frame[columns].to_numpy('float32')." if hasattr(data, "iloc") else ""
         raise TypeError(f"data must be {TAKEN}, not {type(data).__name__}.{frame}")
     return data
 
 
 def _load_items(data: Any, batch_size: int, collate: Collate) -> DataLoader[Any]:
-    # A generator of its own: the loader would draw from that of the caller.
+    # A separate generator: the loader would otherwise draw from the caller's.
     return DataLoader(data, batch_size, collate_fn=collate, generator=torch.Generator())
 
 
 class ArrayRows(Source):
-    """Inputs that are in memory: a batch as ``split_batch`` takes it, of which each part is a batch too.
+    """Inputs in memory: one batch as ``split_batch`` accepts it, sliced into batches.
 
     Args:
-        inputs: A tensor, a pair ``(x, y)``, or a dict, with a row for each input.
+        inputs: A tensor, a pair ``(x, y)``, or a dict, with one row per input.
         batch_size: Inputs in a batch.
     """
 
@@ -127,7 +128,7 @@ class ArrayRows(Source):
         self._whole = split_batch(inputs)
         self.rows, self.labels = self._whole.rows, self._whole.labels
         if self.rows == 0:
-            raise ValueError("the arrays hold no input at all. Is the data set empty?")
+            raise ValueError("the arrays must hold at least one input, got none. Is the data set empty?")
 
     @property
     def fingerprint(self) -> str:
@@ -147,7 +148,7 @@ class ArrayRows(Source):
         return _as_raw(self._whole.part(rows.start, rows.stop))
 
     def subset(self, rows: NDArray[np.integer]) -> ArrayRows:
-        """Return some rows, in the order asked for, as a source."""
+        """Return the given rows, in that order, as a source."""
         whole, index = self._whole, torch.from_numpy(rows.astype(np.int64))
         chosen = whole.with_each(lambda value: value[index] if whole.one_per_input(value) else value)
         labels = None if self.labels is None else self.labels[index]
@@ -160,7 +161,7 @@ def _as_raw(batch: Batch) -> Any:
 
 
 def _as_arrays(data: Any) -> tuple[Any, Any] | None:
-    """Return inputs and labels if ``data`` has a row for each input; None if it may be a list of batches."""
+    """Return inputs and labels if ``data`` has one row per input; None if it may be a list of batches."""
     if _is_array(data):
         return data, None
     if isinstance(data, Mapping):
@@ -169,15 +170,15 @@ def _as_arrays(data: Any) -> tuple[Any, Any] | None:
         return None
     x, y = data
     if isinstance(y, (tuple, list)) and y and all(type(label) is int for label in y):
-        y = np.asarray(y)  # the targets of a data set of torchvision
-    # Two batches of one model have as many dimensions and the same type: all else is a pair.
+        y = np.asarray(y)  # the targets of a torchvision data set
+    # Two batches for one model have the same number of dimensions and the same type; anything else is a pair.
     if not _is_array(y) or (x.ndim == y.ndim and _is_float(x) == _is_float(y)):
         return None
     if y.ndim != 1 or _is_float(y) or len(x) != len(y):
         raise ValueError(
             f"(X, y) must have a class index in y for each row of X, got X of shape {tuple(x.shape)} and y of shape "
             f"{tuple(y.shape)}, {y.dtype}. Convert 0.0 and 1.0 to whole numbers, one-hot rows with .argmax(1), a "
-            "column with .ravel(); leave out targets that are no classes."
+            "column with .ravel(); leave out targets that are not classes."
         )
     return x, y
 
@@ -201,7 +202,7 @@ def _as_tensors(values: Any) -> Any:
 
 
 def _is_list_of_items(data: Any, collate: Any) -> bool:
-    """Return whether this is a list of single items: pairs of an input and a plain number, or anything to collate."""
+    """Return whether this is a list of single items: pairs of an input and an integer, or items to collate."""
     if not isinstance(data, (tuple, list)) or not data:
         return False
     first = data[0]
@@ -210,7 +211,7 @@ def _is_list_of_items(data: Any, collate: Any) -> bool:
 
 
 def _collate_function(collate: Any) -> Collate | None:
-    """Return the function that joins items with the user's one, None without."""
+    """Return a function that joins items by the user's ``collate``, None if there is none."""
     if collate is None:
         return None
     if not callable(collate):
@@ -227,7 +228,7 @@ def _call_collate(collate: Collate, items: list[Any]) -> Any:
     except Exception as error:  # of the user's function
         first = items[0]
         held = f"columns {', '.join(map(repr, first))}" if isinstance(first, Mapping) else type(first).__name__
-        hint = " Remove columns that the model does not take, as in data.remove_columns(['text'])."
+        hint = " Remove columns that the model does not accept, as in data.remove_columns(['text'])."
         raise ValueError(
             f"collate= failed on {len(items)} items ({held}): {type(error).__name__}: {str(error).rstrip('.')}."
             + (hint if isinstance(first, Mapping) else "")
@@ -235,7 +236,7 @@ def _call_collate(collate: Collate, items: list[Any]) -> Any:
 
 
 def _tokenise(tokeniser: Any, items: list[Any]) -> dict[str, Any]:
-    """Return the batch that a tokeniser makes of rows with a text, or with the tokens of one."""
+    """Tokenise rows with one text, or pad rows that are tokenised, into a batch."""
     rows = [item if isinstance(item, Mapping) else dict(zip(("text", "label"), item, strict=True)) for item in items]
     first = rows[0]
     if "input_ids" in first:
@@ -245,22 +246,22 @@ def _tokenise(tokeniser: Any, items: list[Any]) -> dict[str, Any]:
         texts = [name for name, value in first.items() if isinstance(value, str)]
         if len(texts) != 1:
             raise ValueError(
-                f"a tokeniser needs rows with one text, got {', '.join(map(repr, texts)) or 'none'}. Give a function "
-                "that makes a batch of a list of rows instead"
+                f"a tokeniser needs rows with one text, got {', '.join(map(repr, texts)) or 'none'}. Pass a function "
+                "that joins a list of rows into a batch instead"
             )
         batch = tokeniser([row[texts[0]] for row in rows], padding=True, truncation=True, return_tensors="pt")
     return {**batch, **{name: torch.as_tensor([row[name] for row in rows]) for name in LABEL_KEYS if name in first}}
 
 
 def _join_items(transform: Transform | None, items: list[Any]) -> Any:
-    """Return the batch of some items of a data set, whose images are prepared first."""
+    """Transform the images of data-set items and join the items into a batch."""
     prepared = [_prepare(transform, item) for item in items]
     try:
         return default_collate(prepared)
     except (RuntimeError, TypeError, KeyError) as error:  # other sizes, types or names
         raise ValueError(
-            f"the items of the data set cannot be joined to a batch: {error}. Give collate=, a function that makes a "
-            "batch of a list of items; images of several sizes need a transform with a resize and a crop."
+            f"the items of the data set cannot be joined into a batch: {error}. Pass collate=, a function that joins a "
+            "list of items into a batch; images of several sizes need a transform with a resize and a crop."
         ) from error
 
 
@@ -271,7 +272,7 @@ def _prepare(transform: Transform | None, value: Any) -> Any:
         return type(value)(_prepare(transform, part) for part in value) if type(value) in (tuple, list) else value
     if isinstance(value, Image.Image):
         if transform is None:
-            raise ValueError(f"the data set gives PIL images, which must become tensors. {_NEEDS_TRANSFORM}")
+            raise ValueError(f"the data set yields PIL images, which must be converted to tensors. {_NEEDS_TRANSFORM}")
         return transform(value)
     is_pixels = isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3)
     return transform(value) if transform is not None and is_pixels else value
@@ -327,18 +328,18 @@ def _from_columns(
     if isinstance(data, Mapping):
         raise TypeError(
             f"data must be one data set, got a dict of {', '.join(map(repr, data))}. "
-            f"Take one: data[{next(iter(data))!r}]."
+            f"Select one: data[{next(iter(data))!r}]."
         )
     if collate is not None:
         return _load_items(data, batch_size, _collate_function(collate))  # type: ignore[arg-type]
     first = next(iter(data), None)
     if first is None:
-        raise ValueError("the data set has no row at all. Was everything filtered out?")
+        raise ValueError("the data set must have at least one row, got none. Were all rows filtered out?")
     candidates = _label_columns(data, first, labels)
     if labels and len(candidates) > 1:
         raise ValueError(
             f"the data set has several columns of labels, {', '.join(map(repr, candidates))}. "
-            f"Name one: data.rename_column({candidates[0]!r}, 'label'), and remove the others."
+            f"Rename one, data.rename_column({candidates[0]!r}, 'label'), and remove the others."
         )
     label = candidates[0] if labels and candidates else None
     images = [name for name, value in first.items() if _is_image(value)]
@@ -348,7 +349,7 @@ def _from_columns(
             f"Keep one: data.remove_columns([{images[1]!r}])."
         )
     if images and transform is None:
-        raise ValueError(f"the images in column {images[0]!r} must become tensors. {_NEEDS_TRANSFORM}")
+        raise ValueError(f"the images in column {images[0]!r} must be converted to tensors. {_NEEDS_TRANSFORM}")
     if images and transform is not None and hasattr(data, "__len__"):
         columns = data.select_columns([images[0], *([] if label is None else [label])])
         return ColumnImages(columns, images[0], label, transform, batch_size)
@@ -361,7 +362,7 @@ def _is_image(value: Any) -> bool:
 
 
 def _label_columns(data: Any, first: Mapping[str, Any], labels: bool | str) -> list[str]:
-    """Return the columns that hold labels: the one that is named, or by their names, or by their type."""
+    """Return the label columns: the one named by ``labels``, or found by name, or by type."""
     if isinstance(labels, str):
         if labels not in first:
             raise ValueError(f"the data set has no column {labels!r}; it has {', '.join(map(repr, first))}.")
@@ -372,13 +373,13 @@ def _label_columns(data: Any, first: Mapping[str, Any], labels: bool | str) -> l
 
 
 def _input_columns(first: Mapping[str, Any], labels: list[str]) -> list[str]:
-    """Return the columns that a model can take: those of numbers."""
+    """Return the numeric columns, which a model can use as inputs."""
     names = [name for name in first if name not in labels]
     inputs = [name for name in names if not isinstance(first[name], (str, bytes, Mapping, type(None)))]
     if not inputs:
         raise ValueError(
             f"the data set must have a column of images or of numbers, got {', '.join(map(repr, names)) or 'none'}. "
-            "Texts need collate=, the tokeniser of the model, or a function that makes a batch of a list of rows."
+            "For texts, pass collate=, the tokeniser of the model, or a function that joins rows into a batch."
         )
     return inputs
 
@@ -393,8 +394,8 @@ def _join_columns(
             batch[name] = torch.stack([torch.as_tensor(value) for value in values])
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"the rows of column {name!r} cannot be joined to a batch: {error}. Pad tokens with collate=, a "
-                "tokeniser or DataCollatorWithPadding; remove columns that the model does not take."
+                f"the rows of column {name!r} cannot be joined into a batch: {error}. Pad tokens with collate=, a "
+                "tokeniser or DataCollatorWithPadding; remove columns that the model does not accept."
             ) from error
     return batch if label is None else {**batch, "labels": torch.as_tensor([int(row[label]) for row in rows])}
 
@@ -405,13 +406,13 @@ def _without_labels(batches: Iterable[Any]) -> Iterable[Any]:
     if isinstance(batches, Source):
         same = copy(batches)
         same.labels = None
-        vars(same).pop("fingerprint", None)  # which names the labels
+        vars(same).pop("fingerprint", None)  # it covers the labels
         return same
     return _Unlabelled(batches)
 
 
 class _Unlabelled:
-    """The inputs of each batch, without the labels, which may be anything."""
+    """The inputs of each batch, without labels of any kind."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
@@ -424,4 +425,4 @@ class _Unlabelled:
                 yield batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
 
     def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # a TypeError says that it is not known
+        return len(self._batches)  # type: ignore[arg-type]  # a TypeError means that it is unknown

@@ -1,4 +1,4 @@
-"""How data becomes batches: one object for what every function that reads data needs to know."""
+"""Settings for loading data in batches, shared by all functions that read data."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .transform import Transform
 
 @dataclass(frozen=True)
 class Loading:
-    """How data becomes batches.
+    """Settings for loading data in batches.
 
     Args:
-        transform: How images become tensors, for paths and for data sets of images: a :class:`Transform`, or the
-            preparation of published weights that :meth:`Transform.of` takes.
-        collate: A function that makes a batch of a list of items of a data set, or a tokeniser of transformers.
-        batch_size: Inputs in a batch, for data that does not come in batches.
-        workers: Threads that read images ahead, for data that is a source such as ``FolderImages``; by default one for
-            each core, up to four, and 0 reads each batch when it is needed. A ``DataLoader`` has ``num_workers``.
-        max_unreadable: Share of the images of a source that may be left out because they cannot be read, from 0 to 1.
+        transform: Converts images to tensors, for paths and for data sets of images: a :class:`Transform`, or the
+            preprocessing of published weights, as :meth:`Transform.of` accepts it.
+        collate: A function that joins a list of data-set items into a batch, or a tokeniser of transformers.
+        batch_size: Inputs per batch, for data that is not batched yet.
+        workers: Threads that prefetch images, for data that is a source such as ``FolderImages``; by default one per
+            core, up to four; 0 reads each batch when it is needed. A ``DataLoader`` has ``num_workers``.
+        max_unreadable: Largest fraction of the images of a source that may be skipped as unreadable, from 0 to 1.
 
     Example:
         >>> import torch
-        >>> [len(x) for x in Loading(batch_size=3).batches(torch.zeros(5, 2))]
-        [3, 2]
+        >>> print(*(len(x) for x in Loading(batch_size=3).batches(torch.zeros(5, 2))))
+        3 2
     """
 
     transform: Any = None
@@ -44,14 +44,14 @@ class Loading:
         if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
             raise ValueError(f"workers must be 0 or the number of threads that read images, got {workers!r}.")
         if not 0 <= self.max_unreadable <= 1:
-            raise ValueError(f"max_unreadable must be a share between 0 and 1, got {self.max_unreadable!r}.")
+            raise ValueError(f"max_unreadable must be a fraction between 0 and 1, got {self.max_unreadable!r}.")
 
     def batches(self, data: Any, labels: bool | str = True) -> Iterable[Any]:
-        """Return the batches of data of any kind that :func:`as_batches` accepts."""
+        """Return batches of any data that :func:`as_batches` accepts."""
         batches = as_batches(data, self.batch_size, transform=self.transform, collate=self.collate, labels=labels)
         if self.workers and not isinstance(batches, Source):
             raise ValueError(
                 f"workers={self.workers} needs a source such as FolderImages, not {type(batches).__name__}. "
-                "A DataLoader has num_workers for that."
+                "For a DataLoader, set num_workers."
             )
         return batches

@@ -1,4 +1,4 @@
-"""A data set that can give any of its batches again without reading the others."""
+"""Data sets with random access to their batches, and prefetching of these batches."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .transform import InputSizes, Transform
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-MOST_READERS = 4  # threads by default: images of more would wait for each other's turn in Python
+MOST_READERS = 4  # threads by default: with more, they would wait for Python's lock
 
 
 class Source(ABC):
-    """``rows`` inputs in batches: batch i holds the rows from ``i * batch_size`` on, and is read without the others.
+    """``rows`` inputs in batches with random access: batch i starts at row ``i * batch_size``.
 
-    Several threads read at the same time.
+    Several threads may read at the same time.
     """
 
     rows: int
@@ -46,7 +46,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A sha256 that changes whenever the inputs or their preparation do; the batch size is no part of it."""
+        """A sha256 that changes whenever the inputs or their preprocessing change, but not with the batch size."""
 
     @abstractmethod
     def read(self, rows: range) -> Any:
@@ -54,14 +54,14 @@ class Source(ABC):
 
     @abstractmethod
     def subset(self, rows: NDArray[np.integer]) -> Source:
-        """Return some rows, in the order asked for, as a source."""
+        """Return the given rows, in that order, as a source."""
 
     def attempt(self, rows: range) -> tuple[Any, dict[int, str]]:
-        """Return the batch of those rows that can be read, None if there are none, and the reasons of the others."""
+        """Return the batch of the readable rows, None if there are none, and the error of each unreadable row."""
         return self.read(rows), {}
 
     def batch_ranges(self, ranges: Iterable[range]) -> list[range]:
-        """Return the rows of each batch that holds a row of ``ranges``, in order."""
+        """Return the rows of each batch that contains a row of ``ranges``, in order."""
         size = self.batch_size
         numbers = {i for rows in ranges if rows for i in range(rows[0] // size, rows[-1] // size + 1)}
         return [range(i * size, min(i * size + size, self.rows)) for i in sorted(numbers)]
@@ -74,9 +74,9 @@ class Source(ABC):
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Raise unless this is a number of inputs."""
+    """Validate ``batch_size``."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}. 64 is customary.")
+        raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}. The default is 64.")
 
 
 class ImageSource(Source):
@@ -90,15 +90,15 @@ class ImageSource(Source):
 
     @abstractmethod
     def name(self, row: int) -> str:
-        """Return what a table calls an image, without reading it."""
+        """Return the name of an image in tables, without reading it."""
 
     @abstractmethod
     def picture(self, row: int) -> tuple[str, Image.Image | NDArray[np.uint8]]:
-        """Return what an error calls one image, and its pixels."""
+        """Return the name of an image in error messages, and its pixels."""
 
     @abstractmethod
     def _identify(self, digest: hashlib._Hash) -> None:
-        """Feed what tells these images from others into ``digest``."""
+        """Hash what identifies these images into ``digest``."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -109,11 +109,11 @@ class ImageSource(Source):
         return digest.hexdigest()
 
     def subset(self, rows: NDArray[np.integer]) -> ImageSource:
-        """Return some images, in the order asked for, as a source."""
+        """Return the given images, in that order, as a source."""
         return ImageSubset(self, rows)
 
     def read(self, rows: range) -> Tensor | tuple[Tensor, Tensor]:
-        """Decode and prepare some images; raise `UnreadableImageError` if one of them is broken."""
+        """Decode and transform the given images; raise `UnreadableImageError` if one of them is broken."""
         batch, unreadable = self.attempt(rows)
         for reason in unreadable.values():
             raise UnreadableImageError(reason)
@@ -121,7 +121,7 @@ class ImageSource(Source):
         return batch
 
     def attempt(self, rows: range) -> tuple[Tensor | tuple[Tensor, Tensor] | None, dict[int, str]]:
-        """Decode and prepare the images that can be decoded and transformed and then have the size of most."""
+        """Decode and transform the images; report any that fails or whose size differs from the most frequent one."""
         prepared, unreadable = {}, {}
         for row in rows:
             try:
@@ -131,7 +131,7 @@ class ImageSource(Source):
                     if self.sizes is not None:
                         self.sizes.check(pixels, "the image")
                     prepared[row] = name, pixels
-                except ValueError as error:  # too small for the crop, or 16 bits: it may be this image alone
+                except ValueError as error:  # too small for the crop, or 16 bits: other images may be fine
                     unreadable[row] = f"{name}: {error}"
             except UnreadableImageError as error:
                 unreadable[row] = str(error)
@@ -158,11 +158,11 @@ class ImageSubset(ImageSource):
         self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.chosen)]
 
     def name(self, row: int) -> str:
-        """Return what the source calls an image."""
+        """Return the name of an image in the source."""
         return self.source.name(int(self.chosen[row]))
 
     def picture(self, row: int) -> tuple[str, Image.Image | NDArray[np.uint8]]:
-        """Return what an error of the source calls an image, and its pixels."""
+        """Return the name of an image in error messages of the source, and its pixels."""
         return self.source.picture(int(self.chosen[row]))
 
     def _identify(self, digest: hashlib._Hash) -> None:
@@ -179,8 +179,8 @@ def take_subset(source: Source, count: int | None, seed: int | None = ..., balan
 def take_subset(source: Source, count: int | None, seed: int | None = None, balanced: bool = False) -> Source:
     """Return at most ``count`` rows of a source, in ascending order; all of them with None.
 
-    Without a seed they are evenly spaced. A seed draws one row of each of ``count`` equal stretches, which keeps the
-    shares of the classes, or, if ``balanced``, as many of each class as can be.
+    Without a seed they are evenly spaced. A seed draws one row from each of ``count`` equal segments, which preserves
+    the class proportions, or, if ``balanced``, the same number from each class as far as possible.
     """
     if count is None or source.rows <= count:
         return source
@@ -192,7 +192,7 @@ def take_subset(source: Source, count: int | None, seed: int | None = None, bala
         return source.subset(rng.integers(edges[:-1], edges[1:]))
     order = rng.permutation(source.rows)
     labels = np.zeros(source.rows, np.int64) if source.labels is None else source.labels.numpy()
-    rank = np.empty(source.rows, np.int64)  # of each row among those of its class
+    rank = np.empty(source.rows, np.int64)  # of each row within its class
     for label in np.unique(labels):
         members = order[labels[order] == label]
         rank[members] = np.arange(len(members))
@@ -200,20 +200,20 @@ def take_subset(source: Source, count: int | None, seed: int | None = None, bala
 
 
 def _odd_sizes(prepared: dict[int, tuple[str, NDArray[np.uint8]]]) -> dict[int, str]:
-    """Return the reason of each image that cannot be in a batch because most others have another size."""
+    """Return an error for each image whose size differs from the most frequent one of the batch."""
     sizes = {row: pixels.shape[:2] for row, (_, pixels) in prepared.items()}
     count = Counter(sizes.values())
-    usual = max(sizes, key=lambda row: count[sizes[row]], default=None)  # the first of those that are most frequent
+    usual = max(sizes, key=lambda row: count[sizes[row]], default=None)  # ties: the first
     return {
         row: f"the images of a batch must have one size, got (h, w) = {sizes[usual]} for {prepared[usual][0]} and "
-        f"{size} for {prepared[row][0]}. Give the transform a resize and a crop."
+        f"{size} for {prepared[row][0]}. Set resize and crop in the transform."
         for row, size in sizes.items()
         if usual is not None and size != sizes[usual]
     }
 
 
 class BatchResult(NamedTuple):
-    """Some rows of the data: those that could be read as a batch, and the reasons of the others."""
+    """A range of rows: the batch of the readable ones, and the error of each unreadable one."""
 
     rows: range
     batch: Batch | None
@@ -223,11 +223,11 @@ class BatchResult(NamedTuple):
 def read_batches(
     source: Source, ranges: list[range] | None = None, title: str | None = None, workers: int | None = None
 ) -> Iterator[BatchResult]:
-    """Yield what can be read of all batches, or of those with these rows; a ``title`` shows a progress bar.
+    """Yield the batches of a source, all or those of ``ranges``; a ``title`` shows a progress bar.
 
-    ``workers`` threads read ahead, by default one for each core, up to four; with 0 each batch is read when it is asked
-    for. Threads, because decoders and the network release Python's lock, and processes would have to copy every batch.
-    Where a GPU is in use, batches are in page-locked memory.
+    ``workers`` threads prefetch, by default one per core, up to four; with 0 each batch is read when it is requested.
+    Threads, because decoders and the network release Python's lock, and processes would have to copy every batch.
+    If a GPU is in use, batches are in page-locked memory.
     """
     ranges = source.batch_ranges([range(source.rows)]) if ranges is None else ranges
     threads = min(MOST_READERS, usable_cores()) if workers is None else workers
@@ -240,7 +240,7 @@ def read_batches(
 
 
 def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
-    """Yield the result for each item, in order, while threads work on at most ``threads + 1`` that follow."""
+    """Yield the result for each item, in order, while threads compute at most ``threads + 1`` results ahead."""
     pool = ThreadPoolExecutor(threads, "flatfold-reader")
     remaining = iter(items)
     waiting = deque(pool.submit(function, item) for item in islice(remaining, threads + 1))
@@ -260,7 +260,7 @@ def _attempt(source: Source, rows: range) -> tuple[Any, dict[int, str]]:
 
 
 def _pinned(raw: Any) -> Any:
-    """Return a batch whose tensors are in page-locked memory, from which a GPU copies while it computes."""
+    """Return a batch with tensors in page-locked memory, which a GPU can copy while it computes."""
     if isinstance(raw, Tensor):
         return raw.pin_memory()
     return type(raw)(map(_pinned, raw)) if isinstance(raw, (tuple, list)) else raw

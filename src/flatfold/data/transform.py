@@ -1,4 +1,4 @@
-"""The preparation of images as in training: resize, crop, scale, normalise. Needs Pillow only."""
+"""Preprocess images as in training: resize, crop, scale, normalise. Needs Pillow only."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from PIL import Image
 from torch import Tensor
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-TRIED = 640, 448  # width and height of the picture on which a preparation is compared with its transform
-ROUNDING = 0.01  # mean difference there of values in [0, 1] that makes no difference
+TRIED = 640, 448  # width and height of the picture used to compare a foreign preprocessing with its transform
+ROUNDING = 0.01  # mean difference of values in [0, 1] that counts as equal
 WARPED = 384  # from this size on, processors with a crop_pct resize both sides and do not crop
 
 
 @dataclass(frozen=True)
 class Transform:
-    """The usual preparation of an image, in the steps of torchvision.
+    """The usual preprocessing of an image, in the steps of torchvision.
 
     Args:
-        resize: Length of the shorter side after a resize, or None to leave the size as it is.
+        resize: Length of the shorter side after the resize, or None to keep the size.
         crop: Side of the square cut from the middle, or None for no crop.
         mean: Subtracted from the channels, which are in [0, 1]; one number per channel.
-        std: Then divided by; one number per channel.
+        std: Divides the channels afterwards; one number per channel.
         mode: ``"RGB"`` or ``"L"`` (grey); images of the other kind are converted.
-        interpolation: Of the resize, ``"bilinear"`` or ``"bicubic"``.
+        interpolation: Interpolation of the resize, ``"bilinear"`` or ``"bicubic"``.
         draft: Decode JPEG files that are more than four times as large as ``resize`` at a half, a quarter or an eighth
             of their size. This is faster and changes pixels a little, so a model's guard must be fitted with it too.
-        squash: Resize both sides to ``resize``, whatever the shape of the image was.
+        squash: Resize both sides to ``resize``, whatever the aspect ratio.
 
     Example:
         >>> Transform(resize=8, crop=4)(np.zeros((20, 30), np.uint8)).shape
@@ -54,9 +54,9 @@ class Transform:
         if self.interpolation not in RESAMPLING:
             raise ValueError(f'interpolation must be "bilinear" or "bicubic", got {self.interpolation!r}.')
         if self.draft and self.resize is None:
-            raise ValueError("draft decodes large images at the size of the resize, but there is none. Give resize=.")
+            raise ValueError("draft decodes large images at the size of the resize, but there is none. Pass resize=.")
         if self.squash and self.resize is None:
-            raise ValueError("squash is a way to resize, but there is no size. Give resize=.")
+            raise ValueError("squash is a way to resize, but there is no size. Pass resize=.")
         for name in ("resize", "crop"):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -75,7 +75,7 @@ class Transform:
 
     @classmethod
     def of(cls, preparation: Any) -> Transform:
-        """Return the preparation that belongs to published weights as a transform.
+        """Convert the preprocessing of published weights to a transform.
 
         Args:
             preparation: ``weights`` or ``weights.transforms()`` of torchvision, a ``Compose`` of ``Resize``,
@@ -83,11 +83,11 @@ class Transform:
                 processor of transformers, or a transform, which is returned.
 
         Returns:
-            The same preparation. Unless it is a dict, both are compared on a picture first.
+            The same preprocessing. Unless it is a dict, both are compared on a picture first.
 
         Raises:
-            ValueError: A transform cannot do the same; the message says why.
-            TypeError: This is no preparation of images.
+            ValueError: No transform is equivalent; the message says why.
+            TypeError: This is not a preprocessing of images.
 
         Example:
             >>> config = {"input_size": (3, 224, 224), "crop_pct": 0.875, "interpolation": "bicubic",
@@ -111,8 +111,8 @@ class Transform:
             run = lambda picture: preparation(images=picture, return_tensors="pt")["pixel_values"][0]  # noqa: E731
         else:
             raise TypeError(
-                f"transform must be a Transform or a preparation of images, not {type(preparation).__name__}. "
-                "Transform.of takes torchvision's weights.transforms(), timm's resolve_data_config and an image "
+                f"transform must be a Transform or a preprocessing of images, not {type(preparation).__name__}. "
+                "Transform.of accepts torchvision's weights.transforms(), timm's resolve_data_config and an image "
                 "processor of transformers."
             )
         return _checked(cls(**settings), run)
@@ -121,7 +121,7 @@ class Transform:
         """Return the settings as plain values for JSON."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if not self.draft:
-            del values["draft"]  # so that files and fingerprints stay those of versions without it
+            del values["draft"]  # files and fingerprints stay equal to those of versions without it
         if not self.squash:
             del values["squash"]
         return values
@@ -161,7 +161,7 @@ class Transform:
     def normalise(self, pixels: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         """Write pixels ``(h, w, c)``, scaled to [0, 1] and normalised, to ``out`` ``(c, h, w)``.
 
-        With numpy, not torch: in each of several reading threads, torch would start a team of threads of its own.
+        With numpy, not torch: torch would start a thread pool in each of the reader threads.
         """
         out[...] = pixels.transpose(2, 0, 1)
         out /= np.float32(255)
@@ -171,35 +171,35 @@ class Transform:
             out /= np.array(self.std, np.float32)[:, None, None]
 
 
-def _refuse(reason: str) -> NoReturn:
+def _reject(reason: str) -> NoReturn:
     raise ValueError(
-        f"this preparation of images cannot be a Transform: {reason}. Apply it in a Dataset or DataLoader of your own, "
-        "which gives tensors, and leave transform= out."
+        f"this preprocessing cannot be expressed as a Transform: {reason}. Apply it in a Dataset or DataLoader of your "
+        "own, which yields tensors, and leave transform= out."
     )
 
 
 def _side(size: Any, what: str) -> int:
-    """Return the side of a square that is given as a number or as one or two of them."""
+    """Return the side of a square given as an integer or as a sequence of one or two integers."""
     sides = [*size] if isinstance(size, (list, tuple)) else [size]
     if not sides or any(side != sides[0] for side in sides) or not isinstance(sides[0], int):
-        _refuse(f"{what} must be a square, and is {size!r}")
+        _reject(f"{what} must be a square, and is {size!r}")
     return sides[0]
 
 
 def _interpolation(kind: Any) -> str:
-    """Return the name of an interpolation, given as that, as torchvision's enumeration or as Pillow's number."""
+    """Return the name of an interpolation given by name, as torchvision's enumeration or as Pillow's number."""
     name = Image.Resampling(kind).name.lower() if isinstance(kind, int) else str(getattr(kind, "value", kind))
     if name not in RESAMPLING:
-        _refuse(f"it resizes with {name}, not with {' or '.join(RESAMPLING)}")
+        _reject(f"it resizes with {name}, not with {' or '.join(RESAMPLING)}")
     return name
 
 
 def _channels(values: Any) -> dict[str, Any]:
-    """Return the mean and deviation of the channels, and the mode that goes with their number."""
-    # The shortest number of each entry of a float32 tensor: 0.485, not 0.48500001430511475
+    """Return the mean and standard deviation of the channels, and the mode for their number."""
+    # The shortest decimal of each float32 entry: 0.485, not 0.48500001430511475
     mean, std = (tuple(float(str(x)) for x in np.asarray(value)) for value in values)
     if len(mean) not in (1, 3):
-        _refuse(f"its images have {len(mean)} channels, not 1 or 3")
+        _reject(f"its images have {len(mean)} channels, not 1 or 3")
     return {"mean": mean, "std": std, "mode": "RGB" if len(mean) == 3 else "L"}
 
 
@@ -207,7 +207,7 @@ def _timm_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of timm's evaluation transform: resize to ``size / crop_pct``, then crop."""
     mode = config.get("crop_mode") or "center"
     if mode not in ("center", "squash"):
-        _refuse(f"crop_mode {mode!r} pads images, and a transform only crops")
+        _reject(f"crop_mode {mode!r} pads images, and a transform only crops")
     crop = _side(tuple(config["input_size"])[1:], "its input_size")
     return {
         "resize": floor(crop / (config.get("crop_pct") or 0.875)),
@@ -229,7 +229,7 @@ def _preset_settings(preset: Any) -> dict[str, Any]:
 
 
 def _compose_settings(steps: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
-    """Return the settings of steps of torchvision, recognised by the names of their classes."""
+    """Return the settings of torchvision steps, recognised by their class names."""
     settings: dict[str, Any] = {}
     for step in steps:
         kind = type(step).__name__
@@ -242,7 +242,7 @@ def _compose_settings(steps: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
         elif kind == "Normalize":
             settings |= _channels((step.mean, step.std))
         elif kind not in ("ToTensor", "MaybeToTensor", "PILToTensor", "ToImage", "ConvertImageDtype", "ToDtype"):
-            _refuse(f"a transform has no step {kind}")
+            _reject(f"a transform has no step {kind}")
     return settings
 
 
@@ -251,12 +251,12 @@ def _processor_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     size = values.get("size") or {}
     if not values.get("do_rescale") or abs(values.get("rescale_factor", 0) * 255 - 1) > 1e-6:
-        _refuse("pixels are not divided by 255")
+        _reject("pixels are not divided by 255")
     if values.get("do_center_crop"):
         settings["crop"] = _side(tuple((values.get("crop_size") or {}).values()), "the crop")
     if values.get("do_resize"):
         if not size or not size.keys() <= {"height", "width", "shortest_edge"}:
-            _refuse(f"it resizes to {dict(size)}, not to a square or a shortest_edge")
+            _reject(f"it resizes to {dict(size)}, not to a square or a shortest_edge")
         resize = _side(tuple(size.values()), "the size to resize to")
         squash = "shortest_edge" not in size
         if values.get("crop_pct") and not squash:
@@ -270,35 +270,35 @@ def _processor_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(transform: Transform, run: Callable[[Image.Image], Any] | None = None) -> Transform:
-    """Return a transform that makes of a picture what ``run`` makes of it, apart from rounding."""
+    """Return the transform after checking that it equals ``run`` on a picture, up to rounding."""
     if transform.crop is not None and transform.resize is not None and transform.crop > transform.resize:
-        _refuse(f"it resizes to {transform.resize} and pads to {transform.crop}, and a transform only crops")
+        _reject(f"it resizes to {transform.resize} and pads to {transform.crop}, and a transform only crops")
     if run is None:
         return transform
     coarse = np.random.default_rng(0).integers(0, 256, (7, 10, 3), dtype=np.uint8)
     picture = in_mode(Image.fromarray(coarse).resize(TRIED, Image.Resampling.BICUBIC), transform.mode)
     try:
         theirs = torch.as_tensor(run(picture)).float()
-    except Exception as error:  # of another library
-        _refuse(f"it failed on a picture of {TRIED[0]} x {TRIED[1]} pixels ({type(error).__name__}: {error})")
+    except Exception as error:  # raised by another library
+        _reject(f"it failed on a picture of {TRIED[0]} x {TRIED[1]} pixels ({type(error).__name__}: {error})")
     ours = transform(picture)
     if ours.shape != theirs.shape:
-        _refuse(f"it makes {tuple(theirs.shape)} of a picture of which {transform} makes {tuple(ours.shape)}")
+        _reject(f"it returns shape {tuple(theirs.shape)} where {transform} returns {tuple(ours.shape)}")
     scale = torch.tensor(transform.std or (1.0,))[:, None, None]
     difference = float(((ours - theirs) * scale).abs().mean())
-    # Libraries round the place of a crop differently, so it may be one pixel aside.
+    # Libraries round the position of a crop differently, so it may be shifted by one pixel.
     aside = float(((ours[:, 1:, 1:] - ours[:, :-1, :-1]) * scale).abs().mean())
     if not difference <= max(ROUNDING, aside):
-        _refuse(f"its values differ by {difference:.2g} on average from those of {transform}")
+        _reject(f"its values differ by {difference:.2g} on average from those of {transform}")
     return transform
 
 
 @dataclass(frozen=True)
 class InputSizes:
-    """Shapes of single inputs ``(c, h, w)``: every side from that of ``least`` to that of ``most``, both included.
+    """Range of shapes of single inputs ``(c, h, w)``: every side lies between ``least`` and ``most``, inclusive.
 
-    A calibration holds for inputs like those it was made of, and a network takes time and memory for every pixel, so a
-    guard keeps the sizes that it was calibrated on.
+    A calibration is valid for inputs like the calibration data, and a network needs time and memory for every pixel, so
+    a guard stores the range of sizes seen during calibration.
     """
 
     least: tuple[int, ...]
@@ -309,17 +309,17 @@ class InputSizes:
         return " to ".join(texts)
 
     def check(self, pixels: NDArray[np.uint8], called: str) -> None:
-        """Raise a ValueError if a prepared image, ``(h, w, c)``, has another height or width."""
+        """Raise a ValueError if a preprocessed image ``(h, w, c)`` is outside the range."""
         sides = zip(self.least[-2:], pixels.shape[:2], self.most[-2:], strict=False)
         if not all(low <= side <= high for low, side, high in sides):
             raise ValueError(
-                f"{called} has (h, w) = {pixels.shape[0]} x {pixels.shape[1]} after preparation, but the guard was "
-                f"calibrated on {self}. Scale it to that size, or allow other sizes with --allow-sizes."
+                f"{called} has (h, w) = {pixels.shape[0]} x {pixels.shape[1]} after preprocessing, but the guard was "
+                f"calibrated on {self}. Scale it to that size, or accept other sizes with allow_sizes=True."
             )
 
 
 def join_sizes(first: InputSizes | None, second: InputSizes | None) -> InputSizes | None:
-    """Return the sizes of both, with all in between; None if one is unknown or they have other numbers of sides."""
+    """Return the smallest range that contains both; None if one is unknown or their dimensions differ."""
     if first is None or second is None or len(first.most) != len(second.most):
         return None
     pairs = ((min, first.least, second.least), (max, first.most, second.most))
@@ -335,18 +335,18 @@ def _as_image(image: Image.Image | NDArray[np.uint8]) -> Image.Image:
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
         raise ValueError(
             f"an image array must be uint8 of shape (h, w) or (h, w, 3), got {image.dtype} of shape {image.shape}. "
-            "Bring the channels last and the values to 0..255."
+            "Move the channels last and scale the values to 0..255."
         )
     return Image.fromarray(image)
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Return an image in ``"RGB"`` or ``"L"``; one with more than 8 bits per channel is refused."""
+    """Convert an image to ``"RGB"`` or ``"L"``; reject more than 8 bits per channel."""
     if image.mode == "F" or image.mode.startswith("I"):
         raise ValueError(
             f"images must have 8 bits per channel, got mode {image.mode!r}: Pillow would clip its values to 255. "
             "Scale it to 8 bits first."
         )
     if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # the way Pillow asks for: it warns about the direct one
+        image = image.convert("RGBA")  # as Pillow recommends: it warns about a direct conversion
     return image if image.mode == mode else image.convert(mode)

@@ -1,1 +1,1 @@
-"""From a model and data sets to rows of a table: suites, the protocol, the runner, result files."""
+"""Benchmarks: suites, evaluation protocol, runner and result files."""

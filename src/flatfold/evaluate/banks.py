@@ -1,4 +1,4 @@
-"""Features of every data set of a suite, each extracted once and kept on disk."""
+"""Extract the features of every data set of a suite once, and store them on disk."""
 
 import hashlib
 import logging
@@ -16,7 +16,6 @@ from ..io.progress import track
 from ..network.execution import Execution
 from ..network.fingerprint import weights_hash
 from ..network.network import Network
-from ..network.runtime import FastestRuntime
 from ..passes.extract import extract_features
 from .results import ID
 from .suites.suite import Suite
@@ -28,12 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run a benchmark. Only images that are left out as unreadable can change a figure.
+    """Settings of a benchmark run. They do not change results, except by skipping unreadable images.
 
     Args:
-        loading: How images are read; their transform and batches are those of the suite.
-        execution: What runs the network.
-        replicates: Bootstrap replicates for the intervals; 0 leaves out all intervals but those of AUROC.
+        loading: Settings for reading images; the transform and batch size are those of the suite.
+        execution: Settings for running the network.
+        replicates: Bootstrap replicates for the intervals; 0 omits all intervals except those of AUROC.
         command: The command line, for the provenance.
     """
 
@@ -58,8 +57,8 @@ class Banks:
     test: FeatureBank
     ood: dict[str, FeatureBank]
     ood_val: FeatureBank | None = None
-    unreadable: dict[str, dict[int, str]] = field(default_factory=dict)  # images without a row, by number, and why
-    runtime: str = ""  # how the network was run
+    unreadable: dict[str, dict[int, str]] = field(default_factory=dict)  # errors of unreadable images, by row
+    runtime: str = ""  # runtime of the network
 
     @property
     def seconds_saved(self) -> float:
@@ -68,12 +67,12 @@ class Banks:
 
     @property
     def test_sets(self) -> dict[str, FeatureBank]:
-        """The banks that methods are evaluated on, the ID test data first."""
+        """The banks for evaluation, the ID test data first."""
         return {ID: self.test, **self.ood}
 
 
 def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tuning: bool = False) -> Banks:
-    """Return the features of every data set, of OOD validation images with ``tuning`` only; ``folder`` keeps them."""
+    """Extract the features of every data set into ``folder``, those of OOD validation images only with ``tuning``."""
     settings = settings or Settings()
     wanted = {name: source for name, source in suite.sources.items() if tuning or name != "ood_val"}
     banks: dict[str, FeatureBank] = {}
@@ -88,6 +87,7 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
         onnx_cache=folder / f"{short_key(weights)}.graph",
     )
     network: nn.Module | Network = suite.model
+    used = ""
     for name, source in track(wanted.items(), "data sets", len(wanted)):
         try:
             extracted = extract_features(
@@ -100,6 +100,7 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
                 rows=sum(each.rows for each in wanted.values()),
             )
             network, banks[name], reasons = extracted.network, extracted.bank, extracted.unreadable
+            used = extracted.runtime or used
             check_fit(banks[name], network.found.head)
         except UnreadableImageError as error:
             raise UnreadableImageError(f"{name}: {error}") from error
@@ -108,13 +109,10 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
         if reasons:
             unreadable[name] = reasons
             some = " ".join(list(reasons.values())[:SHOWN]) + (" ..." if len(reasons) > SHOWN else "")
-            log.warning(
-                "%s: %d of %d images cannot be read and are left out. %s", name, len(reasons), source.rows, some
-            )
+            log.warning("%s: %d of %d images are unreadable and skipped. %s", name, len(reasons), source.rows, some)
     assert isinstance(network, Network)
-    head, runtime = network.found.head, network.runtime
+    head = network.found.head
     log.info("features of %d images from the input of %r", sum(map(len, banks.values())), head)
-    used = str(runtime) if isinstance(runtime, FastestRuntime) and runtime.chosen is not None else ""
     if used:
         log.info("runtime: %s", used)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}
@@ -129,9 +127,9 @@ def short_key(*parts: str) -> str:
 
 
 def accuracy(bank: FeatureBank, head: Head) -> float:
-    """Return the share of a labelled bank that the head classifies correctly."""
+    """Return the accuracy of the head on a labelled bank."""
     if bank.labels is None:
-        raise ValueError("accuracy needs labels, but this bank has none. Give FeatureBank(features, labels).")
+        raise ValueError("accuracy needs labels, but this bank has none. Pass FeatureBank(features, labels).")
     hits: Tensor = head.predict(bank.features) == bank.labels
     return float(hits.double().mean())
 

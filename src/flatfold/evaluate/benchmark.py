@@ -1,4 +1,4 @@
-"""A benchmark of a model and data that are in memory: the runner of suites, on a suite made of them."""
+"""Benchmark a model and data in memory: build a suite of them and run it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -40,23 +40,23 @@ def benchmark(
     """Compare methods on a model and data, as ``flatfold bench`` does.
 
     Data is anything that :func:`flatfold.as_batches` accepts: a ``DataLoader``, a data set of torch or Hugging Face, a
-    path of images, arrays ``(X, y)``. A method that does not apply or fails is left out with its reason (``left_out``).
+    path of images, arrays ``(X, y)``. Methods that do not apply or fail are listed with the reason in ``left_out``.
 
     Args:
         model: The trained classifier.
-        id_test: ID inputs with labels, on which methods are evaluated.
-        ood: OOD inputs by name, or such dicts under ``"near"`` and ``"far"``: data sets that are similar to ID data
-            have a mean of their own. Under ``"val"``, OOD inputs for tuning, ``"knn@ood"``; no method is evaluated on
-            them. Labels are ignored.
-        fit: ID inputs with labels that methods learn from, such as the training data.
-        val: ID inputs with labels that the model was not trained on, for the methods that learn or choose from
+        id_test: Labelled ID inputs for evaluation.
+        ood: OOD inputs by name, or such dicts under ``"near"`` and ``"far"``, which are averaged separately: near OOD
+            data is similar to ID data. Inputs under ``"val"`` are used for tuning only (``"knn@ood"``). Labels are
+            ignored.
+        fit: Labelled ID inputs that methods learn from, such as the training data.
+        val: Labelled ID inputs that the model was not trained on, for methods that learn from or are tuned on
             validation data; by default ``fit``.
-        methods: As for ``flatfold bench``: ``"knn"``, ``"knn:k=10"``, ``"knn@id"``. By default all. Those that run the
-            network themselves need paths or uint8 arrays of images for all data.
-        bootstrap: Bootstrap samples for the intervals; 0 for those of AUROC only.
-        loading: How data becomes batches; by default 1 % of the images of a data set may be unreadable.
-        execution: What runs the model.
-        out: Folder for the files of a run, which also names it. Without it nothing is kept.
+        methods: As for ``flatfold bench``: ``"knn"``, ``"knn:k=10"``, ``"knn@id"``. By default all. Methods that run
+            the network themselves need paths or uint8 arrays of images for all data.
+        bootstrap: Bootstrap samples for the intervals; 0 for intervals of AUROC only.
+        loading: Settings for loading data; by default 1 % of the images of a data set may be unreadable.
+        execution: Settings for running the model.
+        out: Folder for the files of the run, which also names it. By default no files are kept.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -76,7 +76,7 @@ def benchmark(
     if execution.device is None and not execution.distributed:
         execution = replace(execution, device=next((p.device for p in model.parameters()), None))
     network, sources = model, {name: batches for name, batches in data.items() if isinstance(batches, Source)}
-    if len(sources) < len(data):  # loaders cannot be read again from the middle: their features are taken here
+    if len(sources) < len(data):  # loaders have no random access: extract their features here
         passes = {name: extract_features(model, batches, loading, execution) for name, batches in data.items()}
         sources = {
             name: ArrayRows(it.bank.features if it.bank.labels is None else (it.bank.features, it.bank.labels), 4096)
@@ -86,7 +86,7 @@ def benchmark(
         execution = replace(execution, head=None)
     for name, argument in (("train", "fit"), ("test", "id_test")):
         if sources[name].labels is None:
-            raise ValueError(f"{argument} needs labels. Give batches (x, y), a pair (X, y), or folders of classes.")
+            raise ValueError(f"{argument} needs labels. Pass batches (x, y), a pair (X, y), or folders of classes.")
     suite = Suite(
         name="benchmark" if out is None else Path(out).absolute().name,
         about="",
@@ -129,7 +129,7 @@ def _groups(ood: Any) -> tuple[dict[Any, dict[str, Any]], Any]:
 
 
 def _as_network(head: Head) -> nn.Module:
-    """Return a network of the last layer alone, which takes features."""
+    """Build a network of the last layer alone, whose inputs are features."""
     layer = nn.Linear(head.width, head.n_classes, bias=head.bias is not None, dtype=head.weight.dtype)
     with torch.no_grad():
         layer.weight.copy_(head.weight)

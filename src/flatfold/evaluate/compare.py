@@ -1,7 +1,7 @@
-"""Figures with intervals, and comparisons of methods and of runs.
+"""Compute metrics with intervals, and compare methods and runs.
 
-All methods saw the same images, so they are compared image by image: AUROCs through the influence of every image
-(:mod:`~flatfold.core.intervals`), the other metrics on the same redrawn images (:mod:`~flatfold.core.bootstrap`).
+All methods score the same images, so comparisons are paired: AUROCs by the influence function
+(:mod:`~flatfold.core.intervals`), other metrics on the same bootstrap samples (:mod:`~flatfold.core.bootstrap`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -42,14 +42,14 @@ FIGURES: dict[str, Callable[[NDArray[np.floating], NDArray[np.floating]], float]
 
 Scores = Mapping[str, NDArray[np.floating]]
 Columns = Mapping[str, Sequence[str]]
-_Side = tuple[Scores, str]  # the scores of a run, and a method of it
+_Side = tuple[Scores, str]  # the scores of a run, and one of its methods
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure of A compared with the same figure of B."""
+    """Difference of one metric between A and B."""
 
-    method: str  # of both runs, or "first -> second"
+    method: str  # label in both runs, or "first -> second"
     column: str  # a data set, or near, far or all for an average
     metric: str  # auroc or fpr95_ood_positive
     a: float
@@ -57,8 +57,8 @@ class Change:
     difference: float  # b - a, with its 95 % interval
     low: float
     high: float
-    p_value: float | None  # of "there is no difference", two-sided; None for FPR95, which has an interval only
-    paired: bool  # both used the same images, and were compared image by image
+    p_value: float | None  # two-sided; None for FPR95, which has an interval only
+    paired: bool  # both used the same images, and the test is paired
 
     @property
     def significant(self) -> bool:
@@ -69,25 +69,25 @@ class Change:
 def tabulate(
     scores: Scores, tuned_on: Mapping[str, str], groups: Mapping[str, Group], replicates: int = 1000, seed: int = 0
 ) -> tuple[list[Row], list[Average]]:
-    """Return the figures of every method on every data set, and their means over near, far and all data sets.
+    """Compute the metrics of every method on every data set, and their means over near, far and all data sets.
 
-    AUROC gets DeLong's interval on the logit scale; an average over data sets counts that they share the ID images.
-    Every other metric gets the percentiles of a bootstrap. One that is perfect on every image is perfect on all redrawn
-    ones too: a rate of 0 or 1 also gets the exact binomial bound, an AUPR of 1 the area that is left when as many
-    negatives as could have been missed are ranked before all positives. Every interval holds its figure.
+    AUROC gets DeLong's interval on the logit scale; averages account for the ID images shared by the data sets.
+    Other metrics get bootstrap percentile intervals. The bootstrap of a perfect score has no spread, so
+    a rate of 0 or 1 also gets the exact binomial bound, and an AUPR of 1 the area that remains if as many
+    negatives as could have been missed are ranked before all positives. Every interval contains its estimate.
 
-    A method is among the best when it has the highest AUROC of the column, or when the paired test against that one has
+    A method is among the best if it has the highest AUROC of the column, or if the paired test against the best has
     a p-value of at least 0.05 over the number of other methods (Bonferroni).
 
     Scores are keyed by ``method/dataset``, with ``id`` for the ID test images; ``tuned_on`` is by method and ``groups``
-    by data set. Without replicates there are intervals of AUROC only. The other methods do not change those of one.
+    by data set. Without replicates only AUROC has intervals. Intervals of a method do not depend on other methods.
     """
     if replicates < 0:
-        raise ValueError(f"replicates must be 0 or more, got {replicates}. 1000 is customary, 0 leaves them out.")
+        raise ValueError(f"replicates must be 0 or more, got {replicates}. The default is 1000.")
     columns = columns_of(groups)
     pairs = [(method, dataset) for method in tuned_on for dataset in groups]
     sides = [(scores[f"{method}/{ID}"], scores[f"{method}/{dataset}"]) for method, dataset in pairs]
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy lets other threads sort meanwhile
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy releases the lock while sorting
         values = zip(*(pool.map(figure, *zip(*sides, strict=True)) for figure in FIGURES.values()), strict=True)
         singles = {pair: dict(zip(FIGURES, row, strict=True)) for pair, row in zip(pairs, values, strict=True)}
         single_influences = dict(zip(pairs, pool.map(auroc_influence, *zip(*sides, strict=True)), strict=True))
@@ -120,7 +120,7 @@ def tabulate(
 
 
 def column_influence(scores: Scores, method: str, members: Sequence[str]) -> Influence:
-    """Return the mean AUROC of a method over some data sets, with the influence of every image on it."""
+    """Return the mean AUROC of a method over data sets, with the influence of every image."""
     id_scores = scores[f"{method}/{ID}"]
     return mean_influence([auroc_influence(id_scores, scores[f"{method}/{dataset}"]) for dataset in members])
 
@@ -133,10 +133,10 @@ def resampled(
     seed: int,
     names: Sequence[str] = METRICS,
 ) -> dict[tuple[str, str], dict[str, NDArray[np.float64]]]:
-    """Return metrics of methods on redrawn images, ``(replicates,)`` each, by method and data set.
+    """Return bootstrap replicates of metrics, ``(replicates,)`` each, by method and data set.
 
-    The draws depend on the seed, the data set's name and its size alone: the ID images are the same for every data set,
-    and all images for every method.
+    The draws depend only on the seed and on the name and size of the data set: ID images are the same for every data
+    set, and all images for every method.
     """
     known = [scores[f"{method}/{ID}"] for method in methods]
     unknown = [[scores[f"{method}/{dataset}"] for dataset in datasets] for method in methods]
@@ -153,19 +153,19 @@ def resampled(
 def compare(
     a: Results, b: Results, methods: Sequence[str] | None = None, replicates: int = 1000, seed: int = 0
 ) -> list[Change]:
-    """Return what changed from run A to run B, for every method and column that both have.
+    """Compare runs A and B, for every method and column that both have.
 
-    Where both used the same images, by the fingerprints of the ID test data and of the data sets of the column, AUROCs
-    are compared by DeLong's paired test and FPR95 on the same redrawn images; methods that rank these images in the
-    same order differ by exactly 0. Else the images of both runs are taken as independent, which has less power.
+    If both used the same images, by the fingerprints of the ID test data and of the data sets of the column, AUROCs
+    are compared by DeLong's paired test and FPR95 on the same bootstrap samples; methods with identical
+    rankings differ by exactly 0. Otherwise the images of both runs are treated as independent, which has less power.
     :func:`only_one_has` lists what could not be compared.
 
     Args:
-        a: The run before.
-        b: The run after.
-        methods: Labels of the methods to compare, each once; all that both runs have when None.
-        replicates: Bootstrap replicates for FPR95; 0 leaves it out.
-        seed: Of the bootstrap.
+        a: The first run.
+        b: The second run; differences are B - A.
+        methods: Labels of the methods to compare; by default all that both runs have.
+        replicates: Bootstrap replicates for FPR95; 0 omits it.
+        seed: Random seed of the bootstrap.
     """
     if methods is None:
         methods = [method for method in _labels(a) if method in _labels(b)]
@@ -175,7 +175,7 @@ def compare(
     columns = {column: members for column, members in a.members.items() if b.members.get(column) == members}
     if not methods or not columns:
         what = "data set" if methods else "method"
-        raise ValueError(f"there is nothing to compare: no {what} is in both runs. {' '.join(only_one_has(a, b))}")
+        raise ValueError(f"the runs have no {what} in common. {' '.join(only_one_has(a, b))}")
     same = {dataset for members in columns.values() for dataset in (ID, *members) if _same_images(a, b, dataset)}
     paired = {column for column, members in columns.items() if {ID, *members} <= same}
     changes = []
@@ -185,24 +185,24 @@ def compare(
 
 
 def compare_methods(results: Results, first: str, second: str, replicates: int = 1000, seed: int = 0) -> list[Change]:
-    """Return what changes from one method to another, in every column of a run; both used the same images.
+    """Compare two methods of one run in every column, by paired tests.
 
     Args:
         results: The run.
-        first: Label of a method; its figures are those of A.
-        second: Label of another method, whose figures are those of B.
-        replicates: Bootstrap replicates for FPR95; 0 leaves it out.
-        seed: Of the bootstrap.
+        first: Label of the method used as A.
+        second: Label of the method used as B.
+        replicates: Bootstrap replicates for FPR95; 0 omits it.
+        seed: Random seed of the bootstrap.
     """
     check_labels(results, (first, second))
     if first == second:
-        raise ValueError(f"two methods must be named, got {first!r} twice. There are {', '.join(_labels(results))}.")
+        raise ValueError(f"the methods must differ, got {first!r} twice. Available: {', '.join(_labels(results))}.")
     sides = [(results.scores, method) for method in (first, second)]
     return _changes(f"{first} -> {second}", sides, results.members, results.members, replicates, seed)
 
 
 def only_one_has(a: Results, b: Results) -> list[str]:
-    """Return sentences on methods, data sets and averages that cannot be compared between two runs."""
+    """Return sentences about methods, data sets and averages that cannot be compared between two runs."""
     of_a, of_b = a.members, b.members
     sentences = []
     for what, in_a, in_b in (("methods", _labels(a), _labels(b)), ("data sets", of_a["all"], of_b["all"])):
@@ -211,12 +211,12 @@ def only_one_has(a: Results, b: Results) -> list[str]:
             sentences += [f"Only {run} has the {what} {', '.join(alone)}."] if alone else []
     for column in of_a:
         if column in of_b and of_a[column] != of_b[column]:
-            sentences.append(f"The average {column!r} is over other data sets in A than in B.")
+            sentences.append(f"The average {column!r} is over different data sets in A and B.")
     return sentences
 
 
 def check_labels(results: Results, methods: Iterable[str], run: str = "the run") -> None:
-    """Raise unless all methods are in a run, and say which names come close; ``run`` is its name in the message."""
+    """Raise unless a run has all methods, with similar names as a hint; ``run`` is its name in the message."""
     for method in methods:
         if method not in _labels(results):
             near = get_close_matches(method, _labels(results), n=3, cutoff=0.5)
@@ -225,7 +225,7 @@ def check_labels(results: Results, methods: Iterable[str], run: str = "the run")
 
 
 def _compare_with_best(method: str, influences: Mapping[str, Influence]) -> tuple[float, float, float, float, bool]:
-    """Return the lead of the best method, the ends of its interval, the p-value, and whether it is insignificant."""
+    """Return the lead of the best method with its interval and p-value, and whether it is insignificant."""
     best = max(influences, key=lambda name: influences[name].auroc)  # the first of equals
     if method == best:
         return 0.0, 0.0, 0.0, 1.0, True
@@ -235,7 +235,7 @@ def _compare_with_best(method: str, influences: Mapping[str, Influence]) -> tupl
 
 
 def _bounds_if_perfect(metric: str, estimate: float, n: int, sizes: Sequence[int]) -> tuple[float, float]:
-    """Return bounds for a figure that no redrawn image can change, or any other figure twice."""
+    """Return bounds for a perfect estimate, whose bootstrap has no spread; other estimates are returned twice."""
     if metric == FPR95:
         return rate_interval(estimate, n)
     if metric == "fpr95_id_positive":
@@ -250,7 +250,7 @@ def _bounds_if_perfect(metric: str, estimate: float, n: int, sizes: Sequence[int
 def _changes(
     name: str, sides: Sequence[_Side], columns: Columns, paired: Collection[str], replicates: int, seed: int
 ) -> list[Change]:
-    """Return the changes of one method, or from one to another, in some columns, of which some are paired."""
+    """Return the differences between two sides in each column; ``paired`` columns share their images."""
 
     @cache  # the averages need them again
     def redrawn(side: int, dataset: str, seed: int) -> NDArray[np.float64]:
@@ -275,7 +275,7 @@ def _changes(
 
 
 def _rank_alike(sides: Sequence[_Side], dataset: str) -> bool:
-    """Return whether both methods put the images of a data set and the ID images in the same order, ties too."""
+    """Return whether both methods rank the images of a data set and the ID images identically, including ties."""
     both = [np.append(scores[f"{method}/{ID}"], scores[f"{method}/{dataset}"]) for scores, method in sides]
     a, b = (np.unique(values, return_inverse=True)[1] for values in both)
     return bool(np.array_equal(a, b))
@@ -284,12 +284,12 @@ def _rank_alike(sides: Sequence[_Side], dataset: str) -> bool:
 def _rates(
     sides: Sequence[_Side], members: Sequence[str], redrawn: NDArray[np.float64]
 ) -> tuple[float, float, float, float, float]:
-    """Return both FPR95, their difference, and the ends of its interval."""
+    """Return both FPR95 and their difference with its interval."""
     rates = []
     for scores, method in sides:
         id_scores = scores[f"{method}/{ID}"]
         rate = fmean(fpr_at_tpr(id_scores, scores[f"{method}/{name}"], positive="ood") for name in members)
-        rates.append((rate, *rate_interval(rate, len(id_scores))))  # bounds of one that is 0 or 1
+        rates.append((rate, *rate_interval(rate, len(id_scores))))  # bounds at 0 or 1
     (a, a_low, a_high), (b, b_low, b_high) = rates
     low, high = percentile_interval(b - a, redrawn)
     return a, b, b - a, min(low, b_low - a_high), max(high, b_high - a_low)

@@ -1,4 +1,4 @@
-r"""Tables of results in LaTeX, for a paper: booktabs rules, one column per data set and metric, the best in bold."""
+r"""Format results as LaTeX tables: booktabs rules, one column per data set and metric, the best in bold."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ HEADS = {
     "aupr_out": r"AUPR-out $\uparrow$",
     "aupr_in": r"AUPR-in $\uparrow$",
 }
-HIGHER = ("auroc", "aupr_out", "aupr_in")  # is better
+HIGHER = ("auroc", "aupr_out", "aupr_in")  # higher is better
 SPECIAL = {
     "\\": r"\textbackslash{}",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
@@ -20,7 +20,7 @@ SPECIAL = {
 
 
 class LatexCell(NamedTuple):
-    """The values of one method in one column by metric, between 0 and 1, and LaTeX that follows each of them."""
+    """Values of one method in one column by metric, between 0 and 1, and LaTeX to append to each."""
 
     values: Mapping[str, float]
     after: Mapping[str, str] = {}
@@ -34,11 +34,11 @@ def latex_table(
     label: str = "",
     notes: Sequence[str] = (),
 ) -> str:
-    """Return a table of figures in percent.
+    """Format a table of values in percent.
 
-    The best value of each column is bold, and so are those that read the same. With a ``caption`` or a ``label`` it is
-    a ``table`` environment, else a ``tabular``. ``lines`` are by method, with a cell per column; ``notes`` become
-    comments.
+    The best value of each column is bold, and so are values equal to it after rounding. With a ``caption`` or a
+    ``label`` the result is a ``table`` environment, else a ``tabular``. ``lines`` are by method, with one cell per
+    column; ``notes`` become comments.
     """
     unknown = [metric for metric in metrics if metric not in HEADS]
     if unknown or not metrics:
@@ -77,7 +77,7 @@ def latex_table(
 
 
 def escape(text: str) -> str:
-    r"""Return text in which no letter has a meaning for LaTeX.
+    r"""Escape the special characters of LaTeX.
 
     Example:
         >>> escape("knn:k=10 & 5 % of digits_6")
@@ -87,12 +87,12 @@ def escape(text: str) -> str:
 
 
 def interval_after(ends: tuple[float, float] | None) -> str:
-    """Return an interval as it follows its value."""
+    """Format an interval to append to its value."""
     return "" if ends is None else "\\,{{\\scriptsize[{:.2f}, {:.2f}]}}".format(*(100 * end for end in ends))
 
 
 def deviation_after(deviation: float) -> str:
-    """Return a standard deviation as it follows its mean."""
+    """Format a standard deviation to append to its mean."""
     return f"\\,{{\\scriptsize$\\pm${100 * deviation:.2f}}}"
 
 

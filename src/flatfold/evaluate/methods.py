@@ -1,6 +1,6 @@
-"""Methods as ``--methods`` names them (``knn:k=10``, ``knn@id``), and their evaluation on every data set of a suite.
+"""Parse methods as in ``--methods`` (``knn:k=10``, ``knn@id``), and evaluate them on every data set of a suite.
 
-The data that a method was tuned on is part of its label, and so of its rows and averages.
+The data that a method is tuned on is part of its label, and so of its rows and averages.
 """
 
 import logging
@@ -29,6 +29,7 @@ from ..detectors import create, get_method, hyperparameters
 from ..detectors.base import Detector, InputDetector
 from ..detectors.registry import parse_method
 from ..errors import MethodRefusedError
+from ..io.clock import time_in_turn
 from ..network.calls import evaluating
 from ..network.fingerprint import weights_hash
 from ..network.layers import layers_and_head, layers_of, logits_function
@@ -38,8 +39,8 @@ from .results import ID, MethodRun
 from .suites.suite import Suite
 from .tuning import Tuning, grid_points, search, tune
 
-NO_TRAIN = "it learns from training data, and this suite has none. Give its file a [train]."
-TIMED_ROUNDS, TIMED_SECONDS = 3, 0.02  # scoring is timed this often, unless it takes long; the median counts
+NO_TRAIN = "it learns from training data, and this suite has none. Add [train] to its file."
+TIMED_ROUNDS, TIMED_SECONDS = 3, 0.02  # rounds of timing, fewer if they take longer; the median is used
 MEGABYTE = 1e6
 RESET = Path("/proc/self/clear_refs")  # writing 5 there resets the peak
 STATUS = Path("/proc/self/status")
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Spec:
-    """A method with some of its hyper-parameters, and the data on which the others are tuned."""
+    """A method with some fixed hyper-parameters, and the data on which the others are tuned."""
 
     name: str
     hyper: dict[str, Any] = field(default_factory=dict)
@@ -60,38 +61,38 @@ class Spec:
         method = get_method(self.name)
         hyperparameters(self.name, **self.hyper)  # raises for names that do not exist
         if self.tune not in (None, "id", "ood"):
-            raise ValueError(f"{self.name}@{self.tune} is not valid: a method is tuned @id or @ood.")
+            raise ValueError(f"{self.name}@{self.tune} is not valid: tune with @id or @ood.")
         if self.tune and not self.grid:
-            reason = "it chooses for itself" if method.tuned_on == "id" else "it has no hyper-parameter to choose"
+            reason = "it tunes itself" if method.tuned_on == "id" else "it has no hyper-parameters to tune"
             raise ValueError(f"{self.label} cannot be tuned: {reason}. Leave out the @.")
         if self.tune == "id" and method.sees != "features":
             raise ValueError(f"{self.name} sees inputs, not features, and cannot be tuned on ID data. Use @ood.")
 
     @property
     def grid(self) -> dict[str, Any]:
-        """The values to try, of each hyper-parameter that is not given."""
+        """The values to try for each hyper-parameter that is not fixed."""
         return {key: values for key, values in get_method(self.name).grid.items() if key not in self.hyper}
 
     @property
     def label(self) -> str:
-        """The name in tables and figures, with hyper-parameters and the data it was tuned on."""
+        """Name in tables and figures, with hyper-parameters and tuning data."""
         hyper = "".join(f":{key}={value}" for key, value in self.hyper.items())
         return f"{self.name}{hyper}" + (f"@{self.tune}" if self.tune else "")
 
     @property
     def tuned_on(self) -> str:
-        """Which data chose hyper-parameters: ``"nothing"``, ``"id"`` or ``"ood"``."""
+        """Data for the choice of hyper-parameters: ``"nothing"``, ``"id"`` or ``"ood"``."""
         return self.tune or get_method(self.name).tuned_on
 
 
 def parse_spec(text: str) -> Spec:
-    """Return the method that a word of ``--methods`` names, such as ``gen:top=10@ood``."""
+    """Parse one method of ``--methods``, such as ``gen:top=10@ood``."""
     method, at, tune = text.strip().partition("@")
     return Spec(*parse_method(method), tune=tune if at else None)  # type: ignore[arg-type]  # Spec checks it
 
 
 def split_methods(text: str) -> list[str]:
-    """Return the words of ``--methods``, which commas separate; those inside brackets do not count."""
+    """Split ``--methods`` at commas, except inside brackets."""
     words, depth = [""], 0
     for letter in text:
         depth += (letter in "[(") - (letter in "])")
@@ -112,7 +113,7 @@ class MethodResult:
 
 
 def evaluate_method(spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settings) -> MethodResult:
-    """Tune, fit, score and time one method; raise MethodRefusedError where it does not apply."""
+    """Tune, fit, score and time one method; raise MethodRefusedError if it does not apply."""
     method = get_method(spec.name)
     data = FeatureData(banks) if method.sees == "features" else ImageData(suite, folder, settings)
     with peak_memory(settings.device) as peak:
@@ -149,13 +150,13 @@ class FeatureData:
         self.banks = banks
 
     def tune(self, spec: Spec) -> Tuning:
-        """Return the best hyper-parameters on ID or on OOD validation data."""
+        """Tune hyper-parameters on ID or on OOD validation data."""
         banks, ood = self.banks, self.banks.ood_val if spec.tune == "ood" else None
-        assert spec.tune == "id" or ood is not None  # or tuning on ID data would pass for tuning on OOD data
+        assert spec.tune == "id" or ood is not None  # else tuning on ID data would be reported as tuning on OOD data
         return tune(spec.name, banks.head, banks.val, train=banks.train, ood=ood, grid=spec.grid, **spec.hyper)
 
     def fit(self, name: str, hyper: dict[str, Any]) -> Detector:
-        """Return a method, fitted on the split that it learns from."""
+        """Fit a method on the split that it learns from."""
         bank = self.banks.train if get_method(name).fits_on == "train" else self.banks.val
         if bank is None:
             raise MethodRefusedError(NO_TRAIN)
@@ -163,24 +164,28 @@ class FeatureData:
 
     def score(self, detector: Detector | InputDetector, label: str) -> tuple[dict[str, Tensor], float]:
         """Return the scores of the test data, and the seconds per sample."""
-        banks = self.banks.test_sets
+        banks, scores = self.banks.test_sets, dict[str, Tensor]()
+
+        def score_all() -> None:
+            scores.update({name: detector.eval()(bank.features) for name, bank in banks.items()})
+
         with torch.no_grad():
-            scores, seconds = _timed(lambda: {name: detector.eval()(bank.features) for name, bank in banks.items()})
+            seconds = _time(score_all)
         return scores, seconds / sum(map(len, scores.values()))
 
 
 class ImageData:
-    """The data of a suite for methods that run the network themselves; their scores are kept on disk."""
+    """The data of a suite for methods that run the network themselves; their scores are stored on disk."""
 
     def __init__(self, suite: Suite, folder: Path, settings: Settings) -> None:
         if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
-            raise MethodRefusedError("it runs the network on images, but here are only their features or tensors.")
+            raise MethodRefusedError("it runs the network on images, but only features or tensors are available.")
         self.suite, self.folder, self.settings = suite, folder, settings
 
     def tune(self, spec: Spec) -> Tuning:
-        """Return the best hyper-parameters on OOD validation images."""
+        """Tune hyper-parameters on OOD validation images."""
         val, ood_val = self.suite.val, self.suite.ood_val
-        assert ood_val is not None  # check_specs has looked
+        assert ood_val is not None  # validated by check_specs
 
         def value(point: dict[str, Any]) -> tuple[float, None]:
             detector = self.fit(spec.name, {**spec.hyper, **point})
@@ -190,13 +195,13 @@ class ImageData:
         return search(spec.name, spec.hyper, grid_points(spec.grid, spec.name), value, "ood")
 
     def fit(self, name: str, hyper: dict[str, Any]) -> InputDetector:
-        """Return a method, fitted on the images of the split that it learns from."""
+        """Fit a method on the images of the split that it learns from."""
         model, val, method = self.suite.model, self.suite.val, get_method(name)
         source = self._fitted_on(name)
-        if "std" in hyperparameters(name):  # how images were normalised
+        if "std" in hyperparameters(name):  # the normalisation of images
             assert isinstance(val, ImageSource)
             hyper = {"std": val.transform.std or 1.0, **hyper}
-        detector: InputDetector = create(name, **hyper)  # type: ignore[assignment]  # by its registration
+        detector: InputDetector = create(name, **hyper)  # type: ignore[assignment]  # as registered
         with evaluating(model, self.settings.device) as place:
             if detector.sees == "logits":
                 network: Any = logits_function(model)
@@ -228,7 +233,7 @@ class ImageData:
         scores = {name: self._score(detector, source, label, name) for name, source in sources.items()}
         with evaluating(self.suite.model, self.settings.device) as place:
             x = read_first_batch(self.suite.test).to(place)
-            return scores, _timed(lambda: detector(x))[1] / len(x)
+            return scores, _time(lambda: detector(x)) / len(x)
 
     def _score(self, detector: Detector | InputDetector, source: Source, label: str, dataset: str) -> Tensor:
         assert detector.made_by is not None
@@ -248,7 +253,7 @@ class ImageData:
 
 
 def own_traceback(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an error from the first line of the user's own code on; None if it has none."""
+    """Return the traceback of an error from the first frame of user code on; None if there is none."""
     step = error.__traceback__
     while step is not None and not _is_own(step.tb_frame.f_code.co_filename):
         step = step.tb_next
@@ -256,7 +261,7 @@ def own_traceback(error: BaseException) -> TracebackType | None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and message of an error, and the last line of the user's own code that led to it, if any."""
+    """Format the type and message of an error, and the last line of user code that led to it, if any."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     message = f"{type(error).__name__}: {error}"
     if not frames:
@@ -268,31 +273,27 @@ def describe_error(error: BaseException) -> str:
 
 
 def _is_own(filename: str) -> bool:
-    """Return whether code is the user's: neither ours nor in Python's libraries."""
+    """Return whether code is the user's: not part of flatfold or of Python's libraries."""
     return not filename.startswith(("<frozen", *LIBRARIES))
 
 
 def learnt_numbers(detector: Detector | InputDetector) -> dict[str, float]:
-    """Return the single numbers that ``fit`` learnt, such as ``alpha_`` and ``threshold_``."""
+    """Return the scalars learnt by ``fit``, such as ``alpha_`` and ``threshold_``."""
     buffers = {name.rpartition(".")[2]: buffer for name, buffer in detector.named_buffers()}
     return {
         name: round(buffer.item(), 6) for name, buffer in buffers.items() if name.endswith("_") and buffer.ndim == 0
     }
 
 
-def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the result of an action and the median of the seconds it takes."""
-    rounds: list[float] = []
-    while len(rounds) < TIMED_ROUNDS and sum(rounds) < TIMED_SECONDS:
-        start = perf_counter()
-        result = action()
-        rounds.append(perf_counter() - start)
-    return result, median(rounds)
+def _time(action: Callable[[], object]) -> float:
+    """Return the median time of an action in seconds."""
+    (seconds,) = time_in_turn([action], TIMED_ROUNDS, TIMED_SECONDS)
+    return median(seconds)
 
 
 @contextmanager
 def logged_warnings(label: str) -> Iterator[list[str]]:
-    """Collect the warnings of the block, and log them."""
+    """Collect the warnings raised in the block, and log them."""
     notes: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -304,16 +305,16 @@ def logged_warnings(label: str) -> Iterator[list[str]]:
 
 @dataclass
 class Peak:
-    """Peak memory of a block in megabytes, filled in at its end; None where the system does not report it."""
+    """Peak memory of a block in megabytes, set at its end; None if the system does not report it."""
 
     megabytes: float | None = None
 
 
 @contextmanager
 def peak_memory(device: str = "cpu") -> Iterator[Peak]:
-    """Measure the peak memory of a block: of the process on Linux, of the GPU when the work is done there.
+    """Measure the peak memory of a block: of the GPU for CUDA devices, of the process on Linux otherwise.
 
-    Memory that was freed before and is used again does not count on the CPU, so a small figure may be 0.
+    On the CPU, reused memory that was freed before is not counted, so small values may be 0.
     """
     peak, start = Peak(), None
     if torch.device(device).type == "cuda":

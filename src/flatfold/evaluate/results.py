@@ -1,7 +1,7 @@
 """Results of a benchmark and their files.
 
-``results.json`` has all figures and where they come from, ``results.csv`` the rows and ``averages.csv`` their means,
-``scores.safetensors`` every score and the norm of every feature, ``thumbnails.safetensors`` small copies of the worst
+``results.json`` has all metrics and their provenance, ``results.csv`` the rows and ``averages.csv`` their means,
+``scores.safetensors`` every score and the norm of every feature, ``thumbnails.safetensors`` thumbnails of the worst
 cases.
 """
 
@@ -23,8 +23,8 @@ from .latex import LatexCell, interval_after, latex_table
 from .suites.suite import Group
 
 METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
-OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # whose averages: near and far, or over all data sets
-FIGURES = ("alpha", "costs", "histograms", "norms-best", "norms-fold", "roc", "threshold")  # files that a report draws
+OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # conventions for averages: near and far, or over all data sets
+FIGURES = ("alpha", "costs", "histograms", "norms-best", "norms-fold", "roc", "threshold")  # figure files of a report
 ID = "id"  # the name of the in-distribution test data among the scores
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Certainty:
-    """95 % intervals of a figure by metric, and the lead of the column's best method in AUROC with its paired test.
+    """95 % intervals by metric, and the lead of the column's best method in AUROC with its paired test.
 
     ``best`` marks the best method of the column, and those not significantly different from it.
     """
@@ -47,7 +47,7 @@ class Certainty:
 
 @dataclass(frozen=True)
 class Row:
-    """A method's figures on one data set, all between 0 and 1. The FPR95 names say which class is positive."""
+    """Metrics of a method on one data set, all between 0 and 1. The names of FPR95 contain the positive class."""
 
     method: str
     tuned_on: str
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Average:
-    """Unweighted means of a method's rows over ``near``, ``far`` or ``all`` data sets, and who averages so."""
+    """Means of a method's rows over ``near``, ``far`` or ``all`` data sets by a given convention."""
 
     method: str
     tuned_on: str
@@ -83,8 +83,8 @@ class Average:
 class MethodRun:
     """The settings and costs of one method.
 
-    ``method`` is its label in tables, ``name`` that in the registry; ``tuned_on`` is ``"nothing"``, ``"id"`` or
-    ``"ood"``. Memory counts beyond what was in use before, where the system reports it.
+    ``method`` is its label in tables, ``name`` its name in the registry; ``tuned_on`` is ``"nothing"``, ``"id"`` or
+    ``"ood"``. Peak memory is relative to the start of the method, if the system reports it.
     """
 
     method: str
@@ -101,13 +101,13 @@ class MethodRun:
 
     @property
     def alpha(self) -> str:
-        """The exponent of partial normalisation, with a star when AutoFold chose it, or nothing."""
+        """The exponent of partial normalisation, with a star if chosen by AutoFold, or an empty string."""
         alpha = self.learnt.get("alpha_", self.hyper.get("alpha"))
         return "" if alpha is None else f"{alpha:g}{'*' if 'alpha_' in self.learnt else ''}"
 
     @property
     def tuned(self) -> str:
-        """The tuning data as tables show it: nothing, ``ID`` or ``OOD``."""
+        """The tuning data for tables: empty, ``ID`` or ``OOD``."""
         return "" if self.tuned_on == "nothing" else self.tuned_on.upper()
 
 
@@ -115,7 +115,7 @@ class MethodRun:
 class AlphaCurve:
     """AutoFold's criterion over its grid, and the true AUROC at each exponent.
 
-    ``auroc`` is per data set and on average (``all``); no method ever sees it.
+    ``auroc`` is per data set and on average (``all``); it is never used by a method.
     """
 
     method: str
@@ -130,7 +130,7 @@ class AlphaCurve:
 class WorstCase:
     """An image with a misleading score; ``dataset/row`` is the key of its thumbnail.
 
-    ``share`` is that of the ID test images that scored lower, ``predicted`` the class that the network predicted.
+    ``share`` is the fraction of ID test images with a lower score, ``predicted`` the predicted class.
     """
 
     method: str
@@ -149,13 +149,13 @@ class Results:
 
     Attributes:
         suite: Name, network, data sets and sizes (see :func:`~flatfold.evaluate.runner.describe`).
-        refused: Methods that do not apply to this data, and why.
+        refused: Methods that do not apply to this data, with the reason.
         scores: Keyed by ``method/dataset``, with ``id`` for the in-distribution test data.
-        norms: Norms of the features by data set, row by row as the scores.
+        norms: Norms of the features by data set, in the same order as the scores.
         wrong: The worst cases of each method, worst first.
-        thumbnails: Small copies of them, ``(h, w, 3)``, keyed by ``dataset/row``.
-        unreadable: Images that were left out because they could not be read, and why, by data set.
-        failed: Methods that ended with an unexpected error, and which.
+        thumbnails: Their thumbnails, ``(h, w, 3)``, keyed by ``dataset/row``.
+        unreadable: Errors of skipped unreadable images by row, by data set.
+        failed: Methods that failed with an unexpected error, with that error.
     """
 
     FORMAT: ClassVar[str] = "flatfold-results"
@@ -187,13 +187,13 @@ class Results:
 
     @property
     def groups(self) -> list[str]:
-        """The averages worth showing: ``all``, and ``near`` and ``far`` unless they repeat it or a single data set."""
+        """The averages to show: ``all``, and ``near`` and ``far`` unless they equal it or a single data set."""
         sizes = {column: len(members) for column, members in self.members.items()}
         return [over for over in ("near", "far") if 1 < sizes.get(over, 0) < sizes["all"]] + ["all"]
 
     @cached_property
     def members(self) -> dict[str, tuple[str, ...]]:
-        """The data sets of every column that there is a figure of, sorted; tables may leave some of them out."""
+        """The data sets of every column that has values, sorted; tables may omit some columns."""
         members = columns_of({row.dataset: row.group for row in self.rows})
         averages = ["near", "far", "all"] if {"near", "far"} <= members.keys() else ["all"]
         datasets = [ood["name"] for ood in self.suite["ood"]]
@@ -201,12 +201,12 @@ class Results:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The methods without figures, and why: refused ones and failed ones."""
+        """The methods without results (refused or failed), with the reason."""
         return self.refused | {method: f"it failed with {error}" for method, error in self.failed.items()}
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], Row | Average]:
-        """The figures by method and column."""
+        """The metrics by method and column."""
         cells: dict[tuple[str, str], Row | Average] = {(row.method, row.dataset): row for row in self.rows}
         return cells | {(mean.method, mean.over): mean for mean in self.averages}
 
@@ -216,9 +216,9 @@ class Results:
         return sorted(self.methods, key=lambda run: -self.cells[run.method, "all"].auroc)
 
     def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame`` with the columns of ``results.csv``: a row per method and data set.
+        """Convert to a ``pandas.DataFrame`` with the columns of ``results.csv`` and one row per method and data set.
 
-        ``frame.pivot(index="method", columns="dataset", values="auroc")`` makes a table of it.
+        Reshape it with ``frame.pivot(index="method", columns="dataset", values="auroc")``.
         """
         try:
             import pandas  # type: ignore[import-untyped, unused-ignore]
@@ -240,13 +240,13 @@ class Results:
         caption: str = "",
         label: str = "",
     ) -> str:
-        """Return the table of results in LaTeX: best average AUROC first, the best of each column in bold.
+        """Format the results as a LaTeX table: best average AUROC first, the best of each column in bold.
 
         Args:
             metrics: Some of ``METRICS``: AUROC and FPR95 by default.
-            intervals: Whether the 95 % interval follows each value that has one.
-            caption: In LaTeX. With it or a label the table is a ``table`` environment, else a ``tabular``.
-            label: Of the ``table`` environment.
+            intervals: Append the 95 % interval to each value that has one.
+            caption: Caption in LaTeX. With a caption or label the table is a ``table`` environment, else a ``tabular``.
+            label: Label of the ``table`` environment.
         """
         lines = {}
         for run in self.ranked:
@@ -265,18 +265,18 @@ class Results:
         return latex_table(columns, lines, metrics, caption, label, notes)
 
     def check(self) -> None:
-        """Raise a KeyError or ValueError unless every method has a figure in every column."""
+        """Raise a KeyError or ValueError unless every method has values in every column."""
         self.suite["name"]
         missing = [
             (run.method, name) for run in self.ranked for name in self.columns if (run.method, name) not in self.cells
         ]
         if missing or not self.methods:
-            raise ValueError(f"there are no methods, or figures are missing: {missing[:3]}")
+            raise ValueError(f"methods or values are missing: {missing[:3]}")
 
     def save(self, folder: Path) -> None:
-        """Write the files, ``results.json`` last; it knows the arrays by their sha256.
+        """Write the files, ``results.json`` last, which identifies the arrays by sha256.
 
-        A report of earlier results in the folder is removed, since it shows other numbers.
+        An outdated report in the folder is removed.
         """
         tables = {"results.csv": as_csv(self._lines()), "averages.csv": as_csv(map(_flatten, self.averages))}
         write_document(folder / "results.json", self, tables)
@@ -287,31 +287,31 @@ def load_results(folder: Path) -> Results:
     """Read the files that :meth:`Results.save` wrote.
 
     Raises:
-        ValueError: There are no results in the folder, or they are damaged, mixed or of another version.
+        ValueError: The folder has no results, or they are damaged, mixed or of another version.
     """
     return read_document(folder / "results.json", Results, "flatfold bench")
 
 
 def remove_pages(folder: Path, *patterns: str) -> None:
-    """Remove the pages and figures of a folder that show earlier results than its files now hold."""
+    """Remove outdated pages and figures of a folder."""
     for path in (path for pattern in patterns for path in folder.glob(pattern)):
         path.unlink()
-        log.debug("%s showed earlier results and was removed", path)
+        log.debug("removed outdated %s", path)
 
 
 def columns_of(groups: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the data sets of each column, from the group of each: every one by itself, then near, far and all."""
+    """Return the data sets of each column: one column per data set, then near, far and all."""
     means = {over: tuple(name for name in groups if over in (groups[name], "all")) for over in ("near", "far", "all")}
     return {name: (name,) for name in groups} | {over: members for over, members in means.items() if members}
 
 
 def in_family(method: str) -> bool:
-    """Return whether a method, by its name or its label in tables, is FOLD, AutoFold or one of their variants."""
+    """Return whether a method, given by name or label, is FOLD, AutoFold or one of their variants."""
     return method.removeprefix("auto").startswith("fold")
 
 
 def as_csv(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Return lines with the same columns as CSV text."""
+    """Format rows with the same columns as CSV."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     for number, line in enumerate(lines):
@@ -322,7 +322,7 @@ def as_csv(lines: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _flatten(figures: Row | Average) -> dict[str, Any]:
-    """Return the figures as columns of a table, the ends of each interval after its metric."""
+    """Return the values as columns of a table, each metric followed by the ends of its interval."""
     certainty = figures.certainty
     columns: dict[str, Any] = {}
     for name in (column.name for column in fields(figures) if column.name != "certainty"):

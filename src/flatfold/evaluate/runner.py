@@ -28,13 +28,14 @@ from ..errors import MethodRefusedError, UnreadableImageError
 from ..io.progress import track
 from ..io.store import PartStore, read_manifest
 from ..network.fingerprint import weights_hash
+from ..passes.passes import session
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .compare import tabulate
 from .methods import MethodResult, Spec, describe_error, evaluate_method, own_traceback, parse_spec
 from .results import ID, AlphaCurve, Results, WorstCase
 from .suites.suite import Suite
 
-WORST = 8  # images of each data set that are shown
+WORST = 8  # worst cases shown per data set
 SIDE = 64  # pixels of the longer side of a thumbnail
 
 log = logging.getLogger(__name__)
@@ -47,30 +48,35 @@ def run(
     settings: Settings | None = None,
     previous: Results | None = None,
 ) -> Results:
-    """Return the results of some methods on a suite.
+    """Evaluate methods on a suite.
 
-    A method that refuses the data, such as ASH with negative features, is left out with its reason. A method that fails
-    in any other way is noted in ``results.failed`` with the line of the user's code that led to it, if any, and logged
-    with the traceback from there on (the whole one at level DEBUG); the others go on. When no method is left, the
-    reasons are raised. An OSError of our own, such as that of a full disk, ends the run.
+    A method that rejects the data, such as ASH with negative features, is reported in ``results.refused``. A method
+    that fails in any other way is reported in ``results.failed`` with the line of user code that led to it, if any, and
+    logged with the traceback from there on (the full one at level DEBUG); other methods continue. If no method is left,
+    the reasons are raised. An OSError outside of user code, such as a full disk, ends the run.
 
     Args:
         suite: Network and data.
-        methods: As on the command line: ``"knn"``, ``"knn:k=10"``, ``"knn@ood"``. One that comes twice is run once.
-        out: Folder under which the features are kept, so that an interrupted run resumes.
-        settings: How to run it.
-        previous: Finished results of the same network and images, to which the methods are added; those that they have
-            already are replaced.
+        methods: As on the command line: ``"knn"``, ``"knn:k=10"``, ``"knn@ood"``. Duplicates are ignored.
+        out: Folder for the features, from which an interrupted run resumes.
+        settings: Settings of the run.
+        previous: Finished results of the same network and images to extend; methods that they already have are
+            replaced.
     """
     settings = settings or Settings()
     specs = check_specs(methods, suite)
     if previous is not None:
         check_same(previous, suite, settings)
+    with session(settings.execution):
+        return _run(suite, specs, out, settings, previous)
+
+
+def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, previous: Results | None) -> Results:
     start = perf_counter()
     banks = extract_all(suite, out / "banks", settings, tuning=any(spec.tune == "ood" for spec in specs))
-    try:  # a warm-up, or the first method would pay for torch's start
+    try:  # a warm-up, so that the first method's time does not include torch's start
         evaluate_method(Spec("fold"), suite, banks, out, settings)
-    except OSError:  # such as a full disk: no method could go on
+    except OSError:  # such as a full disk: no method could continue
         raise
     except Exception:
         log.exception("the warm-up with fold failed with an unexpected error")
@@ -84,7 +90,7 @@ def run(
             refused[spec.label] = str(error)
         except Exception as error:
             if isinstance(error, OSError) and own_traceback(error) is None:
-                raise  # such as a full disk: no method could go on
+                raise  # such as a full disk: no method could continue
             failed[spec.label] = describe_error(error)
             _log_failure(spec.label, error)
     if not evaluated:
@@ -115,12 +121,12 @@ def run(
     groups = {ood.name: ood.group for ood in suite.ood}
     start = perf_counter()
     rows, averages = tabulate(results.scores, tuned_on, groups, settings.replicates, suite.seed)
-    seconds = round(results.provenance["seconds"] + perf_counter() - start, 2)  # intervals take long too
+    seconds = round(results.provenance["seconds"] + perf_counter() - start, 2)  # including the intervals
     return replace(results, rows=rows, averages=averages, provenance={**results.provenance, "seconds": seconds})
 
 
 def check_same(previous: Results, suite: Suite, settings: Settings) -> None:
-    """Raise unless finished results come from the network, the images and the settings of a run."""
+    """Raise unless finished results have the same network, images and settings as a run."""
     facts, prints = previous.provenance, previous.suite.get("fingerprints", {})
     now = {name: source.fingerprint for name, source in suite.sources.items()}
     images = [name for name in {**prints, **now} if prints.get(name) != now.get(name)]
@@ -128,24 +134,24 @@ def check_same(previous: Results, suite: Suite, settings: Settings) -> None:
         "the suite": (previous.suite["name"], previous.suite.get("network")) != (suite.name, suite.network),
         "the weights of the network": facts.get("weights, sha256") != weights_hash(suite.model),
         "the seed": facts.get("seed") != suite.seed,
-        "the precision (--dtype)": facts.get("mixed precision", "") != _precision(settings),
+        "the precision (dtype)": facts.get("mixed precision", "") != _precision(settings),
         f"the images of {', '.join(images)}": bool(images),
     }
     if any(differences.values()):
         what = "; ".join(difference for difference, found in differences.items() if found)
         command = f" They were computed by: {facts['command']}" if facts.get("command") else ""
         raise ValueError(
-            f"methods can only be added to results of the same network, images and settings. Different are {what}. "
+            f"methods can only be added to results of the same network, images and settings, but these differ: {what}. "
             f"Use the options of the finished run, or another output folder.{command}"
         )
 
 
 def _merge(previous: Results, new: Results) -> Results:
-    """Return the results of both, without rows; methods of ``new`` replace those of the same label."""
+    """Merge results, without rows; methods of ``new`` replace those with the same label."""
     if previous.unreadable.keys() != new.unreadable.keys() or any(
         previous.unreadable[name].keys() != rows.keys() for name, rows in new.unreadable.items()
     ):
-        raise ValueError("other images could be read than in the finished run. Run all methods again.")
+        raise ValueError("the unreadable images differ from those of the finished run. Run all methods again.")
     attempted = {run.method for run in new.methods} | new.left_out.keys()
     finished = {run.method for run in new.methods}
     runs = {run.method: run for run in (*previous.methods, *new.methods)}
@@ -168,7 +174,7 @@ def _merge(previous: Results, new: Results) -> Results:
 
 
 def _log_failure(label: str, error: Exception) -> None:
-    """Log an unexpected error with the user's part of its traceback; a message of our checks stands for itself."""
+    """Log an unexpected error with the user's part of its traceback; messages of our own checks need none."""
     own = own_traceback(error)
     if log.isEnabledFor(logging.DEBUG) or (own is None and not isinstance(error, (TypeError, ValueError))):
         log.error("%s failed with an unexpected error", label, exc_info=error)
@@ -179,26 +185,26 @@ def _log_failure(label: str, error: Exception) -> None:
 
 
 def check_specs(methods: Sequence[str | Spec], suite: Suite | None = None) -> list[Spec]:
-    """Return the methods, each once; raise for those that cannot be run, before any network runs."""
+    """Parse and validate methods before any network runs; drop duplicates."""
     specs = {spec.label: spec for spec in (parse_spec(m) if isinstance(m, str) else m for m in methods)}
     if not specs:
-        raise ValueError("a benchmark needs at least one method, got none. `flatfold methods` lists them.")
+        raise ValueError("a benchmark needs at least one method, got none. List them with `flatfold methods`.")
     for spec in specs.values():
         if spec.tune == "ood" and suite is not None and suite.ood_val is None:
             raise ValueError(
-                f"{spec.label} is tuned on OOD images, but the suite {suite.name} has none for that. Add [ood_val] to "
+                f"{spec.label} needs OOD validation images, but the suite {suite.name} has none. Add [ood_val] to "
                 "its file, or tune on ID images, @id."
             )
     return list(specs.values())
 
 
 def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
-    """Return the suite as results and pages show it: data sets, sizes, the network's accuracy."""
+    """Describe the suite for results and pages: data sets, sizes, the network's accuracy."""
     share = accuracy(banks.test, banks.head)
     deviations = list(suite.deviations)
     if suite.accuracy is not None and not accuracy_fits(share, suite.accuracy, len(banks.test)):  # another network?
         deviations.append(
-            f"the network is right on {100 * share:.2f} % of the test images, {suite.accuracy:g} % were expected"
+            f"the accuracy of the network is {100 * share:.2f} % on the test images, expected {suite.accuracy:g} %"
         )
     deviations += [f"{len(rows)} images of {name} could not be read" for name, rows in banks.unreadable.items()]
     return {
@@ -226,7 +232,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
 
 
 def provenance(suite: Suite, settings: Settings, seconds: float) -> dict[str, Any]:
-    """Return where the numbers come from: versions, machine, weights, command."""
+    """Return the provenance of results: versions, machine, weights, command."""
     return {
         "flatfold": __version__,
         "python": platform.python_version(),
@@ -251,7 +257,7 @@ def _precision(settings: Settings) -> str:
 
 
 def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> AlphaCurve | None:
-    """Return the criterion of an AutoFold over its grid with the true AUROC at each exponent; None for others."""
+    """Return AutoFold's criterion over its grid with the true AUROC at each exponent; None for other methods."""
     if isinstance(detector, Joint):
         detector = detector.chosen
     features = {dataset: bank.features for dataset, bank in banks.test_sets.items()}
@@ -261,7 +267,7 @@ def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> 
     if not isinstance(detector, AutoFold):
         return None
     scores = {dataset: detector.fold.score_over(h, detector.grid) for dataset, h in features.items()}
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy lets other threads sort meanwhile
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy releases the lock while sorting
         truth = {dataset: list(pool.map(auroc, scores[ID], scores[dataset])) for dataset in banks.ood}
     truth["all"] = np.mean(list(truth.values()), axis=0).tolist()
     return AlphaCurve(
@@ -275,9 +281,9 @@ def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> 
 
 
 def forget(out: Path) -> None:
-    """Remove the features and scores that earlier runs kept in a folder, and nothing that somebody else put there."""
+    """Remove the features and scores stored by earlier runs in a folder, and no other files."""
     for manifest in (*out.glob("banks/*/manifest.json"), *out.glob("scores/*/manifest.json")):
-        if "data" in read_manifest(manifest.parent).key:  # a bank of one's own names none
+        if "data" in read_manifest(manifest.parent).key:  # banks of users have no such key
             PartStore(manifest.parent, {}, restart=True).remove()
 
 

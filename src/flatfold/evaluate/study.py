@@ -2,10 +2,9 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,11 +33,13 @@ from ..curvature.operators import multiply_once
 from ..curvature.trace import param_trace
 from ..data.sources import ImageSource, Source, read_batches
 from ..detectors.autofold import AutoFold
-from ..io.cores import choose_threads
+from ..io.cores import fastest_threads, torch_threads
 from ..io.progress import track
 from ..io.store import Part, PartStore, read_manifest
-from ..network.calls import evaluating
+from ..network.calls import evaluating, usable_device
+from ..network.execution import Execution
 from ..network.fingerprint import weights_hash
+from ..passes.passes import Job, run, session
 from .banks import Banks, Settings, extract_all, short_key
 from .compare import column_influence
 from .methods import logged_warnings
@@ -51,6 +52,8 @@ from .suites.suite import Suite
 PARTS = "curvature"  # folder of what is finished
 TOP = 50  # eigenvalues of single inputs, as in the paper's figure
 ROWS = 1024  # of features at once
+LARGEST, SINGLE, TRACE, SPECTRUM = "largest eigenvalue", "traces of single inputs", "trace", "spectrum"
+SPACES_OF_FEATURES: tuple[Space, ...] = ("feature", "logit")
 FEW = 8  # inputs on which numbers of threads are tried
 
 log = logging.getLogger(__name__)
@@ -101,63 +104,139 @@ class DataSet:
         return {"data": self.source.fingerprint, "left_out": repr(sorted(self.left_out))}
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """A quantity over the parameters on one data set, and the function that computes it."""
+
+    dataset: str
+    what: str
+    compute: Callable[..., Estimate | Spectrum]
+    options: dict[str, Any]
+
+
+Loaded = dict[str, tuple[list[Tensor], int | None]]
+"""The images of a data set that are in memory, and the number of threads to compute with, None for that of torch."""
+
+
+@dataclass(frozen=True)
+class ParameterCurvature(Job):
+    """The curvature over the parameters of a model; each part is one quantity on one data set."""
+
+    model: nn.Module
+    data: Mapping[str, DataSet]
+    plan: Plan
+    settings: Settings
+    title: str = "curvature over the parameters"
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What all quantities have in common."""
+        return {"matrix": self.plan.matrix, "loss": self.plan.loss, "seed": self.plan.seed}
+
+    def quantities(self, dataset: str) -> list[Quantity]:
+        """Return the quantities that are always computed on a data set."""
+        return [
+            Quantity(dataset, LARGEST, param_lambda_max, {"level": "dataset"}),
+            Quantity(dataset, SINGLE, param_trace, {"level": "sample"}),
+            Quantity(dataset, SPECTRUM, param_spectrum, {"probes": self.plan.probes, "steps": self.plan.steps}),
+        ]
+
+    def trace(self, dataset: str) -> Quantity:
+        """Return the trace on a data set, for models whose traces at single inputs are estimates."""
+        return Quantity(dataset, TRACE, param_trace, {"level": "dataset"})
+
+    def key(self, quantity: Quantity) -> dict[str, str]:
+        """Return everything that a quantity depends on, apart from the model."""
+        return {**self.data[quantity.dataset].key, **{k: str(v) for k, v in (self.asked | quantity.options).items()}}
+
+    def load(self, rows: int | None = None) -> Loaded:
+        """Return the store of the images that are in memory; a worker moves its copy of the model to its device."""
+        if self.settings.execution.distributed:
+            self.model.eval().to(usable_device(self.settings.execution.device or "cpu"))
+        return {}
+
+    def part(self, loaded: Loaded, which: Quantity) -> Part:
+        """Return a quantity with its error, and the single values or eigenvalues it has."""
+        names = [name for name, _ in self.model.named_parameters()]  # frozen ones too: the loss depends on them as well
+        device = None if self.settings.execution.distributed else self.settings.device
+        with evaluating(self.model, device):
+            if which.dataset not in loaded:  # kept in memory, since Lanczos steps go over them again and again
+                loaded.clear()
+                inputs = readable_inputs(self.data[which.dataset], self.settings.loading.workers)
+                here = device is not None and torch.device(device).type == "cpu"
+                threads = self._find_threads(which.dataset, inputs[0][:FEW], names) if here else None
+                loaded[which.dataset] = inputs, threads
+            inputs, threads = loaded[which.dataset]
+            with torch_threads(threads):
+                result = vars(which.compute(self.model, inputs, params=names, **self.asked, **which.options))
+        tensors = {name: value.double() for name, value in result.items() if isinstance(value, Tensor)}
+        kept = ("value", "stderr", "method", "matvecs", "size")
+        return Part({name: result[name] for name in kept if name in result and name not in tensors}, tensors)
+
+    def _find_threads(self, dataset: str, few: Tensor, names: list[str]) -> int:
+        """Look once per data set how many threads are fastest: other processes come and go during a long study."""
+        threads = fastest_threads(lambda: multiply_once(self.model, few, names, self.plan.matrix, self.plan.loss))
+        log.info("%s: second derivatives with %d thread%s", dataset, threads, "s" * (threads > 1))
+        return threads
+
+
 class StudyParts:
     """Finished parts of a study, each under the hash of everything that it depends on."""
 
     def __init__(self, store: PartStore, weights: str) -> None:
         self.store, self.key = store, {"flatfold": __version__, "weights": weights}
-        self.asked = self.found = 0  # parts that were needed, and those that an earlier run had finished
+        self.asked = self.found = 0  # parts that were needed, and parts that an earlier run had finished
 
     def get(self, dataset: str, what: str, key: Mapping[str, str], compute: Callable[[], Part]) -> Part:
         """Return a part from its file, or compute and keep it."""
-        everything = json.dumps({**self.key, "dataset": dataset, "what": what, **key})
-        name = f"{what.replace(' ', '-')}-{short_key(everything)}"
-        self.asked += 1
-        if name in self.store:
-            self.found += 1
-        else:
+        name, finished = self._look(dataset, what, key)
+        if not finished:
             for _ in track((what,), f"{dataset}: {what}"):
                 part = compute()
             self.store.write(name, part.tensors, {**part.info, "dataset": dataset})
         return self.store.read(name)
 
+    def compute(
+        self, job: ParameterCurvature, quantities: Sequence[Quantity], execution: Execution
+    ) -> dict[tuple[str, str], Part]:
+        """Compute quantities that are not finished, here or elsewhere; return all by data set and name."""
+        found = [(quantity, *self._look(quantity.dataset, quantity.what, job.key(quantity))) for quantity in quantities]
+        missing = [(quantity, name) for quantity, name, finished in found if not finished]
+        for number, part in run(job, {i: quantity for i, (quantity, _) in enumerate(missing)}, execution):
+            quantity, name = missing[number]
+            self.store.write(name, part.tensors, {**part.info, "dataset": quantity.dataset})
+        return {(quantity.dataset, quantity.what): self.store.read(name) for quantity, name, _ in found}
 
-def measure_parameters(
-    study: Study, model: nn.Module, data: DataSet, plan: Plan, settings: Settings, parts: StudyParts
-) -> None:
-    """Add the curvature over the parameters on one data set to a study; what is finished is not computed again."""
-    asked: dict[str, Any] = {"matrix": plan.matrix, "loss": plan.loss, "seed": plan.seed}
-    names = [name for name, _ in model.named_parameters()]  # frozen ones too: the loss depends on them as well
-    # Images are read when a part needs them, and then kept in memory: Lanczos steps go over them again and again.
-    read = cache(lambda: readable_inputs(data, settings.loading.workers))
+    def _look(self, dataset: str, what: str, key: Mapping[str, str]) -> tuple[str, bool]:
+        """Return the name of a part and whether it is finished, and count it."""
+        everything = json.dumps({**self.key, "dataset": dataset, "what": what, **key})
+        name = f"{what.replace(' ', '-')}-{short_key(everything)}"
+        finished = name in self.store
+        self.asked += 1
+        self.found += finished
+        return name, finished
 
-    @cache
-    def tune_threads() -> None:
-        """Look once per data set how many threads are fastest: other processes come and go during a long study."""
-        if torch.device(settings.device).type == "cpu":
-            few = read()[0][:FEW]
-            threads = choose_threads(lambda: multiply_once(model, few, names, plan.matrix, plan.loss))
-            log.info("%s: second derivatives with %d thread%s", data.name, threads, "s" * (threads > 1))
 
-    def find(what: str, compute: Callable[..., Estimate | Spectrum], **options: Any) -> Part:
-        def compute_part() -> Part:
-            with evaluating(model, settings.device):
-                tune_threads()
-                result = vars(compute(model, read(), params=names, **asked, **options))
-            tensors = {name: value.double() for name, value in result.items() if isinstance(value, Tensor)}
-            kept = ("value", "stderr", "method", "matvecs", "size")
-            return Part({name: result[name] for name in kept if name in result and name not in tensors}, tensors)
+Finished = Mapping[tuple[str, str], Part]
+"""Quantities by data set and name."""
 
-        key = {**data.key, **{name: str(value) for name, value in (asked | options).items()}}
-        return parts.get(data.name, what, key, compute_part)
 
-    largest = find("largest eigenvalue", param_lambda_max, level="dataset")
-    single = find("traces of single inputs", param_trace, level="sample")
-    if "stderr" in single.tensors:
-        trace = find("trace", param_trace, level="dataset").info
-    else:  # exact, and so is their mean
+def compute_parameters(
+    job: ParameterCurvature, datasets: Sequence[str], parts: StudyParts, execution: Execution
+) -> Finished:
+    """Return the quantities over the parameters on some data sets; finished parts are not computed again."""
+    finished = parts.compute(job, [quantity for name in datasets for quantity in job.quantities(name)], execution)
+    estimated = [name for name in datasets if "stderr" in finished[name, SINGLE].tensors]
+    return finished | parts.compute(job, [job.trace(name) for name in estimated], execution)
+
+
+def add_parameters(study: Study, data: DataSet, plan: Plan, finished: Finished) -> None:
+    """Add the curvature over the parameters on one data set to a study."""
+    largest, single, spectrum = (finished[data.name, what] for what in (LARGEST, SINGLE, SPECTRUM))
+    if (data.name, TRACE) in finished:
+        trace = finished[data.name, TRACE].info
+    else:  # exact at single inputs, and so is their mean
         trace = {**single.info, "value": float(single.tensors["value"].mean()), "stderr": None}
-    spectrum = find("spectrum", param_spectrum, probes=plan.probes, steps=plan.steps)
     estimates: dict[Name, Mapping[str, Any]] = {"lambda_max": largest.info, "trace": trace}
     for name, it in estimates.items():
         about = (it["value"], it["stderr"], it["method"], plan.matrix, plan.loss, it["matvecs"], data.rows)
@@ -184,7 +263,7 @@ def readable_inputs(data: DataSet, workers: int | None = None) -> list[Tensor]:
     if unreadable != set(data.left_out):
         raise ValueError(
             f"{data.name}: {len(unreadable)} images cannot be read, but {len(data.left_out)} or other ones could not "
-            "when features were extracted. Use --restart to do both again."
+            "when features were extracted. Start the study again to do both again."
         )
     return batches
 
@@ -243,13 +322,18 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
 
     Over the parameters: the largest eigenvalue, the trace and the spectrum of the mean over the inputs, and the trace
     at every input. Over features and logits the same, all of it exact, and the largest eigenvalues at every input. All
-    of it is measured on the same images; those that cannot be read are left out everywhere.
+    of it is measured on the same images; unreadable ones are omitted everywhere.
 
     ``out`` keeps features and every finished part, so that an interrupted study resumes; what depends on a changed
     network, image or setting is computed anew. The options are those of ``Plan``.
     """
-    plan = Plan(**options)
-    settings, start = settings or Settings(), perf_counter()
+    settings = settings or Settings()
+    with session(settings.execution):
+        return _run_study(suite, out, settings, Plan(**options))
+
+
+def _run_study(suite: Suite, out: Path, settings: Settings, plan: Plan) -> Study:
+    start = perf_counter()
     suite = studied_suite(suite, plan.samples)
     banks = extract_all(suite, out / "banks", settings)
     alphas = {"none": 0.0, "partial": _choose_alpha(plan, banks), "full": 1.0}
@@ -257,18 +341,18 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
     study = Study(describe(suite, banks), [], [], alphas, sizes={}, provenance={}, **arrays)
     id_set = DataSet(ID, ID, suite.test, banks.unreadable.get("test", {}))
     ood_sets = [DataSet(o.name, o.group, o.images, banks.unreadable.get(o.name, {})) for o in suite.ood]
-    with PartStore(out / PARTS, {"kind": "curvature"}) as store, ExitStack() as undo:
-        undo.callback(torch.set_num_threads, torch.get_num_threads())
+    datasets = [id_set, *ood_sets]
+    # On this machine one data set after the other, whose images are read once; on a cluster all at the same time.
+    execution = settings.execution
+    groups = [datasets] if execution.distributed else [[data] for data in datasets]
+    with PartStore(out / PARTS, {"kind": "curvature"}) as store:
         parts = StudyParts(store, weights_hash(suite.model))
-        for data in track([id_set, *ood_sets], "data sets"):
-            measure_parameters(study, suite.model, data, plan, settings, parts)
-            features = FeatureCurvature(banks.test_sets[data.name], banks.head)
-            for space in ("feature", "logit"):
-                features.measure(study, space, data.name, data.group)
-            for name, alpha in alphas.items():
-                key = {**data.key, "alpha": repr(alpha)}
-                part = parts.get(data.name, "eigenvalues of single inputs", key, partial(features.eigenvalues, alpha))
-                study.eigenvalues[f"{name}/{data.name}"] = part.tensors["eigenvalues"].numpy()
+        job = ParameterCurvature(suite.model, {data.name: data for data in datasets}, plan, settings)
+        for group in track(groups, "data sets"):
+            finished = compute_parameters(job, [data.name for data in group], parts, execution)
+            for data in group:
+                add_parameters(study, data, plan, finished)
+                _measure_features(study, data, FeatureCurvature(banks.test_sets[data.name], banks.head), parts)
     study.suite["n_parameters"] = study.sizes["parameter"]
     _add_detections(study, suite, banks)
     facts = provenance(suite, settings, perf_counter() - start)
@@ -279,6 +363,16 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
     chosen = "AutoFold's choice" if plan.alpha is None else "given"
     study.provenance.update(facts, **{"seed of the probes": plan.seed, "alpha": f"{alphas['partial']:g}, {chosen}"})
     return study
+
+
+def _measure_features(study: Study, data: DataSet, features: FeatureCurvature, parts: StudyParts) -> None:
+    """Add the curvature over features and logits on one data set to a study."""
+    for space in SPACES_OF_FEATURES:
+        features.measure(study, space, data.name, data.group)
+    for name, alpha in study.alphas.items():
+        key = {**data.key, "alpha": repr(alpha)}
+        part = parts.get(data.name, "eigenvalues of single inputs", key, partial(features.eigenvalues, alpha))
+        study.eigenvalues[f"{name}/{data.name}"] = part.tensors["eigenvalues"].numpy()
 
 
 def studied_suite(suite: Suite, samples: int) -> Suite:
@@ -321,7 +415,7 @@ def _choose_alpha(plan: Plan, banks: Banks) -> float:
         with logged_warnings("autofold"):
             return round(AutoFold().fit(banks.val, banks.head).alpha_.item(), 6)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"AutoFold cannot choose an exponent: {error} Or give one, --alpha, 0 to 1.") from error
+        raise ValueError(f"AutoFold cannot choose an exponent: {error} Or give one from 0 to 1 as alpha=.") from error
 
 
 def _add_detections(study: Study, suite: Suite, banks: Banks) -> None:

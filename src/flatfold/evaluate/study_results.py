@@ -1,6 +1,6 @@
 """Results of a curvature study and their files.
 
-``curvature.json`` has all figures and where they come from, ``curvature.csv`` the table, ``curvature.safetensors`` the
+``curvature.json`` has all values and their provenance, ``curvature.csv`` the table, ``curvature.safetensors`` the
 traces and eigenvalues of single inputs and the spectra.
 """
 
@@ -28,14 +28,14 @@ NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
 
 JSON, CSV, ARRAYS = "curvature.json", "curvature.csv", "curvature.safetensors"
 STORED = ("traces", "trace_stderr", "nodes", "weights", "eigenvalues", "top_shares", "square_shares")  # arrays
-ERRORS = 2  # standard errors, of both figures together, that must lie between them
+ERRORS = 2  # difference required between two values, in units of the sum of their standard errors
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """One figure of the table: the largest eigenvalue or the trace of the mean Hessian over ``n`` inputs.
+    """One value of the table: the largest eigenvalue or the trace of the mean Hessian over ``n`` inputs.
 
-    ``dataset`` and ``group`` are ``id`` for the ID test images; ``stderr`` is None where the figure is exact.
+    ``dataset`` and ``group`` are ``id`` for the ID test images; ``stderr`` is None if the value is exact.
     """
 
     dataset: str
@@ -53,10 +53,10 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Detection:
-    """AUROC, with its 95 % interval, of the trace of single inputs as an OOD score.
+    """AUROC, with 95 % interval, of the trace of single inputs as an OOD score.
 
     ``alpha`` is the exponent of partial normalisation, 0 for parameters; ``dataset`` is an OOD data set, or ``near``,
-    ``far`` or ``all`` for the unweighted mean over some.
+    ``far`` or ``all`` for an unweighted mean.
     """
 
     space: Space
@@ -75,12 +75,12 @@ class Study:
     VERSION: ClassVar[int] = 2
     ARRAYS: ClassVar[Mapping[str, tuple[str, str]]] = {name: (ARRAYS, f"{name}/") for name in STORED}
 
-    suite: dict[str, Any]  # as in Results, and n_parameters
+    suite: dict[str, Any]  # as in Results, with n_parameters
     statistics: list[Statistic]  # the table
     detections: list[Detection]
     alphas: dict[str, float]  # none: 0, partial: given or AutoFold's choice, full: 1
     traces: dict[str, NDArray[np.float64]]  # of single inputs, (n,), keyed by space/dataset
-    trace_stderr: dict[str, NDArray[np.float64]]  # by the same keys, where they are not exact
+    trace_stderr: dict[str, NDArray[np.float64]]  # by the same keys, if not exact
     nodes: dict[str, NDArray[np.float64]]  # of spectra, (probes, m), keyed by space/dataset, without logits
     weights: dict[str, NDArray[np.float64]]
     sizes: dict[str, int]  # number of eigenvalues by space
@@ -98,7 +98,7 @@ class Study:
 
     @property
     def groups(self) -> list[str]:
-        """Those of ``near`` and ``far`` that there are."""
+        """The groups present, of ``near`` and ``far``."""
         return [group for group in ("near", "far") if any(ood["group"] == group for ood in self.suite["ood"])]
 
     @cached_property
@@ -108,7 +108,7 @@ class Study:
 
     @cached_property
     def cells(self) -> dict[tuple[str, Space, Name], Statistic]:
-        """Every figure by data set or group, space and name; of a group, the unweighted mean, as the paper takes it."""
+        """Every value by data set or group, space and name; groups have the unweighted mean, as in the paper."""
         cells = {(figure.dataset, figure.space, figure.name): figure for figure in self.statistics}
         for group in self.groups:
             for space, name in self.columns:
@@ -117,15 +117,15 @@ class Study:
         return cells
 
     def factor(self, dataset: str, space: Space, name: Name) -> float | None:
-        """Return the ratio of a figure to that of the ID images; None unless both are above 0."""
+        """Return the ratio of a value to that of the ID images; None unless both are positive."""
         figure, reference = self.cells[dataset, space, name].value, self.cells[ID, space, name].value
         return figure / reference if figure > 0 and reference > 0 else None
 
     def check(self) -> None:
-        """Raise an error if something is missing that a page needs."""
+        """Raise unless all values that a page needs are present."""
         msgspec.convert(self.suite, _Suite)
         if not self.columns or set(self.alphas) != {"none", "partial", "full"}:
-            raise ValueError("there are no statistics, or not three exponents")
+            raise ValueError("statistics are missing, or there are not three exponents")
         for dataset in self.datasets:
             for space in SPACES:
                 self.cells[dataset, space, "trace"], self.traces[f"{space}/{dataset}"]
@@ -137,9 +137,9 @@ class Study:
                 self.eigenvalues[f"{alpha}/{dataset}"]
 
     def save(self, folder: Path) -> None:
-        """Write the files, ``curvature.json`` last; it knows the arrays by their sha256.
+        """Write the files, ``curvature.json`` last, which identifies the arrays by sha256.
 
-        Pages that show an earlier study of the folder are removed.
+        Outdated pages in the folder are removed.
         """
         lines = ({**asdict(s), "factor": self.factor(s.dataset, s.space, s.name)} for s in self.statistics)
         write_document(folder / JSON, self, {CSV: as_csv(lines)})
@@ -153,7 +153,7 @@ class _OodSet(msgspec.Struct):
 
 
 class _Suite(msgspec.Struct):
-    """What a page says about the suite of a study."""
+    """Fields of the suite of a study that a page needs."""
 
     name: str
     network: str
@@ -166,14 +166,14 @@ class _Suite(msgspec.Struct):
 
 
 def load_study(folder: Path) -> Study:
-    """Read the files that :meth:`Study.save` wrote, or raise a ValueError that says what is wrong with them."""
+    """Read the files that :meth:`Study.save` wrote; raise ValueError if they are missing or invalid."""
     return read_document(folder / JSON, Study, "flatfold curvature")
 
 
 def mean_statistic(members: Sequence[Statistic]) -> Statistic:
-    """Return the unweighted mean of the figures of a group."""
+    """Return the unweighted mean of the values of a group."""
     first, errors = members[0], [figure.stderr or 0.0 for figure in members]
-    bound = first.name == "lambda_max"  # bounds add up at worst, standard errors of independent probes by their squares
+    bound = first.name == "lambda_max"  # bounds add up, independent standard errors in quadrature
     stderr = fmean(errors) if bound else hypot(*errors) / len(errors)
     return replace(
         first,
@@ -186,13 +186,13 @@ def mean_statistic(members: Sequence[Statistic]) -> Statistic:
 
 
 def above(figure: Statistic, reference: Statistic) -> int:
-    """Return 1 if a figure lies above the reference, -1 if below, 0 if the difference is within their errors."""
+    """Return 1 if a value is above the reference, -1 if below, 0 if the difference is within their errors."""
     room = ERRORS * ((figure.stderr or 0.0) + (reference.stderr or 0.0))
     return (figure.value - reference.value > room) - (reference.value - figure.value > room)
 
 
 def typical_error(study: Study, space: Space) -> float | None:
-    """Return the median relative error of the traces that are finite and not zero; None where all are exact."""
+    """Return the median relative error of the finite non-zero traces; None if all are exact."""
     shares = []
     for name in study.datasets:
         error = study.trace_stderr.get(f"{space}/{name}")

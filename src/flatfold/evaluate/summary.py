@@ -1,4 +1,4 @@
-"""Means, spread and intervals over networks that differ by their seed."""
+"""Compute means, standard deviations and intervals over networks that differ only by seed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from .compare import SIGNIFICANT, column_influence
 from .latex import LatexCell, deviation_after, latex_table
 from .results import ID, METRICS, Results, as_csv, load_results, remove_pages
 
-NAMED = 3  # methods in a sentence, unless there is just one more
+NAMED = 3  # largest number of methods in a sentence, or one more
 
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A method's figures, by metric, in one column of a table over the networks of a family, which differ by seed."""
+    """Metrics of a method in one column, over the networks of a family, which differ only by seed."""
 
     family: str
     method: str
     column: str  # a data set, or near, far or all for an average
     n: int  # number of networks
     means: dict[str, float]
-    stds: dict[str, float]  # of the population (divided by n), as OpenOOD prints it
-    intervals: dict[str, tuple[float, float]]  # 95 % of the mean, for the metrics of which every run has one
+    stds: dict[str, float]  # population standard deviations (divided by n), as in OpenOOD
+    intervals: dict[str, tuple[float, float]]  # 95 % intervals of the mean, for metrics with an interval in every run
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Summary:
 
 
 def load_runs(folder: Path) -> dict[Path, Results]:
-    """Return the runs of a folder by place: its own, or those of its summary, or of all its direct sub-folders."""
+    """Load the runs of a folder by path: its own run, else those of its summary, else all in direct sub-folders."""
     if (folder / "results.json").exists():
         return {folder: load_results(folder)}
     path = folder / "summary.json"
@@ -50,14 +50,13 @@ def load_runs(folder: Path) -> dict[Path, Results]:
     places = places or [path.parent for path in sorted(folder.glob("*/results.json"))]
     if not places:
         raise ValueError(
-            f"there is no results.json in {folder}, nor in a folder inside it. "
-            "Run `flatfold bench` first, or name its --out folder."
+            f"no results.json in {folder} or in its sub-folders. Run `flatfold bench` first, or pass its output folder."
         )
     return {place: load_results(place) for place in places}
 
 
 def save_summary(rows: Sequence[SummaryRow], folder: Path, runs: Sequence[str]) -> None:
-    """Write ``summary.csv`` and ``summary.json``, and remove a page of earlier runs; ``runs`` are the sub-folders."""
+    """Write ``summary.csv`` and ``summary.json``, and remove an outdated page; ``runs`` are the sub-folders."""
     text = encode(_Summary(list(runs), list(rows)))  # raises before anything is written
     write_atomically(folder / "summary.csv", as_csv(map(_flatten, rows)))
     write_atomically(folder / "summary.json", text)
@@ -65,12 +64,12 @@ def save_summary(rows: Sequence[SummaryRow], folder: Path, runs: Sequence[str]) 
 
 
 def family_of(run: Results) -> str:
-    """Return what the network of a run shares with those that differ by their seed, or else the network's name."""
+    """Return the name shared by networks that differ only by seed, by default the network's own name."""
     return str(run.suite.get("family") or run.suite.get("network") or run.suite["name"])
 
 
 def families(runs: Iterable[Results]) -> dict[str, list[Results]]:
-    """Return the runs by family; the runs of a family must come from one suite."""
+    """Group runs by family; all runs of a family must use the same suite."""
     groups: dict[str, list[Results]] = {}
     for run in runs:
         groups.setdefault(family_of(run), []).append(run)
@@ -78,24 +77,23 @@ def families(runs: Iterable[Results]) -> dict[str, list[Results]]:
         suites = list(dict.fromkeys(run.suite["name"] for run in group))
         if len(suites) > 1:
             raise ValueError(
-                f"the runs of {family} must come from one suite, but they come from {' and '.join(suites)}. "
-                "Summarise each suite by itself."
+                f"the runs of {family} must use one suite, got {' and '.join(suites)}. Summarise each suite separately."
             )
     return groups
 
 
 def summarise(runs: Iterable[Results]) -> list[SummaryRow]:
-    r"""Return means over the networks of each family, in the order of its first run.
+    r"""Compute means over the networks of each family, in the order of its first run.
 
-    A method or a column that is not in every run of the family is left out, and so is an average over other data sets
-    than in the first run. The 95 % interval of a mean of :math:`n` runs is
+    Methods and columns that are not in every run of the family are omitted, and so are averages over data sets that
+    differ from the first run. The 95 % interval of a mean of :math:`n` runs is
 
     .. math:: \bar x \pm \sqrt{1.96^2\, \bar v + t_{n-1}^2\, s^2 / n}
 
-    Networks of other seeds are evaluated on the same images, so the uncertainty from the images, the mean
-    :math:`\bar v` of the variances of the runs' own intervals, does not shrink with :math:`n`. That from the seed, the
-    sample variance :math:`s^2`, does; :math:`t` is Student's. A single run keeps its own interval. No interval goes
-    beyond 0 or 1.
+    All networks are evaluated on the same images, so the uncertainty due to the images, the mean
+    :math:`\bar v` of the variances of the runs' own intervals, does not shrink with :math:`n`. The uncertainty due to
+    the seed, the sample variance :math:`s^2`, does; :math:`t` is Student's. A single run keeps its own interval.
+    Intervals are clipped to [0, 1].
     """
     rows = []
     for family, group in families(runs).items():
@@ -127,11 +125,10 @@ def _row(family: str, method: str, column: str, group: Sequence[Results]) -> Sum
 
 
 def answer(group: Sequence[Results]) -> str:
-    """Return one sentence on which method is the best of the runs of a family, by the mean of its average AUROC.
+    """Return one sentence that names the best method of the runs of a family, by mean average AUROC.
 
-    It names the methods without a significant difference from it: zero lies in the interval of the mean difference,
-    which is computed as that of a mean in :func:`summarise`, from paired differences, at a level of 5 % shared among
-    all methods.
+    It also names the methods without a significant difference: zero lies in the interval of the mean difference,
+    which is computed as in :func:`summarise`, from paired differences, at a level of 5 % with Bonferroni correction.
     """
     rows = {row.method: row for row in summarise(group) if row.column == "all"}
     if not rows:
@@ -161,7 +158,7 @@ def summary_latex(
     caption: str = "",
     label: str = "",
 ) -> str:
-    """Return the means over the runs of a family in LaTeX, with their population standard deviation.
+    """Format the means over the runs of a family in LaTeX, with population standard deviations.
 
     The arguments are those of :meth:`Results.to_latex`.
     """
@@ -198,12 +195,12 @@ def _clip(low: float, high: float) -> tuple[float, float]:
 
 
 def _interval(values: Sequence[float], ends: Sequence[tuple[float, float]], level: float = 0.95) -> tuple[float, float]:
-    """Return the interval of the mean of ``values`` from that of each; see :func:`summarise`."""
+    """Return the interval of the mean of ``values`` from their intervals; see :func:`summarise`."""
     return ends[0] if len(values) == 1 else mean_interval(values, [(high - low) / 2 for low, high in ends], level)
 
 
 def mean_interval(values: Sequence[float], halves: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Return the interval of a mean over seeds from half of that of each value; see :func:`summarise`."""
+    """Return the interval of a mean over seeds from the half-widths of the values' intervals; see :func:`summarise`."""
     n = len(values)
     images = fmean(half**2 for half in halves)  # 1.96^2 times the variance
     seeds = student_quantile(level, n - 1) ** 2 * variance(values) / n if n > 1 else 0.0
@@ -211,7 +208,7 @@ def mean_interval(values: Sequence[float], halves: Sequence[float], level: float
 
 
 def _flatten(row: SummaryRow) -> dict[str, Any]:
-    """Return a row as columns of a table; an interval that does not exist leaves its two cells empty."""
+    """Return a row as columns of a table; missing intervals are empty."""
     columns: dict[str, Any] = {"family": row.family, "method": row.method, "column": row.column, "n": row.n}
     for metric in METRICS:
         low, high = row.intervals.get(metric, (None, None))

@@ -1,12 +1,12 @@
 """Tune hyper-parameters on OOD inputs, as OpenOOD does, or on in-distribution data alone.
 
-**On OOD data.** Every point of a grid is fitted and gets its AUROC between ID validation data and a validation set of
-OOD inputs; the first maximum wins (OpenOOD's "APS"). Features are there already, so no network runs.
+**On OOD data.** Every point of a grid is fitted and evaluated by its AUROC between ID validation data and a validation
+set of OOD inputs; the first maximum is chosen (OpenOOD's "APS"). Features are precomputed, so no network runs.
 
-**On ID data.** AutoFold makes a pseudo-OOD input of a sample by masking the logit of its own class. For any method that
-sees features this means: leave the class out of the head and out of the data that the method learns from, and score the
-samples of that class as OOD inputs. The mean AUROC over classes is the criterion for any hyper-parameter, or several at
-once; for FOLD's exponent it is AutoFold's own curve.
+**On ID data.** AutoFold turns a sample into a pseudo-OOD input by masking the logit of its own class. For any method on
+features this means: remove the class from the head and from the data that the method learns from, and score the
+samples of that class as OOD inputs. The mean AUROC over classes is the criterion for one or several hyper-parameters;
+for FOLD's exponent it is AutoFold's own curve.
 """
 
 import warnings
@@ -39,7 +39,7 @@ Criterion = Literal["paired", "one_vs_rest"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a grid and its value, or the reason why the method refused it."""
+    """One point of a grid and its value, or the reason why the method rejected it."""
 
     hyper: dict[str, Any]
     value: float | None
@@ -53,9 +53,9 @@ class Tuning:
 
     Attributes:
         method: Name in the registry.
-        hyper: The best hyper-parameters, with those that were given: ``create(method, **hyper)``.
+        hyper: The best hyper-parameters together with the fixed ones: ``create(method, **hyper)``.
         tuned_on: ``"id"`` or ``"ood"``.
-        trials: Every point of the grid, in the order in which they were tried.
+        trials: Every point of the grid, in the order of evaluation.
     """
 
     method: str
@@ -77,21 +77,21 @@ def tune(
     seed: int = 0,
     **hyper: Any,
 ) -> Tuning:
-    """Choose hyper-parameters of a method that sees features.
+    """Tune hyper-parameters of a method on features.
 
     Args:
         method: Name in the registry.
-        head: Of the model.
-        val: ID validation data; with labels, unless ``ood`` is given.
-        train: ID training data, for the methods that learn from it.
-        ood: OOD inputs to tune on. Without them the choice is made on ID data alone.
-        grid: Values of each hyper-parameter, the first of which varies fastest; ``alpha`` puts partial normalisation in
-            front. By default OpenOOD's grid for the method.
-        criterion: On ID data, ``"paired"`` compares samples with themselves, masked; ``"one_vs_rest"`` compares the
+        head: Head of the model.
+        val: ID validation data; labels are required unless ``ood`` is given.
+        train: ID training data, for methods that learn from it.
+        ood: OOD inputs to tune on. By default only ID data is used.
+        grid: Values of each hyper-parameter, the first of which varies fastest; ``alpha`` prepends partial
+            normalisation. By default OpenOOD's grid for the method.
+        criterion: On ID data, ``"paired"`` compares samples with their masked versions; ``"one_vs_rest"`` compares the
             samples of a masked class with all others.
-        max_classes: On ID data, average over at most this many classes: each takes a fit of its own.
-        seed: Of their draw.
-        **hyper: Hyper-parameters that stay as given.
+        max_classes: On ID data, average over at most this many classes: each needs a separate fit.
+        seed: Random seed for the choice of classes.
+        **hyper: Fixed hyper-parameters.
 
     Example:
         >>> head, labels = Head(torch.eye(3)), torch.arange(3).repeat(5)
@@ -103,9 +103,9 @@ def tune(
     for bank in (val, *(bank for bank in (train, ood) if bank is not None)):
         check_fit(bank, head)
     if entry.sees != "features":
-        raise ValueError(f"{method} sees inputs, but tuning works on features. Tune it in a benchmark: {method}@ood.")
+        raise ValueError(f"tune needs a method on features, but {method} uses inputs. Use a benchmark: {method}@ood.")
     if entry.fits_on == "train" and train is None:
-        raise MethodRefusedError(f"{method} learns from training data. Give it as train=.")
+        raise MethodRefusedError(f"{method} learns from training data. Pass train=.")
     fit_bank = train if entry.fits_on == "train" and train is not None else val
     grid = {key: values for key, values in entry.grid.items() if key not in hyper} if grid is None else grid
     if criterion not in get_args(Criterion):
@@ -133,7 +133,7 @@ def tune(
 def grid_points(grid: Mapping[str, Sequence[Any]], method: str = "this method") -> list[dict[str, Any]]:
     """Return every combination of a grid; the first hyper-parameter varies fastest, as in OpenOOD."""
     if not grid or not all(isinstance(values, Sequence) and len(values) for values in grid.values()):
-        raise ValueError(f"{method} has no values to choose from. Give grid={{'name': [value, ...]}}.")
+        raise ValueError(f"{method} has no values to choose from. Pass grid={{'name': [value, ...]}}.")
     names = list(grid)
     return [dict(zip(names, reversed(point), strict=True)) for point in product(*reversed(list(grid.values())))]
 
@@ -145,10 +145,10 @@ def search(
     value: Callable[[dict[str, Any]], tuple[float, float | None]],
     tuned_on: Literal["id", "ood"],
 ) -> Tuning:
-    """Compute the value and standard error of every point and take the best.
+    """Compute the value and standard error of every point and choose the best.
 
-    That is the first maximum on OOD data, the middle of exact ties on ID data. Points that a method refuses (more
-    neighbours than there are samples, say) are kept with the reason; when all are refused, the first reason is raised.
+    The best is the first maximum on OOD data, the middle of exact ties on ID data. Points that a method rejects (such
+    as more neighbours than samples) are stored with the reason; if all are rejected, the first reason is raised.
     """
     trials = []
     for point in points:
@@ -164,8 +164,8 @@ def search(
     stderr = torch.tensor([trial.stderr or 0.0 for trial in valid], dtype=torch.float64)
     if tuned_on == "id" and (why := flatness(curve, stderr)):
         warnings.warn(
-            f"the choice for {method} is hardly better than any other: the criterion is flat, {why}. "
-            f"Took {', '.join(f'{key} = {value}' for key, value in best.items())}.",
+            f"tuning {method} made little difference: the criterion is flat, {why}. "
+            f"Chose {', '.join(f'{key} = {value}' for key, value in best.items())}.",
             stacklevel=3,
         )
     return Tuning(method, {**hyper, **best}, tuned_on, tuple(trials))
@@ -174,10 +174,10 @@ def search(
 def _choose_classes(fit_bank: FeatureBank, val: FeatureBank, max_classes: int | None, seed: int) -> Groups:
     """Return the classes to mask, and their rows."""
     if val.labels is None:
-        raise MethodRefusedError("tuning on ID data masks the class of each sample, but val has no labels. Give them.")
+        raise MethodRefusedError("tuning on ID data masks the class of each sample, but val has no labels. Pass them.")
     labels = val.labels if fit_bank.labels is None else val.labels[torch.isin(val.labels, fit_bank.labels)]
     if len(labels) < len(val):
-        warnings.warn("samples of classes that the training data does not have are left out.", stacklevel=3)
+        warnings.warn("samples of classes that are not in the training data are ignored.", stacklevel=3)
     return group_rows(val.labels, calibration_classes(labels, max_classes, seed, "tuning on ID data"))
 
 

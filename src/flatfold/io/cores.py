@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter, sleep
+from time import sleep
 
 import torch
+
+from .clock import time_call, time_in_turn
 
 GLANCE = 0.1  # seconds over which the load of the machine is measured
 TRIALS, TRIAL_SECONDS = 5, 2.0  # maximum number of timing rounds, and seconds after which no new round starts
@@ -39,9 +43,9 @@ def free_cores() -> int:
     before = _busy_seconds()
     if cores == 1 or before is None:
         return cores
-    start, own = perf_counter(), sum(os.times()[:2])
-    sleep(GLANCE)
-    elapsed, own = perf_counter() - start, sum(os.times()[:2]) - own
+    own = sum(os.times()[:2])
+    elapsed = time_call(lambda: sleep(GLANCE))
+    own = sum(os.times()[:2]) - own
     busy = ((_busy_seconds() or before) - before - own) / elapsed
     return max(1, min(cores, round((os.cpu_count() or cores) - busy)))
 
@@ -74,42 +78,48 @@ def _kilobytes(file: str, name: str) -> int | None:
         return None
 
 
-def use_free_cores(cores: int | None = None) -> int:
-    """Set torch's number of threads to the number of free cores, and return the number it uses.
+@contextmanager
+def torch_threads(threads: int | None = None) -> Iterator[None]:
+    """Let torch use ``threads`` threads in the block, by default as many as before; afterwards those of before."""
+    before = torch.get_num_threads()
+    try:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
-    If ``OMP_NUM_THREADS`` is set, nothing is changed: the user has decided.
-    """
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(free_cores() if cores is None else cores)
-    return torch.get_num_threads()
 
+def free_threads(cores: int | None = None) -> int:
+    """Return the number of free cores as a number of threads; that of torch if ``OMP_NUM_THREADS`` is set.
 
-def choose_threads(work: Callable[[], object], cores: int | None = None) -> int:
-    """Set torch's number of threads to the fastest one for ``work``, and return it.
-
-    The candidates are 1, half of the free cores and all of them, timed in turn for up to five rounds or two seconds
-    and compared by their medians. More threads must be faster by a tenth: next to other busy processes, and for small
-    networks, they often wait for each other. If ``OMP_NUM_THREADS`` is set, nothing is timed or changed.
+    In that case the user has decided.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
-    most = free_cores() if cores is None else cores
+    return free_cores() if cores is None else cores
+
+
+def fastest_threads(work: Callable[[], object], cores: int | None = None) -> int:
+    """Return the number of threads with which torch is fastest at ``work``.
+
+    The candidates are 1, half of the free cores and all of them, timed in turn for up to five rounds or two seconds
+    and compared by their medians. More threads must be faster by a tenth: next to other busy processes, and for small
+    networks, they often wait for each other. If ``OMP_NUM_THREADS`` is set, nothing is timed.
+    """
+    most = free_threads(cores)
     counts = sorted({1, max(1, most // 2), most})
-    if len(counts) > 1:
-        torch.set_num_threads(1)  # never very slow
-        work()  # warm-up: the first call allocates
-    times: dict[int, list[float]] = {count: [] for count in counts}
-    for _ in range(TRIALS if len(counts) > 1 else 0):
-        for count, seconds in times.items():
-            torch.set_num_threads(count)
-            start = perf_counter()
+    if len(counts) == 1 or "OMP_NUM_THREADS" in os.environ:
+        return most
+
+    def run(threads: int) -> None:
+        with torch_threads(threads):
             work()
-            seconds.append(perf_counter() - start)
-        if sum(map(sum, times.values())) > TRIAL_SECONDS:
-            break
-    best = 1
-    for count, seconds in times.items():
-        if seconds and median(seconds) < WORTHWHILE * median(times[best]):
-            best = count
-    torch.set_num_threads(best)
+
+    run(1)  # warm-up, never very slow: the first call allocates
+    times = time_in_turn([partial(run, count) for count in counts], TRIALS, TRIAL_SECONDS)
+    best, least = 1, median(times[0])
+    for count, seconds in zip(counts, times, strict=True):
+        if median(seconds) < WORTHWHILE * least:
+            best, least = count, median(seconds)
     return best

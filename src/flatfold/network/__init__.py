@@ -1,1 +1,1 @@
-"""A model as flatfold runs it: its head, runtimes, hashes, and networks by name."""
+"""Run models: find the head, choose a runtime, hash weights, and build networks by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
@@ -53,25 +53,55 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear)
 
 
+def check_model(model: object) -> None:
+    """Raise unless ``model`` is a network."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"the model must be a torch.nn.Module, not {type(model).__name__}. Give it before the data; build the "
+            "network and load its weights first: network.load_state_dict(...)."
+        )
+
+
+@contextmanager
+def watch_calls(
+    modules: Iterable[tuple[nn.Module, Callable[..., Any]]], *, before: bool = False, prepend: bool = False
+) -> Iterator[None]:
+    """Pass the calls that this thread makes of some modules to functions, while the block runs.
+
+    Each module comes with a function ``note(module, args, kwargs, output)``, which may return another output. With
+    ``before`` it is called before the module runs, without the output; with ``prepend`` before other hooks.
+    """
+    thread = threading.get_ident()
+
+    def hook(note: Callable[..., Any], module: nn.Module, *call: Any) -> Any:
+        # Other threads have hooks of their own; while they remove them, torch may even leave out keyword arguments.
+        return note(module, *call) if threading.get_ident() == thread else None
+
+    with ExitStack() as hooks:
+        for module, note in modules:
+            register: Callable[..., Any] = module.register_forward_pre_hook if before else module.register_forward_hook
+            hooks.callback(register(partial(hook, note), with_kwargs=True, prepend=prepend).remove)
+        yield
+
+
+def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the first argument of a call, None if it has none."""
+    return next(iter((*args, *kwargs.values())), None)
+
+
 @contextmanager
 def record_calls(layers: Mapping[str, nn.Module], rows: int) -> Iterator[list[Call]]:
     """Collect the calls of linear layers by this thread, in order, while ``rows`` inputs go through the model."""
     calls: list[Call] = []
-    thread = threading.get_ident()
 
-    def note(name: str, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        if threading.get_ident() != thread:
-            return  # while another thread removes its hook, torch may even leave out the keyword arguments
-        kwargs, output = rest
-        features = args[0] if args else kwargs.get("input")
+    def note(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        features = first_argument(args, kwargs)
         if isinstance(features, Tensor) and isinstance(output, Tensor):
-            outputs = module.weight.shape[0]  # type: ignore[index]
-            flat = (one_row_each(module, features, rows), one_row_each(module, output, rows))
+            outputs = layer.weight.shape[0]  # type: ignore[index]
+            flat = (one_row_each(layer, features, rows), one_row_each(layer, output, rows))
             calls.append(Call(name, int(outputs), tuple(output.shape), *flat))
 
-    with ExitStack() as hooks:
-        for name, layer in layers.items():
-            hooks.callback(layer.register_forward_hook(partial(note, name), with_kwargs=True).remove)
+    with watch_calls((layer, partial(note, name)) for name, layer in layers.items()):
         yield calls
 
 

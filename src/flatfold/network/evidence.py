@@ -1,8 +1,8 @@
-"""Evidence of what a model computes: made-up inputs, and the features that it gave for them.
+"""Evidence of what a model computes: synthetic inputs and the model's features for them.
 
-A hash of the weights does not tell apart models that do something else with them: another activation or epsilon of a
-normalisation, inputs that are scaled, a buffer that is not saved. A few inputs do. They are made from a seed and lie
-between the smallest and the largest value of the first inputs that the model was run on: no real input is kept.
+A hash of the weights cannot distinguish models that use them differently: another activation or epsilon of a
+normalisation, scaled inputs, a buffer that is not saved. A few inputs can. They are drawn from a seed, between the
+smallest and the largest value of the first inputs that the model was run on: no real input is stored.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .runtime import TorchRuntime
 
 log = logging.getLogger(__name__)
 
-INPUTS = 4  # made-up ones, each of coarser blocks than the one before
-CPU_TOLERANCE = 1e-3  # of float32 on processors, relative to the length of the features; they agree within 1e-5 or so
-NUDGE = 1e-6  # a change of the inputs after which evidence must be the same within a part of its tolerance
+INPUTS = 4  # synthetic inputs, each of coarser blocks than the one before
+CPU_TOLERANCE = 1e-3  # for float32 on CPUs, relative to the norm of the features; they agree within about 1e-5
+NUDGE = 1e-6  # relative change of the inputs that must leave evidence the same within a tenth of its tolerance
 LARGEST = 2**25  # values of one input
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -34,7 +34,7 @@ TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*FLOATS, *INTEGE
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor among the inputs of a model: type and shape of the part of one input, and the range of its values."""
+    """Description of one input tensor: its dtype, its shape without the batch axis, and the range of its values."""
 
     dtype: str
     shape: list[int]
@@ -43,18 +43,18 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.dtype not in TYPES or any(size < 1 for size in self.shape) or prod(self.shape) > LARGEST:
-            raise ValueError("inputs have a shape or a type that is not known")
+            raise ValueError("inputs have an unsupported shape or dtype")
         if not -inf < self.low <= self.high < inf:
-            raise ValueError("inputs have no range")
+            raise ValueError("inputs have no finite range")
 
     @classmethod
     def of(cls, values: Tensor) -> TensorSpec:
-        """Describe a tensor ``(n, ...)``; raise ValueError for one that has no range."""
+        """Describe a tensor ``(n, ...)``; raise ValueError if its values have no finite range."""
         low, high = (values.byte() if values.dtype == torch.bool else values.detach()).aminmax()
         return cls(str(values.dtype).removeprefix("torch."), list(values.shape[1:]), float(low), float(high))
 
     def make(self, rows: int, random: np.random.RandomState) -> Tensor:
-        """Return random values in the range; those of row i are equal in blocks of 2^i along the last two axes."""
+        """Draw random values in the range; row i is constant in blocks of 2^i along the last two axes."""
         made = []
         for row in range(rows):
             block = 2 ** (row % INPUTS)
@@ -73,7 +73,7 @@ Argument = TensorSpec | bool | int | float | str | None
 
 
 class InputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a model is called: its arguments by position and by name, each a tensor or a plain value."""
+    """Call signature of a model: positional and keyword arguments, each a tensor or a plain value."""
 
     args: list[Argument]
     kwargs: dict[str, Argument]
@@ -84,24 +84,24 @@ class InputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, batch: Batch) -> InputSpec | None:
-        """Describe the inputs of a batch; None where inputs like them cannot be made up."""
+        """Describe the inputs of a batch; None if such inputs cannot be synthesised."""
 
         def describe(value: Any) -> Argument:
             if isinstance(value, Tensor) and batch.one_per_input(value):
                 return TensorSpec.of(value)
             if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value)):
                 return value
-            raise ValueError(f"no value like this {type(value).__name__} can be made up")
+            raise ValueError(f"a value of type {type(value).__name__} cannot be synthesised")
 
         try:
             args = [describe(value) for value in batch.args]
             return cls(args, {name: describe(batch.kwargs[name]) for name in sorted(batch.kwargs)})  # as in JSON
         except (RuntimeError, TypeError, ValueError) as error:
-            log.info("inputs like those of this model cannot be made up: %s", error)
+            log.info("inputs of this model cannot be synthesised: %s", error)
             return None
 
     def make(self, rows: int) -> Batch:
-        """Return the same made-up inputs on every machine; numpy keeps this generator as it is for ever."""
+        """Return synthetic inputs, the same on every machine: numpy guarantees that this generator never changes."""
         random = np.random.RandomState(0)
         values = [
             value.make(rows, random) if isinstance(value, TensorSpec) else value
@@ -112,7 +112,7 @@ class InputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, eq=False):
-    """Features ``(r, d)`` that a model gave for those ``rows`` of its made-up inputs for which they are steady."""
+    """Features ``(r, d)`` of a model for the ``rows`` of its synthetic inputs where they are numerically stable."""
 
     inputs: InputSpec
     rows: list[int]
@@ -121,7 +121,7 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, model: nn.Module, found: FoundHead, inputs: InputSpec, dtype: torch.dtype | None) -> Evidence | None:
-        """Run made-up inputs through a model; None where it does not take them, or gives random features."""
+        """Run synthetic inputs through a model; None if it rejects them, or if its features are random."""
 
         def nudge(value: Any) -> Any:
             return value * (1 + NUDGE) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -131,18 +131,18 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
                 batch, run = inputs.make(INPUTS).to(device), TorchRuntime(model, found, dtype=dtype)
                 features, logits = (values.cpu() for values in run(batch))
                 moved = run(batch.with_each(nudge)).features.cpu()
-        except Exception as error:  # a network may raise anything for inputs that it was not made for
-            log.info("what this model computes cannot be put on record: %s", error)
+        except Exception as error:  # a network may raise anything for unexpected inputs
+            log.info("no evidence of what this model computes can be recorded: %s", error)
             return None
         allowed = tolerance(device.type, device.type, logits.dtype)
         rows = (_differences(features, moved) <= allowed / 10).nonzero().flatten().tolist()
         if not rows:
-            log.info("what this model computes cannot be put on record: its features for noise are not steady")
+            log.info("no evidence of what this model computes can be recorded: its features for noise are unstable")
             return None
         return cls(inputs, rows, device.type, features[rows])
 
     def difference(self, model: nn.Module, found: FoundHead, dtype: torch.dtype | None) -> float:
-        """Return how far the features of a model are from these, 1 at most; 0 if rounding may be the reason."""
+        """Return the relative difference of a model's features from these, at most 1; 0 if it is within rounding."""
         with evaluating(model) as device:
             made = self.inputs.make(INPUTS).to(device)
             features, logits = (values.cpu() for values in TorchRuntime(model, found, dtype=dtype)(made))
@@ -151,13 +151,13 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
 
 
 def tolerance(there: str, here: str, dtype: torch.dtype) -> float:
-    """Return how far the features of one network may differ between two kinds of devices, in the type of its logits."""
+    """Return the allowed relative difference of features between two device types, for logits of ``dtype``."""
     wide = dtype in (torch.float32, torch.float64)
     return CPU_TOLERANCE if wide and there == here == "cpu" else network_tolerance(dtype)
 
 
 def _differences(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Return the distance of rows, relative to the longer one; 1 where one is not finite."""
+    """Return the distance of rows relative to the larger norm; 1 if one is not finite."""
     ours, theirs = ours.double(), theirs.double()
     sizes = torch.maximum(ours.norm(dim=-1), theirs.norm(dim=-1))
     error = (ours - theirs).norm(dim=-1)

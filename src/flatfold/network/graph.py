@@ -1,4 +1,4 @@
-"""A network as one graph: a module that also returns its features, traced for compilers and written as ONNX."""
+"""Convert a network to one graph: a module that also returns features, traced for compilers and written as ONNX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..core.bank import as_two_classes
 from ..data.batch import Batch
 from ..errors import UnsupportedHeadError
-from .calls import COMPILED, evaluating, one_row_each, outputs_of
+from .calls import COMPILED, evaluating, first_argument, one_row_each, outputs_of
 from .heads import FoundHead, module_named
 
 if TYPE_CHECKING:
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=nn.Module)
 
-TRACED = 4  # inputs of the batch that is traced; with one input, torch would take the size for a constant
-BATCH = "batch"  # name of the dimension that may change
+TRACED = 4  # inputs of the traced batch; with one input, torch would treat the size as a constant
+BATCH = "batch"  # name of the dynamic batch axis
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 18
-LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file ends at 2 GiB, and the graph needs some of it
-INT64 = 7  # ONNX's number for the type
+LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file holds at most 2 GiB, including the graph
+INT64 = 7  # ONNX's code for the type
 
 OnnxSession = Callable[[Batch], list[np.ndarray[Any, Any]]]
 """Runs a batch and returns the outputs of a graph."""
 
 
 class HeadModule(nn.Module):
-    """``x -> (features, logits)`` of a model in plain torch: no search for the head, no branch on a value.
+    """``x -> (features, logits)`` of a model in plain torch, without a search for the head or branches on values.
 
-    The model is a copy that shares the memory of the original: neither the hook on its head nor ``.to()`` reaches the
-    original. It is always in evaluation mode, and its weights need no gradient, so that serving keeps no graph.
-    If the head is called several times for a batch, the call whose output the model returns counts; for a layer that
-    the user named, and whose output it does not return, the last call with one row per input. Give each thread its own
-    module.
+    The model is a copy that shares the memory of the original: neither the hook on its head nor ``.to()`` affects the
+    original. It is always in evaluation mode, and its weights need no gradient, so that serving builds no graph.
+    If the head is called several times for a batch, the call whose output the model returns is used; for a layer that
+    the user named, and whose output is not returned, the last call with one row per input. The module is not
+    thread-safe.
     """
 
     def __init__(self, model: nn.Module, found: FoundHead) -> None:
@@ -54,21 +54,23 @@ class HeadModule(nn.Module):
         self.model = _without_compilation(copy_around_memory(model))
         self._name, self._gives_logits = found.name, found.gives_logits
         self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
+        # A hook that stays, not `watch_calls`: torch.export and torch.compile trace it together with the model, and
+        # can trace neither a context that adds hooks nor a look at the thread.
         self._layer().register_forward_hook(self._record_call, with_kwargs=True)
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return features ``(n, d)`` and logits ``(n, c)`` of a batch; takes what the model takes."""
+        """Return features ``(n, d)`` and logits ``(n, c)`` of a batch; arguments are those of the model."""
         self._calls.clear()  # an earlier batch may have failed half-way
         returned = outputs_of(self.model(*args, **kwargs))
-        # Not len(), which turns the size of a batch into a constant while a graph is traced.
+        # Not len(), which makes the batch size a constant during tracing.
         rows = next(value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         features, logits = self._select_call(returned, rows)
         self._calls.clear()
         return features, as_two_classes(logits, dim=1)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode, whatever is asked for."""
+        """Ignore ``mode``: this module always runs in evaluation mode."""
         return super().train(False)
 
     def _layer(self) -> nn.Module:
@@ -77,11 +79,11 @@ class HeadModule(nn.Module):
         return layer
 
     def _record_call(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        features = args[0] if args else kwargs["input"]
+        features = first_argument(args, kwargs)
         self._calls.append((output, features.detach().clone(), output.detach().clone()))  # they may change in place
 
     def _select_call(self, returned: list[Tensor], rows: int) -> tuple[Tensor, Tensor]:
-        """Return input and output of the head in the call whose output was returned, or else in the last."""
+        """Return input and output of the head in the call whose output was returned, else in the last call."""
         layer, flat = self._layer(), []
         for output, *call in self._calls:
             features, logits = (one_row_each(layer, values, rows) for values in call)
@@ -91,41 +93,41 @@ class HeadModule(nn.Module):
                 flat.append((features, logits))
         if not flat:
             raise UnsupportedHeadError(
-                f"the head {self._name!r} must be given one row of features per input, but in this batch it never was. "
-                "Give inputs such as those that the guard was fitted on."
+                f"the head {self._name!r} must receive one row of features per input, but never did in this batch. "
+                "Pass inputs like those that the guard was fitted on."
             )
         if len(flat) > 1 and self._gives_logits:
             raise UnsupportedHeadError(
-                f"the head {self._name!r} is called {len(flat)} times for a batch, and the model returns a copy of one "
-                "of its outputs: a graph cannot tell which. Return that output itself."
+                f"the head {self._name!r} is called {len(flat)} times per batch, and the model returns a copy of "
+                "one of its outputs: a graph cannot identify which. Return that output itself."
             )
         return flat[-1]
 
 
 def copy_around_memory(module: M) -> M:
-    """Return a copy of a module in evaluation mode, whose tensors share the memory of the original."""
+    """Copy a module in evaluation mode; its tensors share the memory of the original."""
 
     def share(tensor: Tensor) -> Tensor:
         view = tensor.detach()
         return nn.Parameter(view, requires_grad=False) if isinstance(tensor, nn.Parameter) else view
 
     with evaluating(module):
-        # A module with its own train() may change its weights there (LoRA merges them): its memory is copied too.
+        # A module that overrides train() may change its weights (LoRA merges them): its memory is copied too.
         own_train = any(type(part).train not in (nn.Module.train, HeadModule.train) for part in module.modules())
         tensors = (*module.parameters(), *module.buffers())
         shared: dict[int, Any] = {} if own_train else {id(tensor): share(tensor) for tensor in tensors}
         try:
             return deepcopy(module, shared).requires_grad_(False)
-        except (RuntimeError, TypeError) as error:  # a lock, an open file, a tensor with a history of gradients
+        except (RuntimeError, TypeError) as error:  # a lock, an open file, a non-leaf tensor that requires grad
             raise ValueError(
-                f"the structure of a model must be copied to make one module of it, but this {type(module).__name__} "
-                f"cannot be: {str(error).partition('. ')[0]}. Keep tensors as parameters or buffers, and locks and "
+                f"the model must be copyable to become one module, but this {type(module).__name__} is not: "
+                f"{str(error).partition('. ')[0]}. Register tensors as parameters or buffers, and keep locks and "
                 "files outside of it."
             ) from error
 
 
 def _without_compilation(model: nn.Module) -> nn.Module:
-    """Undo ``torch.compile`` of a model and its parts: the whole is compiled, if at all."""
+    """Undo ``torch.compile`` of a model and its parts: only the whole is compiled."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if hasattr(child, COMPILED) and name != COMPILED:
@@ -135,9 +137,9 @@ def _without_compilation(model: nn.Module) -> nn.Module:
 
 
 class _TupleModule(nn.Module):
-    """Gives a plain tuple, since a file with a class of this library could not be opened without it.
+    """Return a plain tuple, since a file with a class of this library could not be opened without the library.
 
-    Its arguments have the names that they have in a batch: ``torch.export`` knows them by these.
+    Arguments have the same names as in a batch: ``torch.export`` identifies them by name.
     """
 
     def __init__(self, module: nn.Module, batch: Batch) -> None:
@@ -154,8 +156,8 @@ class _TupleModule(nn.Module):
 
 
 def trace(module: nn.Module, batch: Batch) -> ExportedProgram:
-    """Return a module as one graph for batches of any size, traced on zeros: torch keeps its inputs in the file."""
-    from torch.export import Dim, export  # late: it takes a while to import
+    """Trace a module as one graph with a dynamic batch axis, on zeros: torch stores the inputs in the file."""
+    from torch.export import Dim, export  # late: slow to import
     from torch.fx import GraphModule
 
     part = batch.part(0, TRACED)
@@ -166,28 +168,28 @@ def trace(module: nn.Module, batch: Batch) -> ExportedProgram:
     for graph in program.graph_module.modules():
         if isinstance(graph, GraphModule):
             for node in graph.graph.nodes:
-                node.meta.pop("stack_trace", None)  # folders and lines of the user's code, which would be in the file
+                node.meta.pop("stack_trace", None)  # would write paths and lines of the user's code to the file
     return program
 
 
 def by_name(batch: Batch) -> dict[str, Any]:
-    """Return the arguments of a batch under the names that they have in a graph."""
+    """Return the arguments of a batch by their names in a graph."""
     return {"x": batch.args[0], **batch.kwargs} if batch.args else batch.kwargs
 
 
 def _dynamic_shapes(batch: Batch, size: Any) -> dict[str, Any]:
-    """Return which dimensions of a batch may change: the first, of all values that come per input."""
+    """Return the dynamic dimensions of a batch: the first one of every value with a batch axis."""
     return {name: {0: size} if batch.one_per_input(value) else None for name, value in by_name(batch).items()}
 
 
 def check_onnx_packages(names: Sequence[str] = ONNX_PACKAGES) -> None:
-    """Raise unless what writes and runs ONNX graphs, or some of it, is installed."""
+    """Raise unless the packages that write and run ONNX graphs, or the given ones, are installed."""
     for name in names:
         try:
             import_module(name)
         except ImportError as error:
             raise ModuleNotFoundError(
-                f"ONNX graphs are written and run with {name}, which is not installed. Install flatfold[onnx].",
+                f"ONNX graphs need {name}, which is not installed. Install flatfold[onnx].",
                 name=name,
             ) from error
 
@@ -199,8 +201,8 @@ def write_onnx(
     tensors = [*program.state_dict.values(), *program.constants.values()]
     size = sum(value.numel() * value.element_size() for value in tensors if isinstance(value, Tensor))
     if size > LARGEST:
-        raise ValueError(f"one ONNX file holds at most 2 GB, but the graph has {size / 1e9:.1f} GB. Use a .pt2 file.")
-    with quiet(), explain_export_errors("the graph", "Use a .pt2 file instead, which needs no translation."):
+        raise ValueError(f"an ONNX file holds at most 2 GB, but the weights have {size / 1e9:.1f} GB. Use a .pt2 file.")
+    with quiet(), explain_export_errors("the graph", "Use a .pt2 file instead, which needs no conversion."):
         translated = torch.onnx.export(
             program,
             dynamo=True,
@@ -218,26 +220,26 @@ def write_onnx(
 
 
 def _onnx_searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
-    """Return ``searchsorted``, which ONNX does not have: the number of sorted values that are not at least a value."""
+    """Implement ``searchsorted``, which ONNX lacks: count the sorted values that are not at least a value."""
     if any(options.values()):
         raise NotImplementedError(f"searchsorted with {', '.join(key for key, on in options.items() if on)}")
     op = import_module("onnxscript").opset18
     by_row = len(sorted_sequence.shape) > 1  # a row of sorted values for each row of values
     values = self if by_row else op.Unsqueeze(self, [1])
-    # "Not at least" instead of "below": a NaN has all of them before it, as in torch.
+    # "Not at least" instead of "below": a NaN sorts after all values, as in torch.
     before = op.Not(op.GreaterOrEqual(sorted_sequence, values))
     return op.ReduceSum(op.Cast(before, to=INT64), [1], keepdims=int(by_row))
 
 
 def open_onnx(graph: Path | bytes, threads: int | None = None) -> OnnxSession:
-    """Return an ONNX graph, a file or its content, that runs on the CPU with ``threads`` threads (default: any)."""
+    """Load an ONNX graph, a file or its content, to run on the CPU with ``threads`` threads (default: any)."""
     runtime = import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # errors only
     options.intra_op_num_threads = threads or 0
-    # Threads that wait for work in a loop would take the cores from those that read images.
+    # Threads that spin while idle would take the cores from those that read images.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    with explain_export_errors("the graph", "onnxruntime cannot load what was exported."):
+    with explain_export_errors("the graph", "onnxruntime cannot load the exported graph."):
         session = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     used = {entry.name for entry in session.get_inputs()}
 
@@ -251,7 +253,7 @@ def open_onnx(graph: Path | bytes, threads: int | None = None) -> OnnxSession:
 
 @contextmanager
 def explain_export_errors(what: str, advice: str = "") -> Iterator[None]:
-    """Turn any error of an exporter into a sentence with its first cause."""
+    """Convert any error of an exporter to a ``ValueError`` with the root cause."""
     try:
         yield
     except Exception as error:  # exporters raise errors of every class, their own and Python's
@@ -267,11 +269,11 @@ def explain_export_errors(what: str, advice: str = "") -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence an exporter: everything important it raises."""
+    """Suppress the output of an exporter: important problems are raised."""
     disabled = logging.root.manager.disable
     logging.disable()
     try:
-        with warnings.catch_warnings(), redirect_stderr(StringIO()):  # torch prints the graph of what it cannot export
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):  # torch prints graphs that it cannot export
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -1,7 +1,7 @@
-"""Find the last linear layer of a model by watching one batch go through it, not by its name.
+"""Find the last linear layer of a model by running one batch, not by its name.
 
 Every linear layer and 1x1 convolution is hooked; the one whose output *is* the model's logits is the head, and its
-input is the feature. This works for any architecture that ends in ``z = W h + b``, whatever comes before.
+input is the feature. This works for any architecture that ends in ``z = W h + b``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .calls import Call, evaluating, forward, is_linear, outputs_of, plain_name,
 
 logger = logging.getLogger(__name__)
 
-# How far |W h + b - z| may be from 0, relative to |z|. float32 leaves room for TF32, which convolutions use on CUDA by
-# default; the half types for logits that were rounded to 11 or 8 bits.
+# Allowed |W h + b - z| relative to |z|. float32 allows for TF32, which convolutions use on CUDA by default; the half
+# types for logits rounded to 11 or 8 bits.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 _SHOWN = 8  # a transformer has hundreds of linear layers
-_CHECKED = 32  # classes whose logits are computed again for one row of each batch
+_CHECKED = 32  # classes whose logits are recomputed for one row of each batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +37,10 @@ class FoundHead:
     """The head of a model.
 
     Attributes:
-        name: The layer's name in the model, ``""`` when the model is that layer; as it is without ``torch.compile``.
+        name: The layer's name in the model, ``""`` if the model is that layer; without prefixes of ``torch.compile``.
         module: The layer itself.
         head: A copy of its weights on the CPU, float32 (float64 for a float64 model).
-        gives_logits: False when the layer was named by the user and the model's logits are something else.
+        gives_logits: False if the user named the layer and the model returns something else.
     """
 
     name: str
@@ -50,9 +50,9 @@ class FoundHead:
 
 
 class Pass(NamedTuple):
-    """The result of one batch: features ``(n, d)`` in the head's type, logits ``(n, c)`` as the head gave them.
+    """Result of one batch: features ``(n, d)`` in the head's dtype, logits ``(n, c)`` as the head returned them.
 
-    A single logit is given as those of two classes, ``(n, 2)`` (:func:`~flatfold.core.bank.as_two_classes`).
+    A single logit is converted to two classes, ``(n, 2)`` (:func:`~flatfold.core.bank.as_two_classes`).
     """
 
     features: Tensor
@@ -62,16 +62,16 @@ class Pass(NamedTuple):
 def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHead:
     """Run one batch and return the layer whose output is the model's logits.
 
-    The model runs in evaluation mode, without gradients, where it is, and is left as it was.
+    The model runs in evaluation mode, without gradients, on its device; its state is restored.
 
     Args:
         model: Any classifier.
-        batch: Something it accepts: a tensor, ``(x, y)`` or a dict (see ``split_batch``).
-        name: The layer to take, as in ``model.named_modules()``. A warning says so when the logits are something else.
+        batch: A batch that it accepts: a tensor, ``(x, y)`` or a dict (see ``split_batch``).
+        name: The layer to use, as in ``model.named_modules()``. Warns if the model returns something else.
 
     Raises:
         UnsupportedHeadError: There is no such layer, or several are combined.
-        ValueError: The model cannot take this batch.
+        ValueError: The model rejects this batch.
 
     Example:
         >>> find_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)).name
@@ -84,19 +84,19 @@ def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHea
 
 
 def warn_of_other_logits(found: FoundHead, stacklevel: int) -> None:
-    """Warn when the user named a layer whose output is not what the model returns."""
+    """Warn if the user named a layer whose output is not the output of the model."""
     if not found.gives_logits:
         warnings.warn(
-            f"the output of {_quoted(found.name)} is not what the model returns, so scores describe this layer and not "
-            "the model's own logits. Leave out head= to let flatfold look for the layer that gives them.",
+            f"the model does not return the output of {_quoted(found.name)}, so scores describe this layer and not "
+            "the model's logits. Leave out head= to find the layer that computes them.",
             stacklevel=stacklevel,
         )
 
 
 def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[FoundHead, Pass]:
-    """Find the head and return it with the result of the batch; the caller puts the model into evaluation mode."""
+    """Find the head and return it with the result of the batch; the caller sets evaluation mode."""
     if batch.rows == 0:
-        raise ValueError("a batch with at least one input is needed to find the head, got an empty one. Take another.")
+        raise ValueError("finding the head needs a batch with at least one input, got an empty one. Pass another.")
     layers = _linear_layers(model) if name is None else {plain_name(name): _named_layer(model, name)}
     with record_calls(layers, batch.rows) as calls:
         outputs = outputs_of(forward(model, batch))
@@ -105,13 +105,13 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
     if call is None and name is not None:
         call = _last_flat(calls)
     if call is None:
-        need = "flatfold needs logits that come straight out of one linear layer, z = W h + b."
+        need = "flatfold needs logits that are the output of one linear layer, z = W h + b."
         raise UnsupportedHeadError(f"{need} {_not_a_head(calls, outputs[0], name)}")
     module = layers[call.name]
     found = FoundHead(call.name, module, head_of(module), gives_logits)
     result = _as_pass(call, batch, found)
     _check_affine(found, result)
-    single = ", whose one output is taken as the logit of class 1 against class 0" if call.outputs == 1 else ""
+    single = ", whose single output is used as the logit of class 1 against class 0" if call.outputs == 1 else ""
     logger.info("the head is %s: %r%s", _quoted(found.name), found.head, single)
     return found, result
 
@@ -123,9 +123,8 @@ def run(model: nn.Module, found: FoundHead, batch: Batch) -> Pass:
     call = next(iter(_calls_that_give(calls, outputs)), None) if found.gives_logits else _last_flat(calls)
     if call is None:
         raise UnsupportedHeadError(
-            f"{_quoted(found.name)} gave the logits of the first batch but not those of a later one. Does the model "
-            "choose its way by the input? Wrap it so that all inputs go through one head, or name a layer with "
-            "head='module.name'."
+            f"{_quoted(found.name)} computed the logits of the first batch but not of a later one. Does the model "
+            "branch on its input? Wrap it so that all inputs use one head, or name a layer with head='module.name'."
         )
     result = _as_pass(call, batch, found)
     check_one_row(found, result)
@@ -133,7 +132,7 @@ def run(model: nn.Module, found: FoundHead, batch: Batch) -> Pass:
 
 
 def head_of(layer: nn.Module) -> Head:
-    """Return a copy of a layer's weights on the CPU, in float32 unless they are float64."""
+    """Copy a layer's weights to the CPU, in float32 unless they are float64."""
 
     def copy(values: Tensor) -> Tensor:
         dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
@@ -145,7 +144,7 @@ def head_of(layer: nn.Module) -> Head:
 
 
 def module_named(model: nn.Module, name: str) -> nn.Module | None:
-    """Return the module of a name, with or without the parts that ``torch.compile`` adds; None if there is none."""
+    """Return the module of a name, with or without prefixes of ``torch.compile``; None if there is none."""
     modules = {plain_name(key): module for key, module in model.named_modules(remove_duplicate=False)}
     return modules.get(plain_name(name))
 
@@ -170,10 +169,10 @@ def _named_layer(model: nn.Module, name: str) -> nn.Module:
 
 
 def _call_of_head(calls: list[Call], outputs: list[Tensor], labels: Tensor | None) -> Call | None:
-    """Return the call whose output is the logits among the outputs of a model; None if no linear layer gives any.
+    """Return the call that computed the logits among the outputs of a model; None if no linear layer did.
 
-    Of several layers, an embedding that another one takes is not the head, nor is one with too few outputs for the
-    labels. If there are several still, the user must say which.
+    A layer whose output is the input of another is not the head, nor is one with fewer outputs than classes in the
+    labels. If several remain, the user must name one.
     """
     given = _calls_that_give(calls, outputs)
     if len(given) > 1:
@@ -182,8 +181,8 @@ def _call_of_head(calls: list[Call], outputs: list[Tensor], labels: Tensor | Non
     if len(given) > 1:
         both = " and ".join(f"{_quoted(call.name)} with {call.outputs} outputs" for call in given)
         raise UnsupportedHeadError(
-            f"the model returns what several linear layers give: {both}. Name the one that gives the logits: "
-            f"head={given[-1].name!r}, say."
+            f"the model returns the outputs of several linear layers: {both}. Name the one that computes the logits, "
+            f"such as head={given[-1].name!r}."
         )
     return given[0] if given else None
 
@@ -196,18 +195,18 @@ def _feeds(call: Call, other: Call) -> bool:
 
 
 def _calls_that_give(calls: list[Call], outputs: list[Tensor]) -> list[Call]:
-    """Return the calls whose output a model returns, in the order of its outputs and one for each layer."""
+    """Return the calls whose output a model returns, in the order of its outputs and one per layer."""
     given = (_last_that_gives(calls, output) for output in outputs)
     return list({call.name: call for call in reversed([call for call in given if call is not None])}.values())[::-1]
 
 
 def _last_that_gives(calls: list[Call], logits: Tensor) -> Call | None:
-    """Return the last call with the numbers of ``logits``, apart from dimensions of size 1 and the type."""
+    """Return the last call whose output equals ``logits``, up to dimensions of size 1 and the dtype."""
     shape, logits = [n for n in logits.shape if n != 1], logits.detach().flatten()
     for call in reversed(calls):
         if call.logits is not None and [n for n in call.logits.shape if n != 1] == shape:
             output = call.logits.to(logits.device, logits.dtype).flatten()
-            # The second comparison, which takes longer, is only for those with a NaN.
+            # The second comparison, which is slower, is only needed for NaN.
             if torch.equal(output, logits) or torch.allclose(output, logits, rtol=0, atol=0, equal_nan=True):
                 return call
     return None
@@ -222,14 +221,14 @@ def _as_pass(call: Call, batch: Batch, found: FoundHead) -> Pass:
     assert call.logits is not None
     if len(call.features) != batch.rows:
         raise UnsupportedHeadError(
-            f"one row of features per input is needed, but {_quoted(call.name)} got {len(call.features)} rows for a "
-            f"batch of {batch.rows}. Does the model cut its inputs? Wrap it so that each input gives one row."
+            f"the head needs one row of features per input, but {_quoted(call.name)} got {len(call.features)} rows for "
+            f"a batch of {batch.rows}. Does the model split its inputs? Wrap it so that each input yields one row."
         )
     return Pass(call.features.to(found.head.weight.dtype), as_two_classes(call.logits, dim=1))
 
 
 def _check_affine(found: FoundHead, result: Pass) -> None:
-    """Raise unless ``W h + b`` gives the layer's output: a subclass of ``nn.Linear`` may compute something else."""
+    """Raise unless ``W h + b`` is the layer's output: a subclass of ``nn.Linear`` may compute something else."""
     check_finite(result.features, "features")
     expected = found.head(result.features.cpu())
     actual = result.logits.to("cpu", expected.dtype)
@@ -239,9 +238,9 @@ def _check_affine(found: FoundHead, result: Pass) -> None:
 
 
 def check_one_row(found: FoundHead, result: Pass) -> None:
-    """Raise unless ``W h + b`` gives the logits of the row with the largest one, at that class and at some others.
+    """Raise unless ``W h + b`` equals the logits of the row with the largest one, at that class and at some others.
 
-    A layer may be linear at the first batch and clip its output later. Where products cancel and leave small logits,
+    A layer may be linear on the first batch and clip its output later. If products cancel to small logits,
     the error is compared with the size of the products.
     """
     features, logits, head = *result, found.head
@@ -254,11 +253,11 @@ def check_one_row(found: FoundHead, result: Pass) -> None:
     classes = slice(start, None, step)  # with the largest logit at ``place``
     weight, bias = head.weight[classes], None if head.bias is None else head.bias[classes]
     products = weight @ h if bias is None else torch.addmv(bias, weight, h)
-    actual = z[classes].tolist()  # for a few numbers, Python is faster than operations of torch
+    actual = z[classes].tolist()  # for a few numbers, Python is faster than torch
     errors = [expected - given for expected, given in zip(products.tolist(), actual, strict=True)]
     for some in (slice(place, place + 1), slice(None)):
         error, size = hypot(*errors[some]), hypot(*actual[some])
-        if error > allowed * size:  # false for features that are not finite, which are another matter
+        if error > allowed * size:  # false for non-finite features, which are reported elsewhere
             size = max(size, float((weight[some].abs() @ h.abs()).norm()))
             if error > allowed * size:
                 raise _not_affine(found, error, size)
@@ -266,24 +265,23 @@ def check_one_row(found: FoundHead, result: Pass) -> None:
 
 def _not_affine(found: FoundHead, error: float, size: float) -> UnsupportedHeadError:
     return UnsupportedHeadError(
-        f"the head must compute z = W h + b, but {_quoted(found.name)} ({type(found.module).__name__}) gives "
+        f"the head must compute z = W h + b, but {_quoted(found.name)} ({type(found.module).__name__}) computes "
         f"something else: |W h + b - z| is {error:.3g} for |z| = {size:.3g}. "
         "Use a plain nn.Linear, or name another layer with head='module.name'."
     )
 
 
 def _not_a_head(calls: list[Call], logits: Tensor, name: str | None) -> str:
-    """Return the reason why none of the linear layers that were called is the head."""
+    """Return the reason why none of the called linear layers is the head."""
     if name is not None and not calls:
         return f"{_quoted(name)} was never called. Name a layer that the model uses."
     shape = tuple(logits.shape)
     likely = [call for call in calls if name is not None or call.outputs in (shape[1:] or shape)]
     if not likely:
         called = _listed(list(dict.fromkeys(call.name for call in calls)))
-        layers = f"{called}, but none with as many outputs as its logits {shape} have" if calls else "no linear layer"
+        layers = f"{called}, but none has as many outputs as its logits {shape}" if calls else "no linear layer"
         return (
-            f"The model called {layers}. Put the last product into an nn.Linear, or name a layer with "
-            "head='module.name'."
+            f"The model called {layers}. Compute the logits with an nn.Linear, or name a layer with head='module.name'."
         )
     spread = next((call for call in likely if call.features is None), None)
     if spread is not None:
@@ -295,12 +293,12 @@ def _not_a_head(calls: list[Call], logits: Tensor, name: str | None) -> str:
     names = list(dict.fromkeys(call.name for call in likely))
     if len(names) > 1:
         return (
-            f"{_listed(names)} have as many outputs as there are logits, but none gives them alone: are they averaged "
-            f"or added? To use one of them, name it: head={names[-1]!r}."
+            f"{_listed(names)} have as many outputs as there are logits, but none alone computes them: are they "
+            f"averaged or added? To use one of them, name it: head={names[-1]!r}."
         )
     return (
-        f"{_quoted(names[0])} has as many outputs as there are logits, but the model changes them before it returns (a "
-        f"softmax, a scale, a second branch?). To use it as it is, name it: head={names[0]!r}."
+        f"{_quoted(names[0])} has as many outputs as there are logits, but the model changes them before returning (a "
+        f"softmax, a scale, a second branch?). To use this layer anyway, name it: head={names[0]!r}."
     )
 
 

@@ -6,8 +6,8 @@ as the head is; a pass ends as soon as the last of them was met.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..core.bank import Head, as_two_classes
 from ..data.batch import split_batch
-from .calls import input_errors, logits_of
+from .calls import first_argument, input_errors, logits_of, watch_calls
 from .heads import find_head
 
 Side = Literal["input", "output"]
@@ -135,7 +135,7 @@ def _activations(model: nn.Module, places: Sequence[Place], x: Tensor, keep: Cal
         if len(values) == len(places):
             raise _AllMet
 
-    with _hooked(model, {(place.name, place.side) for place in places}, note), suppress(_AllMet), input_errors(x):
+    with _watch_places(model, {(place.name, place.side) for place in places}, note), suppress(_AllMet), input_errors(x):
         model(x)
     unused = [place.name for place in places if place not in values]
     if unused:
@@ -158,7 +158,7 @@ def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.
     """Return place and shape of the input of every convolution, in the order of the calls."""
     inputs: list[tuple[Place, torch.Size]] = []
     names = [name for name, module in model.named_modules() if isinstance(module, _CONVOLUTIONS)]
-    hooks = _hooked(model, [(name, "input") for name in names], lambda place, v: inputs.append((place, v.shape)))
+    hooks = _watch_places(model, [(name, "input") for name in names], lambda place, v: inputs.append((place, v.shape)))
     with hooks, torch.no_grad(), input_errors(x):
         model(x)
     if len(inputs) < 2:
@@ -170,23 +170,23 @@ def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.
 
 
 @contextmanager
-def _hooked(
-    model: nn.Module, sides: Iterable[tuple[str, Side]], note: Callable[[Place, Tensor], None]
+def _watch_places(
+    model: nn.Module, sides: Collection[tuple[str, Side]], note: Callable[[Place, Tensor], None]
 ) -> Iterator[None]:
     """Pass the activation at a side of some modules to ``note`` in each of their calls, while the block runs."""
 
-    def hook(
+    def watched(side: Side) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
+        names = [name for name, wanted in sides if wanted == side]
+        return ((model.get_submodule(name), partial(look, name, side, count())) for name in names)
+
+    def look(
         name: str, side: Side, calls: Iterator[int], _: nn.Module, args: Any, kwargs: Any, output: Any = None
     ) -> None:
-        value = output if side == "output" else next(iter((*args, *kwargs.values())), None)
+        value = output if side == "output" else first_argument(args, kwargs)
         value = value[0] if isinstance(value, (tuple, list)) and value else value
         if not isinstance(value, Tensor):
             raise ValueError(f"the {side} of {name} is not a tensor but {type(value).__name__}. Name another layer.")
         note(Place(name, side, next(calls)), value)
 
-    with ExitStack() as hooks:
-        for name, side in sides:
-            module = model.get_submodule(name)
-            register = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
-            hooks.callback(register(partial(hook, name, side, count()), with_kwargs=True).remove)
+    with watch_calls(watched("input"), before=True), watch_calls(watched("output")):
         yield

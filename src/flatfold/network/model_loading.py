@@ -1,4 +1,4 @@
-"""Models from a function or by the name of a library, and weights from files."""
+"""Build models by a user's function or by library name, and load weights from files."""
 
 import hashlib
 import logging
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 State = dict[str, Tensor]
 
 SHOWN = 3  # names in a message
-ENTRIES = ("state_dict", "model", "net")  # where checkpoints keep their weights
-WRAPPER = "module"  # where DataParallel keeps its network
-DEFAULT = "DEFAULT"  # torchvision's word for the weights that a library recommends
+ENTRIES = ("state_dict", "model", "net")  # entries of checkpoints that hold the weights
+WRAPPER = "module"  # DataParallel's name for its network
+DEFAULT = "DEFAULT"  # torchvision's name for the recommended weights
 PUBLISHED = {
     "torchvision": f"weights of torchvision such as 'IMAGENET1K_V1', or {DEFAULT!r}",
     "timm": f"a tag of timm such as 'a1_in1k', or {DEFAULT!r}",
@@ -37,26 +37,27 @@ PUBLISHED = {
 }
 BUILD = f"the build of torchvision that matches torch {torch.__version__}"
 INSTALL = {
-    "torchvision": f"Install {BUILD}: another one does not import, or replaces torch.",
+    "torchvision": f"Install {BUILD}: any other fails to import, or replaces torch.",
     "timm": f"Install timm, and {BUILD}, which timm imports.",
     "transformers": f"Install flatfold[hf]. If torchvision is installed, it must be {BUILD}.",
 }
 
 
 def make_model(factory: str, folder: Path, seed: int) -> nn.Module:
-    """Return what ``package.module:function`` returns, with the same random numbers whenever it is called.
+    """Call ``package.module:function`` with a fixed random seed and return its model.
 
-    A file in ``folder`` is taken before an installed module; it can import modules from there and from its own folder.
+    A file in ``folder`` takes precedence over an installed module; it can import modules from there and from its own
+    folder.
     """
     name, function = factory.split(":")
     file = folder / f"{name.replace('.', '/')}.py"
     with _importable({folder.resolve(), file.resolve().parent} if file.is_file() else set()):
         try:
             module = _execute(file) if file.is_file() else import_module(name)
-        except Exception as error:  # whatever the user's file does when it is run
+        except Exception as error:  # raised by the user's code
             raise ValueError(
                 f"{name} could not be imported: {type(error).__name__}: {error}. "
-                f"It must be installed, or be a file in {file.parent}."
+                f"Install it, or create it as a file in {file.parent}."
             ) from error
         if not hasattr(module, function):
             near = get_close_matches(function, vars(module), n=1)
@@ -76,7 +77,7 @@ def make_model(factory: str, folder: Path, seed: int) -> nn.Module:
 
 @contextmanager
 def _importable(folders: set[Path]) -> Iterator[None]:
-    """Let modules of some folders be imported, and forget them after the block: another suite may have namesakes."""
+    """Make modules of some folders importable, and unload them after the block: other suites may use the same names."""
     new = [str(folder) for folder in folders if str(folder) not in sys.path]
     before = set(sys.modules)
     sys.path[:0] = new
@@ -88,17 +89,17 @@ def _importable(folders: set[Path]) -> Iterator[None]:
         for name in set(sys.modules) - before:
             module = sys.modules[name]
             place = Path(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), ""))
-            tops = [Path(folder, name.partition(".")[0]) for folder in new]  # installed packages may be deeper in it
+            tops = [Path(folder, name.partition(".")[0]) for folder in new]  # not packages installed deeper in it
             if any(place == top.with_suffix(".py") or top in (place, *place.parents) for top in tops):
                 del sys.modules[name]
 
 
 def _execute(file: Path) -> ModuleType:
-    unique = f"flatfold_suite_{hashlib.sha256(bytes(file.resolve())).hexdigest()}"  # another suite may have a namesake
+    unique = f"flatfold_suite_{hashlib.sha256(bytes(file.resolve())).hexdigest()}"  # suites may share file names
     spec = spec_from_file_location(unique, file)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[unique] = module_from_spec(spec)  # dataclasses look for their module there
+    module = sys.modules[unique] = module_from_spec(spec)  # dataclasses look up their module there
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -108,9 +109,9 @@ def _execute(file: Path) -> ModuleType:
 
 
 def load_weights(model: nn.Module, path: Path, state: State | None = None) -> None:
-    """Load the weights in a file, or ``state`` if they were read before, into a network that has exactly these.
+    """Load weights from a file, or from ``state`` if given, into a network with exactly these parameters.
 
-    A network whose own names all begin with ``module.`` is a wrapper too; the weights go to what is in it.
+    If all parameter names of the network start with ``module.``, the weights are loaded into the wrapped network.
     """
     state = read_weights(path) if state is None else state
     if _is_wrapped(model.state_dict()):
@@ -122,26 +123,26 @@ def load_weights(model: nn.Module, path: Path, state: State | None = None) -> No
         differences = {
             "it lacks": [name for name in own if name not in state],
             "the network has no": [name for name in state if name not in own],
-            "another shape has": [name for name in own if name in state and state[name].shape != own[name]],
+            "shapes differ for": [name for name in own if name in state and state[name].shape != own[name]],
         }
         reasons = [f"{what} {listed(list(map(repr, names)))}" for what, names in differences.items() if names]
         raise ValueError(f"{path} does not fit the network: {'; '.join(reasons) or error}.") from error
 
 
 def read_weights(path: Path) -> State:
-    """Return the state dict in a file of safetensors or ``torch.save``, without running code from it.
+    """Read the state dict in a file of safetensors or ``torch.save``, without running code from it.
 
-    It may be the entry ``state_dict``, ``model`` or ``net`` of a checkpoint; the ``module.`` of ``DataParallel`` in
-    front of all names is left out.
+    It may be the entry ``state_dict``, ``model`` or ``net`` of a checkpoint; a prefix ``module.`` of all names, from
+    ``DataParallel``, is removed.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}. Check the path.")
+        raise FileNotFoundError(f"no file {path}. Check the path.")
     try:
         safe = path.suffix == ".safetensors"
         content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of pickle, zip and safetensors, which share no class
+    except Exception as error:  # from pickle, zip and safetensors, which share no base class
         raise ValueError(
-            f"{path} must hold a state dict (alone, or in a checkpoint of plain values), but cannot be read as one "
+            f"{path} must hold a state dict (alone, or in a checkpoint of plain values), but cannot be read "
             f"({type(error).__name__}). Save model.state_dict(), with safetensors or with torch.save."
         ) from error
     if not isinstance(content, dict):
@@ -149,7 +150,7 @@ def read_weights(path: Path) -> State:
     entries = [name for name in ENTRIES if isinstance(content.get(name), dict)]  # in a state dict no value is a dict
     if len(entries) > 1:
         raise ValueError(
-            f"{path} must hold one state dict, but has {' and '.join(map(repr, entries))}. Save the one that is meant."
+            f"{path} must hold one state dict, but has {' and '.join(map(repr, entries))}. Save the intended one alone."
         )
     if entries:
         logger.info("the weights in %s are its entry %r", path, entries[0])
@@ -159,7 +160,7 @@ def read_weights(path: Path) -> State:
             kind = type(value).__name__
             raise ValueError(f"{path} must hold named tensors, but {name!r} is a {kind}. Save model.state_dict().")
     if _is_wrapped(state):
-        logger.info("the names of the weights in %s all begin with %s., which is left out", path, WRAPPER)
+        logger.info("removed the prefix %s. of all names of weights in %s", WRAPPER, path)
         consume_prefix_in_state_dict_if_present(state, f"{WRAPPER}.")
     return state
 
@@ -169,11 +170,11 @@ def _is_wrapped(state: dict[str, Any]) -> bool:
 
 
 def named_model(name: str, weights: Path | None = None, pretrained: str | None = None) -> nn.Module:
-    """Return a network of a library in evaluation mode, with trained weights: a random one is refused.
+    """Build a network of a library in evaluation mode, with trained weights; random weights are rejected.
 
     Nothing is downloaded unless ``pretrained`` is given: an entry of torchvision's list, a tag of timm, a revision on
-    the hub, or ``"DEFAULT"`` for the weights that the library recommends. ``weights`` is a file that ``read_weights``
-    reads, which also gives the number of classes. A folder of ``save_pretrained`` (transformers) needs neither.
+    the hub, or ``"DEFAULT"`` for the recommended weights. ``weights`` is a file for ``read_weights``, which also
+    determines the number of classes. A folder of ``save_pretrained`` (transformers) needs neither.
     """
     library, _, network = name.partition("/")
     if library not in MAKERS or not network:
@@ -183,12 +184,11 @@ def named_model(name: str, weights: Path | None = None, pretrained: str | None =
     in_folder = library == "transformers" and Path(network).is_dir()
     if weights is None and pretrained is None and library in PUBLISHED and not in_folder:
         raise ValueError(
-            f"{name} would have random weights, and a random network is not worth evaluating. "
-            f"Give weights=, a file, or pretrained=, {PUBLISHED[library]}."
+            f"{name} needs trained weights, got none. Pass weights=, a file, or pretrained=, {PUBLISHED[library]}."
         )
     if pretrained is not None and (weights is not None or in_folder):
         other = "weights=" if weights is not None else f"the folder {network}"
-        raise ValueError(f"trained weights come from one place, got pretrained= and {other}. Leave one of them out.")
+        raise ValueError(f"trained weights must have one source, got pretrained= and {other}. Leave one of them out.")
     state = None if weights is None else read_weights(weights)
     with torch.random.fork_rng(devices=[]):
         model = MAKERS[library](network, state, pretrained)
@@ -198,24 +198,24 @@ def named_model(name: str, weights: Path | None = None, pretrained: str | None =
 
 
 def published_transform(name: str, model: nn.Module, pretrained: str | None) -> Transform | None:
-    """Return the preparation of images that a library publishes with the weights of a network, None if it has none.
+    """Return the preprocessing that a library publishes with the weights of a network, None if there is none.
 
     Args:
         name: As in ``named_model``.
-        model: What that returned.
+        model: The model that ``named_model`` returned.
         pretrained: As in ``named_model``; None for a folder of ``save_pretrained``.
     """
     library, _, network = name.partition("/")
     if library not in PREPARATIONS or (pretrained is None and library != "transformers"):
         return None
-    with _library_errors(library, "tell how images are prepared"):
+    with _library_errors(library, "load the preprocessing of images"):
         preparation = PREPARATIONS[library](network, model, pretrained)
     if preparation is None:
         return None
     try:
         return Transform.of(preparation)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"images cannot be prepared as {name} wants it: {error}") from error
+        raise ValueError(f"the preprocessing of {name} is not supported: {error}") from error
 
 
 def _torchvision_preparation(name: str, model: nn.Module, pretrained: str | None) -> Any:
@@ -247,8 +247,8 @@ def _openood(name: str, state: State | None, pretrained: str | None) -> nn.Modul
     classes = (state or {}).get("fc.weight")
     if classes is None or classes.ndim != 2:
         raise ValueError(
-            f"openood/{name} needs weights=, a checkpoint of OpenOOD with a matrix 'fc.weight', whose rows are the "
-            "classes. OpenOOD publishes files, not weights that have a name."
+            f"openood/{name} needs weights=, a checkpoint of OpenOOD with a matrix 'fc.weight', one row per class. "
+            "OpenOOD publishes files, not named weights."
         )
     return openood_network(name, len(classes))
 
@@ -267,7 +267,7 @@ def _timm(name: str, state: State | None, pretrained: str | None) -> nn.Module:
     base, _, tag = name.partition(".")
     _check_known("timm", "model", base, timm.list_models())
     if pretrained not in (None, DEFAULT):
-        tag = f"{tag}.{pretrained}".strip(".")  # two tags are not a tag
+        tag = f"{tag}.{pretrained}".strip(".")  # two tags together are unknown
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{base}.*")]
     if tag or (pretrained is not None and not tags):
         _check_known(f"timm/{base}", "weights", tag or DEFAULT, tags)
@@ -290,10 +290,10 @@ def _transformers(name: str, state: State | None, pretrained: str | None) -> nn.
             name, local_files_only=pretrained is None, output_loading_info=True, trust_remote_code=False, **options
         )
     missing = sorted(report["missing_keys"])
-    if missing:  # transformers fills them with random numbers and goes on
+    if missing:  # transformers silently initialises them at random
         raise ValueError(
             f"transformers/{name} has no trained weights for {listed(missing)}. "
-            "Take a model that was trained to classify images."
+            "Use a model trained for image classification."
         )
     return trained
 
@@ -307,11 +307,11 @@ MAKERS: dict[str, Callable[[str, State | None, str | None], nn.Module]] = {
 
 
 def _with_classes_of(make: Callable[..., nn.Module], state: State | None) -> nn.Module:
-    """Return a network with as many classes as the weights have that it is going to get."""
+    """Build a network with the number of classes of the weights that it will load."""
     model = make()
     own = model.state_dict()
     pairs = [(own[key].shape, value.shape) for key, value in (state or {}).items() if key in own]
-    # Another number of classes changes the first dimension of the last weights, from the same to the same, and no more.
+    # A different number of classes changes only the first dimension of the last weights, equally for all of them.
     sizes = {(old[0], new[0]) for old, new in pairs if old != new and len(old) == len(new) and old[1:] == new[1:]}
     return make(num_classes=sizes.pop()[1]) if len(sizes) == 1 else model
 
@@ -320,7 +320,7 @@ def _import_library(module: str) -> Any:
     library = module.partition(".")[0]
     try:
         return import_module(module)
-    except Exception as error:  # a build for another torch fails with an error of any class
+    except Exception as error:  # a build for another torch may raise any error
         raise ValueError(
             f"{library} is needed but cannot be imported: {type(error).__name__}: {error}. {INSTALL[library]}"
         ) from error
@@ -330,18 +330,18 @@ def _check_known(where: str, what: str, name: str, known: Iterable[str]) -> None
     names = list(known)
     if name not in names:
         near = get_close_matches(name, names, n=SHOWN)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {listed(names)}."
-        hint = hint if names else "None are published: give weights=, a file."
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Available: {listed(names)}."
+        hint = hint if names else "None are published: pass weights=, a file."
         raise ValueError(f"{where} has no {what} {name!r}. {hint}")
 
 
 @contextmanager
-def _library_errors(library: str, what: str = "make the network") -> Iterator[None]:
-    """Turn any error into one that names the library and what may help."""
+def _library_errors(library: str, what: str = "build the network") -> Iterator[None]:
+    """Convert any error to a ``ValueError`` that names the library and a possible fix."""
     try:
         yield
-    except Exception as error:  # of the network, the hub and the file system, which share no class
-        download = "If it had to be downloaded, check the connection or give weights=, a file."
+    except Exception as error:  # from the network, the hub and the file system, which share no base class
+        download = "If it had to be downloaded, check the connection or pass weights=, a file."
         hint = INSTALL[library] if isinstance(error, ImportError) else download  # transformers imports late as well
         reason = f"{type(error).__name__}: {str(error).rstrip('. ')}"
         raise ValueError(f"{library} could not {what}: {reason}. {hint}") from error

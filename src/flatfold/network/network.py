@@ -1,4 +1,4 @@
-"""A model as flatfold runs it: with its head, in a type, by a runtime, for inputs of known sizes."""
+"""Network: a model with its head, dtype, runtime and the sizes of its inputs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from .graph import HeadModule
 from .heads import FoundHead, Pass, probe, warn_of_other_logits
 from .runtime import FastestRuntime, OnnxRuntime, Runtime, TorchRuntime
 
-WARM_UP = 8  # made-up inputs on which a service chooses its runtime
+WARM_UP = 8  # synthetic inputs on which a service chooses its runtime
 
 
 class Network:
-    """A model with everything that is known about how to run it. The model itself is never changed.
+    """A model with everything needed to run it. The model itself is never changed.
 
-    Make one with :meth:`of`. It can be sent to another process together with its model.
+    Create one with :meth:`of`. It can be pickled together with its model.
 
     Attributes:
         model: The classifier.
         found: Its last linear layer.
         dtype: ``torch.bfloat16`` if the model computes in mixed precision, else None.
-        weights: The sha256 of the weights, as they were when the network was made.
-        inputs: How the model is called; None where inputs like them cannot be made up.
-        shape: That of one input, ``(c, h, w)`` for images; None if it is not known.
-        sizes: Sizes of the inputs it has seen; None if they are not known or differ in the number of dimensions.
-        evidence: Features that the model gave for made-up inputs, by which a model that computes something else with
-            the same weights is recognised; None before :meth:`record_evidence`, or where that is not possible.
-        runtime: What runs the model (:meth:`use_runtime`).
+        weights: The sha256 of the weights at the time the network was created.
+        inputs: Call signature of the model; None if such inputs cannot be synthesised.
+        shape: Shape of one input, ``(c, h, w)`` for images; None if unknown.
+        sizes: Range of sizes of the inputs seen; None if unknown or if they differ in the number of dimensions.
+        evidence: Features of the model for synthetic inputs, to detect a model that computes something else with
+            the same weights; None before :meth:`record_evidence`, or if it cannot be recorded.
+        runtime: Runs the model (:meth:`use_runtime`).
     """
 
     runtime: Runtime
@@ -67,13 +67,13 @@ class Network:
     def of(
         cls, model: nn.Module, batch: Batch, execution: Execution | None = None, rows: int | None = None
     ) -> tuple[Self, Pass]:
-        """Find the head of a model by a batch on its device; return the network and the result of the batch.
+        """Find the head of a model with a batch on its device; return the network and the result of the batch.
 
-        The caller puts the model into evaluation mode. ``rows`` is the number of inputs to come, None if it is unknown.
+        The caller sets evaluation mode. ``rows`` is the number of inputs to follow, None if unknown.
         """
         execution = execution or Execution()
         found, result = probe(model, batch, execution.head)
-        warn_of_other_logits(found, stacklevel=5)  # towards the caller of extract or Guard.fit
+        warn_of_other_logits(found, stacklevel=5)  # points at the caller of extract or Guard.fit
         shape = tuple(batch.first_tensor.shape[1:])
         network = cls(
             model, found, execution.dtype, inputs=InputSpec.of(batch), shape=shape, sizes=InputSizes(shape, shape)
@@ -91,42 +91,42 @@ class Network:
         return self.run(split_batch(batch))
 
     def run(self, batch: Batch) -> Pass:
-        """Return features and logits of a batch that was split into inputs and labels."""
+        """Return features and logits of a batch that is split into inputs and labels."""
         with evaluating(self.model) as device:
             return self.runtime(batch.to(device))
 
     def run_few(self, batch: Batch) -> Pass:
-        """Return the result of a few inputs, on which no runtime is chosen."""
+        """Return the result of a few inputs, without choosing a runtime on them."""
         with evaluating(self.model) as device:
             return TorchRuntime(self.model, self.found, dtype=self.dtype)(batch.to(device))
 
     def use_runtime(
         self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | None = None
     ) -> None:
-        """Run the model with ``"torch"``, ``"torch-compile"``, ``"onnx"``, or with the fastest of them (``"auto"``).
+        """Set the runtime: ``"torch"``, ``"torch-compile"``, ``"onnx"``, or the fastest of them (``"auto"``).
 
-        The runtime is prepared and compared with torch when the next batch comes; logits may differ by 1e-5 of the
+        The runtime is prepared and compared with torch on the next batch; logits may differ by 1e-5 of the
         largest. The weights must not change afterwards.
 
         Args:
             runtime: Name of the runtime.
-            rows: Number of inputs to come: for a few, ``"auto"`` prepares nothing. None means many.
-            onnx_cache: File in which a graph that is exported for ``"onnx"`` is kept.
+            rows: Number of inputs to follow: for a few, ``"auto"`` prepares nothing. None means many.
+            onnx_cache: File that caches the graph exported for ``"onnx"``.
         """
         self.runtime = FastestRuntime(runtime, self.model, self.found, rows=rows, cache=onnx_cache, dtype=self.dtype)
 
     def reset_runtime(self) -> None:
-        """Run the model with torch, as it is."""
+        """Set the runtime to plain torch."""
         self.runtime = TorchRuntime(self.model, self.found, dtype=self.dtype)
 
     def warm_up(self, inputs: Batch | None = None) -> None:
-        """Choose and prepare the runtime on a batch, so that the next one does not wait for it.
+        """Choose and prepare the runtime on a batch, so that the next batch does not wait for it.
 
-        By default inputs are made up; where their shape is not known, the runtime becomes torch.
+        By default synthetic inputs are used; if their shape is unknown, the runtime becomes torch.
         """
         if inputs is None and self.evidence is not None:
             inputs = self.evidence.inputs.make(WARM_UP)
-        elif inputs is None and self.shape is not None:
+        elif inputs is None and self.shape is not None:  # not by an InputSpec, which there is none of for huge inputs
             dtype, generator = next(self.model.parameters()).dtype, torch.Generator().manual_seed(0)
             inputs = split_batch(torch.randn(WARM_UP, *self.shape, generator=generator).to(dtype))
         if inputs is None:
@@ -137,54 +137,55 @@ class Network:
 
     @property
     def onnx(self) -> OnnxRuntime | None:
-        """The runtime in use if it is onnxruntime, which computes several batches at the same time; else None."""
+        """The runtime in use if it is onnxruntime, which can run several batches concurrently; else None."""
         chosen = self.runtime.chosen if isinstance(self.runtime, FastestRuntime) else self.runtime
         return chosen if isinstance(chosen, OnnxRuntime) else None
 
     @property
     def device(self) -> torch.device:
-        """The device that holds the model."""
+        """The device of the model."""
         return next((tensor.device for tensor in self.model.parameters()), torch.device("cpu"))
 
     def to(self, device: torch.device | str | None) -> Self:
-        """Move the model to a device, by default nowhere."""
+        """Move the model to a device; None leaves it where it is."""
         if device is not None:
             self.model.to(usable_device(device))
         return self
 
     def see(self, sizes: InputSizes | None) -> None:
-        """Add the sizes of more inputs to those that were seen."""
+        """Extend the range of input sizes seen."""
         self.sizes = join_sizes(self.sizes, sizes)
 
     def record_evidence(self) -> None:
-        """Run made-up inputs through the model and keep the features, if the model accepts them."""
+        """Run synthetic inputs through the model and store the features, if the model accepts them."""
         if self.inputs is not None:
             self.evidence = Evidence.of(self.model, self.found, self.inputs, self.dtype)
 
     def check_unchanged(self) -> None:
-        """Raise if the model has other weights, or computes something else with them, than when this was made."""
+        """Raise if the weights of the model, or what it computes with them, have changed."""
         if weights_hash(self.model) != self.weights:
             raise ValueError(
-                "a guard belongs to the weights that it was fitted on, but those of its model have changed since. "
-                "Was the model trained on, or converted? Fit the guard again."
+                "a guard is only valid for the weights that it was fitted on, but the weights of its model have "
+                "changed. Was the model trained further, or converted? Fit the guard again."
             )
         if self.evidence is not None and self.evidence.difference(self.model, self.found, self.dtype):
             raise ValueError(
-                "a guard belongs to what its model computed when it was fitted, but the same inputs give other "
-                "features now. Was a layer without weights exchanged, or a setting of one? Fit the guard again."
+                "a guard is only valid for the function that its model computed when it was fitted, but the same "
+                "inputs now give other features. Was a layer without weights, or a setting of one, replaced? Fit the "
+                "guard again."
             )
 
     def as_module(self) -> HeadModule:
-        """Return the model as one module that gives features and logits, for graphs and compilers."""
+        """Return the model as one module that outputs features and logits, for graphs and compilers."""
         if self.dtype is not None:
             raise ValueError(
-                f"this guard computes in {self.dtype}, which is not a part of the model's graph. Fit it without dtype= "
+                f"this guard runs in {self.dtype}, which is not part of the model's graph. Fit it without dtype= "
                 "to export it."
             )
         return HeadModule(self.model, self.found)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Compiled code and sessions of onnxruntime stay in their process; the other one makes its own.
+        # Compiled code and onnxruntime sessions cannot be pickled; the other process creates its own.
         runtime = self.runtime
         wanted = runtime.chosen_name if isinstance(runtime, FastestRuntime) else runtime.name
         return {**vars(self), "runtime": wanted}

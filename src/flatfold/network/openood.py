@@ -1,8 +1,8 @@
-"""The residual networks of OpenOOD, with its name for every weight, so that its checkpoints load as they are.
+"""The residual networks of OpenOOD, with its parameter names, so that its checkpoints load unchanged.
 
 He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. A block returns ``relu(f(x) + shortcut(x))`` where
-``f`` is two or three convolutions. The networks for 224x224 are torchvision's; the one for 32x32 begins with a smaller
-convolution, keeps the size of the image there, and calls the shortcut by another name.
+``f`` is two or three convolutions. The networks for 224x224 are torchvision's; the one for 32x32 starts with a smaller
+convolution without downsampling, and its shortcut has another name.
 """
 
 import torch
@@ -15,7 +15,7 @@ WIDENING: dict[tuple[int, ...], int] = {BASIC: 1, BOTTLENECK: 4}
 
 
 class Block(nn.Module):
-    """Convolutions of some sizes and a shortcut, called ``shortcut``; the first 3x3 convolution has the stride."""
+    """Convolutions of the given sizes and a shortcut named ``shortcut``; the first 3x3 convolution has the stride."""
 
     def __init__(self, inputs: int, width: int, stride: int, sizes: tuple[int, ...], shortcut: str) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A convolution, four stages of blocks, an average over the image, a linear head called ``fc``."""
+    """A convolution, four stages of blocks, global average pooling, and a linear head named ``fc``."""
 
     def __init__(self, sizes: tuple[int, ...], blocks: tuple[int, ...], small_images: bool, n_classes: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class ResNet(nn.Module):
         return logits
 
 
-# Convolutions of a block, blocks of each stage, and whether the images are small.
+# Convolutions per block, blocks per stage, and whether the images are small.
 NETWORKS = {
     "resnet18_32x32": (BASIC, (2, 2, 2, 2), True),
     "resnet18_224x224": (BASIC, (2, 2, 2, 2), False),
@@ -78,10 +78,10 @@ NETWORKS = {
 
 
 def openood_network(name: str, n_classes: int) -> nn.Module:
-    """Return ``resnet18_32x32``, ``resnet18_224x224`` or ``resnet50`` of OpenOOD, without trained weights."""
+    """Build OpenOOD's ``resnet18_32x32``, ``resnet18_224x224`` or ``resnet50``, without trained weights."""
     return ResNet(*NETWORKS[name], n_classes)
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """Return a convolution that keeps the size of the image, apart from its stride; the norm after it has the bias."""
+    """Build a convolution with "same" padding and without bias, which the norm after it has."""
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)

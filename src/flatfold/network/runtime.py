@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from math import ceil, inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import ClassVar, get_args
 
 import msgspec
@@ -25,6 +24,7 @@ from ..core.validation import check_choice
 from ..data.batch import Batch
 from ..errors import DamagedFileError, UnsupportedHeadError
 from ..io.artifacts import checksum, decode, encode, read_tensors, write_tensors
+from ..io.clock import time_in_turn
 from .calls import input_errors
 from .execution import RuntimeName
 from .fingerprint import weights_hash
@@ -129,7 +129,7 @@ class OnnxRuntime(Runtime):
         self.session = open_onnx(graph, torch.get_num_threads())
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many threads from now on."""
+        """Set the number of threads."""
         self.session = open_onnx(self.graph, threads)
 
     def __call__(self, batch: Batch) -> Pass:  # noqa: D102
@@ -189,7 +189,7 @@ class FastestRuntime(Runtime):
         return self.choose(batch)(batch)
 
     def choose(self, batch: Batch) -> Runtime:
-        """Return the runtime in use; the first time, try what there is on some inputs of a batch."""
+        """Return the runtime in use; the first call tries the available runtimes on some inputs of a batch."""
         if self.chosen is None:
             self.chosen = self._choose(batch)
         return self.chosen
@@ -220,7 +220,9 @@ class FastestRuntime(Runtime):
         if batch.first_tensor.device.type != "cpu":
             self.reason = "the only one for this device"
             return base
-        each = _seconds_each(base, batch.part(0, FEW))
+        few = batch.part(0, FEW)
+        base(few)  # warm-up
+        each = max(_seconds(base, few), 1e-9) / few.rows
         expected = inf if self.rows is None else self.rows * each
         part = batch.part(0, max(FEW, ceil(TIMED_SECONDS / each)))
         slow: float | None = None
@@ -363,20 +365,7 @@ def _channels_last(value: object) -> object:
     return value
 
 
-def _seconds_each(runtime: Callable[[Batch], Pass], few: Batch) -> float:
-    """Return about how long a runtime takes for one of a few inputs."""
-    runtime(few)
-    start = perf_counter()
-    runtime(few)
-    return max(perf_counter() - start, 1e-9) / few.rows
-
-
 def _seconds(runtime: Callable[[Batch], Pass], batch: Batch) -> float:
     """Return how long a runtime takes for a batch that it has had before."""
-
-    def once() -> float:
-        start = perf_counter()
-        runtime(batch)
-        return perf_counter() - start
-
-    return min(once() for _ in range(ROUNDS))
+    (seconds,) = time_in_turn([lambda: runtime(batch)], ROUNDS)
+    return min(seconds)

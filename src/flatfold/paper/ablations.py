@@ -10,7 +10,6 @@ from functools import partial
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
-from time import perf_counter
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -30,6 +29,7 @@ from ..evaluate.results import ID, MethodRun
 from ..evaluate.study import FeatureCurvature
 from ..evaluate.suites.suite import Suite
 from ..io.artifacts import read_document, write_document
+from ..io.clock import time_call
 from ..io.progress import track
 from ..network.calls import evaluating
 from ..network.layers import logits_function
@@ -399,20 +399,12 @@ def time_in_turn(actions: Sequence[Action], rounds: int, device: str) -> list[li
 
     The first round is a warm-up, except for actions that take more than a second: they run only then.
     """
-    seconds = [[_time(action, device)] for action in actions]
+    seconds = [[time_call(action, device)] for action in actions]
     for _ in track(range(rounds), "measuring costs"):
         for action, times in zip(actions, seconds, strict=True):
             if times[0] <= SLOW:
-                times.append(_time(action, device))
+                times.append(time_call(action, device))
     return [times[1:] or times for times in seconds]
-
-
-def _time(action: Action, device: str) -> float:
-    start = perf_counter()
-    action()
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-    return perf_counter() - start
 
 
 def _prepare_fit(run: MethodRun, suite: Suite, banks: Banks, settings: Settings) -> Fit:

@@ -104,12 +104,12 @@ def compare_with_paper(runs: Sequence[Results], table: str | None = None, anyway
     _check_weights(groups)
     tables = {family: table or table_of(group[0].suite) for family, group in groups.items()}
     reasons = {family: incomparable([run.suite for run in group], tables[family]) for family, group in groups.items()}
-    names = f"--table and one of {', '.join(CHECKPOINTS)}"
+    names = f"table= and one of {', '.join(CHECKPOINTS)}"
     sentences = [f"{family}: {'; '.join(why)}" for family, why in reasons.items() if why]
     if sentences and not anyway:
         raise ValueError(
             f"these numbers are not comparable with the paper's. {'. '.join(sentences)}. "
-            f"--anyway{f' with {names}' if None in tables.values() else ''} compares them, marked as not comparable."
+            f"anyway=True{f' with {names}' if None in tables.values() else ''} compares them, marked as not comparable."
         )
     rows, lines = summarise(runs), list[Line]()
     for family, group in groups.items():
@@ -120,7 +120,7 @@ def compare_with_paper(runs: Sequence[Results], table: str | None = None, anyway
         lines += _compare_family(name, [row for row in rows if row.family == family], group[0].suite, why)
     if not lines:
         raise ValueError(
-            "the run and the paper have no method on a data set in common. `flatfold paper --table NAME` shows a table."
+            "the run and the paper have no method on a data set in common. Compare runs of the paper's data sets."
         )
     return lines
 

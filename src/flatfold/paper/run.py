@@ -22,6 +22,7 @@ from ..evaluate.suites.suite import Suite
 from ..evaluate.tuning import grid_points
 from ..io.progress import track
 from ..network.fingerprint import weights_hash
+from ..passes.passes import session
 from .ablations import (
     ARRAYS,
     JSON,
@@ -114,8 +115,9 @@ class _Reproduction:
 
     def run(self) -> NetworkRun:
         stages: list[Callable[[], None]] = [self._run_benchmark, self._run_study, self._run_ablations]
-        for stage in track(stages, f"reproducing {self.suite.network or self.suite.name}"):
-            stage()
+        with session(self.settings.execution):
+            for stage in track(stages, f"reproducing {self.suite.network or self.suite.name}"):
+                stage()
         network = self.suite.network if len(self.suite.siblings) > 1 else ""
         return NetworkRun(network, self.results, self.study, self.ablations)
 

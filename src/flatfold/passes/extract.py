@@ -24,7 +24,7 @@ from ..data.transform import InputSizes
 from ..errors import UnreadableImageError
 from ..io.progress import track
 from ..io.store import Part
-from ..network.calls import evaluating
+from ..network.calls import check_model, evaluating
 from ..network.execution import Execution
 from ..network.heads import Pass
 from ..network.network import Network
@@ -47,6 +47,8 @@ class Extraction(NamedTuple):
     """The images that could not be read, by row, and why."""
     predicted: Tensor | None
     """The class of the largest logit of each row, as the model gave it; None for a bank on disk."""
+    runtime: str
+    """How the model was run, empty if nothing had to be computed."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,7 @@ def extract_features(
     loading, execution = loading or Loading(), execution or Execution()
     network = model if isinstance(model, Network) else None
     module = model.model if isinstance(model, Network) else model
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"the model must be a torch.nn.Module, not {type(module).__name__}. Call extract(model, data).")
+    check_model(module)
     source = batches if isinstance(batches, Source) else None
     if source is None and execution.distributed:
         raise ValueError(
@@ -188,6 +189,7 @@ def extract_features(
             computed_in=result.logits.dtype,
         )
         predicted: dict[int, Tensor] = {}
+        runtime = ""
         with closing(sink):
             if source is not None:
                 sink.confirm(first_rows, result.features)
@@ -195,6 +197,7 @@ def extract_features(
             else:
                 parts = _missing_of_loader(network, first, result, split, sink)
             for covered, part in parts:
+                runtime = f"{part.info['runtime']} on Ray" if execution.distributed else str(network.runtime)
                 for shape in part.info.get("sizes", ()):
                     network.see(InputSizes(tuple(shape), tuple(shape)))
                 features = part.tensors.get("features", head.weight.new_empty(0, head.width))
@@ -210,7 +213,9 @@ def extract_features(
                     count, why = len(sink.unreadable), _numbered(sink.unreadable.values())
                     log.warning("%d of %d images could not be read and are left out. %s", count, source.rows, why)
             in_order = [predicted[start] for start in sorted(predicted)]
-            return Extraction(network, sink.finish(), sink.unreadable, torch.cat(in_order) if in_order else None)
+            return Extraction(
+                network, sink.finish(), sink.unreadable, torch.cat(in_order) if in_order else None, runtime
+            )
 
 
 def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:

@@ -15,7 +15,6 @@ from itertools import islice
 from math import ceil
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -23,7 +22,8 @@ from numpy.typing import NDArray
 
 from ..data.batch import split_batch
 from ..data.sources import MOST_READERS, map_ahead, read_batches
-from ..io.cores import free_memory, own_memory, usable_cores
+from ..io.clock import time_call
+from ..io.cores import free_memory, own_memory, torch_threads, usable_cores
 from ..io.progress import track
 from ..io.store import Part
 from ..network.network import Network
@@ -54,9 +54,8 @@ def run_local(
     source, rows = job.source, sum(map(len, parts.values()))
     loaded = job.load(rows)
     network = job.network(loaded)
-    threads = before = torch.get_num_threads()
-    with ExitStack() as undo:
-        undo.callback(torch.set_num_threads, before)
+    threads = torch.get_num_threads()
+    with ExitStack() as stack:
         if job.paced and network is not None:
             pace = Pace.of(network, job, parts)
             workers = pace.readers if workers is None else workers
@@ -67,7 +66,7 @@ def run_local(
             assert processes is not None
             threads = max(1, threads // processes)
             used = f"{processes} processes of {_count_threads(threads)}"
-            torch.set_num_threads(threads)
+            stack.enter_context(torch_threads(threads))
             if onnx is not None:
                 onnx.use_threads(threads)
             results = track(_run_processes(job, loaded, parts, processes, threads), job.title, len(parts))
@@ -77,7 +76,7 @@ def run_local(
             compute = partial(job.batch, loaded)
             if onnx is not None:
                 threads = usable_cores()
-                torch.set_num_threads(1)
+                stack.enter_context(torch_threads(1))
                 onnx.use_threads(1)
             computed = map(compute, reads) if onnx is None else map_ahead(compute, reads, threads)
             used = _count_threads(threads)
@@ -120,11 +119,9 @@ class Pace(NamedTuple):
             with suppress(ValueError):  # computing this batch raises it again, with the names of the images
                 network.warm_up(first)
                 network.run(few)
-                start = perf_counter()
-                network.run(few)
-                computed = perf_counter()
-                source.attempt(rows[:TIMED_ROWS])
-                return cls((perf_counter() - computed) / few.rows, (computed - start) / few.rows)
+                compute = time_call(partial(network.run, few))
+                read = time_call(partial(source.attempt, rows[:TIMED_ROWS]))
+                return cls(read / few.rows, compute / few.rows)
             break
         return cls(0.0, 0.0)
 

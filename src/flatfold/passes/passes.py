@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -90,6 +91,15 @@ def cut(source: Source, ranges: Iterable[range], rows: int) -> dict[int, range]:
         else:
             parts.append(batch)
     return dict(enumerate(parts))
+
+
+def session(execution: Execution) -> AbstractContextManager[object]:
+    """Return a context that keeps the engine running, so that several passes start it once."""
+    if not execution.distributed:
+        return nullcontext()
+    from .ray import join_cluster
+
+    return join_cluster()
 
 
 def run(

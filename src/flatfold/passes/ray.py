@@ -23,6 +23,8 @@ from .passes import Job, Parts
 PATIENCE = 5  # seconds to wait for an answer at an address
 TRIES = 3  # times that a part is begun: a machine may fail twice, but then it is the part that ends workers
 
+# Names of the modules that were loaded from files, with networks and methods. Workers cannot import them by name.
+FROM_FILES = ("flatfold_suite_", "flatfold_own_")
 # What a worker may raise, from the particular to the general: each can be made again from its message alone.
 KINDS = (
     *(errors.UnsupportedHeadError, errors.UnreadableImageError, errors.MethodRefusedError, errors.DamagedFileError),
@@ -42,12 +44,15 @@ def run_on_ray(job: Job, parts: Parts, actors: int | None = None, gpus: float = 
     fraction of ``gpus`` several share one. What a worker raises is raised here, with the nearest type of ours or of
     Python.
     """
-    with _join_cluster() as ray:
+    with join_cluster() as ray:
         size = int(min(actors or inf, count_workers(ray.nodes(), gpus), len(parts)))
         # Workers find relative paths in this folder, unless Ray has sent them a copy of one.
         folder = None if ray.get_runtime_context().runtime_env.get("working_dir") else os.getcwd()
         make = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=TRIES - 1)(Worker).remote
         workers = [make(folder) for _ in range(size)]
+        for name, module in list(sys.modules.items()):
+            if name.startswith(FROM_FILES):
+                ray.cloudpickle.register_pickle_by_value(module)
         try:
             yield from track(_distribute(ray, workers, ray.put(job), parts), job.title, len(parts))
         finally:
@@ -128,13 +133,13 @@ def count_workers(nodes: Iterable[Mapping[str, Any]], gpus: float) -> int:
         have = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive)
         raise ValueError(
             f"a worker needs 1 CPU and {gpus:g} GPUs of one machine, but those of the cluster have {have or 'none'}. "
-            "Give fewer --gpus, or add a machine to the cluster."
+            "Ask for fewer GPUs per worker with gpus=, or add a machine to the cluster."
         )
     return fit
 
 
 @contextmanager
-def _join_cluster() -> Iterator[Any]:
+def join_cluster() -> Iterator[Any]:
     """Give Ray, connected to the cluster that is there, or else to one that ends with this context."""
     try:
         import ray

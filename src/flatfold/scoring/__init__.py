@@ -1,1 +1,1 @@
-"""A model and a detector, joined: from an input to a decision."""
+"""Guards: join a model and a detector to turn inputs into decisions."""

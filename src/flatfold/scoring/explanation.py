@@ -1,4 +1,4 @@
-"""Explanations of verdicts: the signs that raise a score, and the pairs of classes between which the energy bends."""
+"""Explain verdicts: the signs that raise a score, and the pairs of classes that contribute most curvature."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ UNUSUAL = 2.0  # standard deviations above the mean of ID inputs from which a si
 
 
 class Pair(NamedTuple):
-    """Two classes, and how much of an input's curvature lies between them."""
+    """Two classes and their share of an input's curvature."""
 
     first: int
-    """The likelier class, at the features as the detector sees them."""
+    """The more probable class, at the features after shaping by the detector."""
     second: int
     """The other class."""
     share: float
-    """Their part of the whole curvature, between 0 and 1."""
+    """Their share of the total curvature, between 0 and 1."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The verdict on one input and, as far as the method has them, the signs and the pairs of classes behind its score.
+    """The verdict on one input and, if the method provides them, the signs and pairs of classes behind its score.
 
     The score of FourFold is a weighted sum of standardised signs; FOLD's is a sum over pairs of classes
     (:mod:`flatfold.core.pairs`), so every share is exact. Other methods have a score and a p-value only. As text it is
@@ -37,13 +37,13 @@ class Explanation:
     elsewhere``.
 
     Attributes:
-        predicted: The class that the model chooses.
+        predicted: The class predicted by the model.
         score: Higher = more out-of-distribution.
         p_value: How unusual the score is among ID inputs: small = unusual.
         is_ood: Whether the guard raises an alarm.
-        pairs: The pairs of classes that carry most of the curvature, largest first; empty for other methods.
+        pairs: The pairs of classes with the largest shares of the curvature, largest first; empty for other methods.
         rest: The share of all other pairs.
-        names: Of all classes, or None.
+        names: Names of all classes, or None.
         signs: Standard deviations of each sign above the mean of ID inputs, by name; empty for other methods.
     """
 
@@ -53,11 +53,11 @@ class Explanation:
     is_ood: bool
     pairs: tuple[Pair, ...]
     rest: float
-    names: tuple[str, ...] | None = field(default=None, repr=False)  # a thousand names hide everything else
+    names: tuple[str, ...] | None = field(default=None, repr=False)  # a thousand names would hide everything else
     signs: dict[str, float] = field(default_factory=dict)
 
     def name(self, index: int) -> str:
-        """Return the name of a class, or its number where there are no names."""
+        """Return the name of a class, or its number if there are no names."""
         return f"class {index}" if self.names is None else self.names[index]
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Explanation:
         return f"{verdict}: {', '.join(parts)}"
 
     def _describe_signs(self) -> str:
-        """Return the unusual signs, the most unusual first, and then the names of the others."""
+        """Describe the unusual signs, largest z-score first, then list the others."""
         own = self.name(self.predicted)
         texts = {
             "direction": f"unusual direction for {own}",
@@ -104,13 +104,13 @@ def explain(
     names: Sequence[str] | None = None,
     signs: Mapping[str, Tensor] | None = None,
 ) -> list[Explanation]:
-    """Return one explanation for each of n inputs, given their pairs ``(n, k)``, names of all classes and signs."""
+    """Explain each of n verdicts, given its pairs ``(n, k)``, the names of all classes, and its signs."""
     n_classes = verdict.logits.shape[1]
     if names is not None and (isinstance(names, str) or len(names) != n_classes):
         raise ValueError(
             f"names must be one per class, {n_classes} in all, "
             f"got {'one string' if isinstance(names, str) else len(names)}. "
-            "Give them in the order of the model's outputs, or leave them out."
+            "Pass them in the order of the model's outputs, or leave them out."
         )
     rows = list(zip(*(column.tolist() for column in verdict.columns().values()), strict=True))
     none: list[tuple[float, ...]] = [()] * len(rows)
@@ -129,7 +129,7 @@ def explain(
 
 
 def _percent(share: float) -> str:
-    """Return a share as a whole percentage, with one decimal below 1 %."""
+    """Format a share as a whole percentage, with one decimal below 1 %."""
     percent = 100 * share
     if percent < 0.05:
         return "under 0.1 %"

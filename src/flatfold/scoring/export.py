@@ -1,6 +1,6 @@
 """Export a guard and its model as one graph for other runtimes, and compare the file with the guard on real inputs.
 
-Where models are served, the graph lies in a folder with a description of its inputs and outputs: a Triton model
+Model servers need the graph in a folder with a description of its inputs and outputs: a Triton model
 repository, or an MLflow model.
 """
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from .guard import Guard
 
 MOST = 1024  # inputs to compare on
-SIZES = (1, 7, 64)  # of the batches to compare on
+SIZES = (1, 7, 64)  # batch sizes to compare on
 TOLERANCE = ROUNDING
 P_VALUE_ROUNDING = 1e-6  # of a p-value in float32
 FACTS = "flatfold.json"  # name of the extra file in a .pt2 file
-GRAPH = "model.onnx"  # where Triton and MLflow look for it
+GRAPH = "model.onnx"  # file name that Triton and MLflow expect
 CONFIG = "config.pbtxt"
 TYPES = {  # names of onnxruntime, numpy and Triton
     "bool": ("bool", "TYPE_BOOL"),
@@ -69,14 +69,14 @@ ExportedGraph = Callable[[Batch], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Parity:
-    """How well an exported graph agrees with its guard.
+    """Agreement of an exported graph with its guard.
 
     Attributes:
-        inputs: How many real inputs were compared.
-        batch_sizes: In batches of how many.
-        logits: The worst error of a logit, relative to the largest of its input.
-        score: The worst error of a score, relative to it or to the spread of the calibration scores.
-        undecidable: Inputs whose score is nearer to the threshold than the tolerance, so that either decision is right.
+        inputs: Number of real inputs compared.
+        batch_sizes: Batch sizes compared.
+        logits: Largest error of a logit, relative to the largest logit of its input.
+        score: Largest error of a score, relative to the score or to the spread of the calibration scores.
+        undecidable: Inputs whose score is within the tolerance of the threshold, so that either decision is right.
     """
 
     inputs: int
@@ -87,7 +87,7 @@ class Parity:
 
     def __str__(self) -> str:
         sizes = ", ".join(map(str, self.batch_sizes))
-        near = f", {self.undecidable} too near to the threshold to tell" if self.undecidable else ""
+        near = f", {self.undecidable} too close to the threshold to compare" if self.undecidable else ""
         return (
             f"{self.inputs} inputs in batches of {sizes}: logits within {self.logits:.1e}, scores within "
             f"{self.score:.1e}, same decisions{near}"
@@ -97,36 +97,36 @@ class Parity:
 def export(guard: Guard, path: Path | str, inputs: Any, *, layout: Layout | None = None, name: str = "guard") -> Parity:
     """Write a guard and its model as one graph, ``x -> logits, score, p_value, is_ood``, for batches of any size.
 
-    The file is only written after it has given the same answers as the guard. Inputs of the graph are called x, or as
-    the model's keyword arguments. In ``.onnx`` files, metadata under ``flatfold.*`` says where the decisions come from;
-    in ``.pt2`` files, the extra file ``flatfold.json``::
+    The file is only written if its outputs match those of the guard. Inputs of the graph are named x, or like
+    the model's keyword arguments. The detector, its threshold and calibration are described in the metadata
+    ``flatfold.*`` of ``.onnx`` files, and in the extra file ``flatfold.json`` of ``.pt2`` files::
 
         extra = {"flatfold.json": ""}
         program = torch.export.load("model.pt2", extra_files=extra)
         logits, score, p_value, is_ood = program.module()(x)
 
-    With ``layout="triton"``, ``path`` is a model repository of the Triton Inference Server and gets the ONNX graph as
-    ``NAME/1/model.onnx``, with a ``NAME/config.pbtxt``. A model that is there gets the next version and keeps its
+    With ``layout="triton"``, ``path`` is a model repository of the Triton Inference Server; the ONNX graph is written
+    to ``NAME/1/model.onnx``, with a ``NAME/config.pbtxt``. An existing model gets the next version and keeps its
     configuration, which must name the same inputs and outputs. With ``layout="mlflow"``, ``path`` becomes the folder of
-    an MLflow model with the ONNX graph: ``mlflow.pyfunc.load_model(path).predict(x)``. Both folders appear in one step.
+    an MLflow model with the ONNX graph: ``mlflow.pyfunc.load_model(path).predict(x)``. Both are created atomically.
 
     Args:
-        guard: Fitted.
+        guard: A fitted guard.
         path: File to write; ``.onnx`` for ONNX runtimes, ``.pt2`` for torch without this library. With a layout, a
             folder.
-        inputs: Real inputs of one shape, any data that ``Guard.fit`` takes; some hundred are plenty.
+        inputs: Real inputs of one shape, any data that ``Guard.fit`` accepts; a few hundred are enough.
         layout: ``"triton"`` or ``"mlflow"``; None for a file.
         name: Name of the model in a Triton repository.
 
     Returns:
-        How well the file agrees with the guard.
+        The agreement of the file with the guard.
 
     Raises:
-        MismatchError: The file would not give the guard's answers; nothing is written.
-        ValueError: The suffix is another one, or the model cannot be exported, or has changed since the guard was
-            fitted; or a model of this name has other inputs or outputs.
-        OSError: A folder is where a file belongs, a file where a folder does, or an MLflow model is at ``path``.
-        ModuleNotFoundError: What ``.onnx`` or MLflow needs is not installed.
+        MismatchError: The outputs do not match those of the guard; nothing is written.
+        ValueError: The suffix is not supported, the model cannot be exported or has changed since the guard was
+            fitted, or a model of this name has other inputs or outputs.
+        OSError: ``path`` is a folder instead of a file or vice versa, or already holds an MLflow model.
+        ModuleNotFoundError: A package needed for ``.onnx`` or MLflow is not installed.
     """
     target = find_target(Path(path), layout, name)
     file = FORMATS[target.suffix]
@@ -138,33 +138,33 @@ def export(guard: Guard, path: Path | str, inputs: Any, *, layout: Layout | None
 
 
 def find_target(path: Path, layout: Layout | None = None, name: str = "guard") -> Path:
-    """Return the file that a graph will be written to; raise unless it can be. Call it before long work."""
+    """Return the file to write a graph to; raise early if it cannot be written."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be 'triton', 'mlflow' or None, got {layout!r}.")
     if layout is None and path.suffix not in FORMATS:
         raise ValueError(
-            f"a guard is exported to a file that ends in {' or '.join(FORMATS)}, got {path.name!r}. "
-            "Take .onnx for other runtimes, .pt2 for torch."
+            f"the exported file must end in {' or '.join(FORMATS)}, got {path.name!r}. "
+            "Use .onnx for other runtimes, .pt2 for torch."
         )
     if layout is None and path.is_dir():
-        raise IsADirectoryError(f"a guard is exported to one file, but {path} is a folder. Choose another name.")
+        raise IsADirectoryError(f"the exported guard is one file, but {path} is a folder. Choose another name.")
     if layout == "triton" and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise ValueError(
-            f"the name of a Triton model is the name of its folder and a part of addresses: letters, digits, '_', '-' "
+            f"the name of a Triton model, which is used in folders and URLs, must consist of letters, digits, '_', '-' "
             f"and '.', got {name!r}. Choose another name."
         )
     if layout is not None:
         for place in (path, path / name) if layout == "triton" else (path,):
             if place.exists() and not place.is_dir():
-                raise NotADirectoryError(f"{place} must be a folder, but it is a file. Choose another name.")
+                raise NotADirectoryError(f"{place} must be a folder, but is a file. Choose another name.")
     if layout == "mlflow":
         if path.is_dir() and any(path.iterdir()):
-            raise FileExistsError(f"an MLflow model gets a new folder, but {path} is not empty. Choose another name.")
+            raise FileExistsError(f"an MLflow model needs a new folder, but {path} is not empty. Choose another name.")
         try:
             import_module("mlflow.onnx")
         except ImportError as error:
             raise ModuleNotFoundError(
-                f"MLflow models are written with {error.name}, which is not installed. Install flatfold[mlflow].",
+                f"MLflow models need {error.name}, which is not installed. Install flatfold[mlflow].",
                 name=error.name,
             ) from error
     if layout is not None or path.suffix == ".onnx":
@@ -176,7 +176,7 @@ def find_target(path: Path, layout: Layout | None = None, name: str = "guard") -
 
 
 def _collect_inputs(guard: Guard, inputs: Any) -> Batch:
-    """Return the first inputs of a loader as one batch, on the model's device and without labels."""
+    """Join the first inputs of the data into one batch, on the model's device and without labels."""
     batches: list[Batch] = []
     rows = 0
     for raw in as_batches(inputs, transform=guard.transform):
@@ -185,7 +185,7 @@ def _collect_inputs(guard: Guard, inputs: Any) -> Batch:
         if rows >= MOST:
             break
     if rows < 2:
-        raise ValueError(f"an export is checked on real inputs, at least 2, got {rows}. Give some hundred of them.")
+        raise ValueError(f"validating an export needs at least 2 real inputs, got {rows}. Pass a few hundred.")
 
     def join(name: str) -> Any:
         values = [by_name(batch)[name] for batch in batches]
@@ -194,7 +194,7 @@ def _collect_inputs(guard: Guard, inputs: Any) -> Batch:
         shapes = sorted({tuple(value.shape[1:]) for value in values})
         if len(shapes) > 1:
             raise ValueError(
-                f"an exported graph takes batches of any size, but inputs of one shape, got {shapes[0]} and "
+                f"inputs of an exported graph must have one shape apart from the batch axis, got {shapes[0]} and "
                 f"{shapes[1]} for {name}. Resize or pad them."
             )
         return torch.cat(values)
@@ -205,7 +205,7 @@ def _collect_inputs(guard: Guard, inputs: Any) -> Batch:
 
 
 def _describe(guard: Guard) -> dict[str, Any]:
-    """Return where a guard's decisions come from, as plain values for JSON."""
+    """Describe a guard as plain values for JSON."""
     made_by = guard.detector.made_by or (type(guard.detector).__name__, None)
     return {
         "version": __version__,
@@ -222,7 +222,7 @@ def _describe(guard: Guard) -> dict[str, Any]:
 
 
 def compare(guard: Guard, runtime: ExportedGraph, batch: Batch) -> Parity:
-    """Compare a guard with another runtime in batches of 1, 7 and 64; raise MismatchError on more than rounding."""
+    """Compare a guard with another runtime in batches of 1, 7 and 64; raise MismatchError beyond rounding errors."""
     calibration = deepcopy(guard.calibration).cpu().double()
     sizes = tuple(sorted({min(size, batch.rows) for size in SIZES}))
     logits = score = 0.0
@@ -238,7 +238,7 @@ def compare(guard: Guard, runtime: ExportedGraph, batch: Batch) -> Parity:
 
 
 def _join_verdicts(verdicts: list[Iterable[Any]]) -> Verdict:
-    """Return all verdicts as one, in float64 on the CPU."""
+    """Concatenate verdicts, in float64 on the CPU."""
     columns = zip(*verdicts, strict=True)
     return Verdict(*(torch.cat([torch.as_tensor(part).cpu().double() for part in column]) for column in columns))
 
@@ -246,11 +246,11 @@ def _join_verdicts(verdicts: list[Iterable[Any]]) -> Verdict:
 def _compare_verdicts(
     expected: Verdict, given: Verdict, calibration: Calibration, where: str
 ) -> tuple[dict[str, float], Tensor]:
-    """Return the worst errors, and which inputs cannot be decided; raise if something differs by more than rounding."""
+    """Return the largest errors and a mask of undecidable inputs; raise MismatchError beyond rounding errors."""
     for name, ours, theirs in zip(Verdict._fields, expected, given, strict=True):
         if ours.shape != theirs.shape:
             raise MismatchError(
-                f"the exported graph gives {name} of shape {tuple(theirs.shape)} {where}, not {tuple(ours.shape)}."
+                f"the exported graph returns {name} of shape {tuple(theirs.shape)} {where}, not {tuple(ours.shape)}."
             )
     allowed = TOLERANCE * expected.score.abs().clamp_min(spread_of(calibration.scores))
     largest = expected.logits.abs().amax(dim=1)
@@ -270,17 +270,17 @@ def _compare_verdicts(
     for name, tolerance in zip(errors, (TOLERANCE, TOLERANCE, 0.0, 0.0), strict=True):
         row = int(errors[name].argmax())
         if (error := float(errors[name][row])) > tolerance:
-            what = "the decision is another one" if name == "is_ood" else f"it is off by {error:.1e}"
+            what = "the decision differs" if name == "is_ood" else f"the error is {error:.1e}"
             raise MismatchError(
-                f"the exported graph does not give the {name} of the guard for input {row}: {what} {where}, where "
-                f"{tolerance:g} is allowed. Does the model draw random numbers, mix the inputs of a batch, or take "
-                "branches that depend on their values?"
+                f"the exported graph does not reproduce the {name} of the guard for input {row}: {what} {where}, where "
+                f"{tolerance:g} is allowed. Is the model random, does it mix the inputs of a batch, or branch on their "
+                "values?"
             )
     return {name: float(values.max()) for name, values in errors.items()}, undecidable
 
 
 def _relative(difference: Tensor, scale: Tensor) -> Tensor:
-    """Return relative errors: 0 where nothing differs, infinite where only one is a number."""
+    """Return relative errors: 0 where values are equal, infinite where only one is NaN."""
     return torch.where(difference == 0, 0.0, difference / scale).nan_to_num(nan=torch.inf)
 
 
@@ -298,14 +298,14 @@ def _write_program(path: Path, guard: Guard, program: ExportedProgram, batch: Ba
 
 
 def open_program(path: Path) -> ExportedGraph:
-    """Return a ``.pt2`` file as a runtime."""
+    """Load a ``.pt2`` file as a runtime."""
     with quiet(), path.open("rb") as file:
         module = torch.export.load(file).module()
     return torch.no_grad()(lambda batch: module(*batch.args, **batch.kwargs))
 
 
 class Format(NamedTuple):
-    """A kind of file: how a traced guard is written to it, and how it is run."""
+    """File format: how to write a traced guard and how to open it as a runtime."""
 
     write: Callable[[Path, Guard, ExportedProgram, Batch], None]
     open: Callable[[Path], ExportedGraph]
@@ -316,7 +316,7 @@ FORMATS = {".onnx": Format(_write_onnx, open_onnx), ".pt2": Format(_write_progra
 
 @contextmanager
 def _single_file(path: Path, target: Path) -> Iterator[Path]:
-    """Yield where to write a graph that becomes the file ``target``."""
+    """Yield the temporary path of a graph that becomes the file ``target``."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as partial:
         yield partial
@@ -324,7 +324,7 @@ def _single_file(path: Path, target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _triton_version(repository: Path, target: Path) -> Iterator[Path]:
-    """Yield where to write the graph of a new version; then write the model's configuration, or check the one there."""
+    """Yield the path for the graph of a new version; then write the model's configuration, or check an existing one."""
     version, model = target.parent, target.parent.parent
     new = not model.is_dir() or not any(model.iterdir())
     with publishing(model if new else version, repository) as folder:
@@ -340,18 +340,18 @@ def _triton_version(repository: Path, target: Path) -> Iterator[Path]:
             (folder / CONFIG).write_text(text, encoding="utf-8")
         elif not _says(model / CONFIG, signature):
             raise ValueError(
-                f"all versions of a Triton model share its {CONFIG}, but {model / CONFIG} does not have the inputs and "
-                "outputs of this guard. Choose another name."
+                f"all versions of a Triton model share its {CONFIG}, but {model / CONFIG} declares other inputs or "
+                "outputs than this guard. Choose another name."
             )
 
 
 def _says(config: Path, signature: str) -> bool:
-    """Return whether a configuration, which users may have changed elsewhere, has a signature; spaces do not count."""
+    """Return whether a configuration, which users may have edited, contains a signature, ignoring white space."""
     return config.is_file() and "".join(signature.split()) in "".join(config.read_text(encoding="utf-8").split())
 
 
 class _Tensor(NamedTuple):
-    """An input or output of a graph; -1 in its shape is any size."""
+    """An input or output of a graph; -1 in its shape means any size."""
 
     role: str
     name: str
@@ -361,7 +361,7 @@ class _Tensor(NamedTuple):
 
 
 def _describe_tensors(graph: Path) -> list[_Tensor]:
-    """Return the inputs and outputs of an ONNX graph, as onnxruntime sees them."""
+    """Return the inputs and outputs of an ONNX graph, as reported by onnxruntime."""
     session = import_module("onnxruntime").InferenceSession(graph, providers=["CPUExecutionProvider"])
     return [
         _Tensor(
@@ -377,26 +377,26 @@ def _describe_tensors(graph: Path) -> list[_Tensor]:
 
 
 def _has_batches(tensors: list[_Tensor]) -> bool:
-    """Return whether Triton may join requests: all inputs and outputs have the batch as their first dimension."""
+    """Return whether Triton may batch requests: all inputs and outputs have the batch axis first."""
     return all(tensor.per_input for tensor in tensors)
 
 
 def _triton_signature(tensors: list[_Tensor]) -> Iterator[str]:
-    """Yield inputs and outputs in the words of ``config.pbtxt``; the batch that Triton adds is left out of shapes."""
+    """Yield inputs and outputs in the syntax of ``config.pbtxt``, without the batch axis, which Triton adds."""
     for tensor in tensors:
         dims = tensor.shape[1:] if _has_batches(tensors) else tensor.shape
         yield f"{tensor.role} {{"
         yield f'  name: "{tensor.name}"'
         yield f"  data_type: {TYPES[tensor.type][1]}"
         yield f"  dims: [ {', '.join(map(str, dims or (1,)))} ]"
-        if not dims:  # no shape may be empty, so Triton adds a dimension
+        if not dims:  # Triton does not allow empty shapes
             yield "  reshape { shape: [ ] }"
         yield "}"
 
 
 @contextmanager
 def _mlflow_folder(folder: Path, target: Path) -> Iterator[Path]:
-    """Yield where to write a graph; then let MLflow's ONNX flavour add its files: no code, and no pickle."""
+    """Yield the path for a graph; then let MLflow's ONNX flavour add its files, without code or pickle."""
     onnx, flavour, models, types = map(import_module, ("onnx", "mlflow.onnx", "mlflow.models", "mlflow.types"))
     with publishing(folder, folder) as partial:
         graph = partial / target.name
@@ -412,17 +412,17 @@ def _mlflow_folder(folder: Path, target: Path) -> Iterator[Path]:
             for role in ("input", "output")
         }
         content = graph.read_bytes()
-        graph.unlink()  # MLflow wants an empty folder
+        graph.unlink()  # MLflow needs an empty folder
         with quiet():
             flavour.save_model(
                 onnx.load_model_from_string(content),
                 partial,
                 signature=models.ModelSignature(**schemas),
-                pip_requirements=flavour.get_default_pip_requirements(),  # or MLflow finds them by running the graph
-                onnx_execution_providers=["CPUExecutionProvider"],  # on which it was compared
+                pip_requirements=flavour.get_default_pip_requirements(),  # else MLflow infers them by running the graph
+                onnx_execution_providers=["CPUExecutionProvider"],  # the one it was validated on
                 save_as_external_data=False,
             )
-        graph.write_bytes(content)  # what was compared, to the byte
+        graph.write_bytes(content)  # the validated graph, byte for byte
 
 
 LAYOUTS: dict[Layout | None, Callable[[Path, Path], AbstractContextManager[Path]]] = {

@@ -15,23 +15,15 @@ from ..data.loading import Loading
 from ..data.sources import ImageSource, Source
 from ..data.transform import Transform
 from ..detectors.base import Detector
+from ..network.calls import check_model
 from ..network.execution import Execution, RuntimeName
 from ..network.graph import HeadModule, copy_around_memory
 from ..network.network import Network
 from ..passes.extract import extract_features
-from .calibrated import (
-    SAME_DATA,
-    CalibratedDetector,
-    Calibration,
-    FitResult,
-    Verdict,
-    check_enough,
-    check_rate,
-    fit_detector,
-    learns,
-    make_detector,
-)
+from ..passes.passes import session
+from .calibrated import CalibratedDetector, Calibration, Verdict, check_enough, check_rate
 from .explanation import Explanation, explain
+from .fitting import SAME_DATA, FitResult, fit_detector, learns, make_detector
 from .guard_file import GuardFile, read_guard, save_guard
 from .monitor import Monitor
 
@@ -42,19 +34,19 @@ if TYPE_CHECKING:
 class Guard:
     """A model, a fitted detector and the scores of held-out ID inputs.
 
-    At most a share ``fpr`` of ID inputs raises an alarm, on average over the draw of the calibration data, whatever the
-    model and the detector, as long as the calibration data is like the data to come (:mod:`flatfold.core.conformal`).
-    Make one with :meth:`fit` or :meth:`load`.
+    At most a fraction ``fpr`` of ID inputs raises an alarm, on average over the draw of the calibration data, for any
+    model and detector, if calibration data and future ID data have the same distribution
+    (:mod:`flatfold.core.conformal`). Create one with :meth:`fit` or :meth:`load`.
 
-    A guard belongs to the weights that the model had then. A call does not check whether they have changed since;
-    :meth:`save`, :meth:`as_module` and :meth:`export` do, and refuse.
+    A guard is only valid for the weights that it was fitted on. A call does not check whether they have changed;
+    :meth:`save`, :meth:`as_module` and :meth:`export` do, and raise.
 
     Attributes:
-        network: The classifier with its last linear layer, the type and runtime in which it computes, and the sizes of
-            the inputs seen during calibration; ``score`` and ``serve`` reject other sizes.
+        network: The classifier with its last linear layer, its dtype and runtime, and the range of
+            input sizes seen during calibration; ``score`` and ``serve`` reject other sizes.
         calibrated: Turns features into scores, p-values and decisions; ``guard.calibrated(features)`` needs no model.
-        transform: How images are prepared for the model, if that is known.
-        fit_result: What :meth:`fit` reports, such as the model's accuracy; None for a guard that was loaded.
+        transform: Preprocessing of images for the model, if known.
+        fit_result: Report of :meth:`fit`, such as the model's accuracy; None for a loaded guard.
     """
 
     def __init__(
@@ -89,14 +81,14 @@ class Guard:
         Args:
             model: Any classifier that ends in a linear layer; one with a single output z has two classes, with
                 ``sigmoid(z)`` as the probability of class 1.
-            data: Labelled in-distribution data (labels may be missing if the detector needs none): whatever
+            data: Labelled in-distribution data (labels may be missing if the detector needs none): any data that
                 :func:`~flatfold.as_batches` accepts, such as a ``DataLoader``, a data set of torch or Hugging Face, a
                 path of images, or arrays ``(X, y)``.
-            method: A method such as ``"knn"`` or ``"knn:k=10"``, or a detector, which is copied. Only one that came
-                from a method string or ``create`` can be saved.
-            fpr: The share of ID inputs that may raise an alarm.
-            calibration: Other such data, to calibrate on. Without it, a random half of ``data`` is held out for that.
-            per_class: Give each predicted class its own threshold, so that the rate holds for every one of them; each
+            method: A method such as ``"knn"`` or ``"knn:k=10"``, or a detector, which is copied. Only a detector made
+                by a method string or ``create`` can be saved.
+            fpr: Largest false-alarm rate: the fraction of ID inputs that may raise an alarm.
+            calibration: Separate ID data for calibration. By default, a random half of ``data`` is held out.
+            per_class: Use one threshold per predicted class, so that the rate holds for each of them; each
                 needs enough calibration data.
             confidence: With 0.95, for example, the rate of this guard is at most ``fpr`` with a probability of 95 %
                 over the draw of the calibration data, not only on average over such draws
@@ -104,26 +96,28 @@ class Guard:
                 more calibration data is needed: 59 samples for 5 %. ``is_ood`` is then stricter than
                 ``p_value <= fpr``. With ``per_class``, it holds for each class on its own.
             seed: Seed of the random half.
-            loading: How data becomes batches. The transform is kept with the guard: give it for paths and data sets of
-                images; sources such as ``FolderImages`` know theirs.
-            execution: What runs the model to extract features. The guard itself runs the model with torch until
+            loading: Settings for loading data. The transform is stored with the guard: pass it for paths and data sets
+                of images; sources such as ``FolderImages`` have their own.
+            execution: Settings for extracting features. The guard itself runs the model with torch until
                 ``guard.network.use_runtime`` is called.
         """
         loading = loading or Loading()
         check_rate(fpr, confidence)
-        _check_model(model)
+        check_model(model)
         detector = make_detector(method)
         if calibration is data and learns(detector):
             raise ValueError(SAME_DATA)
         to_fit = loading.batches(data)
         to_hold = None if calibration is None else loading.batches(calibration)
-        if to_hold is None and isinstance(to_fit, Source):  # before the pass; afterwards unreadable inputs are gone
+        if to_hold is None and isinstance(to_fit, Source):  # before unreadable inputs are dropped
             check_enough(fpr, to_fit.rows - to_fit.rows // 2, "half of the data", confidence)
         elif isinstance(to_hold, Source):
             check_enough(fpr, to_hold.rows, "the calibration data", confidence)
-        extracted = extract_features(model, to_fit, loading, execution)
-        network = extracted.network
-        held_out = None if to_hold is None else extract_features(network, to_hold, loading, execution)
+        execution = execution or Execution()
+        with session(execution):
+            extracted = extract_features(model, to_fit, loading, execution)
+            network = extracted.network
+            held_out = None if to_hold is None else extract_features(network, to_hold, loading, execution)
         result = fit_detector(
             detector,
             extracted.bank,
@@ -141,7 +135,7 @@ class Guard:
         if transform is None and isinstance(to_fit, ImageSource):
             transform = to_fit.transform
         calibrated = CalibratedDetector(result.detector, result.calibration)
-        result = replace(result, runtime=str(network.runtime))
+        result = replace(result, runtime=extracted.runtime)
         network.reset_runtime()
         network.record_evidence()
         return cls(network, calibrated, transform, result)
@@ -153,21 +147,21 @@ class Guard:
 
     @property
     def detector(self) -> Detector:
-        """What turns features into scores."""
+        """The detector, which turns features into scores."""
         return self.calibrated.detector
 
     @property
     def calibration(self) -> Calibration:
-        """Scores of held-out ID inputs, and the thresholds that follow from them."""
+        """Scores of held-out ID inputs, and the thresholds derived from them."""
         return self.calibrated.calibration
 
     @property
     def fpr(self) -> float:
-        """The false-alarm rate asked for."""
+        """The requested false-alarm rate."""
         return self.calibration.fpr
 
     def at(self, fpr: float, confidence: float | None = None) -> Guard:
-        """Return this guard with another false-alarm rate; nothing is fitted again.
+        """Return this guard with another false-alarm rate, without refitting.
 
         Args:
             fpr: As in :meth:`fit`.
@@ -178,20 +172,20 @@ class Guard:
     def use_runtime(
         self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | None = None
     ) -> None:
-        """Run the model with another runtime; calibration allows for what that changes in a score.
+        """Run the model with another runtime; calibration tolerates the resulting rounding differences.
 
         Args:
             runtime: ``"torch"``, ``"torch-compile"``, ``"onnx"``, or ``"auto"`` for the fastest of them.
-            rows: Number of inputs to come: for a few, ``"auto"`` prepares nothing. None means many.
-            onnx_cache: File in which a graph that is exported for ``"onnx"`` is kept.
+            rows: Number of inputs to follow: for a few, ``"auto"`` prepares nothing. None means many.
+            onnx_cache: File that caches the graph exported for ``"onnx"``.
         """
         self.network.use_runtime(runtime, rows, onnx_cache)
 
     def __call__(self, batch: Any) -> Verdict:
-        """Run a batch through the model, in evaluation mode and on its device, and decide on each of its inputs.
+        """Run a batch through the model, in evaluation mode and on its device, and return a verdict on each input.
 
         Args:
-            batch: As a loader gives it, and prepared as for the model: a tensor ``(n, ...)``, a pair ``(x, y)``, or a
+            batch: A preprocessed batch, as from a loader: a tensor ``(n, ...)``, a pair ``(x, y)``, or a
                 dict of keyword arguments. Labels are ignored.
         """
         return self.calibrated.decide(*self.network(batch))
@@ -199,25 +193,25 @@ class Guard:
     def warm_up(self, batch: Any = None) -> None:
         """Choose and prepare the runtime on some inputs of a batch, so that the next batch does not wait for it.
 
-        By default inputs are made up; where their shape is not known, the runtime becomes torch.
+        By default synthetic inputs are used; if their shape is unknown, the runtime becomes torch.
         """
         self.network.warm_up(None if batch is None else split_batch(batch))
 
     @torch.no_grad()
     def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> list[Explanation]:
-        """Say for each input what is unusual about it; see :class:`Explanation`.
+        """Explain the verdict on each input; see :class:`Explanation`.
 
         Args:
             batch: As in a call.
-            names: Of the classes, in the order of the logits.
-            pairs: How many pairs of classes to name.
+            names: Names of the classes, in the order of the logits.
+            pairs: Number of pairs of classes to include.
         """
         output = self.network(batch)
         verdict, h = self.calibrated.decide(*output), output.features
         return explain(verdict, self.detector.pairs(h, pairs), names, self.detector.signs(h))
 
     def monitor(self) -> Monitor:
-        """Return an empty summary of a stream; feed it with ``monitor.add(guard(x))``."""
+        """Create an empty monitor of a stream; update it with ``monitor.add(guard(x))``."""
         return Monitor.of(self.calibrated)
 
     def as_module(self) -> GuardModule:
@@ -230,32 +224,32 @@ class Guard:
 
         Args:
             path: File to write; with a layout, a folder.
-            inputs: Real inputs, any data that :meth:`fit` takes, on which the file must give this guard's answers
-                before it is written.
+            inputs: Real inputs, any data that :meth:`fit` accepts, on which the outputs of the file must match this
+                guard's before it is written.
             layout: ``"triton"`` adds the model ``name``, or its next version, to the Triton model repository ``path``;
                 ``"mlflow"`` makes ``path`` an MLflow model.
             name: Name of the model in a Triton repository.
 
         Returns:
-            The errors of the file; see :func:`flatfold.scoring.export.export`.
+            The numerical errors of the file; see :func:`flatfold.scoring.export.export`.
         """
-        from .export import export  # late: torch.export takes a while to import
+        from .export import export  # late: torch.export is slow to import
 
         return export(self, path, inputs, layout=layout, name=name)
 
     def save(self, path: Path | str) -> None:
-        """Write everything but the model to a safetensors file."""
+        """Write the guard, without the model, to a safetensors file."""
         self.network.check_unchanged()
         save_guard(Path(path), self.network, self.calibrated, self.transform)
 
     @classmethod
     def load(cls, path: Path | str | GuardFile, model: nn.Module) -> Self:
-        """Read a guard for ``model``; a file made for another model is refused.
+        """Read a guard for ``model``; reject a file made for another model.
 
-        The weights must be the same, and so must be the features of a few made-up inputs, up to rounding: a model that
-        computes something else with its weights is another model.
+        The weights must be equal, and the features of a few synthetic inputs must agree up to rounding, to detect
+        models that compute something else with the same weights.
         """
-        _check_model(model)
+        check_model(model)
         file = path if isinstance(path, GuardFile) else read_guard(Path(path))
         return cls(file.match(model), file.calibrated, file.transform)
 
@@ -287,18 +281,10 @@ class GuardModule(nn.Module):
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Verdict:
-        """Return the verdict on a batch; takes what the model takes."""
+        """Return the verdict on a batch; arguments are those of the model."""
         features, logits = self.network(*args, **kwargs)
         return Verdict(logits, *self.calibrated(features.to(self.calibrated.detector.fitted_weight.dtype), logits))
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode, whatever is asked for."""
+        """Ignore ``mode``: a guard always runs in evaluation mode."""
         return super().train(False)
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"the model must be a torch.nn.Module, not {type(model).__name__}. Build the network and load its weights "
-            "first: network.load_state_dict(...)."
-        )

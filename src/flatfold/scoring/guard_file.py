@@ -1,15 +1,14 @@
 """Guard files: one safetensors file with the settings as JSON in its header. Nothing in it is executed.
 
 A file holds :class:`Settings` and these tensors: ``detector.*``, the fitted state; ``calibration.scores`` and
-``calibration.counts``; ``probe.features`` and ``probe.scores``, the self-test; ``evidence.features``, by which the
-model is recognised (:mod:`flatfold.network.evidence`). Reading it checks its checksum, the type, shape and order of all
-parts, and the self-test. This finds damage, mixtures and other versions; anyone who can
+``calibration.counts``; ``probe.features`` and ``probe.scores``, the self-test; ``evidence.features``, which identify
+the model (:mod:`flatfold.network.evidence`). Files are validated before use: checksum, dtypes, shapes and order of all
+tensors, and the self-test. This detects damage, mixtures and other versions; anyone who can
 write the file can write another guard, so accept files only from people you trust, as with models.
 
-The self-test: features that were scored when the file was written are scored again when it is read. A checksum finds
-bytes that have changed; this also finds parts of two files that were put together, and another version or machine on
-which the same parts give other scores. The features are made from the weights of the head, so they reveal nothing about
-any input.
+The self-test: features that were scored when the file was written are scored again when it is read. A checksum detects
+changed bytes; the self-test also detects mixtures of two files, and a version or machine that computes other scores
+from the same tensors. The features are computed from the weights of the head, so they reveal nothing about any input.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ TYPES = (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
 MIXED_PRECISION = {"": None, "bfloat16": torch.bfloat16}
 QUANTILES = (0, 5, 25, 50, 75, 95, 100)  # percent
 MOST_BRACKETS = 10_000  # in the settings; each costs some ten times the memory of its character
-MOST_PIXELS = 2**16  # of a side of an image
+MOST_PIXELS = 2**16  # per side of an image
 LONGEST = 200  # characters of an error that quotes another
 STATE = "detector."  # the names of a detector's tensors begin with this
 PROBES = 8  # rows of the self-test, chosen from several classes in several sizes
 PROBE_CLASSES, PROBE_SIZES = 8, 16
 NARROWEST, WIDEST = 1.0, 40.0  # distance of the largest and the smallest logit; float32 holds e^-40 on every machine
-NUDGE = 1e-6  # what float32 may lose in a sum of thousands of products
+NUDGE = 1e-6  # rounding error of float32 in a sum of thousands of products
 TOLERANCE = 1e-5  # relative, of the scores of the self-test
 OTHERS = {"calibration.scores", "calibration.counts", "probe.features", "probe.scores"}
 EVIDENCE = "evidence.features"
@@ -61,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class EvidenceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The inputs that the model's evidence was made from; the features are a tensor."""
+    """Inputs of the model's evidence; its features are stored as a tensor."""
 
     inputs: InputSpec
     rows: list[int]
@@ -69,7 +68,7 @@ class EvidenceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The settings in a guard's file. Those from ``calibration`` to ``thresholds`` follow from the tensors."""
+    """The settings in a guard's file; ``calibration`` to ``thresholds`` are derived from the tensors."""
 
     FORMAT: ClassVar[str] = "flatfold-guard"
     VERSION: ClassVar[int] = 2
@@ -90,16 +89,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     per_class: bool
     thresholds: list[float]
     sha256: str = ""
-    mixed_precision: str = ""  # the type that the model computes in, if it is not that of its weights
+    mixed_precision: str = ""  # dtype of mixed precision, if used
     input_shape: list[int] | None = None
     confidence: float | None = None
     evidence: EvidenceSettings | None = None
-    input_sizes: tuple[list[int], list[int]] | None = None  # least and most, if not all had the shape
+    input_sizes: tuple[list[int], list[int]] | None = None  # smallest and largest, if shapes differ
 
 
 @dataclass(frozen=True)
 class GuardFile:
-    """The verified content of a guard's file, made by :func:`read_guard`. Another process reads the file again."""
+    """Validated content of a guard's file, from :func:`read_guard`. When unpickled, the file is read again."""
 
     path: Path
     calibrated: CalibratedDetector
@@ -112,7 +111,7 @@ class GuardFile:
 
     @property
     def sizes(self) -> InputSizes | None:
-        """The sizes of the inputs that it was calibrated on, None if they are not known."""
+        """Range of input sizes seen during calibration, None if unknown."""
         shape, transform = self.settings.input_shape, self.transform
         if self.settings.input_sizes is not None:
             return InputSizes(*map(tuple, self.settings.input_sizes))
@@ -136,7 +135,7 @@ class GuardFile:
                     f"has {head.n_classes} and {head.width}",
                 )
             if weights_hash(model) != settings.weights_sha256 or head_hash(head) != settings.head_sha256:
-                raise self._mismatch("with other weights", "does not fit its calibration")
+                raise self._mismatch("with other weights", "does not match them")
         shape, sizes = settings.input_shape, self.sizes
         network = Network(
             model,
@@ -152,19 +151,19 @@ class GuardFile:
         return network
 
     def _check_evidence(self, network: Network) -> None:
-        """Raise if a model with the right weights computes something else with them."""
+        """Raise if a model with matching weights computes something else with them."""
         if self.evidence is None:
-            log.warning("%s has no evidence of what its model computes: only the weights were compared", self.path)
+            log.warning("%s stores no evidence of what its model computes: only the weights were compared", self.path)
             return
         try:
             difference = self.evidence.difference(network.model, network.found, network.dtype)
-        except Exception as error:  # a network may raise anything for inputs that it was not made for
+        except Exception as error:  # a network may raise anything for unexpected inputs
             text = " ".join(str(error).split())[:LONGEST].rstrip(".")
-            raise self._mismatch("that takes inputs of another kind", f"does not: {text}") from error
+            raise self._mismatch("with other inputs", f"rejects them: {text}") from error
         if difference:
             raise ValueError(
                 f"{self.path} was made for a model that computes something else with the same weights: for the same "
-                f"inputs, features differ by {100 * difference:.2g} % of their size. Build the model as it was for the "
+                f"inputs, features differ by {100 * difference:.2g} % of their norm. Build the model as it was for the "
                 "guard (activations, settings of layers such as eps, scaling of inputs, buffers that are not saved "
                 "with the weights), or fit a new guard."
             )
@@ -172,23 +171,23 @@ class GuardFile:
     def _mismatch(self, needed: str, found: str) -> ValueError:
         return ValueError(
             f"{self.path} was made for a model {needed}, this one {found}. "
-            "Load the model that the guard was fitted on, with its weights and in its type, or fit a new guard."
+            "Load the model that the guard was fitted on, with its weights and dtype, or fit a new guard."
         )
 
 
 def read_guard(path: Path) -> GuardFile:
-    """Read and verify a guard's file, to score features or, with ``Guard.load``, the inputs of its model."""
+    """Read and validate a guard's file, to score features or, with ``Guard.load``, inputs of its model."""
     with _errors_about(path):
         text, tensors = read_tensors(path, name="guard")
         if text.count("[") + text.count("{") > MOST_BRACKETS:
             raise ValueError(f"its JSON has more than {MOST_BRACKETS} lists and objects")
         settings = decode(text, Settings)
         if settings.mixed_precision not in MIXED_PRECISION:
-            raise ValueError(f"its model computes in {ascii(settings.mixed_precision)[:60]}, which is not known here")
-        if _text(settings) != text:  # a key twice, a number that is not finite, other spaces
-            raise ValueError("its settings are not written the way flatfold writes them")
+            raise ValueError(f"its mixed precision {ascii(settings.mixed_precision)[:60]} is not supported")
+        if _text(settings) != text:  # duplicate keys, non-finite numbers, other white space
+            raise ValueError("its settings are not in canonical form")
         if checksum(_text(msgspec.structs.replace(settings, sha256="")), tensors) != settings.sha256:
-            raise ValueError("its checksum is not that of its content: it was changed or cut")
+            raise ValueError("its checksum does not match its content: it was changed or truncated")
         _check_tensors(tensors, settings)
         detector = _make_detector(settings)
         state = {name.removeprefix(STATE): value for name, value in tensors.items() if name.startswith(STATE)}
@@ -197,7 +196,7 @@ def read_guard(path: Path) -> GuardFile:
         calibrated = CalibratedDetector(detector, Calibration(scores, counts, settings.fpr, settings.confidence))
         for name, value in _derived_settings(calibrated).items():
             if getattr(settings, name) != value:
-                raise ValueError(f"the setting {name} does not follow from its tensors")
+                raise ValueError(f"the setting {name} does not match its tensors")
         check_probes(calibrated, tensors["probe.features"], tensors["probe.scores"])
         evidence = None
         if settings.evidence is not None:
@@ -207,27 +206,27 @@ def read_guard(path: Path) -> GuardFile:
 
 
 def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, transform: Transform | None) -> None:
-    """Write a guard to ``path`` in one step; the same guard gives the same bytes."""
+    """Write a guard to ``path`` atomically; the same guard yields the same bytes."""
     if path.is_dir():
         raise IsADirectoryError(f"a guard is one file, but {path} is a folder. Try {path / 'guard.safetensors'}.")
     if any(buffer.device.type != "cpu" for buffer in calibrated.buffers()):
-        calibrated = deepcopy(calibrated).cpu()  # the original stays where it is
+        calibrated = deepcopy(calibrated).cpu()  # the original is not moved
     detector, calibration = calibrated.detector, calibrated.calibration
     if detector.made_by is None:
         raise ValueError(
-            f"a file can only name a detector that has a name, but this {type(detector).__name__} was built by hand. "
+            f"only detectors made by name can be saved, but this {type(detector).__name__} was constructed directly. "
             'Make it with create("...") and fit the guard again.'
         )
     try:
         _check_calibration(calibration.scores, calibration.counts)
     except ValueError as error:
-        raise ValueError(f"this guard cannot be saved: {error}. Look at the calibration inputs.") from error
+        raise ValueError(f"this guard cannot be saved: {error}. Check the calibration inputs.") from error
     name, hyper = detector.made_by
     try:
         plain = json.loads(canonical(hyper))
     except (TypeError, ValueError) as error:
         raise ValueError(
-            "a file can only hold hyper-parameters that are finite numbers, words, True, False, None or lists of them, "
+            "only hyper-parameters that are finite numbers, strings, True, False, None or lists of them can be saved, "
             f"but {name} has others: {error}. Fit the guard with plain values."
         ) from error
     found, evidence, shape, sizes = network.found, network.evidence, network.shape, network.sizes
@@ -252,8 +251,8 @@ def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, tra
     for key, value in tensors.items():
         if (kind := value.dtype if isinstance(value, Tensor) else type(value).__name__) not in TYPES:
             raise ValueError(
-                f"a file holds tensors of the types {', '.join(map(str, TYPES))}, but {key} is {kind}. Let the method "
-                "keep one of those."
+                f"tensors in a file must be {', '.join(map(str, TYPES))}, but {key} is {kind}. Convert it in the "
+                "method."
             )
     tensors |= {"calibration.scores": calibration.scores, "calibration.counts": calibration.counts}
     tensors["probe.features"], tensors["probe.scores"] = make_probes(calibrated, fitted_head(calibrated))
@@ -267,7 +266,7 @@ def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, tra
 def make_probes(calibrated: CalibratedDetector, head: Head) -> tuple[Tensor, Tensor]:
     """Return ``PROBES`` rows of features and their scores, ``(8, d)`` and ``(8,)``, the same for the same detector.
 
-    Candidates whose score jumps when they hardly move are left out: another machine might score them on the other side.
+    Candidates whose score is discontinuous are excluded: rounding on another machine might change it.
     """
     rows = probe_candidates(head)
     scores = calibrated(rows)[0]
@@ -275,8 +274,8 @@ def make_probes(calibrated: CalibratedDetector, head: Head) -> tuple[Tensor, Ten
     steady = scores.isfinite() & ((moved - scores).abs() <= TOLERANCE / 2 * _scale(scores))
     if int(steady.sum()) < PROBES:
         raise ValueError(
-            f"a file is tested when it is read, which takes {PROBES} rows of features with a steady, finite score, but "
-            f"this detector has {int(steady.sum())} among {len(rows)} that were tried. Look at its hyper-parameters."
+            f"the self-test of a file needs {PROBES} rows of features with a stable, finite score, but this detector "
+            f"has {int(steady.sum())} among {len(rows)} candidates. Check its hyper-parameters."
         )
     features = rows[steady][_spread_out(scores[steady])].contiguous()
     return features, calibrated(features)[0]
@@ -284,19 +283,19 @@ def make_probes(calibrated: CalibratedDetector, head: Head) -> tuple[Tensor, Ten
 
 @torch.no_grad()
 def check_probes(calibrated: CalibratedDetector, features: Tensor, scores: Tensor) -> None:
-    """Raise unless a detector still gives these scores for probes, up to rounding in float32."""
+    """Raise unless a detector reproduces these scores of probes, up to float32 rounding."""
     again, scale = calibrated(features)[0], _scale(scores)
     error = (again - scores).abs()
     if not (error <= TOLERANCE * scale).all():  # a NaN is not a score either
         worst = int((error / scale).nan_to_num(torch.inf).argmax())
         raise ValueError(
-            f"its detector gives a score of {float(again[worst]):.7g} where it gave {float(scores[worst]):.7g} when "
+            f"its detector returns a score of {float(again[worst]):.7g}, but returned {float(scores[worst]):.7g} when "
             "the file was written"
         )
 
 
 def canonical(value: Any) -> str:
-    """Return the one JSON text of a value, with sorted keys; raise if it has no JSON form or is not finite."""
+    """Serialise a value to canonical JSON with sorted keys; raise if it is not serialisable or not finite."""
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
@@ -318,7 +317,7 @@ def head_hash(head: Head) -> str:
 def _read_again(path: Path, sha256: str) -> GuardFile:
     file = read_guard(path)
     if file.settings.sha256 != sha256:
-        raise ValueError(f"{path} holds another guard than when this run began. Start it again.")
+        raise ValueError(f"{path} holds another guard than when this run started. Start it again.")
     return file
 
 
@@ -328,7 +327,7 @@ def _text(settings: Settings) -> str:
 
 
 def _derived_settings(calibrated: CalibratedDetector) -> dict[str, Any]:
-    """Return the settings that follow from the tensors, for people and programs that only read the header."""
+    """Return the settings derived from the tensors, for people and programs that only read the header."""
     calibration, head = calibrated.calibration, fitted_head(calibrated)
     counts = calibration.counts.tolist()
     scores = torch.cat([row[:count] for row, count in zip(calibration.scores, counts, strict=True)]).sort().values
@@ -353,7 +352,7 @@ def _type_name(layer: nn.Module) -> str:
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> None:
-    """Raise unless all tensors are there, with types and shapes that go together."""
+    """Raise unless all tensors are present, with consistent dtypes and shapes."""
     others = OTHERS if settings.evidence is None else OTHERS | {EVIDENCE}
     if missing := sorted(others - set(tensors)):
         raise ValueError(f"the tensor {missing[0]!r} is missing")
@@ -361,7 +360,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> None:
         if name not in others and not name.startswith(STATE):
             raise ValueError(f"the tensor {ascii(name)[:60]} is unknown")
         if tensor.dtype not in TYPES:
-            raise ValueError(f"{ascii(name)[:60]} has none of the types {', '.join(map(str, TYPES))}")
+            raise ValueError(f"{ascii(name)[:60]} must be one of {', '.join(map(str, TYPES))}")
     scores, counts = tensors["calibration.scores"], tensors["calibration.counts"]
     _check_calibration(scores, counts)
     if len(counts) not in (1, settings.classes):
@@ -373,7 +372,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> None:
     if features.shape != (PROBES, settings.features) or probe_scores.shape != (PROBES,):
         raise ValueError(f"its self-test must have {PROBES} rows of {settings.features} features")
     if scores.dtype not in FLOATS or features.dtype != scores.dtype or probe_scores.dtype != scores.dtype:
-        raise ValueError("its scores must have one type, float32 or float64")
+        raise ValueError("its scores must have one dtype, float32 or float64")
     if settings.evidence is not None:
         rows, kept = settings.evidence.rows, tensors[EVIDENCE]
         known = rows and rows == sorted(set(rows) & set(range(INPUTS)))
@@ -382,33 +381,33 @@ def _check_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> None:
 
 
 def _check_calibration(scores: Tensor, counts: Tensor) -> None:
-    """Raise unless scores ``(g, m)`` ascend, finite up to ``counts`` ``(g,)`` and infinite from there on."""
+    """Raise unless scores ``(g, m)`` are sorted, with ``counts`` ``(g,)`` finite values followed by infinity."""
     if scores.ndim != 2 or counts.shape != scores.shape[:1] or counts.dtype != torch.int64 or counts.numel() == 0:
-        raise ValueError("its calibration must have a row of scores and a count for each group")
+        raise ValueError("its calibration must have one row of scores and one count per group")
     if int(counts.min()) < 1 or int(counts.max()) != scores.shape[1]:
         raise ValueError("its calibration counts must go from 1 to the length of the longest row")
     counted = torch.arange(scores.shape[1], device=scores.device) < counts.to(scores.device)[:, None]
     if not torch.equal(scores.isfinite(), counted) or not (scores[~counted] == torch.inf).all():
-        raise ValueError("its calibration scores must be finite numbers, as many as are counted")
+        raise ValueError("its calibration scores must be finite, as many as counted")
     if not (scores[:, 1:] >= scores[:, :-1]).all():
-        raise ValueError("its calibration scores are not in order")
+        raise ValueError("its calibration scores are not sorted")
 
 
 def _make_detector(settings: Settings) -> Detector:
-    """Return the unfitted detector that settings name; only registered methods that see features can be named."""
+    """Create the unfitted detector of the settings; only registered methods on features are allowed."""
     name, hyper = settings.detector, settings.hyper
     if name not in METHODS or METHODS[name].sees != "features":
         raise ValueError(
-            f"its method is {ascii(name)[:60]}, which is not registered here as a method that sees features. Register "
-            "your own methods before the guard is loaded"
+            f"its method {ascii(name)[:60]} is not registered as a method on features. Register your own methods "
+            "before the guard is loaded"
         )
     if {"name", "preset"} & set(hyper):
-        raise ValueError("its hyper-parameters have names that no method can have")
+        raise ValueError("its hyper-parameters have reserved names")
     detector = create(name, **hyper)
     if not isinstance(detector, Detector) or detector.made_by is None:
-        raise ValueError(f"what {name} makes here is not a detector of features")
+        raise ValueError(f"{name} does not create a detector on features")
     if canonical(detector.made_by[1]) != canonical(hyper):
-        raise ValueError(f"its hyper-parameters are not all that {name} has")
+        raise ValueError(f"its hyper-parameters do not match those of {name}")
     return detector
 
 
@@ -418,15 +417,15 @@ def _make_transform(values: dict[str, Any] | None) -> Transform | None:
     transform = Transform(**values)
     too_large = max(transform.resize or 0, transform.crop or 0) > MOST_PIXELS
     if too_large or canonical(transform.as_dict()) != canonical(values):
-        raise ValueError("its transform is none that a guard can have")
+        raise ValueError("its transform is not valid")
     return transform
 
 
 def probe_candidates(head: Head) -> Tensor:
-    """Return features that are a little like those of several classes, in several sizes; all entries are above 0.
+    """Return synthetic features that resemble those of several classes, at several norms; all entries are positive.
 
-    A class is the positive part of its weights, and noise from 0.05 on, so that no two entries are equal and nothing
-    depends on how ties are broken. Sizes are such that the largest and the smallest logit are 1 to 40 apart.
+    A class contributes the positive part of its weights plus noise above 0.05, so that no two entries are equal and
+    the order of ties does not matter. Norms are such that the largest and the smallest logit differ by 1 to 40.
     """
     weight = head.weight.cpu()
     chosen = torch.linspace(0, head.n_classes - 1, min(PROBE_CLASSES, head.n_classes), device="cpu").long()
@@ -444,15 +443,15 @@ def probe_candidates(head: Head) -> Tensor:
 
 
 def _scale(scores: Tensor) -> Tensor:
-    """Return what the errors of scores are relative to: a score near 0 need not be more precise than others."""
+    """Return the scale for relative errors of scores, bounded below: scores near 0 need no higher precision."""
     sizes = scores.abs()
     return torch.maximum(sizes, sizes.nan_to_num(0.0, posinf=0.0).amax() / 10)
 
 
 def _spread_out(scores: Tensor) -> Tensor:
-    """Return the positions of ``PROBES`` different scores, half at even steps of the rank and half of the score.
+    """Return the positions of ``PROBES`` scores, half evenly spaced by rank and half by value.
 
-    Where a score has reached its bound it does not show what a method has learnt.
+    Scores at their bound do not depend on the learnt state, so ranks alone are not enough.
     """
     order = scores.argsort(stable=True)
     ordered = scores[order]
@@ -469,11 +468,11 @@ def _spread_out(scores: Tensor) -> Tensor:
 
 @contextmanager
 def _errors_about(path: Path) -> Iterator[None]:
-    """Turn every error that the content of a file may cause into one sentence that names the file."""
+    """Convert every error that the content of a file may cause to a ``ValueError`` that names the file."""
     try:
         yield
     except FileNotFoundError:
-        raise FileNotFoundError(f"there is no guard at {path}. Check the path.") from None
+        raise FileNotFoundError(f"no guard at {path}. Check the path.") from None
     except PermissionError:
         raise
     except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:

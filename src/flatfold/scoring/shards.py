@@ -1,4 +1,4 @@
-"""Batch scoring: a table with a row for each image, in resumable parts that processes, shards and Ray workers share."""
+"""Batch scoring: write a table with one row per image, in resumable parts that can be distributed over processes."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ from .guard_file import GuardFile
 from .monitor import Monitor
 from .tables import Columns, check_out, write_rows, write_tables
 
-PARTS = 64  # smallest number of parts, if there are as many batches: processes share them
-LONGEST = 200  # bytes of the name of a table: names of files next to it are longer, and most systems end at 255
-READ_ROWS = 1024  # of a parquet file that are read at once
+PARTS = 64  # smallest number of parts, if there are as many batches, to distribute over processes
+LONGEST = 200  # bytes of the name of a table: files next to it have longer names, and most systems allow 255
+READ_ROWS = 1024  # rows read at once from a parquet file
 SHOWN = 5  # shards that a message names
-NOT_FINITE = "the model gave features that are not finite. Look at the image, and at the type the model computes in."
+NOT_FINITE = "the model returned non-finite features. Check the image and the dtype of the model."
 
 
 @dataclass(frozen=True)
 class ScoringJob(RowJob):
-    """Images to score with the guard of a model; it can be sent to another process."""
+    """Images to score with the guard of a model; it can be pickled."""
 
-    guard: GuardFile  # another process reads the file again
-    model: Callable[[], nn.Module]  # called in the process that scores: pickle needs a function of a module
+    guard: GuardFile  # other processes read the file again
+    model: Callable[[], nn.Module]  # called in the scoring process: must be a module-level function for pickle
     source: ImageSource
     fpr: float | None = None  # default: that of the file
     execution: Execution = field(default_factory=Execution)
-    any_size: bool = False  # score images of other sizes than the guard was calibrated on
+    allow_sizes: bool = False  # score images of other sizes than the guard was calibrated on
 
     title = "scoring"
     paced = True
 
     def __post_init__(self) -> None:
-        source = copy(self.source)  # the user's stays as it is
-        source.sizes = None if self.any_size else self.guard.sizes
+        source = copy(self.source)  # the user's source is not modified
+        source.sizes = None if self.allow_sizes else self.guard.sizes
         object.__setattr__(self, "source", source)
 
     def calibrated(self) -> CalibratedDetector:
@@ -66,7 +66,7 @@ class ScoringJob(RowJob):
         return self.guard.calibrated if self.fpr is None else self.guard.calibrated.at(self.fpr)
 
     def load(self, rows: int | None = None) -> Guard:
-        """Load the model, and join it with its guard, to score ``rows`` images; None means many."""
+        """Load the model and its guard to score ``rows`` images; None means many."""
         execution = self.execution.on_worker() if self.execution.distributed else self.execution
         guard = Guard.load(self.guard, self.model())
         guard.network.to(execution.device).use_runtime(execution.runtime, rows, onnx_cache(self.guard.path))
@@ -77,7 +77,7 @@ class ScoringJob(RowJob):
         return loaded.network
 
     def batch(self, loaded: Guard, read: BatchResult) -> Part:
-        """Return the columns of a table for one batch, and why other rows have no score."""
+        """Return the columns of a table for one batch, and the errors of rows without a score."""
         rows_read, batch, reasons = read
         columns = {}
         if batch is not None:
@@ -94,17 +94,17 @@ class ScoringJob(RowJob):
         return Part({"unreadable": {row: _printable(reason) for row, reason in sorted(reasons.items())}}, columns)
 
     def key(self) -> dict[str, str]:
-        """Return what distinguishes the results of this job from those of others."""
+        """Return the settings that identify the results of this job."""
         source = self.source
         names = [source.name(row) for row in evenly_spaced(range(source.rows))]
         return {
             "guard": self.guard.settings.sha256,
             "fpr": repr(self.calibrated().calibration.fpr),
             "data": source.fingerprint,
-            "place": hashlib.sha256(json.dumps(names).encode()).hexdigest(),  # the table names images by their place
+            "place": hashlib.sha256(json.dumps(names).encode()).hexdigest(),  # the table names images by their path
             "batch_size": str(source.batch_size),
             "rows": str(source.rows),
-        } | ({"sizes": "any"} if self.any_size else {})
+        } | ({"sizes": "any"} if self.allow_sizes else {})
 
 
 Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, Part]]]
@@ -113,10 +113,10 @@ Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, Part]]]
 
 @dataclass(frozen=True)
 class Shard:
-    """The share of one of several processes that score the same images, counted from 1.
+    """One of several shards of the same images, scored by separate processes; counted from 1.
 
-    Shards consist of whole batches, in the order of the rows. So every image has the same neighbours in its batch, and
-    the same score to the last digit, however many shards there are.
+    Shards consist of whole batches, in the order of the rows. So every image is in the same batch, and has
+    the same score to the last digit, for any number of shards.
     """
 
     number: int = 1
@@ -126,21 +126,21 @@ class Shard:
         if not 1 <= self.number <= self.of:
             raise ValueError(
                 f"shards are counted from 1, as in 1/{max(self.of, 1)}, got {self}. "
-                "A scheduler that counts from 0 needs a 1 added."
+                "If your scheduler counts from 0, add 1."
             )
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the shard that is written ``i/n``."""
+        """Parse a shard written as ``i/n``."""
         if not (match := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)):
-            raise ValueError(f"a shard is written i/n, the i-th of n, such as 1/4, got {text!r}.")
+            raise ValueError(f"a shard must be i/n, the i-th of n, such as 1/4, got {text!r}.")
         return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
 
     def parts(self, rows: int, batch_size: int) -> list[range]:
-        """Return the rows of each part of this shard, of ``rows`` in all shards together."""
+        """Return the rows of each part of this shard; all shards together have ``rows``."""
         batches = -(-rows // batch_size)
         start, stop = (min(batches * number // self.of * batch_size, rows) for number in (self.number - 1, self.number))
         size = max(1, min(PART_ROWS, rows // PARTS) // batch_size) * batch_size
@@ -148,7 +148,7 @@ class Shard:
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The counts of a run or of one shard, in a small file next to its table; those of all shards add up."""
+    """Counts of a run or of one shard, stored in a small file next to its table; counts of shards can be added."""
 
     FORMAT: ClassVar[str] = "flatfold-scores"
     VERSION: ClassVar[int] = 2
@@ -158,19 +158,19 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unreadable: Annotated[int, msgspec.Meta(ge=0)]  # number of images that could not be scored
     table: str  # sha256
     counts: dict[str, Any] = msgspec.field(name="monitor")
-    runtime: str = ""  # how the model was run
+    runtime: str = ""  # runtime of the model
 
     def __post_init__(self) -> None:
         Monitor.from_dict(self.counts)  # raises if they are damaged
 
     @property
     def monitor(self) -> Monitor:
-        """Counts of all images that were scored."""
+        """Counts of all scored images."""
         return Monitor.from_dict(self.counts)
 
     @property
     def scored(self) -> int:
-        """How many images have a row in the table."""
+        """Number of rows in the table."""
         return self.monitor.seen
 
     @classmethod
@@ -179,7 +179,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         path = summary_path(out)
         if not path.is_file():
             raise FileNotFoundError(
-                f"{out} has no summary {path.name} next to it. Was it written by `flatfold score`, and to its end? "
+                f"{out} has no summary {path.name} next to it. Was it written completely by `flatfold score`? "
                 "Keep the two together."
             )
         try:
@@ -194,22 +194,23 @@ WHOLE = Shard()
 def compute_parts(
     job: ScoringJob, parts: Parts, workers: int | None = None, processes: int | None = 1
 ) -> Iterator[tuple[int, Part]]:
-    """Compute parts as the execution of a job says."""
+    """Compute parts with the execution settings of a job."""
     return run(job, parts, job.execution, workers, processes)
 
 
 def score_images(
     job: ScoringJob, out: Path | str, *, shard: Shard = WHOLE, executor: Executor | None = None, restart: bool = False
 ) -> Summary:
-    """Write one row for each image: path, predicted class, score, p-value and decision.
+    """Write one row per image: path, predicted class, score, p-value and decision.
 
-    Memory does not grow with the number of images, except for their names. A run that was stopped, even killed, resumes
-    when it is called again; one that is complete is not done again.
+    Memory use does not grow with the number of images, except for their names. A stopped or killed run resumes
+    when it is called again; a complete run is not repeated.
 
-    The table is a file ``*.csv``, ``*.jsonl`` or ``*.parquet``. Next to it are ``OUT.summary.json``, and
-    ``OUT.unreadable.csv`` if an image could not be scored; ``OUT.parts/`` until it is complete, which is refused if it
-    belongs to another job or another process is writing to it. ``restart`` discards the parts of an earlier run. The
-    ``executor`` computes the parts, by default :func:`flatfold.passes.passes.run` as the job's execution says.
+    The table is a file ``*.csv``, ``*.jsonl`` or ``*.parquet``. Next to it are ``OUT.summary.json``,
+    ``OUT.unreadable.csv`` if an image could not be scored, and ``OUT.parts/`` until the run is complete. Raises if
+    these parts belong to another job, or if another process is writing to them. ``restart`` discards the parts of an
+    earlier run. The ``executor`` computes the parts, by default :func:`flatfold.passes.passes.run` with the job's
+    execution settings.
     """
     executor = executor or compute_parts
     out = Path(out)
@@ -227,10 +228,10 @@ def score_images(
             for number, scored in executor(job, missing) if missing else ():
                 store.write(_name(number), scored.tensors, scored.info)
             if lost := sum(_name(number) not in store for number in parts):
-                raise RuntimeError(f"{lost} of {len(parts)} parts did not come back; the others are kept.")
+                raise RuntimeError(f"{lost} of {len(parts)} parts were not computed; the others are kept.")
             summary = _write_results(out, job, shard, key, (store.read(_name(number)) for number in parts))
         except BaseException:
-            if not len(store):  # a run that is refused leaves nothing behind
+            if not len(store):  # a rejected run leaves nothing behind
                 store.remove()
                 for folder in new_folders:
                     with suppress(OSError):  # not empty
@@ -241,18 +242,18 @@ def score_images(
 
 
 def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
-    """Write the tables of all shards, in any order, as one, and the sum of their counts next to it."""
+    """Join the tables of all shards, given in any order, and write the sum of their counts next to the result."""
     out, paths = Path(out), [Path(table) for table in tables]
     check_table(out)
     if not paths:
-        raise ValueError("joining takes the tables of all shards, got none. Name them: scores-*.csv, for example.")
+        raise ValueError("joining needs the tables of all shards, got none. Name them: scores-*.csv, for example.")
     for path in paths:
         if not path.is_file():
-            raise FileNotFoundError(f"there is no table {path}. Check the path.")
+            raise FileNotFoundError(f"no table {path}. Check the path.")
         if path.suffix.lower() != out.suffix.lower():
-            raise ValueError(f"tables are joined as they are, but {path} does not end in {out.suffix}. Rename --out.")
+            raise ValueError(f"joining does not convert tables, but {path} does not end in {out.suffix}. Rename out=.")
         if path.resolve() == out.resolve():
-            raise ValueError(f"{out} is one of the tables to be joined. Choose another --out.")
+            raise ValueError(f"{out} is one of the tables to join. Choose another file as out=.")
     shards = sorted(((Summary.load(path), path) for path in paths), key=lambda shard: shard[0].shard.number)
     _check_complete(shards)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -275,12 +276,12 @@ def join_tables(tables: Sequence[Path | str], out: Path | str) -> Summary:
 
 
 def check_table(out: Path) -> None:
-    """Raise unless a table and the files next to it can be written to ``out``; call it before long work."""
+    """Raise early unless a table and the files next to it can be written to ``out``."""
     check_out(out)
     if (length := len(os.fsencode(out.name))) > LONGEST:
         raise ValueError(
-            f"the name of a table has at most {LONGEST} bytes, got {length}: files next to it have longer names. "
-            "Choose a shorter --out."
+            f"the name of a table must have at most {LONGEST} bytes, got {length}: files next to it have longer names. "
+            "Choose a shorter out=."
         )
 
 
@@ -290,22 +291,22 @@ def summary_path(out: Path) -> Path:
 
 
 def unreadable_path(out: Path) -> Path:
-    """Return the path of the list of images that could not be scored."""
+    """Return the path of the list of unreadable images."""
     return out.with_name(f"{out.name}.unreadable.csv")
 
 
 def parts_path(out: Path) -> Path:
-    """Return the directory of the parts of a table that is not complete."""
+    """Return the directory of the parts of an incomplete table."""
     return out.with_name(f"{out.name}.parts")
 
 
 def onnx_cache(guard: Path) -> Path:
-    """Return the file next to a guard that keeps the exported graph of its model."""
+    """Return the file next to a guard that caches the exported graph of its model."""
     return guard.with_name(f"{guard.name}.graph")
 
 
 def _with_runtime_of(job: ScoringJob, store: PartStore, parts: Parts) -> ScoringJob:
-    """Return a job that chooses its runtime with that of the parts which are there, so that all agree to a digit."""
+    """Replace the runtime ``"auto"`` by that of the stored parts, so that all parts agree to the last digit."""
     there = next((_name(number) for number in parts if _name(number) in store), None)
     if job.execution.runtime != "auto" or there is None:
         return job
@@ -320,12 +321,12 @@ def _name(number: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return a text that any file can hold: bytes in a file name that are not UTF-8 become escapes."""
+    """Escape bytes of file names that are not valid UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _finished(out: Path, key: dict[str, str], shard: Shard) -> Summary | None:
-    """Return the summary of an earlier run, if it was the same and all that it wrote is still there."""
+    """Return the summary of an earlier complete run of the same job, if all of its files still exist."""
     if not out.is_file() or not summary_path(out).is_file() or parts_path(out).exists():
         return None
     try:
@@ -337,7 +338,7 @@ def _finished(out: Path, key: dict[str, str], shard: Shard) -> Summary | None:
 
 
 def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str], parts: Iterator[Part]) -> Summary:
-    """Write the table, the list of images that are not in it, and the summary, which says that both are complete."""
+    """Write the table, the list of unreadable images, and last the summary, which marks both as complete."""
     calibrated = job.calibrated()
     monitor = Monitor.of(calibrated)
     unreadable: list[dict[int, str]] = []
@@ -379,10 +380,10 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
 
 
 def _check_complete(shards: Sequence[tuple[Summary, Path]]) -> None:
-    """Raise unless these are all shards of one run, each once and as it was written."""
+    """Raise unless these are all shards of one run, without duplicates or changes."""
     first, first_path = shards[0]
     for summary, path in shards:
-        place = {"place": first.job.get("place")}  # each machine may see the images at another one
+        place = {"place": first.job.get("place")}  # paths of images may differ between machines
         if summary.job | place != first.job | place or summary.shard.of != first.shard.of:
             raise ValueError(f"{path} and {first_path} are not shards of one run. Score all of them in the same way.")
         if sha256_of(path) != summary.table:
@@ -394,14 +395,14 @@ def _check_complete(shards: Sequence[tuple[Summary, Path]]) -> None:
             )
     numbers = [summary.shard.number for summary, _ in shards]
     if twice := sorted({number for number in numbers if numbers.count(number) > 1}):
-        raise ValueError(f"shard {twice[0]}/{first.shard.of} is there {numbers.count(twice[0])} times. Give each once.")
+        raise ValueError(f"duplicate shard {twice[0]}/{first.shard.of}: got {numbers.count(twice[0])}. Pass each once.")
     if missing := sorted(set(range(1, first.shard.of + 1)) - set(numbers)):
         named = ", ".join(map(str, missing[:SHOWN])) + (" ..." if len(missing) > SHOWN else "")
         raise ValueError(f"{len(missing)} of {first.shard.of} shards are missing: {named}. Score them first.")
 
 
 def _concatenate(paths: Sequence[Path], out: Path, header: bool) -> None:
-    """Write text tables one after the other, their ``header`` line once."""
+    """Concatenate text tables, with their ``header`` line once."""
     with out.open("wb") as file:
         for number, path in enumerate(paths):
             with path.open("rb") as table:
@@ -411,7 +412,7 @@ def _concatenate(paths: Sequence[Path], out: Path, header: bool) -> None:
 
 
 def _read_parquet(path: Path) -> Iterator[Any]:
-    """Yield a parquet file in pieces, and even of an empty one its columns."""
+    """Yield a parquet file in chunks, after an empty table with its columns."""
     import pyarrow as arrow  # type: ignore[import-untyped]
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
@@ -21,7 +20,8 @@ from ..core.validation import check_finite, check_width
 from ..data.feature_files import FeatureFile
 from ..detectors.base import ROWS_AT_ONCE, Detector
 from ..io.files import replacing
-from .calibrated import CalibratedDetector, Calibration, FitResult, Verdict, calibrate, fit_detector, learns
+from .calibrated import CalibratedDetector, Calibration, Verdict
+from .fitting import FitResult, fit_detector
 
 Columns = dict[str, NDArray[Any]]
 
@@ -43,19 +43,15 @@ def fit_on_files(
     confidence: float | None = None,
 ) -> FitResult:
     """Fit a detector on features in files (without ``fit`` on the head alone), and calibrate it on held-out ones."""
+    files = [file for file in (fit, calibration) if file is not None]
     dtype = head.weight.dtype
-    for file in (scored, fit, calibration):  # all in the widest type: widening is exact, rounding would not be
-        dtype = dtype if file is None else torch.promote_types(dtype, file.dtype)
+    for file in (scored, *files):  # all in the widest type: widening is exact, rounding would not be
+        dtype = torch.promote_types(dtype, file.dtype)
     head = head.to(dtype)
-    with _errors_about(fit):
-        bank = None if fit is None else _read_bank(fit, head)
-        result = fit_detector(detector, bank, head, fpr=None)
-    if calibration is None:
-        return result
-    with _errors_about(calibration):
-        features = _read_bank(calibration, head).features
-        learnt = bank.features if bank is not None and learns(detector) else None
-        return replace(result, calibration=calibrate(detector, features, fpr, per_class, confidence, learnt=learnt))
+    bank, held_out = (None if file is None else _read_bank(file, head) for file in (fit, calibration))
+    rate = None if held_out is None else fpr  # no half of ``fit`` is held out
+    with _errors_about(*files):
+        return fit_detector(detector, bank, head, rate, held_out=held_out, per_class=per_class, confidence=confidence)
 
 
 @torch.no_grad()
@@ -176,17 +172,19 @@ def _json_numbers(array: NDArray[Any]) -> Iterable[str]:
 
 
 def _read_bank(file: FeatureFile, head: Head) -> FeatureBank:
-    check_width(torch.empty(0, file.width), head.weight)
-    bank = file.bank()
-    return FeatureBank(bank.features.to(head.weight.dtype), bank.labels)
+    with _errors_about(file):
+        check_width(torch.empty(0, file.width), head.weight)
+        bank = file.bank()
+        return FeatureBank(bank.features.to(head.weight.dtype), bank.labels)
 
 
 @contextmanager
-def _errors_about(file: FeatureFile | None) -> Iterator[None]:
-    """Name a file in the errors about its content."""
+def _errors_about(*files: FeatureFile) -> Iterator[None]:
+    """Name files in the errors about their content."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        if file is None or str(file.path) in str(error):
+        paths = [str(file.path) for file in files]
+        if not paths or any(path in str(error) for path in paths):
             raise
-        raise ValueError(f"{file.path}: {error}") from error
+        raise ValueError(f"{' and '.join(paths)}: {error}") from error

@@ -32,8 +32,8 @@ const grouped = (number) => number.toLocaleString("en");
 const pluralise = (number, what) => `${grouped(number)} ${what}${number === 1 ? "" : "s"}`;
 
 function significance(p) {
-  const value = p < SMALLEST ? `p < ${figures(SMALLEST, 1)}` : `p = ${figures(p)}`;
-  return `${value}: ${p <= LEVEL ? "more than chance" : "no more than chance explains"}`;
+  if (p > LEVEL) return `not enough evidence of a change yet (p = ${figures(p)}; significant at p <= ${LEVEL})`;
+  return `significant change (p ${p < SMALLEST ? `< ${figures(SMALLEST, 1)}` : `= ${figures(p)}`})`;
 }
 
 // The service
@@ -296,9 +296,9 @@ function showStream(now) {
   part("rate").classList.toggle("much", now.alarm_p_value <= LEVEL);
   part("drift").classList.toggle("much", now.drift_p_value <= LEVEL);
   part("summary").textContent = now.seen
-    ? `${pluralise(now.seen, "input")}, ${pluralise(now.alarms, "alarm")}: ${percent(now.alarm_rate)}, where ${percent(now.fpr)} ` +
-      `were allowed (${significance(now.alarm_p_value)}). Scores differ from calibration by ${figures(now.drift)} (${significance(now.drift_p_value)}).`
-    : "Nothing seen yet.";
+    ? `${pluralise(now.seen, "input")}, ${pluralise(now.alarms, "alarm")}: ${percent(now.alarm_rate)}, ${percent(now.fpr)} allowed: ` +
+      `${significance(now.alarm_p_value)}. Scores differ from calibration by ${figures(now.drift)}: ${significance(now.drift_p_value)}.`
+    : "No inputs yet.";
   draw();
 }
 

@@ -109,7 +109,7 @@ class Service:
             features = await in_thread(decode_features, files[0].content, width, max_rows)
             return [Input("features", row, f"row {i} of the features", explain) for i, row in enumerate(features)]
         transform, inputs = self.scorer.transform, []
-        sizes = None if self.settings.any_size else self.scorer.sizes
+        sizes = None if self.settings.allow_sizes else self.scorer.sizes
         assert transform is not None  # as _media_type has checked
         for i, (name, content) in enumerate(files):  # one by one, to reserve memory before decoding the next
             label = "the image" if name is None else f"the image {name!r}" if name else f"image {i}"

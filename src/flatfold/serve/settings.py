@@ -29,7 +29,7 @@ class Settings:
     max_body: int = 16_000_000  # bytes of a request
     max_images: int = 64  # images of a request
     max_pixels: int = 50_000_000  # pixels of an image, before and after it is resized
-    any_size: bool = False  # whether to score images of other sizes than those seen during calibration
+    allow_sizes: bool = False  # whether to score images of other sizes than those seen during calibration
     timeout: float = 30.0  # seconds for receiving a request, and again for answering it
     docs: bool = True  # whether /docs and /openapi.json describe the interface
 

@@ -213,7 +213,7 @@ def test_autofold_chooses_the_exponent_on_all_validation_data_or_it_must_be_give
     assert study.alphas["partial"] == pytest.approx(float(ff.AutoFold().fit(banks.val, banks.head).alpha_))
     assert len(banks.val) == 60
     unlabelled = replace(suite, val=images(60, seed=1), ood=suite.ood[2:])
-    with pytest.raises(ValueError, match="--alpha"):
+    with pytest.raises(ValueError, match="alpha="):
         run_study(unlabelled, tmp_path, **SMALL)
     assert run_study(unlabelled, tmp_path, alpha=0.4, **SMALL).alphas["partial"] == 0.4
     with torch.no_grad():
@@ -359,6 +359,6 @@ def test_images_that_cannot_be_read_are_left_out_of_everything(broken, tmp_path)
 def test_images_that_can_no_longer_be_read_need_a_restart(broken):
     suite, _ = broken
     data = DataSet("photos", "far", suite.ood[0].images, left_out={})  # but one cannot be read
-    assert "--restart" in refusal(parameters.readable_inputs, data)
+    assert "again" in refusal(parameters.readable_inputs, data)
     assert data.key != replace(data, left_out={2: "broken"}).key != replace(data, source=suite.test).key
     assert [len(batch) for batch in parameters.readable_inputs(replace(data, left_out={2: "broken"}))] == [3, 2]

@@ -414,7 +414,7 @@ REFUSALS = [
     ("train", {"npz": None, "table": "nets.py"}, "table: "), ("train", {"npz": None, "bank": "."}, "bank: "),
     ("train", {"npz": None, "bank": ".", "resize": 4}, "resize"), ("train", {"y": "fractions"}, "integer"),
     ("train", {"npz": None, "folder": "flat"}, "sub-folder"), ("val", {"y": "z"}, "'z'"), ("ood", {"x": "z"}, "'z'"),
-    ("ood", {"expect": 6}, "--any-counts"), ("ood", {"expect": 6, "outdated": 7}, "older version"),
+    ("ood", {"expect": 6}, "any_counts="), ("ood", {"expect": 6, "outdated": 7}, "older version"),
     ("ood", {"name": "ood_val"}, "'ood_val'"),
     ("val", {"per_class": 11}, "class 0 has 10"), ("test", {"per_class": 7}, "class 0 has 6"),
     ("val", {"per_class": 10}, "empty"), ("test", {"npz": "train.npz"}, "same source"),

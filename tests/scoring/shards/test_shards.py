@@ -412,7 +412,12 @@ def test_broken_images_are_named_and_the_others_are_scored(tmp_path, dtype):
 
 def test_what_cannot_be_prepared_counts_as_what_cannot_be_read(tmp_path):
     task = make_task(tmp_path, images=12, batch_size=12, transform=replace(TRANSFORM, crop=SIDE))
-    kinds = {4: ("text", "no known kind"), 5: ("16 bit", "8 bits"), 6: ("too small", "crop"), 9: ("nothing", "read")}
+    kinds = {
+        4: ("text", "unknown image format"),
+        5: ("16 bit", "8 bits"),
+        6: ("too small", "crop"),
+        9: ("nothing", "read"),
+    }
     for row, (kind, _) in kinds.items():
         broken(kind, tmp_path / "images" / f"{row:04d}.png")
     record = record_of(task)
@@ -425,7 +430,7 @@ def test_what_cannot_be_prepared_counts_as_what_cannot_be_read(tmp_path):
 def test_images_of_another_size_are_named(tmp_path):
     """Of sizes that the guard does not know, or, if all are allowed, that most others in the batch do not have."""
     tasks = [(make_task(tmp_path, images=12), "calibrated on 6 x 6")]
-    tasks += [(replace(tasks[0][0], any_size=True), "one size")]
+    tasks += [(replace(tasks[0][0], allow_sizes=True), "one size")]
     for odd, named in (([5], [5]), ([4, 5, 6], [7]), ([4, 5], [6, 7]), ([0, 1, 2, 3], [])):
         write(tmp_path / "images", 12)
         for row in odd:
@@ -514,7 +519,7 @@ def test_as_many_threads_read_as_keep_up_with_the_network(monkeypatch):
 def test_reading_is_timed_without_the_start_of_the_network(task, monkeypatch):
     """Made-up clocks: an image takes 3 s to read, and a batch of any size 16 s."""
     now = [0.0]
-    monkeypatch.setattr("flatfold.passes.local.perf_counter", lambda: now[0])
+    monkeypatch.setattr("flatfold.io.clock.perf_counter", lambda: now[0])
     network, source = task.load().network, task.source
     run, attempt = network.run, source.attempt
 

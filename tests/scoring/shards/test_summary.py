@@ -98,7 +98,7 @@ def test_tables_that_are_not_all_shards_of_one_run_are_refused_and_nothing_is_wr
         ([first, third], out, "missing: 2"),
         ([second], out, "missing: 1, 3"),
         ([other["many"]], out, r"8 of 9 .*missing: 1, 3, 4, 5, 6 \.\.\."),
-        ([*paths, tmp_path / "copy.csv"], out, "2/3 is there 2 times"),
+        ([*paths, tmp_path / "copy.csv"], out, "duplicate shard 2/3"),
         (paths, tmp_path / "out.jsonl", "jsonl"),
         (paths, tmp_path / "out.txt", "out.txt"),
         (paths, second, "one of the tables"),

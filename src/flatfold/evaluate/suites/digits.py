@@ -23,6 +23,7 @@ from ...data.images import NpzImages, Transform
 from ...data.sources import ImageSource
 from ...errors import DamagedFileError
 from ...io.artifacts import read_tensors, write_tensors
+from ...io.cores import torch_threads
 from ...io.files import write_atomically
 from ...io.progress import track
 from .suite import OodSet, Suite
@@ -245,25 +246,21 @@ def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int,
         recipe["network"] = network
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     assert train.labels is not None
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # fixes the order of sums, so that a seed gives the same network on any number of cores
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            make_body, width = DIGIT_NETWORKS[network]
-            head = int(train.labels.max()) + 1
-            model = nn.Sequential(OrderedDict(body=make_body(), head=nn.Linear(width, head)))
-            if not _load(model, path, key):
-                x, y = _tensors(train)
-                log.info("training the network on %d images, %d epochs", len(x), epochs)
-                _train(model, x, y, epochs)
-                write_tensors(path, key, model.state_dict(), "recipe")
-                x, y = _tensors(val)
-                with torch.no_grad():
-                    hits = model.eval()(x).argmax(dim=-1) == y
-                log.info("validation accuracy %.2f %%", 100 * hits.double().mean())
-    finally:
-        torch.set_num_threads(threads)
+    # One thread fixes the order of sums, so that a seed gives the same network on any number of cores.
+    with torch_threads(1), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        make_body, width = DIGIT_NETWORKS[network]
+        head = int(train.labels.max()) + 1
+        model = nn.Sequential(OrderedDict(body=make_body(), head=nn.Linear(width, head)))
+        if not _load(model, path, key):
+            x, y = _tensors(train)
+            log.info("training the network on %d images, %d epochs", len(x), epochs)
+            _train(model, x, y, epochs)
+            write_tensors(path, key, model.state_dict(), "recipe")
+            x, y = _tensors(val)
+            with torch.no_grad():
+                hits = model.eval()(x).argmax(dim=-1) == y
+            log.info("validation accuracy %.2f %%", 100 * hits.double().mean())
     return model.eval()
 
 

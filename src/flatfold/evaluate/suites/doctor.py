@@ -38,7 +38,7 @@ ARCHIVES = {
 }  # if not named like the list
 LARGE = ("imagenet_1k", "ssb_hard", "ninco", "inaturalist", "openimage_o")  # the others are in images_classic
 RESNET50 = "https://download.pytorch.org/models/resnet50-0676ba61.pth"  # torchvision's IMAGENET1K_V1
-CHECKPOINTS = {  # download: its place in the folder of --data
+CHECKPOINTS = {  # download: its place in OpenOOD's folder
     "cifar10_res18_v1.5": "results/cifar10_resnet18_32x32_base_e100_lr0.1_default/",
     "cifar100_res18_v1.5": "results/cifar100_resnet18_32x32_base_e100_lr0.1_default/",
     "imagenet200_res18_v1.5": "results/imagenet200_resnet18_224x224_base_e90_lr0.1_default/",
@@ -134,7 +134,7 @@ def how_to_download(diagnoses: Sequence[Diagnosis], folder: str) -> list[str]:
             parts.setdefault(diagnosis.download, []).append(diagnosis.what)
     if not parts:
         return []
-    lines = [f"Where to get what is missing, for {folder} as --data:"]
+    lines = [f"Where to get what is missing, for OpenOOD's folder {folder}:"]
     for archive, names in parts.items():
         if archive == RESNET50:
             source = f"{archive}, saved as {folder}/{CHECKPOINTS[archive]}"
@@ -214,7 +214,7 @@ class _DataCheck:
         diagnosis.found = f"{rows} images" if rows == whole.rows else f"{rows} of {whole.rows} images"
         deviation = self.data.deviations.get(getattr(table, "name", self.section))
         if deviation:
-            diagnosis.add("wrong", f"{deviation}. Download them again, or run the benchmark with --any-counts.")
+            diagnosis.add("wrong", f"{deviation}. Download them again, or run the benchmark with any_counts=True.")
         if gone:
             some = f"{len(gone)} of the {whole.rows} images of its list are not there: {_first(gone)}"
             diagnosis.add("missing", f"{some}. Download them again.")
@@ -254,13 +254,15 @@ class _DataCheck:
     def conclude(self) -> None:
         """Add what was found by reading images; those that were not read count as readable."""
         count = len(self.broken)
-        least, more = ("", "") if self.tried >= self.rows else ("At least ", " Read all of them with --read.")
+        least, more = ("", "") if self.tried >= self.rows else ("At least ", " Read all of them with read=True.")
         sentence = f"{least}{count} of {self.rows} images cannot be read: {_first(list(self.broken.values()))}."
         if 0 < count <= ALLOWED * self.rows and count < self.tried:
             self.diagnosis.add("note", f"{sentence} A benchmark leaves them out.{more}")
         elif count:
             most = f"A benchmark leaves out at most {100 * ALLOWED:g} %"
-            self.diagnosis.add("wrong", f"{sentence} {most}: replace or remove them, or pass --max-unreadable.{more}")
+            self.diagnosis.add(
+                "wrong", f"{sentence} {most}: replace or remove them, or allow more with max_unreadable=.{more}"
+            )
 
 
 def _check_together(document: SuiteTable, sources: dict[str, Source | None]) -> None:
@@ -302,7 +304,7 @@ def _check_accuracy(
         whole = suite_file.data(network).take("test", suite_file.document.test)
         test = take_subset(whole, limit, network.draws, balanced=True)
         loading, execution = Loading(max_unreadable=1.0), Execution(head=network.table.head)
-        runs, bank, unreadable, _ = extract_features(model, test, loading, execution)
+        runs, bank, unreadable, *_ = extract_features(model, test, loading, execution)
         head = runs.found.head
         share = accuracy_of(bank, head)
     except FAILURES as error:

@@ -57,7 +57,7 @@ def load_suites(
     """
     if name == DIGITS:
         if data or any_counts:
-            raise ValueError("digits makes its own network and images. Leave out --data and --any-counts.")
+            raise ValueError("digits makes its own network and images. Leave out data= and any_counts=.")
         suites = _digits(out, seeds or [0], batch_size, names)
     else:
         place = data or (os.environ.get(OPENOOD) if name in built_in_names() else None)

@@ -66,7 +66,7 @@ def write_suite(
     if path.suffix != ".toml":
         raise ValueError(f"the name of a suite file ends in .toml, got {path}. Rename it.")
     if path.exists() and not force:
-        raise FileExistsError(f"{path} exists. Pass --force to replace it, or choose another name.")
+        raise FileExistsError(f"{path} exists. Replace it with force=True, or choose another name.")
     network = _network(model, weights, accuracy)
     data = {name: _inspect(name, place, images, name in SPLITS) for name, place in places.items() if place is not None}
     check_names([name for _, name, _ in ood])
@@ -121,7 +121,7 @@ def _inspect(name: str, path: Path, images: Path | None, labelled: bool) -> Data
         if isinstance(source, ListImages) and lacks_images(source):
             raise ValueError(
                 f"{path} names {source.paths[0]}, which is not in {source.root}. Give the root folder of the paths in "
-                "all lists as --images."
+                "all lists as images=."
             )
         class_sizes = [] if source.labels is None else np.unique(source.labels, return_counts=True)[1].tolist()
         opened = []

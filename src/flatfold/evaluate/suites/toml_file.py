@@ -95,7 +95,7 @@ class SuiteFile:
         def value(match: re.Match[str]) -> str:
             name = match[1] or match[2]
             if not self.variables.get(name):
-                way = "OpenOOD's folder of data and results, or pass --data" if name == OPENOOD else "a folder"
+                way = "OpenOOD's folder of data and results, or give it as data=" if name == OPENOOD else "a folder"
                 raise FileNotFoundError(f"the environment variable {name} is not set. Set it to {way}.")
             return self.variables[name]
 
@@ -270,7 +270,7 @@ class SuiteData:
             sentence += "; this is the number of an older version, and versions must not be mixed"
         if not self.file.any_counts:
             again = "Download the lists again" if table.list else "Check that all of them are there"
-            raise ValueError(f"{sentence}. {again}, or pass --any-counts to use these.")
+            raise ValueError(f"{sentence}. {again}, or use these with any_counts=True.")
         self.deviations[name] = sentence
 
     def _check_disjoint(self, section: str, table: ImageTable, source: Source, rows: Rows) -> None:
