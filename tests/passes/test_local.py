@@ -79,7 +79,7 @@ def test_two_processes_share_the_parts_and_write_the_table_of_one(here):
 
 def test_a_process_that_dies_or_cannot_load_the_model_ends_the_run_which_resumes(here):
     for model, error, keyword in (
-        (deadly_network, RuntimeError, "fewer --processes"),
+        (deadly_network, RuntimeError, "fewer processes"),
         (refusing_network, ValueError, "the weights are not there"),
     ):
         out = here / f"{model.__name__}.csv"
@@ -109,7 +109,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_no_process_outlives_a_run_that_is_stopped(here, how):
     (here / "program.py").write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen([sys.executable, "program.py"], env=environment, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not Path("loads").exists() or len(set(Path("loads").read_text().split())) < 2:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-SHARD, BATCH, FEW, CHOICE = 4096, 250, 2, 16  # CHOICE: images on which a runtime is chosen
+SHARD, BATCH, FEW, CHOICE = 4096, 250, 2, 20  # CHOICE: images on which a runtime is chosen
 SUITE = """
 [transform]
 mean = [0.485, 0.456, 0.406]

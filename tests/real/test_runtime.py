@@ -24,11 +24,11 @@ def test_scores_and_decisions_do_not_depend_on_the_runtime(data, depth):
     val = take_subset(images(data, "cifar10_test"), 1000, 0)
     batches = [x for name in ("cifar10_test", "svhn_test_4k") for x, _ in take_subset(images(data, name), 500, 1)]
     guards = {name: ff.Guard.fit(model.eval(), val, name) for name in METHODS}
-    plain = [guards["msp"].run(x) for x in batches]
+    plain = [guards["msp"].network(x) for x in batches]
     for runtime in NAMES if depth == 20 else NAMES[:-1]:
         guards["msp"].use_runtime(runtime)
-        others = [guards["msp"].run(x) for x in batches]
-        assert guards["msp"].runtime.chosen_name == runtime
+        others = [guards["msp"].network(x) for x in batches]
+        assert guards["msp"].network.runtime.chosen_name == runtime
         for name, guard in guards.items():
             spread = spread_of(guard.calibration.scores)
             for mine, theirs in zip(plain, others, strict=True):

@@ -247,7 +247,8 @@ def check_rate(fpr: float, confidence: float | None = None) -> None:
         raise ValueError(f"fpr must lie between 0 and 1, got {fpr!r}. 0.05 allows 5 false alarms in 100 ID inputs.")
     if confidence is not None and (not isinstance(confidence, Real) or not 0 < confidence < 1 - 1e-12):
         raise ValueError(
-            f"confidence must lie between 0 and 1, got {confidence!r}. With 0.95, the rate of 95 of 100 guards is at most fpr."
+            f"confidence must lie between 0 and 1, got {confidence!r}. "
+            "With 0.95, the rate of 95 of 100 guards is at most fpr."
         )
 
 
