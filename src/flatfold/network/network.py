@@ -152,7 +152,7 @@ class Network:
             self.model.to(usable_device(device))
         return self
 
-    def see(self, sizes: InputSizes | None) -> None:
+    def add_sizes(self, sizes: InputSizes | None) -> None:
         """Extend the range of input sizes seen."""
         self.sizes = join_sizes(self.sizes, sizes)
 

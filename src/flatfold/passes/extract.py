@@ -173,7 +173,7 @@ def extract_features(
             network, result = Network.of(module, first.to(place), here, total)
         else:
             shape = tuple(first.first_tensor.shape[1:])
-            network.see(InputSizes(shape, shape))
+            network.add_sizes(InputSizes(shape, shape))
             result = network.run_few(first)
         head = network.found.head
         key_of_bank = {} if data is None else {"weights": network.weights, "data": data, "head": network.found.name}
@@ -199,7 +199,7 @@ def extract_features(
             for covered, part in parts:
                 runtime = f"{part.info['runtime']} on Ray" if execution.distributed else str(network.runtime)
                 for shape in part.info.get("sizes", ()):
-                    network.see(InputSizes(tuple(shape), tuple(shape)))
+                    network.add_sizes(InputSizes(tuple(shape), tuple(shape)))
                 features = part.tensors.get("features", head.weight.new_empty(0, head.width))
                 if out is None and "predicted" in part.tensors:
                     predicted[covered.start] = part.tensors["predicted"]

@@ -72,13 +72,9 @@ def join_batches(batches: Iterable[Part]) -> Part:
     filled = [columns for columns in tensors if columns]
     names = filled[0] if filled else ()
     reasons = {row: reason for info in infos for row, reason in info["unreadable"].items()}
-    sizes = [size for info in infos for size in info.get("sizes", ())]
-    info: dict[str, Any] = {"unreadable": reasons} | ({"sizes": _unique(sizes)} if sizes else {})
+    sizes = dict.fromkeys(tuple(size) for info in infos for size in info.get("sizes", ()))
+    info: dict[str, Any] = {"unreadable": reasons} | ({"sizes": list(map(list, sizes))} if sizes else {})
     return Part(info, {name: torch.cat([columns[name] for columns in filled]) for name in names})
-
-
-def _unique(shapes: list[list[int]]) -> list[list[int]]:
-    return [list(shape) for shape in dict.fromkeys(map(tuple, shapes))]
 
 
 def cut(source: Source, ranges: Iterable[range], rows: int) -> dict[int, range]:
