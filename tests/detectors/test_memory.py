@@ -59,14 +59,28 @@ def test_fit_never_copies_the_bank_nor_a_large_part_of_it(method, monkeypatch):
     assert 0 < largest.bytes <= 4 * ROWS * WIDTH / 4
 
 
-@pytest.mark.parametrize("method", ["mds:alpha=1", "react", "vra", "ebo-c"])
-def test_a_shaped_method_holds_one_shaped_copy_of_the_bank_and_little_else(method, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "copies"), [("mds:alpha=1", 1), ("knn:alpha=0.5", 1), ("react", 0), ("vra", 0), ("ebo-c", 0)]
+)
+def test_a_shaped_method_holds_at_most_one_shaped_copy_of_the_bank(method, copies, monkeypatch):
     monkeypatch.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 100 * WIDTH)
     monkeypatch.setattr("flatfold.core.shaping.ENTRIES_SORTED", 1000)
     bank, head = make_bank()
     with LargestTensor(bank) as largest:
         ff.create(method).fit(bank, head)
-    assert largest.large == 1
+    assert largest.large == copies
+
+
+@pytest.mark.parametrize("method", ["mds", "rmds", "vim", "openmax", "she", "nci", "fdbd", "dice", "pnml", "neco"])
+def test_the_features_of_a_large_shaped_bank_are_computed_in_chunks(method, monkeypatch):
+    bank, head = make_bank()
+    expected = ff.create(method, alpha=0.5).fit(bank, head)(bank.features[:50])
+    monkeypatch.setattr("flatfold.core.hessian.ENTRIES_AT_ONCE", 100 * WIDTH)
+    monkeypatch.setattr("flatfold.core.bank.SHAPED_AT_ONCE", 0)
+    with LargestTensor(bank) as largest:
+        detector = ff.create(method, alpha=0.5).fit(bank, head)
+    assert largest.large == 0
+    torch.testing.assert_close(detector(bank.features[:50]), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_methods_on_a_bank_that_shares_its_moments_compute_them_once(monkeypatch):

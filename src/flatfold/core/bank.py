@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MethodRefusedError
-from .class_statistics import ClassMoments, SharedMoments, class_moments
+from .class_statistics import ClassMoments, LazyRows, Rows, SharedMoments, class_moments
 from .hessian import entry_chunks
 from .validation import as_matrix, as_tensor, check_labels
 
@@ -63,9 +65,9 @@ class Head:
         """Return the logits ``(n, c)`` of features ``(n, d)``."""
         return torch.nn.functional.linear(h, self.weight, self.bias)
 
-    def predict(self, h: Tensor) -> Tensor:
+    def predict(self, h: Rows) -> Tensor:
         """Return the class with the largest logit of each row of features, ``(n,)``; logits are computed in chunks."""
-        predicted = torch.empty(len(h), dtype=torch.int64, device=h.device)
+        predicted = torch.empty(len(h), dtype=torch.int64, device=h[:1].device)
         for part in entry_chunks(len(h), self.n_classes):
             # Not concatenated at the end: small tensors kept in between would fragment the memory of the next logits.
             predicted[part] = self(h[part]).argmax(dim=-1)
@@ -98,6 +100,7 @@ def as_two_classes(values: Tensor, dim: int) -> Tensor:
     return torch.cat([-values / 2, values / 2], dim) if values.shape[dim] == 1 else values
 
 
+SHAPED_AT_ONCE = 2**30  # bytes of shaped features that are stored rather than computed again for each pass
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -145,8 +148,8 @@ class FeatureBank:
     def moments(self, by_class: bool) -> ClassMoments:
         """Return counts, means and scatter of the classes, for which labels are needed, or of all rows together."""
         if self._shared is not None:
-            return self._shared.get(self.features, self.labels, by_class)
-        return class_moments(self.features, self.labels if by_class else None)
+            return self._shared.get(self.rows, self.labels, by_class)
+        return class_moments(self.rows, self.labels if by_class else None)
 
     @property
     def seconds_saved(self) -> float:
@@ -157,6 +160,20 @@ class FeatureBank:
     def width(self) -> int:
         """Number of features d."""
         return self.features.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the features."""
+        return self.features.dtype
+
+    @property
+    def rows(self) -> Rows:
+        """The features, to be read in chunks: ``bank.rows[start:stop]`` computes those of a large shaped bank."""
+        return self.features
+
+    def shaped(self, shaping: Callable[[Tensor], Tensor]) -> FeatureBank:
+        """Return this bank with features shaped by a function of rows, when they are first used."""
+        return ShapedBank(self, shaping)
 
     def __getitem__(self, rows: slice | Tensor) -> FeatureBank:
         """Return the rows selected by a slice, an index tensor or a boolean mask."""
@@ -173,6 +190,48 @@ class FeatureBank:
             count = len(torch.unique(self.labels))
             classes = f"{count} class{'es' if count > 1 else ''}"
         return f"FeatureBank({len(self)} rows, {self.width} features, {classes}, {self.features.dtype})"
+
+
+class ShapedBank(FeatureBank):
+    """A bank whose features are a function of those of another bank.
+
+    ``rows`` computes those of more than a gigabyte a chunk at a time, whenever they are read; ``features`` are computed
+    once and stored.
+    """
+
+    _lazy: LazyRows
+    _whole: Tensor
+
+    def __init__(self, bank: FeatureBank, shaping: Callable[[Tensor], Tensor]) -> None:
+        object.__setattr__(self, "labels", bank.labels)
+        object.__setattr__(self, "_lazy", LazyRows(bank.features, shaping))
+        object.__setattr__(self, "_whole", bank.features)
+
+    @cached_property
+    def features(self) -> Tensor:  # a field of the base class
+        """All shaped features: one copy, written in chunks."""
+        shaped = torch.empty_like(self._whole)
+        for part in entry_chunks(*shaped.shape):
+            shaped[part] = self._lazy[part]
+        return as_matrix(shaped, "shaped features")
+
+    @property
+    def rows(self) -> Rows:
+        """The shaped features, to be read in chunks."""
+        return self.features if self._whole.nbytes <= SHAPED_AT_ONCE else self._lazy
+
+    @property
+    def width(self) -> int:
+        """Number of features d."""
+        return self._whole.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the features."""
+        return self._whole.dtype
+
+    def __len__(self) -> int:
+        return len(self._lazy)
 
 
 def without_class(bank: FeatureBank, head: Head, label: int) -> tuple[FeatureBank, Head]:

@@ -23,18 +23,19 @@ from .hessian import as_double, entry_chunks
 class LazyRows:
     """Rows ``(n, w)`` computed on access from features ``(m, d)``: all of them, or those at some ``rows``."""
 
-    features: Tensor
+    features: "Rows"
     of: Callable[[Tensor], Tensor]
     rows: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.features if self.rows is None else self.rows)
 
-    def __getitem__(self, part: slice) -> Tensor:
+    def __getitem__(self, part: slice | Tensor) -> Tensor:
         return self.of(self.features[part if self.rows is None else self.rows[part]])
 
 
 Rows = Tensor | LazyRows
+IN_CACHE = 16  # one part of a usual chunk: 1 MB in float64
 
 
 class Gaussian(NamedTuple):
@@ -102,7 +103,8 @@ def class_moments(
     anchors, sums = first.new_zeros(2, len(classes), width)
     anchored = torch.zeros(len(classes), dtype=torch.bool, device=first.device)
     total = first.new_zeros((width, width) if scatter else (0, 0))
-    for part in entry_chunks(len(rows), width):
+    # A matrix product is fastest with many rows; all else with chunks that stay in the processor's cache.
+    for part in entry_chunks(len(rows), width if scatter else IN_CACHE * width):
         h, own = rows[part], place[part]
         if used is not None:
             h, own = h[used[part].to(h.device)], own[used[part]]
@@ -111,8 +113,12 @@ def class_moments(
         if bool(fresh.any()):
             anchors.index_add_(0, own[fresh], h[fresh] / own.bincount(minlength=len(classes))[own[fresh], None])
             anchored[own] = True
-        moved = h - anchors[own]
-        sums.index_add_(0, own, moved)
+        if len(classes) == 1:  # faster than to gather and scatter rows
+            moved = h - anchors[0]
+            sums[0] += moved.sum(dim=0)
+        else:
+            moved = h - anchors[own]
+            sums.index_add_(0, own, moved)
         if scatter:
             total.addmm_(moved.mT, moved)
     n = counts.to(sums)
@@ -130,7 +136,7 @@ class SharedMoments:
         self._seconds = 0.0
         self._moments: ClassMoments | None = None
 
-    def get(self, features: Tensor, labels: Tensor | None, by_class: bool) -> ClassMoments:
+    def get(self, features: Rows, labels: Tensor | None, by_class: bool) -> ClassMoments:
         """Return the moments of classes or of all rows, given the same bank in every call."""
         if self._moments is None:
             start = perf_counter()
@@ -274,7 +280,7 @@ LOGITS_AT_ONCE = 2**25
 
 
 def logits_by_rows(
-    h: Tensor,
+    h: Rows,
     weight: Tensor,
     bias: Tensor | None = None,
     of: Callable[[Tensor], Tensor] | None = None,

@@ -83,11 +83,11 @@ def check_labels(labels: Tensor, n: int) -> None:
         )
 
 
-def check_width(h: Tensor, weight: Tensor) -> None:
-    """Raise unless the rows of ``h`` are as wide as the head's input."""
-    if h.shape[-1] != weight.shape[-1]:
+def check_width(width: int, weight: Tensor) -> None:
+    """Raise unless rows of this width are as wide as the head's input."""
+    if width != weight.shape[-1]:
         raise ValueError(
-            f"features have d={h.shape[-1]} columns but the head expects d={weight.shape[-1]}. "
+            f"features have d={width} columns but the head expects d={weight.shape[-1]}. "
             "Were they taken from the input of this model's last linear layer?"
         )
 
@@ -100,7 +100,7 @@ def check_features(h: Tensor, weight: Tensor) -> None:
         )
     if h.ndim != 2:
         raise ValueError(f"features must have shape (n, d), got {tuple(h.shape)}. A single row needs h[None].")
-    check_width(h, weight)
+    check_width(h.shape[-1], weight)
     if h.dtype != weight.dtype:
         raise TypeError(
             f"features are {h.dtype} but the detector was fitted in {weight.dtype}. "
@@ -112,14 +112,14 @@ def check_features(h: Tensor, weight: Tensor) -> None:
 
 def check_fit(bank: FeatureBank, head: Head) -> None:
     """Raise unless ``bank`` and ``head`` belong together."""
-    if not hasattr(bank, "features") or not hasattr(head, "n_classes"):
+    if not hasattr(bank, "labels") or not hasattr(head, "n_classes"):
         raise TypeError(
             f"fit takes a FeatureBank and a Head, in this order, got {type(bank).__name__} and {type(head).__name__}."
         )
-    check_width(bank.features, head.weight)
-    if bank.features.dtype != head.weight.dtype:
+    check_width(bank.width, head.weight)
+    if bank.dtype != head.weight.dtype:
         raise TypeError(
-            f"the bank is {bank.features.dtype} but the head is {head.weight.dtype}. "
+            f"the bank is {bank.dtype} but the head is {head.weight.dtype}. "
             "Convert both to the same type, float32 or float64."
         )
     if bank.labels is not None and int(bank.labels.max()) >= head.n_classes:

@@ -10,7 +10,7 @@ To add a method, implement :meth:`Detector.score`, and :meth:`Detector.learn` to
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,19 @@ from ..core.validation import check_features, check_finite, check_fit, check_sco
 from ..errors import MethodRefusedError, NotFittedError
 
 ROWS_AT_ONCE = 4096
+PASS = 20  # multiplications that take as long as reading one feature
 LOGITS_AT_ONCE = 2**24  # 64 MB in float32: fewer rows at once for more than 4096 classes
+
+
+class Costs(NamedTuple):
+    """Estimated costs of a method on float32 features, from the size of its data; see :meth:`Detector.costs`."""
+
+    memory: int = 0
+    """Bytes held while it is fitted and scores, beyond the features."""
+    fit: int = 0
+    """Multiplications of the fit in float64."""
+    score: int = 0
+    """Multiplications per scored row, in the type of the features."""
 
 
 class Fittable(nn.Module):
@@ -90,6 +102,8 @@ class Detector(Fittable, ABC):
 
     weight: Tensor
     bias: Tensor | None
+    needs_all_features = False
+    """Whether the fit needs the features of the bank at once; of a large shaped bank, this takes a copy."""
 
     def fit(self, bank: FeatureBank, head: Head) -> Self:
         """Learn from in-distribution data.
@@ -161,6 +175,13 @@ class Detector(Fittable, ABC):
     @abstractmethod
     def score(self, h: Tensor) -> Tensor:
         """Return one score per row of ``h``, in pure torch; a score must not depend on other rows."""
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        """Return the largest costs for a bank and a head of this size, so that long runs are announced beforehand.
+
+        By default those of a method that reads the bank at most once and scores by the logits.
+        """
+        return Costs(fit=PASS * rows * width, score=width * classes)
 
     def signs(self, h: Tensor) -> dict[str, Tensor]:
         """Return the standardised signs ``(n,)`` whose weighted sum is the score, by name; empty for other scores.

@@ -43,7 +43,7 @@ class Dice(Detector):
         self.percentile = percentile
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        contribution = head.weight * mean_row(bank.features)
+        contribution = head.weight * mean_row(bank.rows)
         threshold = percentile_threshold(contribution, self.percentile)
         self.register_buffer("sparse", head.weight * (contribution > threshold))
 

@@ -55,7 +55,7 @@ class Fdbd(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_choice("relative_to", self.relative_to, RELATIVE)
-        self.register_buffer("centre", mean_row(bank.features))
+        self.register_buffer("centre", mean_row(bank.rows))
         self.register_buffer("distances", affordable_distances(head.weight))
 
     def score(self, h: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from ..core.signs import (
 )
 from ..core.validation import check_features
 from ..errors import MethodRefusedError
-from .base import Detector
+from .base import Costs, Detector
 from .citations import FLATFOLD
 from .direction import PAPER as MAHALANOBIS_PP
 from .fdbd import PAPER as FDBD
@@ -106,6 +106,14 @@ class FourFold(Detector):
             weights_=values.new_tensor([trust * direction, trust * length, margin, curvature, (1 - trust) * direction]),
             usual_=values.mean(dim=0),
             deviation_=values.std(dim=0, correction=0).clamp_min(SMALLEST_DIVISOR),
+        )
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        folds = self.folds + 1
+        return Costs(
+            8 * width * (8 * width + 6 * classes) + 400 * rows,
+            folds * rows * width * (width + 3 * classes),
+            width * (width + 2 * classes),
         )
 
     def score(self, h: Tensor) -> Tensor:

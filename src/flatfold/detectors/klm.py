@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double, entry_chunks
 from ..errors import MethodRefusedError
-from .base import Detector
+from .base import PASS, Costs, Detector
 from .mls import PAPER as MLS
 from .registry import register
 
@@ -48,6 +48,9 @@ class Klm(Detector):
         means.div_(counts[:, None].to(means))
         # Clamped so that probabilities that underflow still have a logarithm: 0 * log 0 would be NaN.
         self.register_buffer("log_means", means.clamp_min_(SMALLEST).log_())
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        return Costs(8 * 2 * classes**2, rows * classes * (width + PASS), classes * (width + classes))
 
     def score(self, h: Tensor) -> Tensor:
         log_probs = self.logits(h).to(self.log_means.dtype).log_softmax(dim=-1)

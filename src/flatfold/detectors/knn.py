@@ -14,7 +14,7 @@ from ..core.neighbours import kth_distance, to_half_precision, unit_scale
 from ..core.shaping import partially_normalised
 from ..core.validation import check_choice, check_count
 from ..errors import MethodRefusedError
-from .base import Detector
+from .base import PASS, Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -53,6 +53,8 @@ class Knn(Detector):
         seed: Seed of that draw.
     """
 
+    needs_all_features = True
+
     bank: Tensor
     scale: Tensor
 
@@ -77,6 +79,11 @@ class Knn(Detector):
         check_count("k", self.k, len(features), "stored samples")
         stored = to_half_precision(features) if self.storage else features.contiguous()
         self.register_buffers(bank=stored, scale=unit_scale(stored, head.weight.dtype))
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        stored = rows if self.share == 1 else int(self.share * rows) + classes
+        bytes_each = 2 if self.storage else 4 if self.share < 1 else 0  # the bank itself is not copied
+        return Costs(stored * (bytes_each * width + 8), PASS * stored * width, stored * width)
 
     def score(self, h: Tensor) -> Tensor:
         return kth_distance(partially_normalised(h, 1.0), self.bank, self.scale, self.k)

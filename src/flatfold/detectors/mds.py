@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Gaussian, gaussian_of, squared_distances
 from ..core.validation import require_labels
-from .base import Detector
+from .base import Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -42,6 +42,9 @@ class Mds(Detector):
         require_labels(bank, "MDS")
         gaussian = gaussian_of(bank.moments(by_class=True))
         self.register_buffers(**gaussian._asdict())
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        return Costs(8 * width * (6 * width + 3 * classes), rows * width**2, width * (width + classes))
 
     def score(self, h: Tensor) -> Tensor:
         distances = squared_distances(h, Gaussian(self.centre, self.whitening, self.means))

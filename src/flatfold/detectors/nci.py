@@ -50,7 +50,7 @@ class Nci(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_above_zero("strength", self.strength, "1e-4", or_zero=True)
-        self.register_buffer("centre", mean_row(bank.features))
+        self.register_buffer("centre", mean_row(bank.rows))
 
     def score(self, h: Tensor) -> Tensor:
         weight = self.weight[self.logits(h).argmax(dim=-1)]

@@ -10,7 +10,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.shaping import SMALLEST_DIVISOR, row_norms
 from ..core.validation import check_choice
 from ..errors import MethodRefusedError
-from .base import Detector
+from .base import Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -65,13 +65,16 @@ class Neco(Detector):
         moments = bank.moments(by_class=False)
         centre, scatter = moments.means[0], moments.scatter
         spread = (scatter.diagonal() / len(bank)).sqrt()
-        varies = spread > 10 * torch.finfo(bank.features.dtype).eps * centre.abs()  # by more than rounding
+        varies = spread > 10 * torch.finfo(bank.dtype).eps * centre.abs()  # by more than rounding
         if not bool(varies.any()):
             raise MethodRefusedError("NECO needs features that vary, but all samples of the bank are equal.")
         spread = torch.where(varies, spread, 1.0)
         principal = torch.linalg.eigh(scatter / spread / spread[:, None]).eigenvectors[:, -dim:]
         learnt = {"centre": centre, "spread": spread, "principal": principal.contiguous()}
-        self.register_buffers(**{name: tensor.to(bank.features) for name, tensor in learnt.items()})
+        self.register_buffers(**{name: tensor.to(head.weight) for name, tensor in learnt.items()})
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        return Costs(8 * 6 * width**2, rows * width**2, width * (100 + classes))
 
     def score(self, h: Tensor) -> Tensor:
         x = (h - self.centre) / self.spread

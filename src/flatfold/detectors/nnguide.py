@@ -13,7 +13,7 @@ from ..core.neighbours import largest_products
 from ..core.shaping import partially_normalised
 from ..core.validation import check_count
 from ..errors import MethodRefusedError
-from .base import Detector
+from .base import Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -63,8 +63,12 @@ class NNGuide(Detector):
         rows = torch.arange(len(bank))
         if self.seed is not None:
             rows = torch.randperm(len(bank), generator=torch.Generator().manual_seed(self.seed))
-        h = bank.features[rows[:count].to(bank.features.device)]
+        h = bank.rows[rows[:count].to(head.weight.device)]
         self.register_buffer("bank", partially_normalised(h, 1.0) * head(h).logsumexp(dim=-1, keepdim=True))
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        stored = int(self.share * rows) + self.k + self.batch_size
+        return Costs(3 * 4 * stored * width, stored * width * classes, stored * width)
 
     def score(self, h: Tensor) -> Tensor:
         guidance = largest_products(partially_normalised(h, 1.0), self.bank, self.k)[0].mean(dim=-1)

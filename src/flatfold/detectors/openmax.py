@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import (
+    Rows,
     Templates,
     Weibull,
     check_every_class,
@@ -19,7 +20,7 @@ from ..core.class_statistics import (
 )
 from ..core.hessian import as_double, entry_chunks
 from ..core.validation import check_choice, check_count, require_labels
-from .base import Detector
+from .base import PASS, Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -75,12 +76,17 @@ class OpenMax(Detector):
         labels = require_labels(bank, "OpenMax")
         basis = torch.linalg.qr(as_double(head.weight), mode="r").R if head.n_classes > head.width else None
         self.register_buffer("basis", basis)
-        distances, templates = _distances_to_templates(bank.features, labels, head, basis)
+        distances, templates = _distances_to_templates(bank.rows, labels, head, basis)
         labels = labels.to(distances.device)
         tails, valid = _largest(distances, labels, templates.used, head.n_classes, self.tail)
         self.register_buffers(means=templates.means, **fit_tails(tails, valid)._asdict())
         if templates.note:
             warnings.warn(templates.note, stacklevel=4)
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        return Costs(
+            60 * rows + 8 * 3 * classes * (classes + width), rows * width * (classes + 2 * PASS), width * classes
+        )
 
     def score(self, h: Tensor) -> Tensor:
         logits = self.logits(h).to(self.means.dtype)
@@ -97,7 +103,7 @@ class OpenMax(Detector):
 
 
 def _distances_to_templates(
-    features: Tensor, labels: Tensor, head: Head, basis: Tensor | None
+    features: Rows, labels: Tensor, head: Head, basis: Tensor | None
 ) -> tuple[Tensor, Templates]:
     r"""Return the distance of each sample to the template of its class, ``(n,)``, and the templates of the logits.
 

@@ -11,7 +11,7 @@ from ..core.hessian import as_double, entry_chunks
 from ..core.shaping import percentiles
 from ..core.validation import check_count
 from ..errors import MethodRefusedError
-from .base import Detector
+from .base import PASS, Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -39,6 +39,8 @@ class OptFS(Detector):
         bins: Number of bins.
     """
 
+    needs_all_features = True
+
     theta: Tensor
     edges: Tensor
 
@@ -63,6 +65,9 @@ class OptFS(Detector):
             raise MethodRefusedError("OptFS found no feature that contributes to a logit. Check the bank and the head.")
         theta = theta / theta.norm()
         self.register_buffers(theta=theta.to(bank.features), edges=edges)
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        return Costs(2**26, rows * width * (classes + 10 * PASS), width * classes)
 
     def score(self, h: Tensor) -> Tensor:
         shaped = self.theta[_bins(h, self.edges, self.bins)] * h

@@ -13,7 +13,7 @@ from ..core.hessian import as_double, entry_chunks
 from ..core.shaping import partially_normalised
 from ..core.validation import check_choice
 from ..errors import MethodRefusedError
-from .base import Detector
+from .base import Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -60,13 +60,16 @@ class Pnml(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_choice("unit_logits", self.unit_logits, (True, False))
-        gram = as_double(bank.features.new_zeros(head.width, head.width))
+        gram = as_double(head.weight.new_zeros(head.width, head.width))
         for part in entry_chunks(len(bank), head.width):
-            units = partially_normalised(as_double(bank.features[part]), 1.0)
+            units = partially_normalised(as_double(bank.rows[part]), 1.0)
             gram.addmm_(units.mT, units)
         if not bool(gram.any()):
             raise MethodRefusedError("pNML needs non-zero features, but all features are 0. Check the bank.")
         self.register_buffer("whitening", whitening_of(gram))
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        return Costs(8 * 6 * width**2, rows * width**2, width * (width + classes))
 
     def score(self, h: Tensor) -> Tensor:
         units = partially_normalised(h, 1.0)

@@ -13,7 +13,7 @@ from ..core.neighbours import relation_sums, unit_scale
 from ..core.shaping import partially_normalised
 from ..core.validation import check_above_zero
 from ..errors import MethodRefusedError
-from .base import Detector
+from .base import Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -51,6 +51,8 @@ class Relation(Detector):
         threshold: t, at least 0; weaker relations do not count.
     """
 
+    needs_all_features = True
+
     bank: Tensor
     scale: Tensor
     probs: Tensor
@@ -73,6 +75,9 @@ class Relation(Detector):
         for part in entry_chunks(len(bank), head.n_classes):
             torch.softmax(head(stored[part]), dim=-1, out=probs[part])
         self.register_buffers(bank=stored, scale=unit_scale(stored, stored.dtype), probs=probs)
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        return Costs(4 * rows * (classes + 2), rows * width * classes, rows * (width + classes))
 
     def score(self, h: Tensor) -> Tensor:
         probs = self.logits(h).softmax(dim=-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Gaussian, gaussian_of, squared_distances
 from ..core.validation import require_labels
-from .base import Detector
+from .base import Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -43,6 +43,9 @@ class Rmds(Detector):
         moments = bank.moments(by_class=True)
         classes, everything = gaussian_of(moments), gaussian_of(moments.pooled())
         self.register_buffers(**classes._asdict(), background=everything.whitening, background_mean=everything.means)
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        return Costs(8 * width * (10 * width + 3 * classes), rows * width**2, width * (2 * width + classes))
 
     def score(self, h: Tensor) -> Tensor:
         nearest = squared_distances(h, Gaussian(self.centre, self.whitening, self.means)).amin(dim=-1)

@@ -3,14 +3,12 @@
 from abc import ABC, abstractmethod
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.hessian import entry_chunks
 from ..core.shaping import check_alpha, partially_normalised
 from ..errors import NotFittedError
-from .base import Detector, Fittable
+from .base import Costs, Detector, Fittable
 
 
 class Shaping(Fittable, ABC):
@@ -45,20 +43,19 @@ class Shaped(Detector):
         self.detector = detector
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
-        self.detector.fit(self._shape(bank), head)
+        self.shaping.learn(bank)
+        self.detector.fit(bank.shaped(self.shaping), head)
 
     def fit_without(self, bank: FeatureBank, head: Head, label: int) -> Self:
         """Fit the shaping, which has no classes, on all data, and the detector without one class."""
-        self.detector.fit_without(self._shape(bank), head, label)
+        self.shaping.learn(bank)
+        self.detector.fit_without(bank.shaped(self.shaping), head, label)
         return self
 
-    def _shape(self, bank: FeatureBank) -> FeatureBank:
-        """Fit the shaping and return the shaped bank: one copy, written in chunks."""
-        self.shaping.learn(bank)
-        shaped = torch.empty_like(bank.features)
-        for part in entry_chunks(*shaped.shape):
-            shaped[part] = self.shaping(bank.features[part])
-        return FeatureBank(shaped, bank.labels)
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        inner = self.detector.costs(rows, width, classes)
+        copy = 4 * rows * width if self.detector.needs_all_features else 0
+        return inner._replace(memory=inner.memory + copy)
 
     def score(self, h: Tensor) -> Tensor:
         return self.detector.score(self.shaping(h))

@@ -14,7 +14,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import class_templates
 from ..core.shaping import row_norms
 from ..core.validation import check_choice, require_labels
-from .base import Detector
+from .base import PASS, Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -61,11 +61,14 @@ class She(Detector):
 
     def learn(self, bank: FeatureBank, head: Head) -> None:
         check_choice("metric", self.metric, get_args(Metric))
-        predicted = head.predict(bank.features)
-        patterns = class_templates(bank.features, require_labels(bank, "SHE"), predicted, head.n_classes, "SHE")
+        predicted = head.predict(bank.rows)
+        patterns = class_templates(bank.rows, require_labels(bank, "SHE"), predicted, head.n_classes, "SHE")
         self.register_buffer("templates", patterns.means.to(head.weight))
         if patterns.note:
             warnings.warn(patterns.note, stacklevel=4)
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        return Costs(40 * rows + 8 * 2 * classes * width, rows * width * (classes + PASS), width * classes)
 
     def score(self, h: Tensor) -> Tensor:
         pattern = self.templates[self.logits(h).argmax(dim=-1)]

@@ -12,7 +12,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.hessian import as_double, entry_chunks
 from ..core.shaping import row_norms
 from ..errors import MethodRefusedError
-from .base import Detector
+from .base import Costs, Detector
 from .citations import Work
 from .registry import register
 
@@ -69,7 +69,7 @@ class Vim(Detector):
         residual = torch.linalg.eigh(scatter).eigenvectors[:, : head.width - dim].contiguous()
         largest = norms = 0.0
         for part in entry_chunks(len(bank), max(head.n_classes, head.width)):
-            h = as_double(bank.features[part])
+            h = as_double(bank.rows[part])
             largest += float((h @ weight.mT + bias).amax(dim=-1).sum())
             norms += float(row_norms((h - origin) @ residual).sum())
         if norms <= len(bank) * 1e-12 * float(scatter.diagonal().sum().sqrt()):
@@ -78,6 +78,9 @@ class Vim(Detector):
             )
         alpha = origin.new_tensor(largest / norms)
         self.register_buffers(origin=origin, residual=residual, alpha_virtual_=alpha, dim_=torch.tensor(dim))
+
+    def costs(self, rows: int, width: int, classes: int) -> Costs:
+        return Costs(8 * 6 * width**2, rows * width * (2 * width + classes), width * (width + classes))
 
     def score(self, h: Tensor) -> Tensor:
         residual = row_norms((h.to(self.origin.dtype) - self.origin) @ self.residual).squeeze(-1)

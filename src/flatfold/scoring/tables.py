@@ -64,7 +64,7 @@ def score_features(
     """
     weight = detector.fitted_weight
     with _errors_about(source):
-        check_width(torch.empty(0, source.width), weight)
+        check_width(source.width, weight)
     if torch.promote_types(source.dtype, weight.dtype) != weight.dtype:
         raise TypeError(
             f"{source.path} holds features in {source.dtype}, but the detector was fitted in {weight.dtype}, and "
@@ -173,7 +173,7 @@ def _json_numbers(array: NDArray[Any]) -> Iterable[str]:
 
 def _read_bank(file: FeatureFile, head: Head) -> FeatureBank:
     with _errors_about(file):
-        check_width(torch.empty(0, file.width), head.weight)
+        check_width(file.width, head.weight)
         bank = file.bank()
         return FeatureBank(bank.features.to(head.weight.dtype), bank.labels)
 
