@@ -1,7 +1,8 @@
-"""How time and memory grow with the classes of a head, and with the images of a run.
+"""How time and memory grow with the classes of a head, with the images of a run, and with the rows of a bank.
 
-Each measurement is a process of its own. Time is that of one row or image. Memory is the peak of the process; for heads
-it is the peak beyond the data that was given.
+Each measurement is a process of its own; for the rows of a bank, all methods run in one process, one after the other.
+Time is that of one row or image. Memory is the peak of the process; for heads and banks it is the peak beyond the data
+that was given: anonymous memory, without the pages of mapped files, which the system can drop.
 """
 
 import os
@@ -11,7 +12,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from PIL import Image
 from torch import nn
 
 import flatfold as ff
+from flatfold.data.banks import BankWriter
 from flatfold.data.images import open_images
 from flatfold.scoring.guard_file import read_guard
 from flatfold.scoring.shards import ScoringJob, score_images
@@ -34,6 +36,13 @@ MOST_MEGABYTES, MOST_GROWTH = 2000, 1.5
 
 IMAGES, DISTINCT, SIDE = (1000, 10_000, 100_000), 200, 8
 MOST_TIMES = 1.10
+
+ROWS, WIDE, PART = (40_000, 200_000, 1_281_167), 2048, 16_384
+TRAINED = [
+    *("nci", "dice", "fdbd", "she", "optfs", "openmax", "pnml", "mds", "mds:alpha=1", "rmds", "neco", "vim"),
+    *("nnguide", "knn", "knn:share=0.1", "knn:storage=float16", "relation"),
+]
+MOST_MEGABYTES_OF_ROWS = 6000
 
 
 def run() -> list[bool]:
@@ -180,12 +189,66 @@ def _measure_images(guard: str, place: str, out: str) -> None:
     print(time / source.rows, _peak_kilobytes() / 1024)
 
 
+# --- rows of a bank
+
+
+def rows() -> list[bool]:
+    """Fit every method that learns from training data to 40,000 rows up to those of ImageNet-1K, and score some.
+
+    This takes more than an hour, and 21 GB in the folder for temporary files.
+    """
+    passed, measured = [], {}
+    print(f"      {'method':<22}{'rows':>11}{'fit, s':>10}{'score, ms each':>16}{'memory, MB':>12}")
+    for n in ROWS:
+        with tempfile.TemporaryDirectory() as folder:
+            _make_bank(Path(folder), n)
+            numbers = _run_alone("rows", folder, threads=None)
+        for place, method in enumerate(TRAINED):
+            fit, score, peak = measured[method, n] = numbers[3 * place : 3 * place + 3]
+            print(f"      {method:<22}{n:>11,}{fit:>10.3g}{score:>16.3g}{peak:>12.0f}")
+    most, least = ROWS[-1], ROWS[1]
+    for method in TRAINED:
+        peak = measured[method, most][2]
+        passed.append(report(f"memory of {method} at {most:,} rows", peak, "MB", MOST_MEGABYTES_OF_ROWS, False))
+        times = measured[method, most][0] / max(measured[method, least][0], 0.1)
+        what = f"time to fit {method} to {most:,} rows against {least:,}"
+        passed.append(report(what, times, "times", MOST_GROWTH * most / least, False))
+    return passed
+
+
+def _make_bank(folder: Path, n: int) -> None:
+    """Write a bank of random features with class structure, and the head, a part at a time."""
+    g = torch.Generator().manual_seed(0)
+    means, basis = 0.6 * torch.randn(1000, WIDE, generator=g), 0.15 * torch.randn(64, WIDE, generator=g)
+    torch.save(means / WIDE**0.5, folder / "weight.pt")
+    with closing(BankWriter(folder / "bank", {"data": "random"}, width=WIDE, labels=True, shard_rows=PART)) as writer:
+        for start in range(0, n, PART):
+            labels = torch.randint(1000, (min(PART, n - start),), generator=g)
+            h = torch.randn(len(labels), WIDE, generator=g) + torch.randn(len(labels), 64, generator=g) @ basis
+            writer.add(range(start, start + len(labels)), (h + means[labels]).relu_(), labels, {})
+        writer.end(n)
+        writer.finish()
+
+
+def _measure_rows(folder: str) -> None:
+    """Print seconds of the fit, milliseconds per scored row and megabytes of every method."""
+    bank = ff.load_bank(Path(folder) / "bank", verify=False)
+    head, queries = ff.Head(torch.load(Path(folder) / "weight.pt")), bank.features[:200].clone()
+    for method in TRAINED:
+        detector = ff.create(method)
+        with warnings.catch_warnings(), torch.inference_mode(), _private_peak() as peak:
+            warnings.simplefilter("ignore")
+            fit = seconds(lambda detector=detector: detector.fit(bank, head))
+            score = seconds(lambda detector=detector: detector(queries))
+        print(fit, 1e3 * score / len(queries), peak())
+
+
 # --- processes
 
 
-def _run_alone(*arguments: object) -> list[float]:
-    """Return the numbers that a measurement in a process of its own prints."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def _run_alone(*arguments: object, threads: int | None = 1) -> list[float]:
+    """Return the numbers that a measurement in a process of its own prints; None means torch's number of threads."""
+    environment = dict(os.environ) if threads is None else {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "benchmarks.growth", *map(str, arguments)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return [float(number) for number in done.stdout.split()]
@@ -207,4 +270,4 @@ def _peak_kilobytes() -> float:
 
 
 if __name__ == "__main__":
-    {"classes": _measure_classes, "images": _measure_images}[sys.argv[1]](*sys.argv[2:])
+    {"classes": _measure_classes, "images": _measure_images, "rows": _measure_rows}[sys.argv[1]](*sys.argv[2:])
