@@ -21,6 +21,10 @@ class UnsupportedHeadError(FlatfoldError, ValueError):
     """The logits of the model do not come from one linear layer that flatfold can find."""
 
 
+class InsufficientResourcesError(FlatfoldError, OSError):
+    """A run needs more memory or disk space than there is."""
+
+
 class UnreadableImageError(FlatfoldError, ValueError):
     """A file could not be decoded as an image."""
 

@@ -117,7 +117,8 @@ def test_a_sound_suite_has_a_line_for_every_part(world):
     images = {"train": "12 images", "val": "12 of 30 images", "test": "120 images", "far strange": "7 images"}
     lines = {name: rf"│ ok +│ +│ +{found} │" for name, found in images.items()}
     network = {"network tiny": r"│ ok +│ +99\.00 % │ +100\.00 % │ .*w\.pt"}
-    assert_doctor(world, [], 0, lines | network, "no problems found")
+    shown = assert_doctor(world, [], 0, lines | network, "no problems found")
+    assert re.search(r"costs: A benchmark of all methods needs about .* of memory .* less than a minute", shown), shown
 
 
 def test_missing_or_wrong_parts_are_counted_and_optional_ones_are_notes(world):

@@ -103,11 +103,10 @@ def test_each_image_goes_through_the_network_once_and_its_weights_are_hashed_onc
     everything = 120 + 60 + 80 + 30 + 20  # and none of the 30 that only @ood would need
     first = run(suite, ["msp", "mls", "autofold", "react"], tmp_path)
     assert len(hashed) == 1
-    assert (
-        suite.model.seen == everything + 5 * 2 + 8
-    )  # two of each data set find the head, four check the layout in two ways
+    # Two of each data set find the head, four check the layout in two ways, 2 + 16 are timed to estimate costs.
+    assert suite.model.seen == everything + 5 * 2 + 8 + 18
     run(suite, ["ebo"], tmp_path)  # the features are there
-    assert suite.model.seen == everything + 5 * 4 + 8
+    assert suite.model.seen == everything + 5 * 4 + 8 + 18 + 2
     with torch.no_grad():
         suite.model.head.weight *= 2  # another network gets features of its own
     assert np.allclose(run(suite, ["mls"], tmp_path).scores["mls/noise"], 2 * first.scores["mls/noise"])
@@ -390,6 +389,16 @@ def test_memory_is_measured_where_the_system_tells(monkeypatch, tmp_path):
         with peak_memory() as peak, mmap.mmap(-1, 50_000_000) as block:  # fresh; numpy may get what was freed before
             block.write(b"x" * len(block))
         assert 45 < peak.megabytes < 200 if measured else peak.megabytes is None
+
+
+@pytest.mark.skipif(not RESET.exists(), reason="the system does not report peak memory")
+def test_pages_of_mapped_files_do_not_count_as_memory(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(50_000_000))
+    with peak_memory() as peak, (tmp_path / "file").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        assert not any(mapped[::4096])
+    mapped.close()
+    assert peak.megabytes < 20
 
 
 def test_forgetting_removes_features_and_scores_only(suite, tmp_path):

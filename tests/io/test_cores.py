@@ -25,6 +25,17 @@ def machine(monkeypatch, tmp_path):
     return describe
 
 
+def test_free_memory_is_limited_by_the_container(monkeypatch, tmp_path):
+    monkeypatch.setattr(cores, "_kilobytes", lambda file, name: 10**10)
+    monkeypatch.setattr(cores, "CGROUP", tmp_path)
+    assert cores.free_memory() == 10**10, "there is no container"
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 1500\n")
+    for limit, free in (("max", 10**10), ("5000", 3500), ("1000", 0)):
+        (tmp_path / "memory.max").write_text(limit)
+        assert cores.free_memory() == free
+
+
 @pytest.mark.parametrize(
     ("facts", "usable", "free"),
     [

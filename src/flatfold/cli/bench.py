@@ -88,7 +88,7 @@ def bench(
     """
     from .. import detectors
     from ..evaluate.methods import split_methods
-    from ..evaluate.runner import check_specs, forget, run
+    from ..evaluate.runner import check_specs, forget, run_and_save
     from ..evaluate.summary import load_runs
     from ..report.page import write_report
 
@@ -110,8 +110,7 @@ def bench(
     for place, each in suites.items():
         if not options.resume:
             forget(place)
-        results = run(each, specs, place, settings, finished.get(place))
-        results.save(place)
+        results = run_and_save(each, specs, place, settings, finished.get(place))
         page = write_report(place) if options.report else None
         failed |= {spec.label: results.failed[spec.label] for spec in specs if spec.label in results.failed}
         if latex != STDOUT:

@@ -107,7 +107,8 @@ def doctor(
 
     Lists all required files and their problems. Checks every list, folder and checkpoint, counts images
     and runs each network on some test images: an unexpected accuracy indicates a wrong transform, class order or
-    checkpoint. With --read every image is decoded, which finds broken images and different sizes.
+    checkpoint. Estimates the memory, disk space and time of a benchmark of all methods. With --read every image is
+    decoded, which finds broken images and different sizes.
 
     A suite file names Python functions, which are run to build the networks. Check files from untrusted sources with
     --no-code first: no code is run, and only the existence of files is checked.
@@ -129,7 +130,7 @@ def doctor(
     from ..evaluate.suites.schema import OPENOOD
 
     file = open_suite_file(suite, None if seed is None else [seed], data=data, any_counts=True)
-    findings = examine(file, accuracy, limit, read, code)
+    findings = examine(file, accuracy, limit, read, code, Path("out") / Path(suite).stem)
     open_console(listing=True).print(_findings_table(suite, findings))
     for sentence in dict.fromkeys(finding.sentence for finding in findings if finding.sentence):
         parts = [finding.what for finding in findings if finding.sentence == sentence]

@@ -166,6 +166,13 @@ class FeatureRows(Source):
         shards = sum(1 for _ in read_shards(path, verify=False))
         self._checksums = [read_checksum(Path(path), shard_name(index)) for index in range(shards)]
 
+    @property
+    def whole(self) -> FeatureBank | None:
+        """All rows of the file as a bank, None for a subset."""
+        if self._chosen is not None:
+            return None
+        return self.bank if self.labels is self.bank.labels else FeatureBank(self.bank.features)
+
     def subset(self, rows: NDArray[np.integer]) -> FeatureRows:
         """Return the given rows, in that order, as a new source; the features are not copied."""
         chosen = torch.from_numpy(rows.astype(np.int64))

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from ..core.bank import FeatureBank, Head
 from ..core.validation import check_fit
+from ..data.feature_files import FeatureRows
 from ..data.loading import Loading
+from ..data.sources import Source
 from ..errors import UnreadableImageError
 from ..io.progress import track
 from ..network.execution import Execution
@@ -74,29 +77,30 @@ class Banks:
 def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tuning: bool = False) -> Banks:
     """Extract the features of every data set into ``folder``, those of OOD validation images only with ``tuning``."""
     settings = settings or Settings()
-    wanted = {name: source for name, source in suite.sources.items() if tuning or name != "ood_val"}
+    wanted = suite.sources_for(tuning)
     banks: dict[str, FeatureBank] = {}
     unreadable: dict[str, dict[int, str]] = {}
-    weights = weights_hash(suite.model)
-    dtype = settings.execution.dtype
-    key = (weights,) if dtype is None else (weights, str(dtype))
     execution = replace(
         settings.execution,
         device=settings.execution.device or "cpu",
         head=suite.head,
-        onnx_cache=folder / f"{short_key(weights)}.graph",
+        onnx_cache=folder / f"{short_key(weights_hash(suite.model))}.graph",
     )
     network: nn.Module | Network = suite.model
     used = ""
+    folders = bank_folders(wanted, suite.model, folder, settings)
     for name, source in track(wanted.items(), "data sets", len(wanted)):
         try:
+            if (stored := stored_bank(source, suite.model, settings)) is not None:
+                banks[name] = stored
+                check_fit(stored, linear_head(suite.model))
+                continue
             extracted = extract_features(
                 network,
                 source,
                 settings.loading,
                 execution,
-                # The name depends on weights and data, so that banks of several networks can share a folder.
-                out=folder / f"{name}-{short_key(*key, source.fingerprint)}",
+                out=folders[name],
                 rows=sum(each.rows for each in wanted.values()),
             )
             network, banks[name], reasons = extracted.network, extracted.bank, extracted.unreadable
@@ -110,8 +114,7 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
             unreadable[name] = reasons
             some = " ".join(list(reasons.values())[:SHOWN]) + (" ..." if len(reasons) > SHOWN else "")
             log.warning("%s: %d of %d images are unreadable and skipped. %s", name, len(reasons), source.rows, some)
-    assert isinstance(network, Network)
-    head = network.found.head
+    head = network.found.head if isinstance(network, Network) else linear_head(suite.model)
     log.info("features of %d images from the input of %r", sum(map(len, banks.values())), head)
     if used:
         log.info("runtime: %s", used)
@@ -119,6 +122,29 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
     train = banks.get("train")
     splits = (None if train is None else train.sharing_moments(), banks["val"], banks["test"])
     return Banks(head, *splits, ood, banks.get("ood_val"), unreadable, used)
+
+
+def bank_folders(sources: Mapping[str, Source], model: nn.Module, folder: Path, settings: Settings) -> dict[str, Path]:
+    """Return the folder for the features of each data set.
+
+    Its name depends on weights and data, so that banks of several networks can share a folder.
+    """
+    dtype = settings.execution.dtype
+    key = (weights_hash(model),) if dtype is None else (weights_hash(model), str(dtype))
+    return {name: folder / f"{name}-{short_key(*key, source.fingerprint)}" for name, source in sources.items()}
+
+
+def stored_bank(source: Source, model: nn.Module, settings: Settings) -> FeatureBank | None:
+    """Return the bank of a source of features if the model is only their last layer: there is nothing to extract."""
+    if not isinstance(source, FeatureRows) or type(model) is not nn.Linear or settings.execution.dtype is not None:
+        return None
+    return source.whole
+
+
+def linear_head(model: nn.Module) -> Head:
+    """Return the head that a linear layer is."""
+    assert isinstance(model, nn.Linear)
+    return Head(model.weight.detach(), None if model.bias is None else model.bias.detach())
 
 
 def short_key(*parts: str) -> str:

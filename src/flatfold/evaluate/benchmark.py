@@ -18,7 +18,7 @@ from ..network.execution import Execution
 from ..passes.extract import extract_features
 from .banks import Settings
 from .results import Results
-from .runner import run
+from .runner import run, run_and_save
 from .suites.suite import GROUPS, OodSet, Suite, check_names
 
 TUNING = "val"  # name of the OOD data that hyper-parameters may be tuned on
@@ -102,9 +102,7 @@ def benchmark(
     settings = Settings(loading, execution, bootstrap)
     names = all_methods() if methods is None else methods
     if out is not None:
-        results = run(suite, names, Path(out), settings)
-        results.save(Path(out))
-        return results
+        return run_and_save(suite, names, Path(out), settings)
     with TemporaryDirectory(prefix="flatfold-") as folder:
         return run(suite, names, Path(folder), settings)
 

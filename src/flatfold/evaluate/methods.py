@@ -7,7 +7,8 @@ import logging
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,26 +23,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import __version__
+from ..core.bank import FeatureBank
 from ..core.metrics import auroc
 from ..core.validation import check_finite
 from ..data.sources import ImageSource, Source
 from ..detectors import create, get_method, hyperparameters
-from ..detectors.base import Detector, InputDetector
+from ..detectors.autofold import AutoFold, Joint
+from ..detectors.base import ROWS_AT_ONCE, Detector, InputDetector
 from ..detectors.registry import parse_method
+from ..detectors.shaped import Shaped
 from ..errors import MethodRefusedError
 from ..io.clock import time_in_turn
+from ..io.progress import track
+from ..io.store import PartStore
 from ..network.calls import evaluating
 from ..network.fingerprint import weights_hash
 from ..network.layers import layers_and_head, layers_of, logits_function
 from ..passes.inputs import labelled_batches, read_first_batch, score_inputs
 from .banks import Banks, Settings, short_key
-from .results import ID, MethodRun
+from .results import ID, AlphaCurve, MethodRun
 from .suites.suite import Suite
 from .tuning import Tuning, grid_points, search, tune
 
 NO_TRAIN = "it learns from training data, and this suite has none. Add [train] to its file."
 TIMED_ROUNDS, TIMED_SECONDS = 3, 0.02  # rounds of timing, fewer if they take longer; the median is used
+SLOW = 10**8  # multiplications per row of a method that takes minutes for some thousand rows
+WORTH_STORING = 10.0  # seconds of a method whose result is stored until the run has ended
 MEGABYTE = 1e6
+PACKAGE = __name__.partition(".")[0]
 RESET = Path("/proc/self/clear_refs")  # writing 5 there resets the peak
 STATUS = Path("/proc/self/status")
 LIBRARIES = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
@@ -105,11 +114,48 @@ def split_methods(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A fitted method, its settings and costs, and its scores by data set."""
+    """Settings and costs of a method, its scores by data set, and AutoFold's curve."""
 
-    detector: Detector | InputDetector
     run: MethodRun
     scores: dict[str, NDArray[np.float32]]
+    curve: AlphaCurve | None = None
+
+
+class FinishedMethods:
+    """Results of slow methods on disk, so that a run that was stopped does not compute them again.
+
+    They are removed when the results of the run are saved. Results of methods from user code are not stored, because
+    the code may change before the run is resumed.
+    """
+
+    def __init__(self, folder: Path, key: Mapping[str, str]) -> None:
+        self._store = PartStore(folder / f"finished-{short_key(*key.values())}", {"data": "scores", **key})
+
+    def get(self, spec: Spec) -> MethodResult | None:
+        """Return the stored result of a method, or None."""
+        name = short_key(spec.label)
+        if name not in self._store:
+            return None
+        info, tensors = self._store.read(name)
+        log.info("%s: taken from the run that was stopped", spec.label)
+        curve = None if info["curve"] is None else AlphaCurve(**info["curve"])
+        return MethodResult(MethodRun(**info["run"]), {name: scores.numpy() for name, scores in tensors.items()}, curve)
+
+    def add(self, spec: Spec, result: MethodResult, seconds: float) -> None:
+        """Store the result of a method that took long."""
+        own = not get_method(spec.name).factory.__module__.startswith(f"{PACKAGE}.")
+        if seconds > WORTH_STORING and not own:
+            info = {"run": asdict(result.run), "curve": None if result.curve is None else asdict(result.curve)}
+            scores = {name: torch.from_numpy(values) for name, values in result.scores.items()}
+            self._store.write(short_key(spec.label), scores, info)
+
+    def remove(self) -> None:
+        """Remove all stored results."""
+        self._store.remove()
+
+    def close(self) -> None:
+        """Release the directory."""
+        self._store.close()
 
 
 def evaluate_method(spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settings) -> MethodResult:
@@ -140,7 +186,32 @@ def evaluate_method(spec: Spec, suite: Suite, banks: Banks, folder: Path, settin
         trials=[asdict(trial) for trial in tuning.trials] if tuning else [],
         peak_megabytes=peak.megabytes,
     )
-    return MethodResult(detector, run, {name: values.numpy() for name, values in scores.items()})
+    curve = alpha_curve(spec.label, detector, banks)
+    return MethodResult(run, {name: values.numpy() for name, values in scores.items()}, curve)
+
+
+def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> AlphaCurve | None:
+    """Return AutoFold's criterion over its grid with the true AUROC at each exponent; None for other methods."""
+    if isinstance(detector, Joint):
+        detector = detector.chosen
+    shaping: Callable[[Tensor], Tensor] = lambda h: h  # noqa: E731
+    if isinstance(detector, Shaped):
+        shaping, detector = detector.shaping, detector.detector
+    if not isinstance(detector, AutoFold):
+        return None
+    fold, grid = detector.fold, detector.grid
+    scores = {dataset: fold.score_over(shaping(bank.features), grid) for dataset, bank in banks.test_sets.items()}
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy releases the lock while sorting
+        truth = {dataset: list(pool.map(auroc, scores[ID], scores[dataset])) for dataset in banks.ood}
+    truth["all"] = np.mean(list(truth.values()), axis=0).tolist()
+    return AlphaCurve(
+        method=name,
+        grid=list(grid),
+        curve=detector.curve_.tolist(),
+        stderr=detector.curve_stderr_.tolist(),
+        chosen=round(detector.alpha_.item(), 6),
+        auroc=truth,
+    )
 
 
 class FeatureData:
@@ -157,17 +228,27 @@ class FeatureData:
 
     def fit(self, name: str, hyper: dict[str, Any]) -> Detector:
         """Fit a method on the split that it learns from."""
+        return create(name, **hyper).fit(self._fitted_on(name), self.banks.head)
+
+    def _fitted_on(self, name: str) -> FeatureBank:
+        """Return the split that a method learns from."""
         bank = self.banks.train if get_method(name).fits_on == "train" else self.banks.val
         if bank is None:
             raise MethodRefusedError(NO_TRAIN)
-        return create(name, **hyper).fit(bank, self.banks.head)
+        return bank
 
     def score(self, detector: Detector | InputDetector, label: str) -> tuple[dict[str, Tensor], float]:
         """Return the scores of the test data, and the seconds per sample."""
-        banks, scores = self.banks.test_sets, dict[str, Tensor]()
+        assert isinstance(detector, Detector)
+        assert detector.made_by is not None
+        fitted_on, scores = self._fitted_on(detector.made_by[0]), dict[str, Tensor]()
+        cost = detector.eval().costs(len(fitted_on), fitted_on.width, self.banks.head.n_classes).score
+        size = ROWS_AT_ONCE if cost < SLOW else ROWS_AT_ONCE // 8  # so that the progress bar moves
 
         def score_all() -> None:
-            scores.update({name: detector.eval()(bank.features) for name, bank in banks.items()})
+            for name, bank in self.banks.test_sets.items():
+                parts = torch.split(bank.features, size)
+                scores[name] = torch.cat([detector(part) for part in track(parts, f"{label} on {name}")])
 
         with torch.no_grad():
             seconds = _time(score_all)
@@ -314,9 +395,10 @@ class Peak:
 def peak_memory(device: str = "cpu") -> Iterator[Peak]:
     """Measure the peak memory of a block: of the GPU for CUDA devices, of the process on Linux otherwise.
 
-    On the CPU, reused memory that was freed before is not counted, so small values may be 0.
+    On the CPU, reused memory that was freed before is not counted, so small values may be 0; pages of mapped files,
+    which the system may drop, are not counted either.
     """
-    peak, start = Peak(), None
+    peak, start, mapped = Peak(), None, 0.0
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -325,10 +407,11 @@ def peak_memory(device: str = "cpu") -> Iterator[Peak]:
         return
     with suppress(OSError, ValueError):
         RESET.write_text("5")
-        start = _resident_bytes("VmRSS")
+        start, mapped = _resident_bytes("VmRSS"), _resident_bytes("RssFile")
     yield peak
     if start is not None:
-        peak.megabytes = max(0.0, _resident_bytes("VmHWM") - start) / MEGABYTE
+        mapped = max(0.0, _resident_bytes("RssFile") - mapped)
+        peak.megabytes = max(0.0, _resident_bytes("VmHWM") - start - mapped) / MEGABYTE
 
 
 def _resident_bytes(name: str) -> float:

@@ -4,7 +4,7 @@ import logging
 import os
 import platform
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,13 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .. import __version__
-from ..core.metrics import auroc
 from ..core.shaping import row_norms
 from ..data.sources import ImageSource
 from ..data.transform import in_mode
-from ..detectors.autofold import AutoFold, Joint
-from ..detectors.base import Detector, InputDetector
-from ..detectors.shaped import Shaped
 from ..errors import MethodRefusedError, UnreadableImageError
 from ..io.progress import track
 from ..io.store import PartStore, read_manifest
@@ -31,8 +27,9 @@ from ..network.fingerprint import weights_hash
 from ..passes.passes import session
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .compare import tabulate
-from .methods import MethodResult, Spec, describe_error, evaluate_method, own_traceback, parse_spec
-from .results import ID, AlphaCurve, Results, WorstCase
+from .methods import FinishedMethods, MethodResult, Spec, describe_error, evaluate_method, own_traceback, parse_spec
+from .plan import LONG, make_plan
+from .results import ID, Results, WorstCase
 from .suites.suite import Suite
 
 WORST = 8  # worst cases shown per data set
@@ -73,7 +70,12 @@ def run(
 
 def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, previous: Results | None) -> Results:
     start = perf_counter()
-    banks = extract_all(suite, out / "banks", settings, tuning=any(spec.tune == "ood" for spec in specs))
+    tuning = any(spec.tune == "ood" for spec in specs)
+    plan = make_plan(suite.sources_for(tuning), suite.model, specs, out / "banks", settings, suite.head)
+    if plan is not None:
+        plan.check(out)
+        log.log(logging.INFO if plan.total < LONG else logging.WARNING, "this needs %s", plan)
+    banks = extract_all(suite, out / "banks", settings, tuning)
     try:  # a warm-up, so that the first method's time does not include torch's start
         evaluate_method(Spec("fold"), suite, banks, out, settings)
     except OSError:  # such as a full disk: no method could continue
@@ -83,20 +85,20 @@ def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, pre
     evaluated: list[MethodResult] = []
     refused: dict[str, str] = {}
     failed: dict[str, str] = {}
-    for spec in track(specs, "fitting and scoring"):
-        try:
-            evaluated.append(evaluate_method(spec, suite, banks, out / "scores", settings))
-        except (MethodRefusedError, UnreadableImageError) as error:
-            refused[spec.label] = str(error)
-        except Exception as error:
-            if isinstance(error, OSError) and own_traceback(error) is None:
-                raise  # such as a full disk: no method could continue
-            failed[spec.label] = describe_error(error)
-            _log_failure(spec.label, error)
+    with closing(_finished_methods(suite, out, settings)) as finished:
+        for spec in track(specs, "fitting and scoring"):
+            try:
+                evaluated.append(_evaluate(spec, suite, banks, out / "scores", settings, finished))
+            except (MethodRefusedError, UnreadableImageError) as error:
+                refused[spec.label] = str(error)
+            except Exception as error:
+                if isinstance(error, OSError) and own_traceback(error) is None:
+                    raise  # such as a full disk: no method could continue
+                failed[spec.label] = describe_error(error)
+                _log_failure(spec.label, error)
     if not evaluated:
         raise ValueError("; ".join(f"{label}: {reason}" for label, reason in {**refused, **failed}.items()))
     scores = {f"{it.run.method}/{dataset}": values for it in evaluated for dataset, values in it.scores.items()}
-    curves = (alpha_curve(result.run.method, result.detector, banks) for result in evaluated)
     wrong, thumbnails = _worst_cases(evaluated, suite, banks)
     results = Results(
         suite=describe(suite, banks),
@@ -104,7 +106,7 @@ def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, pre
         refused=refused,
         rows=[],
         averages=[],
-        alpha_curves=[curve for curve in curves if curve is not None],
+        alpha_curves=[result.curve for result in evaluated if result.curve is not None],
         provenance={**provenance(suite, settings, perf_counter() - start), "runtime": banks.runtime},
         scores=scores,
         norms={name: row_norms(bank.features).squeeze(-1).float().numpy() for name, bank in banks.test_sets.items()},
@@ -123,6 +125,39 @@ def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, pre
     rows, averages = tabulate(results.scores, tuned_on, groups, settings.replicates, suite.seed)
     seconds = round(results.provenance["seconds"] + perf_counter() - start, 2)  # including the intervals
     return replace(results, rows=rows, averages=averages, provenance={**results.provenance, "seconds": seconds})
+
+
+def run_and_save(
+    suite: Suite,
+    methods: Sequence[str | Spec],
+    out: Path,
+    settings: Settings | None = None,
+    previous: Results | None = None,
+) -> Results:
+    """Run as :func:`run` does and save the results in ``out``, after which the run cannot be resumed any more."""
+    results = run(suite, methods, out, settings, previous)
+    results.save(out)
+    _finished_methods(suite, out, settings or Settings()).remove()
+    return results
+
+
+def _finished_methods(suite: Suite, out: Path, settings: Settings) -> FinishedMethods:
+    """Return the store of the methods that a run with this network, data and settings has finished."""
+    key = {"flatfold": __version__, "weights": weights_hash(suite.model), "precision": _precision(settings)}
+    sources = {name: source.fingerprint for name, source in suite.sources.items()}
+    return FinishedMethods(out / "scores", key | {"device": settings.device} | sources)
+
+
+def _evaluate(
+    spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settings, finished: FinishedMethods
+) -> MethodResult:
+    """Return the result of a method, stored by a run that was stopped or computed now."""
+    result = finished.get(spec)
+    if result is None:
+        start = perf_counter()
+        result = evaluate_method(spec, suite, banks, folder, settings)
+        finished.add(spec, result, perf_counter() - start)
+    return result
 
 
 def check_same(previous: Results, suite: Suite, settings: Settings) -> None:
@@ -254,30 +289,6 @@ def provenance(suite: Suite, settings: Settings, seconds: float) -> dict[str, An
 def _precision(settings: Settings) -> str:
     dtype = settings.execution.dtype
     return "" if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> AlphaCurve | None:
-    """Return AutoFold's criterion over its grid with the true AUROC at each exponent; None for other methods."""
-    if isinstance(detector, Joint):
-        detector = detector.chosen
-    features = {dataset: bank.features for dataset, bank in banks.test_sets.items()}
-    if isinstance(detector, Shaped):
-        features = {dataset: detector.shaping(h) for dataset, h in features.items()}
-        detector = detector.detector
-    if not isinstance(detector, AutoFold):
-        return None
-    scores = {dataset: detector.fold.score_over(h, detector.grid) for dataset, h in features.items()}
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy releases the lock while sorting
-        truth = {dataset: list(pool.map(auroc, scores[ID], scores[dataset])) for dataset in banks.ood}
-    truth["all"] = np.mean(list(truth.values()), axis=0).tolist()
-    return AlphaCurve(
-        method=name,
-        grid=list(detector.grid),
-        curve=detector.curve_.tolist(),
-        stderr=detector.curve_stderr_.tolist(),
-        chosen=round(detector.alpha_.item(), 6),
-        auroc=truth,
-    )
 
 
 def forget(out: Path) -> None:

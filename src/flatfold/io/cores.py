@@ -17,6 +17,7 @@ from .clock import time_call, time_in_turn
 GLANCE = 0.1  # seconds over which the load of the machine is measured
 TRIALS, TRIAL_SECONDS = 5, 2.0  # maximum number of timing rounds, and seconds after which no new round starts
 WORTHWHILE = 0.9  # more threads must take less than this fraction of the time with fewer threads
+CGROUP = Path("/sys/fs/cgroup")
 QUOTAS = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 
 
@@ -61,8 +62,19 @@ def _busy_seconds() -> float | None:
 
 
 def free_memory() -> int | None:
-    """Return the number of bytes that can be allocated without swapping, or None if unknown."""
-    return _kilobytes("/proc/meminfo", "MemAvailable")
+    """Return the number of bytes that can be allocated without swapping, or None if unknown.
+
+    A container may have a limit of its own.
+    """
+    free = _kilobytes("/proc/meminfo", "MemAvailable")
+    try:
+        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # another operating system or cgroup version, or no container
+        return free
+    if free is None or not limit.isdecimal():
+        return free
+    return min(free, max(0, int(limit) - int(used) + int(statistics.get("inactive_file", 0))))
 
 
 def own_memory() -> int | None:

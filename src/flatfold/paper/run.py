@@ -14,7 +14,7 @@ from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings, extract_all
 from ..evaluate.methods import Spec
 from ..evaluate.results import Results, load_results
-from ..evaluate.runner import check_specs, forget, provenance, run
+from ..evaluate.runner import check_specs, forget, provenance, run_and_save
 from ..evaluate.study import forget_study, run_study
 from ..evaluate.study_results import JSON as STUDY
 from ..evaluate.study_results import Study, load_study
@@ -124,8 +124,7 @@ class _Reproduction:
     def _run_benchmark(self) -> None:
         self.banks = extract_all(self.suite, self.place / "banks", self.settings, self.suite.ood_val is not None)
         specs = check_specs(self.plan.specs(self.banks), self.suite)
-        self.results: Results = run(self.suite, specs, self.place, self.settings)
-        self.results.save(self.place)
+        self.results: Results = run_and_save(self.suite, specs, self.place, self.settings)
 
     def _run_study(self) -> None:
         plan, seed = self.plan, self.suite.seed

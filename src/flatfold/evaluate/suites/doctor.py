@@ -13,12 +13,15 @@ from torch import nn
 from ...data.images import FolderImages, ListImages, Transform
 from ...data.loading import Loading
 from ...data.sources import ImageSource, ImageSubset, Source, take_subset
-from ...errors import UnreadableImageError
+from ...detectors import methods as registered
+from ...errors import InsufficientResourcesError, UnreadableImageError
 from ...io.progress import track
 from ...network.execution import Execution
 from ...passes.extract import extract_features
 from ..banks import Settings, accuracy_fits
 from ..banks import accuracy as accuracy_of
+from ..methods import Spec
+from ..plan import make_plan
 from .schema import KINDS, OPENOOD, SPLITS, ImageTable, SuiteTable, TransformTable, section_title
 from .suite import OodSet, Suite
 from .toml_file import Network, SuiteData, SuiteFile
@@ -84,7 +87,12 @@ class Diagnosis:
 
 
 def examine(
-    suite_file: SuiteFile, accuracy: bool = True, limit: int = 1000, read: bool = False, code: bool = True
+    suite_file: SuiteFile,
+    accuracy: bool = True,
+    limit: int = 1000,
+    read: bool = False,
+    code: bool = True,
+    out: Path | None = None,
 ) -> list[Diagnosis]:
     """Check every part of a suite; a problem in one part does not prevent the check of the others.
 
@@ -93,6 +101,7 @@ def examine(
     to 1 % may be unreadable, as in a benchmark. Networks are loaded, which downloads ``pretrained`` ones, and with
     ``accuracy`` evaluated on at most ``limit`` test images: the accuracy must be within three standard errors and one
     point of the expected one. Loading runs the code that the file names; with ``code=False`` only files are looked for.
+    With the folder ``out`` of a benchmark, the memory, disk space and time that its first network needs are estimated.
     """
     document, first = suite_file.document, suite_file.networks[0]
     diagnoses: list[Diagnosis] = []
@@ -113,7 +122,7 @@ def examine(
         _check_together(document, {what: check.source for what, check in checks.items()})
     except ValueError as error:
         diagnoses.append(Diagnosis("all together", "wrong", str(suite_file.path), sentence=str(error)))
-    test = checks["test"]
+    test, usable = checks["test"], None
     for network in track(suite_file.networks, "checking networks"):
         diagnosis, model = _check_network(suite_file, network, code)
         diagnoses.append(diagnosis)
@@ -121,8 +130,12 @@ def examine(
             _check_accuracy(diagnosis, model, suite_file, network, limit, test)
         elif model is not None and accuracy:
             diagnosis.add("note", UNCHECKED)
+        if model is not None and usable is None:
+            usable = network, model
     for check in checks.values():
         check.conclude()
+    if out is not None and usable is not None and not any(it.needs_attention for it in diagnoses):
+        diagnoses.append(_estimate(suite_file, *usable, out))
     return diagnoses
 
 
@@ -326,6 +339,22 @@ def _check_accuracy(
         diagnosis.add("note", f"{sentence}; the suite states no expected accuracy (accuracy = ...).{guessed}{hint}")
     elif not accuracy_fits(share, expected, n):
         diagnosis.add("wrong", f"{sentence}, {expected:.2f} % were expected. {CAUSES}{hint}")
+
+
+def _estimate(suite_file: SuiteFile, network: Network, model: nn.Module, out: Path) -> Diagnosis:
+    """Estimate what a benchmark of all methods on a network needs."""
+    name = network.name if len(suite_file.networks) > 1 else ""
+    diagnosis = Diagnosis("costs", "ok", str(out))
+    suite = suite_file.data(network).suite()
+    methods = [Spec(name) for name in registered()]
+    plan = make_plan(suite.sources_for(tuning=False), model, methods, out / name / "banks", head=network.table.head)
+    if plan is not None:
+        diagnosis.sentence = f"A benchmark of all methods needs {plan}."
+        try:
+            plan.check(out)
+        except InsufficientResourcesError as error:
+            diagnosis.add("wrong", str(error))
+    return diagnosis
 
 
 def _origin(source: ImageSource, row: int) -> tuple[int, str]:

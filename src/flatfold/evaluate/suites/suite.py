@@ -71,6 +71,10 @@ class Suite:
             ood.name: ood.images for ood in self.ood
         }
 
+    def sources_for(self, tuning: bool) -> dict[str, Source]:
+        """Return the data sets that a benchmark reads: OOD validation data is only needed for tuning."""
+        return {name: source for name, source in self.sources.items() if tuning or name != "ood_val"}
+
 
 def check_names(names: Sequence[str]) -> None:
     """Raise ValueError unless these are valid names of OOD data sets."""
