@@ -6,7 +6,8 @@ on the pooled feature vector, as OpenOOD evaluates it.
 
 from torch import Tensor
 
-from ..core.shaping import ash_b
+from ..core.bank import FeatureBank
+from ..core.shaping import ash_b, kept_entries
 from ..core.validation import check_not_negative
 from .base import Detector
 from .citations import Work
@@ -36,6 +37,10 @@ class Ash(Shaping):
     def __init__(self, percentile: float = 90) -> None:
         super().__init__()
         self.percentile = percentile
+
+    def learn(self, bank: FeatureBank) -> None:
+        kept_entries(bank.width, self.percentile)
+        check_not_negative(bank.features, "ASH")
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the shaped features; raise for negative ones, for which S is meaningless."""

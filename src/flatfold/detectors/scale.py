@@ -5,7 +5,8 @@ Xu et al., "Scaling for Training Time and Post-hoc Out-of-distribution Detection
 
 from torch import Tensor
 
-from ..core.shaping import scale
+from ..core.bank import FeatureBank
+from ..core.shaping import kept_entries, scale
 from ..core.validation import check_not_negative
 from .ash import PERCENTILES
 from .base import Detector
@@ -37,6 +38,10 @@ class Scale(Shaping):
     def __init__(self, percentile: float = 85) -> None:
         super().__init__()
         self.percentile = percentile
+
+    def learn(self, bank: FeatureBank) -> None:
+        kept_entries(bank.width, self.percentile)
+        check_not_negative(bank.features, "SCALE")
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the scaled features; raise for negative ones, for which the ratio is meaningless."""

@@ -209,7 +209,7 @@ def _duration(seconds: float) -> str:
     """Format a duration.
 
     Example:
-        >>> _duration(40), _duration(500), _duration(9000)
+        >>> _duration(20), _duration(500), _duration(9000)
         ('less than a minute', '8 min', '2 h 30 min')
     """
     minutes = round(seconds / 60)
