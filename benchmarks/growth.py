@@ -202,10 +202,9 @@ def rows() -> list[bool]:
     for n in ROWS:
         with tempfile.TemporaryDirectory() as folder:
             _make_bank(Path(folder), n)
-            numbers = _run_alone("rows", folder, threads=None)
-        for place, method in enumerate(TRAINED):
-            fit, score, peak = measured[method, n] = numbers[3 * place : 3 * place + 3]
-            print(f"      {method:<22}{n:>11,}{fit:>10.3g}{score:>16.3g}{peak:>12.0f}")
+            for method, numbers in zip(TRAINED, _lines_alone("rows", folder, threads=None), strict=True):
+                fit, score, peak = measured[method, n] = numbers
+                print(f"      {method:<22}{n:>11,}{fit:>10.3g}{score:>16.3g}{peak:>12.0f}", flush=True)
     most, least = ROWS[-1], ROWS[1]
     for method in TRAINED:
         peak = measured[method, most][2]
@@ -240,18 +239,30 @@ def _measure_rows(folder: str) -> None:
             warnings.simplefilter("ignore")
             fit = seconds(lambda detector=detector: detector.fit(bank, head))
             score = seconds(lambda detector=detector: detector(queries))
-        print(fit, 1e3 * score / len(queries), peak())
+        print(fit, 1e3 * score / len(queries), peak(), flush=True)
 
 
 # --- processes
 
 
-def _run_alone(*arguments: object, threads: int | None = 1) -> list[float]:
-    """Return the numbers that a measurement in a process of its own prints; None means torch's number of threads."""
+def _run_alone(*arguments: object) -> list[float]:
+    """Return all numbers that a measurement in a process of its own prints."""
+    return [number for line in _lines_alone(*arguments) for number in line]
+
+
+def _lines_alone(*arguments: object, threads: int | None = 1) -> Iterator[list[float]]:
+    """Yield the numbers of each line that a measurement in a process of its own prints, as it prints them.
+
+    None means torch's number of threads.
+    """
     environment = dict(os.environ) if threads is None else {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "benchmarks.growth", *map(str, arguments)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    return [float(number) for number in done.stdout.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield [float(number) for number in line.split()]
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
 
 
 def _status(field: str) -> float:

@@ -40,7 +40,7 @@ def run() -> list[bool]:
             for method in METHODS
         }
         passes = {
-            (kind, dataset): [guards[kind, "msp"].run(batch) for batch in source]
+            (kind, dataset): [guards[kind, "msp"].network(batch) for batch in source]
             for kind in types
             for dataset, source in sets.items()
         }

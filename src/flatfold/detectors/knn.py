@@ -47,7 +47,7 @@ class Knn(Detector):
 
     Args:
         k: Rank of the neighbour.
-        storage: ``"float16"`` stores a copy of half the size instead; distances are then accurate to about 1e-3.
+        storage: ``"float16"`` stores a copy of half the size instead; distances are then accurate to about 1e-4.
         share: Share of the samples that is stored, drawn at random from each class, or from all without labels. The
             time of a score is proportional to it.
         seed: Seed of that draw.
