@@ -21,7 +21,10 @@ CHUNK = 2**24  # inner products at once in graphs and on other devices
 
 def unit_scale(bank: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the factors ``(m,)`` that scale the rows of a bank to length 1; 0 for rows of zeros."""
-    norms = torch.cat([row_norms(bank[part].to(dtype)).squeeze(-1) for part in entry_chunks(*bank.shape)])
+    norms = torch.empty(len(bank), dtype=dtype, device=bank.device)
+    for part in entry_chunks(*bank.shape):
+        # Not concatenated at the end: small tensors kept in between would fragment the memory of the next rows.
+        norms[part] = row_norms(bank[part].to(dtype)).squeeze(-1)
     return torch.where(norms > torch.finfo(dtype).tiny, 1 / norms, 0.0)
 
 
