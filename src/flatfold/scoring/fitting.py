@@ -29,9 +29,9 @@ COPIES = (
 MANY_NEAR_COPIES = 0.03  # share of near copies, above which a warning is logged; chance explains 0.01
 NEAR_COPIES = (
     "%.1f %% of the inputs are much closer to others of their class than chance explains (1 %%), as views or "
-    "recordings of the same thing are. The false-alarm rate holds for inputs that are independent of each other. If these are "
-    "not, pass groups=, a number or name for each input that says what belongs together: whole groups then stay on one "
-    "side of the split."
+    "recordings of the same thing are. The false-alarm rate holds for inputs that are independent of each other. If "
+    "these are not, pass groups=, a number or name for each input that says what belongs together: whole groups then "
+    "stay on one side of the split."
 )
 _WITHOUT_COPIES = ("", ", copies not counted,")
 
