@@ -16,6 +16,7 @@ from flatfold.core.conformal import (
     allowed_ranks,
     ks_p_value,
     p_values,
+    pool_groups,
     samples_needed,
 )
 from flatfold.core.copies import count_copies_once
@@ -170,3 +171,55 @@ def test_impossible_counts_are_refused():
         assert_refused(ValueError, "alarms must be", alarm_p_value, alarms, seen, 10, 1)
     for allowed in (0, 11, -1):
         assert_refused(ValueError, "rank", alarm_p_value, 1, 5, 10, allowed)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3).map(float)), min_size=1, max_size=25),
+    st.integers(1, 7),
+    st.integers(-4, 4).map(float),
+)
+def test_pooled_scores_of_groups_count_shares_rounded_up(pairs, each, score):
+    groups, scores = zip(*pairs, strict=True)
+    pooled = pool_groups(torch.tensor(scores), torch.tensor(groups), each)
+    members = {group: [s for g, s in pairs if g == group] for group in groups}
+    shares = sum(Fraction(sum(s >= score for s in own), len(own)) for own in members.values())
+    n = len(members)
+    assert pooled.tolist() == sorted(pooled.tolist())
+    assert len(pooled) == n * each
+    assert int((pooled >= score).sum()) == -(-each * shares // 1)
+    p = p_values(torch.tensor([score], dtype=torch.float64), pooled.double(), above=each - 1).item()
+    exact = (1 + shares) / (n + 1)
+    assert exact <= Fraction(p).limit_denominator(10**6) <= exact + Fraction(1, each * (n + 1))
+
+
+@pytest.mark.parametrize("each", [1, 5])
+def test_the_threshold_of_groups_is_their_p_value_of_the_rate(each):
+    g = torch.Generator().manual_seed(0)
+    groups = torch.randint(30, (400,), generator=g)
+    pooled = pool_groups(torch.randn(400, generator=g).double(), groups, each)
+    for fpr in (1 / 30, 0.05, 0.1, 0.31):
+        rank = allowed_ranks(fpr, len(pooled), above=each - 1)
+        if rank < 1:
+            continue
+        scores = torch.linspace(-4, 4, 999, dtype=torch.float64)
+        alarms = scores > pooled[len(pooled) - rank]
+        assert torch.equal(alarms, p_values(scores, pooled, above=each - 1) <= fpr + 1e-12)
+    assert allowed_ranks(1 / 31 - 1e-6, len(pooled), above=each - 1) < 1
+
+
+def test_groups_keep_the_rate_that_their_members_taken_alone_exceed():
+    g = np.random.default_rng(0)
+    pooled_rate, naive_rate = [], []
+    for _ in range(400):
+        sizes = g.integers(1, 40, size=31)
+        scores = [g.standard_normal() + 0.3 * g.standard_normal(size) for size in sizes]  # the last group is new
+        known = torch.tensor(np.concatenate(scores[:30]))
+        groups = torch.from_numpy(np.repeat(np.arange(30), sizes[:30]))
+        pooled = pool_groups(known, groups, each=20)
+        threshold = pooled[len(pooled) - allowed_ranks(0.1, len(pooled), above=19)].item()
+        naive = known.sort().values[len(known) - allowed_ranks(0.1, len(known))].item()
+        pooled_rate.append((scores[-1] > threshold).mean())
+        naive_rate.append((scores[-1] > naive).mean())
+    error = np.std(pooled_rate) / len(pooled_rate) ** 0.5
+    assert 0.04 < np.mean(pooled_rate) <= 0.1 + 3 * error
+    assert np.mean(naive_rate) > np.mean(pooled_rate)

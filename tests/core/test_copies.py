@@ -1,8 +1,9 @@
 """Which rows are copies, and which of them a calibration may count."""
 
+import pytest
 import torch
 
-from flatfold.core.copies import distinct_rows, group_copies
+from flatfold.core.copies import distinct_rows, group_copies, join_groups, share_near_copies
 
 
 def test_rows_that_differ_by_rounding_are_copies_and_no_others_are():
@@ -31,3 +32,20 @@ def test_the_first_row_of_each_group_counts_unless_others_have_it_too():
         *[False] * 2,
     ]
     assert distinct_rows(groups[[4, 2, 1]]).tolist() == [True, True, False]
+
+
+def test_rows_are_together_that_one_of_two_groupings_has_together():
+    joined = join_groups(torch.tensor([0, 0, 2, 3, 4, 5]), torch.tensor([9, 1, 1, 7, 7, 8]))
+    assert joined.unique(return_inverse=True)[1].tolist() == [0, 0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("views", [2, 5])
+def test_near_copies_are_told_from_independent_rows(views):
+    g = torch.Generator().manual_seed(0)
+    centres = torch.randn(400, 32, generator=g)
+    alone = centres + 0.1 * torch.randn(400, 32, generator=g)
+    seen = torch.cat([centres + 0.1 * torch.randn(400, 32, generator=g) for _ in range(views)])
+    assert share_near_copies(alone, torch.arange(400) % 4) < 0.02
+    assert share_near_copies(seen, (torch.arange(400) % 4).repeat(views)) > 0.9
+    clusters = centres[torch.arange(400) % 80] + 0.1 * torch.randn(400, 32, generator=g)
+    assert share_near_copies(clusters, torch.arange(400) % 80) is None, "five of each class are no near copies"

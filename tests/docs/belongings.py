@@ -41,6 +41,7 @@ def world():
         "torch": torch,
         "model": model,
         "val_loader": [(x[:100], y[:100]), (x[100:], y[100:])],
+        "patients": [f"patient {number // 4}" for number in range(200)],
         "new_images": torch.rand(4, 3, 8, 8),
         "new_loader": [torch.rand(9, 3, 8, 8)],
         "test_loader": [(x[:20], y[:20])],

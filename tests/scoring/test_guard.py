@@ -364,3 +364,66 @@ def test_a_guard_keeps_the_sizes_that_it_was_calibrated_on(tmp_path):
         loaded = ff.Guard.load(tmp_path / "guard", model)
         assert loaded.network.sizes == loaded.at(0.5).network.sizes == guard.network.sizes == InputSizes(least, most)
         assert str(loaded.network.sizes) == text
+
+
+def in_groups(groups, views, seed, noise=0.02):
+    """Return views of images, their labels and the image of each."""
+    (x, y), g = known(groups, seed=seed), torch.Generator().manual_seed(seed)
+    places = torch.arange(groups).repeat(views)
+    return x[places] + noise * torch.randn(groups * views, x.shape[1], generator=g), y[places], places
+
+
+def test_views_of_the_same_images_are_reported_unless_their_groups_are_given(model, caplog):
+    x, y, image = in_groups(150, 4, seed=0)
+    guard = ff.Guard.fit(model, (x, y), method="knn:k=1", fpr=0.1)
+    assert guard.fit_result.near_copies > 0.5
+    assert "of the inputs are much closer to others of their class" in caplog.text
+    assert "groups=" in caplog.text
+    caplog.clear()
+    names = [f"image {number}" for number in image.tolist()]
+    guard = ff.Guard.fit(model, (x, y), method="knn:k=1", fpr=0.1, groups=names)
+    assert guard.fit_result.near_copies is None
+    assert not caplog.text
+    assert guard.calibration.samples == 75, "half of the images"
+    assert ff.Guard.fit(model, known(600), method="msp", fpr=0.1).fit_result.near_copies < 0.02
+
+
+def test_with_groups_the_rate_holds_for_new_groups(model):
+    rates = {True: [], False: []}
+    for seed in range(20):
+        x, y, image = in_groups(60, 6, seed=seed)
+        new = in_groups(200, 3, seed=1000 + seed)[0]
+        for given in rates:
+            guard = ff.Guard.fit(model, (x, y), method="knn:k=1", fpr=0.1, groups=image if given else None)
+            rates[given].append(float(guard(new).is_ood.double().mean()))
+    error = np.std(rates[True]) / len(rates[True]) ** 0.5
+    assert 0.03 < np.mean(rates[True]) <= 0.1 + 3 * error
+    assert np.mean(rates[False]) > 0.3
+
+
+def test_a_guard_of_groups_is_saved_moved_and_monitored_as_any_other(model, tmp_path):
+    x, y, image = in_groups(80, 5, seed=0)
+    guard = ff.Guard.fit(model, (x, y), method="ebo", fpr=0.1, groups=image)
+    guard.save(tmp_path / "guard.safetensors")
+    loaded = ff.Guard.load(tmp_path / "guard.safetensors", model)
+    new = in_groups(100, 2, seed=7)[0]
+    for one in (guard, loaded):
+        verdict = one(new)
+        assert torch.equal(verdict.is_ood, verdict.p_value <= 0.1)
+        assert torch.equal(verdict.p_value, guard(new).p_value)
+    assert torch.equal(loaded.at(0.3)(new).is_ood, guard(new).p_value <= 0.3)
+    monitor = loaded.monitor()
+    monitor.add(loaded(new))
+    assert monitor.seen == 200
+    assert sum(monitor._calibrated) == guard.calibration.samples == 40
+
+
+def test_groups_that_cannot_be_used_are_refused(model):
+    x, y, image = in_groups(60, 3, seed=0)
+    fit = partial(ff.Guard.fit, model, (x, y), fpr=0.1)
+    assert_refused(ValueError, "180 inputs of the data, got 179", fit, groups=image[:-1])
+    assert_refused(ValueError, r"of shape \(180, 1\)", fit, groups=image[:, None])
+    assert_refused(ValueError, "float64", fit, groups=image.double())
+    assert_refused(ValueError, "calibration=", fit, groups=image, calibration=known(100))
+    assert_refused(ValueError, "confidence", fit, groups=image, confidence=0.9)
+    assert_refused(ValueError, "9 calibration samples, half of the groups has 7|8", fit, groups=image % 15)

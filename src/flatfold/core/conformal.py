@@ -9,6 +9,15 @@ rate of at most ``fpr``, on average over draws of the calibration inputs (split-
 The same holds within any group of inputs defined without their labels, such as those of one predicted class (Mondrian
 conformal prediction).
 
+Inputs that come in groups, such as views of one patient or pixels of one image, are not exchangeable, but their groups
+may be. With n groups and :math:`L_i(s)`, the share of the scores of group i that are at least s,
+
+.. math:: p = \frac{1 + \sum_i L_i(s)}{n + 1}
+
+bounds the expected share of the inputs of a new group with ``p <= fpr`` by ``fpr`` (conformal risk control;
+Angelopoulos et al. 2024), because L is at most 1 and does not grow with s. :func:`pool_groups` turns groups into scores
+for the ordinary formula.
+
 The rate of one calibration, with the alarm above its k-th largest score, has the distribution Beta(k, n + 1 - k) (Vovk
 2012), which bounds it with any probability below 1 (:func:`allowed_ranks`).
 """
@@ -23,18 +32,46 @@ from torch import Tensor
 ROUNDING = 1e-9  # 0.29 * 100 is a little less than 29 in floating point
 
 
-def p_values(scores: Tensor, calibration: Tensor, counts: int | Tensor | None = None) -> Tensor:
+def p_values(scores: Tensor, calibration: Tensor, counts: int | Tensor | None = None, above: int = 0) -> Tensor:
     """Return the conformal p-value of each score ``(n,)``, small for inputs unlike the calibration data.
 
     ``calibration`` holds scores of held-out ID data in ascending order: ``(m,)``, or ``(n, m)`` with one row per score,
     which may be padded with infinities; ``counts``, one number or ``(n,)``, is then the number of entries that count.
+    ``above`` more scores, which are not stored, are larger than all others (:func:`pool_groups`).
     """
     counts = calibration.shape[-1] if counts is None else counts
     if calibration.ndim == 1:
         below = torch.searchsorted(calibration, scores.contiguous())
     else:
         below = torch.searchsorted(calibration, scores[:, None].contiguous()).squeeze(-1)
-    return (1 + counts - below).clamp_min(1).to(scores.dtype) / (1 + counts)
+    return (1 + above + counts - below).clamp_min(1 + above).to(scores.dtype) / (1 + above + counts)
+
+
+def pool_groups(scores: Tensor, groups: Tensor, each: int) -> Tensor:
+    r"""Return calibration scores ``(n * each,)`` of n groups, in ascending order, in which every group counts the same.
+
+    With the share :math:`L_i(s)` of the scores of group i that are at least s, they satisfy for every s
+
+    .. math:: \#\{q \ge s\} = \lceil \textstyle\sum_i \text{each} \cdot L_i(s) \rceil
+
+    so that the p-value among them and ``above = each - 1`` larger ones is that of the groups, rounded up to a multiple
+    of 1 / (each (n + 1)). The number of scores does not grow with the size of the groups.
+
+    Args:
+        scores: ``(m,)``.
+        groups: ``(m,)``, equal numbers for scores of the same group.
+        each: Scores per group, a resolution.
+
+    Example:
+        >>> pool_groups(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0, 0, 1]), each=2)
+        tensor([1., 2., 9., 9.])
+    """
+    _, group, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
+    ranked, order = scores.sort(descending=True)
+    weight = (each * sizes.to(torch.float64).reciprocal())[group[order]].cumsum(dim=0)
+    steps = torch.arange(len(sizes) * each, dtype=torch.float64, device=scores.device)
+    first = torch.searchsorted(weight, steps + ROUNDING * each)
+    return ranked[first.clamp_max(len(ranked) - 1)].flip(0)
 
 
 def samples_needed(fpr: float, confidence: float | None = None) -> int:
@@ -43,7 +80,7 @@ def samples_needed(fpr: float, confidence: float | None = None) -> int:
     return on_average if confidence is None else max(on_average, ceil(log1p(-confidence) / log1p(-fpr) - ROUNDING))
 
 
-def allowed_ranks(fpr: float, samples: int, confidence: float | None = None) -> int:
+def allowed_ranks(fpr: float, samples: int, confidence: float | None = None, above: int = 0) -> int:
     r"""Return k, the rank of the threshold: an alarm is a score above the k-th largest of n = ``samples`` scores.
 
     .. math:: k = \lfloor \text{fpr}\,(n + 1) \rfloor
@@ -54,13 +91,16 @@ def allowed_ranks(fpr: float, samples: int, confidence: float | None = None) -> 
 
     so that this calibration has a rate of at most ``fpr`` with that probability. Ties lower the rate.
 
+    ``above`` more scores, which are not among the samples, are larger than all of them; there is no confidence then.
+
     Example:
         >>> allowed_ranks(0.05, 1000), allowed_ranks(0.05, 1000, confidence=0.95)
         (50, 39)
     """
-    most = min(samples, floor(fpr * (samples + 1) + ROUNDING))
+    most = min(samples, floor(fpr * (samples + above + 1) + ROUNDING) - above)
     if confidence is None:
         return most
+    assert not above
     k = np.arange(1, most + 1)
     return int((betainc(k, samples + 1 - k, fpr) >= confidence).sum())  # which falls with k
 

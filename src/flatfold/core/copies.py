@@ -1,4 +1,4 @@
-"""Copies: inputs with equal features up to rounding, and how many of them a calibration may count."""
+"""Copies of inputs: which features are equal up to rounding, what a calibration may count, and signs of near copies."""
 
 from typing import Any
 
@@ -14,6 +14,10 @@ from .shaping import split_norm
 
 SAME = 1e-5  # largest distance, relative to their length, of two rows that differ by rounding only: duplicates
 PROJECTIONS = 16
+NEIGHBOURS, NEAREST = 30, 10  # neighbours of a row, and how many of them may be near copies of it
+FEWEST = 30  # rows of a class in which near copies are looked for: the neighbours must be of one kind
+QUERIES, COMPARED = 2000, 10_000  # rows that are looked at in all, and rows of its class that each is compared to
+UNLIKELY, ENOUGH = 0.01, 200  # probability of a gap by chance; rows without which no share is stated
 EQUAL_DIGITS = 6  # decimals of projections, which are around 1: rows that agree in them are certainly duplicates
 
 
@@ -52,6 +56,52 @@ def distinct_rows(groups: Tensor, *others: Tensor) -> Tensor:
     for other in others:
         distinct &= ~torch.isin(groups, other)
     return distinct
+
+
+def join_groups(first: Tensor, second: Tensor) -> Tensor:
+    """Return the finest grouping ``(n,)`` in which rows are together that are together in one of two groupings."""
+    (a, b), n = (np.unique(each.numpy(), return_inverse=True)[1] for each in (first, second)), len(first)
+    graph = coo_matrix((np.ones(n, np.int8), (a, a.max(initial=0) + 1 + b)), shape=(2 * n + 2, 2 * n + 2))
+    return torch.from_numpy(connected_components(graph, directed=False)[1][a].astype(np.int64))
+
+
+def share_near_copies(features: Tensor, classes: Tensor) -> float | None:
+    r"""Return the share of rows that are much closer to others of their class than chance explains: 0.01 if none is.
+
+    Near copies, such as two views or two JPEG files of one image, are groups of rows with a gap around them. Where m
+    dimensions are filled evenly, the distances :math:`d_1 \le d_2 \le \dots` of a row to its neighbours satisfy
+
+    .. math:: E_j = j \, m \log \frac{d_{j+1}}{d_j} \sim \text{independent, exponential with mean 1}
+
+    (Renyi's representation). The outer neighbours give m, and the row counts if the largest gap of the inner ones,
+    :math:`\max_{j < 10} E_j`, has a probability below 0.01. Only classes with at least 30 rows are looked at: in
+    smaller ones, all neighbours of a class would look like near copies.
+
+    Args:
+        features: ``(n, d)``, without equal rows.
+        classes: ``(n,)``, labels or predicted classes.
+
+    Returns:
+        The share, or None if fewer than 200 rows can be judged.
+    """
+    generator, unlikely, judged = torch.Generator().manual_seed(0), 0, 0
+    labels, counts = torch.unique(classes, return_counts=True)
+    large = labels[counts >= FEWEST]
+    ranks = torch.arange(1, NEIGHBOURS, dtype=torch.float64)
+    for label in large:
+        rows = (classes == label).nonzero().flatten().cpu()
+        rows = rows[torch.randperm(len(rows), generator=generator)][:COMPARED]
+        h = features[rows.to(features.device)].double()
+        queries = h[: max(FEWEST, QUERIES // len(large))]
+        distances = torch.cdist(queries, h).cpu()
+        near = distances.topk(min(NEIGHBOURS + 1, len(h)), largest=False).values[:, 1:]  # without the row itself
+        logs = near.clamp_min(torch.finfo(near.dtype).tiny).log()
+        gaps = logs.diff(dim=1) * ranks[: near.shape[1] - 1]
+        inner, outer = gaps[:, : NEAREST - 1], gaps[:, NEAREST - 1 :]
+        largest = inner.amax(dim=1) / outer.mean(dim=1)
+        unlikely += int((1 - (1 - (-largest).exp()) ** (NEAREST - 1) < UNLIKELY).sum())
+        judged += len(queries)
+    return unlikely / judged if judged >= ENOUGH else None
 
 
 def count_copies_once(scores: Tensor, distinct: Tensor) -> Tensor:

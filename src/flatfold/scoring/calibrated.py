@@ -11,15 +11,20 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from ..core.conformal import allowed_ranks, p_values, samples_needed
+from ..core.conformal import allowed_ranks, p_values, pool_groups, samples_needed
 from ..core.copies import count_copies_once
 from ..core.hessian import row_chunks
 from ..detectors.base import Detector
 
 SHOWN = 3  # classes in a message
 GATHERED = 2**24  # calibration scores that are gathered at once, 64 MB: every input takes those of its class
+POOLED, FINEST = 2**16, 1024  # calibration scores of groups: in all, and of each group at most
 ROUNDING = 1e-4  # how far scores of one input may differ, alone and in a batch, here and in another runtime: relative
 # to the score, or to the spread of scores if that is larger
+GROUPS_WITH_CONFIDENCE = (
+    "a confidence needs independent calibration inputs, but these come in groups. Leave it out: the rate then holds on "
+    "average over draws of the groups."
+)
 
 
 class Verdict(NamedTuple):
@@ -65,6 +70,9 @@ class Calibration(nn.Module):
         counts: ``(g,)`` int64, how many scores of a row count.
         fpr: The share of ID inputs that may raise an alarm.
         confidence: Probability with which that holds for this calibration; None for the average over calibrations.
+        above: Number of scores of each row that are larger than all others and not stored. It is not 0 where inputs
+            come in groups, such as views of one patient: then the rate is the expected share of alarms among the inputs
+            of a new group (:func:`flatfold.core.conformal.pool_groups`).
 
     Attributes:
         threshold: ``(g,)``, t of each group.
@@ -74,13 +82,18 @@ class Calibration(nn.Module):
     counts: Tensor
     threshold: Tensor
 
-    def __init__(self, scores: Tensor, counts: Tensor, fpr: float, confidence: float | None = None) -> None:
+    def __init__(
+        self, scores: Tensor, counts: Tensor, fpr: float, confidence: float | None = None, above: int = 0
+    ) -> None:
         super().__init__()
         check_rate(fpr, confidence)
-        _check_counts(counts, fpr, confidence)
+        if above and confidence is not None:
+            raise ValueError(GROUPS_WITH_CONFIDENCE)
+        self.above = above
+        _check_counts(counts // (above + 1), fpr, confidence)
         self.fpr = float(fpr)  # a float32 of numpy would give other ranks
         self.confidence = None if confidence is None else float(confidence)
-        ranks = [int(n) - allowed_ranks(self.fpr, int(n), self.confidence) for n in counts]
+        ranks = [int(n) - allowed_ranks(self.fpr, int(n), self.confidence, above) for n in counts]
         self.register_buffer("scores", scores)
         self.register_buffer("counts", counts.to(scores.device))
         self.register_buffer("threshold", scores[torch.arange(len(counts)), torch.tensor(ranks)])
@@ -95,11 +108,13 @@ class Calibration(nn.Module):
         *,
         confidence: float | None = None,
         distinct: Tensor | None = None,
+        grouping: Tensor | None = None,
     ) -> Self:
         """Calibrate on scores ``(n,)``, with a threshold for each class when ``predicted`` classes are given.
 
         ``distinct``, a boolean mask ``(n,)``, leaves out copies, of each other or of inputs that the detector has
-        learnt from (:func:`flatfold.core.copies.count_copies_once`).
+        learnt from (:func:`flatfold.core.copies.count_copies_once`). With a ``grouping`` ``(n,)``, equal numbers for
+        inputs that belong together, every group counts the same, and copies are not looked at.
         """
         if undefined := int((~scores.isfinite()).sum()):
             raise ValueError(
@@ -107,16 +122,20 @@ class Calibration(nn.Module):
                 "Look for enormous features among the calibration inputs."
             )
         distinct = torch.ones_like(scores, dtype=torch.bool) if distinct is None else distinct.to(scores.device)
-        if predicted is None:
-            groups = [count_copies_once(scores, distinct)]
+        own = [slice(None)] if predicted is None else [predicted == label for label in range(n_classes)]
+        each = 1
+        if grouping is None:
+            rows = [count_copies_once(scores[part], distinct[part]) for part in own]
         else:
-            own = [predicted == label for label in range(n_classes)]
-            groups = [count_copies_once(scores[rows], distinct[rows]) for rows in own]
+            grouping = grouping.to(scores.device)
+            each = max(1, min(FINEST, POOLED // len(torch.unique(grouping))))
+            rows = [pool_groups(scores[part], grouping[part], each) for part in own]
         return cls(
-            nn.utils.rnn.pad_sequence(groups, batch_first=True, padding_value=torch.inf),
-            torch.tensor([len(group) for group in groups]),
+            nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.inf),
+            torch.tensor([len(row) for row in rows]),
             fpr,
             confidence,
+            each - 1,
         )
 
     @property
@@ -126,12 +145,13 @@ class Calibration(nn.Module):
 
     @property
     def samples(self) -> int:
-        """Number of calibration inputs."""
-        return int(self.counts.sum())
+        """Number of calibration inputs; of their groups where they come in groups."""
+        return int(self.counts.sum()) // (self.above + 1)
 
     def at(self, fpr: float, confidence: float | None = None) -> Calibration:
         """Return the same scores at another rate, and with another confidence if one is given."""
-        return Calibration(self.scores, self.counts.cpu(), fpr, self.confidence if confidence is None else confidence)
+        confidence = self.confidence if confidence is None else confidence
+        return Calibration(self.scores, self.counts.cpu(), fpr, confidence, self.above)
 
     def forward(self, score: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the p-value of each score and whether it raises an alarm, both ``(n,)``.
@@ -142,7 +162,7 @@ class Calibration(nn.Module):
         """
         score = score.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
         if not self.per_class:
-            return p_values(score, self.scores[0]), score > self.threshold[0]
+            return p_values(score, self.scores[0], above=self.above), score > self.threshold[0]
         assert predicted is not None
         size = max(1, GATHERED // self.scores.shape[1])
         if torch.compiler.is_compiling() or len(score) <= size:
@@ -152,7 +172,7 @@ class Calibration(nn.Module):
         return p, alarm
 
     def _by_class(self, score: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
-        p = p_values(score, self.scores[predicted], self.counts[predicted])
+        p = p_values(score, self.scores[predicted], self.counts[predicted], self.above)
         return p, score > self.threshold[predicted]
 
 

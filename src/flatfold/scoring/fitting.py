@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import FeatureBank, Head
-from ..core.copies import distinct_rows, group_copies
+from ..core.copies import distinct_rows, group_copies, join_groups, share_near_copies
 from ..core.shaping import split_norm
 from ..detectors import create, get_method
 from ..detectors.base import Detector
@@ -25,6 +25,13 @@ MANY_COPIES = 0.01  # share of the inputs, above which a warning is logged
 COPIES = (
     "they have the same features. Copies stay on one side of the split into fit and calibration data, and the "
     "threshold holds both if inputs to come repeat as often and if they are all different."
+)
+MANY_NEAR_COPIES = 0.03  # share of near copies, above which a warning is logged; chance explains 0.01
+NEAR_COPIES = (
+    "%.1f %% of the inputs are much closer to others of their class than chance explains (1 %%), as views or "
+    "recordings of the same thing are. The false-alarm rate holds for inputs that are independent of each other. If "
+    "these are not, pass groups=, a number or name for each input that says what belongs together: whole groups then "
+    "stay on one side of the split."
 )
 _WITHOUT_COPIES = ("", ", copies not counted,")
 
@@ -49,6 +56,8 @@ class FitResult:
     """How the model was run, if it was."""
     copies: int = 0
     """How many of the inputs to fit and to calibrate on have the features of an earlier one, up to rounding."""
+    near_copies: float | None = None
+    """Share of the inputs that are near copies of others; by chance it is 0.01. None if unknown or groups are given."""
 
 
 def fit_detector(
@@ -63,25 +72,35 @@ def fit_detector(
     seed: int = 0,
     predicted: Tensor | None = None,
     held_out_predicted: Tensor | None = None,
+    grouping: Tensor | None = None,
 ) -> FitResult:
     """Fit a detector in place and calibrate it, on features of ID inputs that the model was not trained on.
 
     Without a bank the detector only needs the head. Without ``held_out``, a random half of the bank is held out to
     calibrate on; copies stay on one side. Without ``fpr`` nothing is calibrated. ``predicted`` and
-    ``held_out_predicted`` are the classes that the model predicts, by default those of the features.
+    ``held_out_predicted`` are the classes that the model predicts, by default those of the features. With a
+    ``grouping`` ``(n,)``, equal numbers for rows of the bank that belong together, whole groups are held out and every
+    group counts the same.
     """
     accuracy = None if bank is None else _check_labels(bank, head, predicted)
     samples = 0 if bank is None else len(bank)
-    copies = 0
+    copies, near = 0, None
     if fpr is not None and bank is not None:
         groups = torch.cat(group_copies(bank.features, *([] if held_out is None else [held_out.features])))
-        copies = int((~distinct_rows(groups)).sum())
+        first = distinct_rows(groups)
+        copies = int((~first).sum())
+        if grouping is None:
+            classes = head.predict(bank.features) if predicted is None else predicted
+            near = share_near_copies(bank.features[first[:samples]], classes[first[:samples]])
         if held_out is None:
-            to_fit, to_hold = _split(groups, fpr, seed)
-            distinct = int(distinct_rows(groups[to_hold]).sum())
-            check_enough(fpr, distinct, f"half of the data{_WITHOUT_COPIES[copies > 0]}", confidence)
+            together = groups if grouping is None else join_groups(groups, grouping)
+            to_fit, to_hold = _split(together, fpr if grouping is None else 1.0, seed)
+            count, what = int(distinct_rows(together[to_hold]).sum()), _WITHOUT_COPIES[copies > 0]
+            where = f"half of the data{what}" if grouping is None else "half of the groups"
+            check_enough(fpr, count, where, confidence)
             held_out_predicted = None if predicted is None else predicted[to_hold]
             bank, held_out = bank[to_fit], bank[to_hold]
+            grouping = None if grouping is None else together[to_hold]
         elif learns(detector) and not distinct_rows(groups[samples:], groups[:samples]).any():
             raise ValueError(SAME_DATA)
     if bank is None:
@@ -91,11 +110,15 @@ def fit_detector(
     calibration = None
     if fpr is not None and held_out is not None:
         learnt = bank.features if learns(detector) else None
-        calibration = _calibrate(detector, held_out.features, fpr, per_class, confidence, held_out_predicted, learnt)
+        calibration = _calibrate(
+            detector, held_out.features, fpr, per_class, confidence, held_out_predicted, learnt, grouping
+        )
     if copies:
         level = logging.WARNING if copies > MANY_COPIES * samples else logging.INFO
         log.log(level, "%d of the inputs are copies of others: %s", copies, COPIES)
-    return FitResult(detector, calibration, samples, accuracy, copies=copies)
+    if near is not None and near > MANY_NEAR_COPIES:
+        log.warning(NEAR_COPIES, 100 * near)
+    return FitResult(detector, calibration, samples, accuracy, copies=copies, near_copies=near)
 
 
 @torch.no_grad()
@@ -107,15 +130,17 @@ def _calibrate(
     confidence: float | None,
     predicted: Tensor | None,
     learnt: Tensor | None,
+    grouping: Tensor | None,
 ) -> Calibration:
     """Return the calibration of a fitted detector on features ``(n, d)`` of held-out ID inputs.
 
     ``predicted`` are the classes ``(n,)`` that the model predicts, by default those of the features; ``learnt`` are the
-    features that the detector has learnt from.
+    features that the detector has learnt from; rows with equal numbers in ``grouping`` belong together.
     """
     groups, *seen = group_copies(features, *([] if learnt is None else [learnt]))
     distinct = distinct_rows(groups, *seen)
-    check_enough(fpr, int(distinct.sum()), f"the calibration data{_WITHOUT_COPIES[not distinct.all()]}", confidence)
+    if grouping is None:
+        check_enough(fpr, int(distinct.sum()), f"the calibration data{_WITHOUT_COPIES[not distinct.all()]}", confidence)
     with without_autocast(features):
         if per_class and predicted is None:
             predicted = detector.innermost.logits(features).argmax(dim=-1)
@@ -123,7 +148,13 @@ def _calibrate(
         scores = torch.maximum(scores, _highest_of_copies(detector, features, groups.to(scores.device)))
         classes = predicted.to(scores.device) if per_class and predicted is not None else None
         return Calibration.of(
-            scores, fpr, classes, len(detector.fitted_weight), confidence=confidence, distinct=distinct
+            scores,
+            fpr,
+            classes,
+            len(detector.fitted_weight),
+            confidence=confidence,
+            distinct=distinct,
+            grouping=grouping,
         )
 
 
@@ -149,17 +180,17 @@ def _highest_of_copies(detector: Detector, features: Tensor, groups: Tensor) -> 
     return highest[groups]
 
 
-def _split(groups: Tensor, fpr: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the rows to fit and the rows to calibrate on: a random half of the groups of copies each.
+def _split(groups: Tensor, most: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the rows to fit and the rows to calibrate on: a random half of the groups each.
 
-    What makes up more than a share ``fpr`` of the data, such as a black frame, is calibrated on: the detector might
+    What makes up more than a share ``most`` of the data, such as a black frame, is calibrated on: the detector might
     give it any score, and only the calibration shows how often it comes.
     """
     _, number, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
     if len(sizes) < 2:
         raise ValueError("one sample cannot both fit and calibrate. Give more, or other data as calibration=.")
     order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
-    rare = (sizes == 1) | (sizes <= fpr * len(groups))
+    rare = (sizes == 1) | (sizes <= most * len(groups))
     to_fit = torch.zeros_like(rare)
     to_fit[order[rare[order]][: len(sizes) // 2]] = True
     rows = order.argsort()[number].argsort(stable=True)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.batch import split_batch
 from ..data.loading import Loading
@@ -19,9 +20,16 @@ from ..network.calls import check_model
 from ..network.execution import Execution, RuntimeName
 from ..network.graph import HeadModule, copy_around_memory
 from ..network.network import Network
-from ..passes.extract import extract_features
+from ..passes.extract import Extraction, extract_features
 from ..passes.passes import session
-from .calibrated import CalibratedDetector, Calibration, Verdict, check_enough, check_rate
+from .calibrated import (
+    GROUPS_WITH_CONFIDENCE,
+    CalibratedDetector,
+    Calibration,
+    Verdict,
+    check_enough,
+    check_rate,
+)
 from .explanation import Explanation, explain
 from .fitting import SAME_DATA, FitResult, fit_detector, learns, make_detector
 from .guard_file import GuardFile, read_guard, save_guard
@@ -73,6 +81,7 @@ class Guard:
         per_class: bool = False,
         confidence: float | None = None,
         seed: int = 0,
+        groups: Any = None,
         loading: Loading | None = None,
         execution: Execution | None = None,
     ) -> Self:
@@ -96,6 +105,10 @@ class Guard:
                 more calibration data is needed: 59 samples for 5 %. ``is_ood`` is then stricter than
                 ``p_value <= fpr``. With ``per_class``, it holds for each class on its own.
             seed: Seed of the random half.
+            groups: What belongs together, if inputs are not independent of each other: a number or name for each input
+                of ``data``, in its order, such as the patient or the source image of a view. Whole groups are held out
+                and each counts the same, so that at most a share ``fpr`` of the inputs of a new group raises an alarm,
+                on average over groups. Near copies of a group would otherwise be on both sides, and the rate too high.
             loading: Settings for loading data. The transform is stored with the guard: pass it for paths and data sets
                 of images; sources such as ``FolderImages`` have their own.
             execution: Settings for extracting features. The guard itself runs the model with torch until
@@ -103,6 +116,7 @@ class Guard:
         """
         loading = loading or Loading()
         check_rate(fpr, confidence)
+        grouping = None if groups is None else _number_groups(groups, calibration, confidence)
         check_model(model)
         detector = make_detector(method)
         if calibration is data and learns(detector):
@@ -129,6 +143,7 @@ class Guard:
             seed=seed,
             predicted=extracted.predicted,
             held_out_predicted=None if held_out is None else held_out.predicted,
+            grouping=None if grouping is None else _groups_of_rows(grouping, extracted),
         )
         assert result.calibration is not None
         transform = loading.transform
@@ -258,6 +273,34 @@ class Guard:
         per_class = " per class" if self.calibration.per_class else ""
         sure = "" if self.calibration.confidence is None else f", confidence={self.calibration.confidence:g}"
         return f"Guard({name}, fpr={self.fpr:g}{per_class}{sure}, {self.calibration.samples} calibration samples)"
+
+
+def _number_groups(groups: Any, calibration: Any, confidence: float | None) -> Tensor:
+    """Return a number for each group, ``(n,)``; raise where groups cannot be used."""
+    if calibration is not None:
+        raise ValueError(
+            "groups= says which inputs of the data belong together, and with calibration= there would be other data. "
+            "Give all of it as data: whole groups are held out to calibrate on."
+        )
+    if confidence is not None:
+        raise ValueError(GROUPS_WITH_CONFIDENCE)
+    values = np.asarray(groups.cpu() if isinstance(groups, Tensor) else groups)
+    if values.ndim != 1 or values.dtype.kind not in "iubUS":
+        raise ValueError(
+            f"groups must be a list with a whole number or a name for each input, got {values.dtype} of shape "
+            f"{values.shape}."
+        )
+    return torch.from_numpy(np.unique(values, return_inverse=True)[1])
+
+
+def _groups_of_rows(grouping: Tensor, extracted: Extraction) -> Tensor:
+    """Return the groups of the inputs that could be read."""
+    rows = len(extracted.bank) + len(extracted.unreadable)
+    if len(grouping) != rows:
+        raise ValueError(f"groups must have one entry for each of the {rows} inputs of the data, got {len(grouping)}.")
+    kept = torch.ones(rows, dtype=torch.bool)
+    kept[list(extracted.unreadable)] = False
+    return grouping[kept]
 
 
 class GuardModule(nn.Module):

@@ -92,6 +92,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     mixed_precision: str = ""  # dtype of mixed precision, if used
     input_shape: list[int] | None = None
     confidence: float | None = None
+    above: int = 0  # scores of the calibration that are larger than all others and not stored
     evidence: EvidenceSettings | None = None
     input_sizes: tuple[list[int], list[int]] | None = None  # smallest and largest, if shapes differ
 
@@ -193,7 +194,7 @@ def read_guard(path: Path) -> GuardFile:
         state = {name.removeprefix(STATE): value for name, value in tensors.items() if name.startswith(STATE)}
         detector.load_state_dict(state, assign=True)  # a bank of features is not copied
         scores, counts = tensors["calibration.scores"], tensors["calibration.counts"]
-        calibrated = CalibratedDetector(detector, Calibration(scores, counts, settings.fpr, settings.confidence))
+        calibrated = CalibratedDetector(detector, _make_calibration(scores, counts, settings))
         for name, value in _derived_settings(calibrated).items():
             if getattr(settings, name) != value:
                 raise ValueError(f"the setting {name} does not match its tensors")
@@ -326,6 +327,13 @@ def _text(settings: Settings) -> str:
     return canonical(kind | msgspec.to_builtins(settings))
 
 
+def _make_calibration(scores: Tensor, counts: Tensor, settings: Settings) -> Calibration:
+    """Create the calibration, whose numbers must fit together."""
+    if settings.above < 0 or bool((counts % (settings.above + 1)).any()):
+        raise ValueError("the counts of its calibration must be multiples of above + 1")
+    return Calibration(scores, counts, settings.fpr, settings.confidence, settings.above)
+
+
 def _derived_settings(calibrated: CalibratedDetector) -> dict[str, Any]:
     """Return the settings derived from the tensors, for people and programs that only read the header."""
     calibration, head = calibrated.calibration, fitted_head(calibrated)
@@ -334,6 +342,7 @@ def _derived_settings(calibrated: CalibratedDetector) -> dict[str, Any]:
     quantiles = {str(percent): scores[percent * (len(scores) - 1) // 100].item() for percent in QUANTILES}
     summary = {"samples": len(scores), "least": min(counts), "most": max(counts), "quantiles": quantiles}
     return {
+        "above": calibration.above,
         "calibration": summary,
         "classes": head.n_classes,
         "confidence": calibration.confidence,

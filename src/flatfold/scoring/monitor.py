@@ -126,6 +126,9 @@ class Monitor(
         """Create an empty monitor for the verdicts of ``calibrated``."""
         calibration, fpr = calibrated.calibration, float(calibrated.calibration.fpr)
         padded, counts = calibration.scores.detach().cpu().double(), calibration.counts.cpu()
+        each = calibration.above + 1
+        if each > 1:  # of inputs in groups, one score for each group: every one of these counts as an input
+            padded, counts = padded[:, each - 1 :: each], counts // each
         scores = padded[torch.arange(padded.shape[1]) < counts[:, None]].numpy()
         edges = bin_edges(scores, *calibrated.detector.score_range())
         digest = hashlib.sha256()
