@@ -20,6 +20,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..core.validation import listed
 from ..data.transform import Transform
+from ..errors import cause
 from .openood import NETWORKS, openood_network
 
 logger = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ def published_transform(name: str, model: nn.Module, pretrained: str | None) -> 
     try:
         return Transform.of(preparation)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the preprocessing of {name} is not supported: {error}") from error
+        raise ValueError(f"the preprocessing of {name} is not supported: {error}") from None
 
 
 def _torchvision_preparation(name: str, model: nn.Module, pretrained: str | None) -> Any:
@@ -344,4 +345,5 @@ def _library_errors(library: str, what: str = "build the network") -> Iterator[N
         download = "If it had to be downloaded, check the connection or pass weights=, a file."
         hint = INSTALL[library] if isinstance(error, ImportError) else download  # transformers imports late as well
         reason = f"{type(error).__name__}: {str(error).rstrip('. ')}"
-        raise ValueError(f"{library} could not {what}: {reason}. {hint}") from error
+        message = f"{library} could not {what}: {reason}. {hint}"
+        raise ValueError(message) from cause(error, message)

@@ -73,7 +73,7 @@ class Network:
         """
         execution = execution or Execution()
         found, result = probe(model, batch, execution.head)
-        warn_of_other_logits(found, stacklevel=5)  # points at the caller of extract or Guard.fit
+        warn_of_other_logits(found)
         shape = tuple(batch.first_tensor.shape[1:])
         network = cls(
             model, found, execution.dtype, inputs=InputSpec.of(batch), shape=shape, sizes=InputSizes(shape, shape)
