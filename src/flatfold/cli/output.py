@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,14 +45,15 @@ class OutputOptions:
 
 
 _options = OutputOptions()
+_answered = False  # whether the one JSON document of this command is on stdout
 
 
 def set_output(options: OutputOptions) -> None:
     """Set the output options."""
-    global _options
+    global _options, _answered
     if options.quiet and options.verbose:
         raise typer.BadParameter("--quiet and --verbose contradict each other.")
-    _options = options
+    _options, _answered = options, False
     progress.hidden = options.quiet
 
 
@@ -78,11 +79,24 @@ def print_json(**summary: Any) -> None:
 
     Non-finite numbers become null.
     """
+    global _answered
     if _options.json:
         import msgspec
 
         text = msgspec.json.encode(summary, enc_hook=str)  # paths as text
         typer.echo(msgspec.json.format(text, indent=2 if sys.stdout.isatty() else 0).decode())
+        _answered = True
+
+
+def print_error(text: str, exit_code: int, show: Callable[[], object] | None = None) -> None:
+    """Print an error on stderr and, if --json is given, as the JSON document on stdout.
+
+    ``show`` prints it on stderr in another way than as one line.
+    """
+    typer.echo(f"flatfold: {printable(text)}", err=True) if show is None else show()
+    if "--json" in sys.argv and not _answered:  # the options themselves may be what is wrong, and unread
+        set_output(OutputOptions(json=True))
+        print_json(error=text, exit_code=exit_code)
 
 
 def open_console(listing: bool = False) -> Console:

@@ -273,28 +273,28 @@ class Results:
         if missing or not self.methods:
             raise ValueError(f"methods or values are missing: {missing[:3]}")
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write the files, ``results.json`` last, which identifies the arrays by sha256.
 
         An outdated report in the folder is removed.
         """
         tables = {"results.csv": as_csv(self._lines()), "averages.csv": as_csv(map(_flatten, self.averages))}
-        write_document(folder / "results.json", self, tables)
+        write_document(Path(folder) / "results.json", self, tables)
         remove_pages(folder, "report.html", *(f"figures/{name}.*" for name in FIGURES))
 
 
-def load_results(folder: Path) -> Results:
+def load_results(folder: Path | str) -> Results:
     """Read the files that :meth:`Results.save` wrote.
 
     Raises:
         ValueError: The folder has no results, or they are damaged, mixed or of another version.
     """
-    return read_document(folder / "results.json", Results, "flatfold bench")
+    return read_document(Path(folder) / "results.json", Results, "flatfold bench")
 
 
-def remove_pages(folder: Path, *patterns: str) -> None:
+def remove_pages(folder: Path | str, *patterns: str) -> None:
     """Remove outdated pages and figures of a folder."""
-    for path in (path for pattern in patterns for path in folder.glob(pattern)):
+    for path in (path for pattern in patterns for path in Path(folder).glob(pattern)):
         path.unlink()
         log.debug("removed outdated %s", path)
 

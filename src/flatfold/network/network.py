@@ -101,7 +101,7 @@ class Network:
             return TorchRuntime(self.model, self.found, dtype=self.dtype)(batch.to(device))
 
     def use_runtime(
-        self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | None = None
+        self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | str | None = None
     ) -> None:
         """Set the runtime: ``"torch"``, ``"torch-compile"``, ``"onnx"``, or the fastest of them (``"auto"``).
 

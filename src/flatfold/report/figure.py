@@ -163,11 +163,11 @@ class Drawing:
         """Return the whole figure, with titles and legend, as an SVG file."""
         return self._saved("svg")["svg"].decode()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write ``NAME.svg`` and ``NAME.pdf``; without panels, remove the files of an earlier run."""
         contents = self._saved("svg", "pdf") if self.panels else {}
         for kind in ("svg", "pdf"):
-            path = folder / f"{self.name}.{kind}"
+            path = Path(folder, f"{self.name}.{kind}")
             if kind in contents:
                 write_atomically(path, contents[kind])
             else:

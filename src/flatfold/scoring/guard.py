@@ -170,7 +170,7 @@ class Guard:
         return Guard(self.network, self.calibrated.at(fpr, confidence), self.transform, self.fit_result)
 
     def use_runtime(
-        self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | None = None
+        self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | str | None = None
     ) -> None:
         """Run the model with another runtime; calibration tolerates the resulting rounding differences.
 
