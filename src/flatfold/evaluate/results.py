@@ -10,14 +10,17 @@ import io
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.metrics import auroc, fpr_at_tpr
 from ..io.artifacts import read_document, write_document
 from .latex import LatexCell, interval_after, latex_table
 from .suites.suite import Group
@@ -25,6 +28,8 @@ from .suites.suite import Group
 METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
 OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # conventions for averages: near and far, or over all data sets
 FIGURES = ("alpha", "costs", "histograms", "norms-best", "norms-fold", "roc", "threshold")  # figure files of a report
+CHECKED = {"auroc": "AUROC", "fpr95_ood_positive": "FPR95"}  # what is computed again when a file is read
+TOLERANCE = 1e-6  # between these and the values of the file
 ID = "id"  # the name of the in-distribution test data among the scores
 
 log = logging.getLogger(__name__)
@@ -265,13 +270,33 @@ class Results:
         return latex_table(columns, lines, metrics, caption, label, notes)
 
     def check(self) -> None:
-        """Raise a KeyError or ValueError unless every method has values in every column."""
+        """Raise a KeyError or ValueError unless every method has values in every column, and those of its scores."""
         self.suite["name"]
         missing = [
             (run.method, name) for run in self.ranked for name in self.columns if (run.method, name) not in self.cells
         ]
         if missing or not self.methods:
             raise ValueError(f"methods or values are missing: {missing[:3]}")
+        with ThreadPoolExecutor() as pool:  # numpy releases the lock while sorting
+            singles = {
+                (row.method, row.dataset): sides
+                for row, sides in zip(self.rows, pool.map(self._recompute, self.rows), strict=True)
+            }
+        for (method, column), cell in self.cells.items():
+            parts = [singles.get((method, dataset), {}) for dataset in self.members.get(column, ())]
+            for metric, title in CHECKED.items() if parts and all(parts) else ():
+                there, expected = getattr(cell, metric), fmean(part[metric] for part in parts)
+                if not abs(there - expected) <= TOLERANCE:
+                    raise ValueError(
+                        f"{title} of {method} on {column} is {there:.6g}, but its scores give {expected:.6g}"
+                    )
+
+    def _recompute(self, row: Row) -> dict[str, float]:
+        """Return the metrics of a row from the scores; none if these are not there."""
+        known, unknown = (self.scores.get(f"{row.method}/{name}") for name in (ID, row.dataset))
+        if known is None or unknown is None:
+            return {}
+        return {"auroc": auroc(known, unknown), "fpr95_ood_positive": fpr_at_tpr(known, unknown)}
 
     def save(self, folder: Path | str) -> None:
         """Write the files, ``results.json`` last, which identifies the arrays by sha256.
