@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from ..display.numbers import count as count
+from ..display.table import PIPE, UNLIMITED
 from ..io import progress
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-PIPE = 200  # columns of text if the output is not a terminal
-
-UNLIMITED = 10_000  # columns of text, more than any table has
-
 
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Print all log messages, with time and module.")]
@@ -114,16 +111,6 @@ def print_table(console: Console, table: Table, narrow: Table) -> bool:
     fits = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width
     console.print(table if fits else narrow)
     return fits
-
-
-def count(number: int, noun: str) -> str:
-    """Format a number with its noun.
-
-    Example:
-        >>> count(1, "row"), count(1200, "row")
-        ('1 row', '1,200 rows')
-    """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def printable(text: str) -> str:

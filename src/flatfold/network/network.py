@@ -184,6 +184,10 @@ class Network:
             )
         return HeadModule(self.model, self.found)
 
+    def __repr__(self) -> str:
+        shape = "" if self.shape is None else f", inputs {self.shape}"
+        return f"Network({type(self.model).__name__}, {self.found.head}{shape})"
+
     def __getstate__(self) -> dict[str, Any]:
         # Compiled code and onnxruntime sessions cannot be pickled; the other process creates its own.
         runtime = self.runtime

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from ..detectors import METHODS, cited_works, format_method, full_name
+from ..display.figure import Drawing
 from ..evaluate.results import ID, OPENOOD, PAPER, MethodRun, Results, in_family, load_results
 from ..io.files import write_atomically
-from .figure import Drawing
 from .figures import FALSE_ALARMS, alarm_threshold, all_figures, guard_method
 from .gallery import gallery
 from .templates import render, suite_title
