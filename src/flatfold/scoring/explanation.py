@@ -105,7 +105,7 @@ class Explanation:
 
 
 class Explanations(list[Explanation]):
-    """Explanations of several inputs: a list that is shown as one sentence for each input."""
+    """A list of explanations, shown as one sentence for each input; in a notebook as a table."""
 
     def __repr__(self) -> str:
         lines = [f"{row}: {explanation}" for row, explanation in enumerate(self[:SHOWN])]
