@@ -4,6 +4,7 @@ import inspect
 import re
 import traceback
 import warnings
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -35,6 +36,12 @@ def test_a_warning_points_at_the_line_of_the_caller_however_deep_it_comes_from()
     }
     for name, call in calls.items():
         assert set(warnings_of(call)) == {(__file__, 0)}, name
+
+
+def test_there_is_one_way_to_warn():
+    places = {path.name for path in Path(ff.__file__).parent.rglob("*.py") if "stacklevel" in path.read_text("utf8")}
+    calls = {path.name for path in Path(ff.__file__).parent.rglob("*.py") if "warnings.warn" in path.read_text("utf8")}
+    assert (places, calls) == (set(), {"errors.py"}), "use flatfold.errors.warn, which finds the line of the user"
 
 
 def test_errors_of_a_network_do_not_repeat_the_traceback_that_their_message_contains():

@@ -79,6 +79,9 @@ def main() -> None:
         unnamed = isinstance(error, ModuleNotFoundError) and "flatfold[" not in str(error)
         hint = ". The built-in suite needs the extra [demo]." if unnamed else ""
         print_error(f"{name_options(str(error))}{hint}", code, traceback.print_exc if get_output().debug else None)
+    except typer.Abort:  # before the command has begun
+        code = 130
+        print_error("interrupted.", code)
     except Exception as error:  # a mistake of ours, whose traceback Python prints
         print_error(f"{type(error).__name__}: {error}", 1, lambda: None)
         raise

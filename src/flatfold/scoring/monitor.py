@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
+from html import escape
 from itertools import pairwise
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -297,6 +298,9 @@ class Monitor(
             of = f"{worst.alarms:,} of {count(worst.seen, 'input')}"
             lines.append(f"Class {groups.index(worst)} is the most unusual: {of} raised an alarm.")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{escape(line)}</p>" for line in str(self).splitlines())
 
     def __repr__(self) -> str:
         return f"Monitor({count(self.seen, 'input')}, {count(self.alarms, 'alarm')})"
