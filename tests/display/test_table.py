@@ -28,6 +28,7 @@ class Cells(HTMLParser):
 def test_text_and_html_have_every_cell_and_escape_all_of_it():
     table = Table(["name", HOSTILE], [["a", "1"], [HOSTILE, "2"]], HOSTILE, HOSTILE, best=[(0, 1)])
     text, page = table.text(), Cells(table.html([HOSTILE, "a note"]))
+    assert text == str(table)
     assert text.count(HOSTILE) == 4
     assert page.texts.count(HOSTILE) == 5
     assert {"name", "a", "1", "2", "a note"} <= set(page.texts)
@@ -38,7 +39,7 @@ def test_text_and_html_have_every_cell_and_escape_all_of_it():
 
 
 def test_html_is_legible_in_light_and_dark_and_needs_nothing_else():
-    html = Table(["a"], [["1"]]).html()
+    html = Table(["a"], [["1"]])._repr_html_()
     assert not re.search(r"https?:|url\(|<style|<script|class=", html)
     assert set(re.findall(r"(?<![-\w])(?:background|color): ([^;\"]+)", html)) == {"none", "inherit"}
 

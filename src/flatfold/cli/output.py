@@ -90,7 +90,10 @@ def print_error(text: str, exit_code: int, show: Callable[[], object] | None = N
 
     ``show`` prints it on stderr in another way than as one line.
     """
-    typer.echo(f"flatfold: {printable(text)}", err=True) if show is None else show()
+    if show is None:
+        typer.echo(f"flatfold: {printable(text)}", err=True)
+    else:
+        show()
     if "--json" in sys.argv and not _answered:  # the options themselves may be what is wrong, and unread
         set_output(OutputOptions(json=True))
         print_json(error=text, exit_code=exit_code)

@@ -61,12 +61,18 @@ class Table:
         Console(file=file, width=UNLIMITED, color_system=None, legacy_windows=False).print(self.rich())
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
     def html(self, notes: Sequence[str] = ()) -> str:
         """Return the table for a notebook, light or dark, with sentences below it; all texts are escaped."""
 
         def cell(kind: str, number: int, text: str) -> str:
-            side = "left" if number in self.left else "right"
-            return f'<{kind} style="text-align: {side}; white-space: nowrap; padding: 2px 10px">{text}</{kind}>'
+            style = "text-align: left" if number in self.left else "text-align: right; white-space: nowrap"
+            return f'<{kind} style="{style}; padding: 2px 10px">{text}</{kind}>'
 
         head = "".join(cell("th", number, escape(name)) for number, name in enumerate(self.columns))
         lines = [

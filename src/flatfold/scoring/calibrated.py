@@ -68,7 +68,7 @@ class Verdict(NamedTuple):
             for row, (predicted, score, p_value, is_ood) in enumerate(zip(*columns.values(), strict=True))
         ]
         rest = len(self.is_ood) - len(rows)
-        table = Table(("row", *columns), rows, repr(self), left=(5,))
+        table = Table(("row", *columns), rows, repr(self), left=(4,))
         return table.html([f"and {count(rest, 'more input')}"] if rest else [])
 
 
