@@ -9,9 +9,13 @@ import flatfold
 from flatfold.cli.options import PANEL_OF
 
 SOURCE = Path(flatfold.__file__).parent
-ROOMS = ("io", "core", "detectors", "data", "network", "passes", "curvature", "scoring", "evaluate", "report", "paper")
+ROOMS = (
+    "io", "display", "core", "detectors", "data", "network", "passes", "curvature", "scoring", "evaluate", "report",
+    "paper",
+)  # fmt: skip
 MAY_IMPORT = {room: {*ROOMS[:number]} for number, room in enumerate((*ROOMS, "serve", "cli"))}
 MAY_IMPORT["core"] = {"io"}
+MAY_IMPORT["detectors"] -= {"display"}
 for room in ("data", "network", "passes", "curvature"):
     MAY_IMPORT[room] -= {"detectors"}
 MAY_IMPORT["report"] -= {"data", "network", "passes", "scoring"}

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from flatfold.display.figure import Drawing
 from flatfold.evaluate.study_results import Detection, Statistic, Study
-from flatfold.report.figure import Drawing
 
 SETS = {"near-set": "near", "far-set": "far"}
 ALPHAS = {"none": 0.0, "partial": 0.5, "full": 1.0}

@@ -1,8 +1,15 @@
-"""All errors that this library raises on purpose and that a caller may want to catch.
+"""All errors that this library raises on purpose and that a caller may want to catch, and its warnings.
 
-Each derives from :class:`FlatfoldError` and from the built-in type that fits it. Invalid arguments raise the built-in
-``ValueError`` and ``TypeError``, problems of files ``OSError``.
+Each error derives from :class:`FlatfoldError` and from the built-in type that fits it. Invalid arguments raise the
+built-in ``ValueError`` and ``TypeError``, problems of files ``OSError``.
 """
+
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+
+_LIBRARIES = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
 class FlatfoldError(Exception):
@@ -47,3 +54,23 @@ class MismatchError(FlatfoldError, ValueError):
 
 class NoDerivativeError(FlatfoldError, ValueError):
     """A step of the network cannot be differentiated as often as needed."""
+
+
+def cause(error: BaseException, message: str) -> BaseException | None:
+    """Return the error to raise ``message`` from: None if it contains all that ``error`` says."""
+    text = str(error).strip()
+    return None if text and text in message else error
+
+
+def is_users_code(filename: str) -> bool:
+    """Return whether code is the user's: not part of flatfold or of Python's libraries."""
+    return not filename.startswith(("<frozen", *_LIBRARIES))
+
+
+def warn(message: str) -> None:
+    """Issue a ``UserWarning`` that points at the line of the user's code which led to it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_users_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    module, registry = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)

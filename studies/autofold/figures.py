@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 
-from flatfold.report.figure import ACCENT, GREY, INK, LIGHT_GREY, Drawing, Key, LineStyle, Panel
+from flatfold.display.figure import ACCENT, GREY, INK, LIGHT_GREY, Drawing, Key, LineStyle, Panel
 
 from .families import ALPHAS
 from .results import ORACLE, REFERENCE, Found, with_interval

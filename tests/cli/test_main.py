@@ -128,3 +128,40 @@ def test_a_terminal_without_unicode_gets_its_table(monkeypatch):
     out.flush()
     assert left.value.code == 0
     assert b"1147.9 ? 11.7" in out.buffer.getvalue()
+
+
+def test_an_error_is_the_json_document_of_every_command(tmp_path):
+    """It says on stdout what it says on stderr, and names the exit code."""
+    wrong = {
+        "score": ("x", "--guard", "g", "--model", "a:b", "--out", "s.csv", "--shard", "9/3"),
+        "bench": ("cifar11",), "doctor": ("cifar11",), "compare": ("a", "b"), "report": ("nowhere",),
+        "join": ("a.csv", "--out", "b.csv"), "paper": ("nowhere",), "curvature": ("cifar11",),
+        "reproduce": ("cifar11",), "fit": ("x", "--model", "a:b", "--out", "g"), "serve": ("g", "--model", "a:b"),
+        "export": ("g", "--model", "a:b", "--images", "x"), "methods": ("--cite", "nothing"),
+        "score-features": ("f.npy", "--guard", "g", "--out", "s.csv"), "suite init": ("a.toml", "--id", "b"),
+    }  # fmt: skip
+    assert wrong.keys() == EVERY.keys()
+    for name, words in wrong.items():
+        for arguments, code in ((words, None), (("--no-such-option",), 2)):
+            done = flatfold(*name.split(), *arguments, "--json", cwd=tmp_path)
+            document = json.loads(done.stdout)
+            assert set(document) == {"error", "exit_code"}, name
+            assert document["exit_code"] == done.returncode == (code or done.returncode) > 0, name
+            assert " ".join(document["error"].split()) in " ".join(done.stderr.split()), name
+        assert flatfold(*name.split(), *words, cwd=tmp_path).stdout == "", name
+
+
+def test_an_interruption_and_a_mistake_of_ours_are_json_too(monkeypatch):
+    for error, code, text in (
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (RuntimeError("ours"), None, "RuntimeError: ours"),
+    ):
+        monkeypatch.setattr("flatfold.detectors.methods", Mock(side_effect=error))
+        out = io.StringIO()
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "argv", ["flatfold", "methods", "--json"])
+        with pytest.raises(SystemExit if code else RuntimeError):
+            cli.main()
+        document = json.loads(out.getvalue())
+        assert text in document["error"]
+        assert document["exit_code"] == (code or 1)

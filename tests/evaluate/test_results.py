@@ -106,3 +106,20 @@ def test_the_scores_of_another_run_are_refused(results, tmp_path):
     (tmp_path / "scores.safetensors").write_bytes((tmp_path / "other" / "scores.safetensors").read_bytes())
     with pytest.raises(ValueError, match=r"scores\.safetensors"):
         load_results(tmp_path)
+
+
+def test_values_that_the_scores_beside_them_contradict_are_refused(results, tmp_path):
+    results.save(tmp_path)
+    file = tmp_path / "results.json"
+    whole = file.read_text()
+    for part, number in (("rows", 0), ("averages", 1)):
+        for metric, title in (("auroc", "AUROC"), ("fpr95_ood_positive", "FPR95")):
+            content = json.loads(whole)
+            content[part][number][metric] = 0.9871
+            file.write_text(json.dumps(content))
+            column = {"rows": "noise", "averages": "all"}[part]
+            with pytest.raises(ValueError, match=f"{title} of msp on {column} is 0.9871, but its scores give 0"):
+                load_results(tmp_path)
+    without = replace(results, rows=[replace(results.rows[0], auroc=0.9871)], scores={})
+    without.save(tmp_path)  # a file that never had scores
+    assert load_results(tmp_path).rows[0].auroc == 0.9871

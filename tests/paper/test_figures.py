@@ -9,6 +9,7 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from flatfold.display.figure import ACCENT, RC
 from flatfold.paper import figures
 from flatfold.paper.figures import alpha_sensitivity, cost_bars, norm_scatter, trace_by_regime
 from flatfold.paper.page import build_content
@@ -20,7 +21,6 @@ from flatfold.paper.theory import (
     monte_carlo_trace,
     random_theorems,
 )
-from flatfold.report.figure import ACCENT, RC
 from tests.toy_ablations import make_ablations, make_costs, make_network_run
 from tests.toy_study import make_study
 

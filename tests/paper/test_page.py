@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from flatfold.display.figure import Drawing, Panel
 from flatfold.paper import comparison
 from flatfold.paper import page as exhibits
 from flatfold.paper.claims import CHECKS
@@ -15,7 +16,6 @@ from flatfold.paper.page import write_reproduction
 from flatfold.paper.run import Reproduction
 from flatfold.paper.tables import OTHERS
 from flatfold.paper.verdicts import compute_verdicts, judge
-from flatfold.report.figure import Drawing, Panel
 from tests.report.conftest import Page
 from tests.toy_ablations import make_ablations, make_network_run, make_results
 from tests.toy_study import make_study

@@ -2,13 +2,13 @@
 
 import pytest
 
+from flatfold.display.figure import Drawing
 from flatfold.evaluate.results import METRICS
 from flatfold.paper import page as exhibits
 from flatfold.paper.page import write_reproduction
 from flatfold.paper.run import Reproduction
 from flatfold.paper.verdicts import compute_verdicts
 from flatfold.report.curvature import render_curvature
-from flatfold.report.figure import Drawing
 from flatfold.report.page import render_report
 from flatfold.report.summary import write_summary
 from tests.browser import needs_browser, scroll_width

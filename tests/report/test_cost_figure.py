@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from flatfold.report.figure import RC
+from flatfold.display.figure import RC
 from flatfold.report.figures import TALL, WIDE, cost_figure, pareto_front, place_labels
 from flatfold.report.figures import CostPoint as Point
 

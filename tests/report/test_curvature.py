@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flatfold.display.figure import Drawing
 from flatfold.evaluate.study_results import Detection
 from flatfold.report.curvature import mismatch, render_curvature
-from flatfold.report.figure import Drawing
 from flatfold.report.page import write_curvature, write_report
 from flatfold.report.templates import quantity
 from tests.report.conftest import Page

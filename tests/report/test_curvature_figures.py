@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from flatfold.display.figure import GREY, line_style
 from flatfold.report.curvature_figures import (
     bin_count,
     quartiles,
@@ -17,7 +18,6 @@ from flatfold.report.curvature_figures import (
     trace_axis,
     trace_densities,
 )
-from flatfold.report.figure import GREY, line_style
 from tests.report.conftest import drawn
 from tests.toy_study import make_study
 

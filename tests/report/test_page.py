@@ -16,10 +16,10 @@ import pytest
 from jinja2 import UndefinedError
 from PIL import Image
 
+from flatfold.display.figure import Drawing
 from flatfold.evaluate.results import METRICS
 from flatfold.evaluate.summary import answer, summarise
 from flatfold.report import gallery, templates
-from flatfold.report.figure import Drawing
 from flatfold.report.figures import alarm_threshold
 from flatfold.report.page import render_report, write_report
 from flatfold.report.summary import render_summary, write_summary

@@ -159,6 +159,11 @@ def test_the_signs_of_the_default_method_are_bars(visit):
         unusual = card.locator(".bar").evaluate_all("bars => bars.map((bar) => bar.classList.contains('unusual'))")
         assert any(unusual)
         assert all(flag == (value >= 2) for flag, value in zip(unusual, values, strict=True) if abs(value - 2) > 0.05)
+        signs = "{length: 3159.2, margin: 100, doubt: -1.5}"
+        shown = page.evaluate(
+            f"const card = document.querySelector('.card.OOD'); showSigns(card, {signs}); card.innerText"
+        )
+        assert [line for line in shown.splitlines() if line in ("> 100", "100.0", "−1.5")] == ["> 100", "100.0", "−1.5"]
 
 
 @pytest.mark.parametrize("method", ["autofold", "fold", "ebo"])

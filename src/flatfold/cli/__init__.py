@@ -4,7 +4,7 @@ import io
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,12 +14,13 @@ from .compare import compare
 from .curvature import curvature
 from .fit import export, fit
 from .options import Command, grouped, name_options
-from .output import Debug, Json, OutputOptions, Quiet, Verbose, get_output, printable, set_output
+from .output import Debug, Json, OutputOptions, Quiet, Verbose, get_output, print_error, set_output
 from .paper import paper, reproduce
 from .score import join, score, score_features
 from .serve import serve
 from .suite import doctor, suite_app
 
+UsageError: Any = typer.BadParameter.__base__  # typer has moved it from one place to another
 ABOUT = "Out-of-distribution (OOD) detection for PyTorch classifiers, from the curvature of the energy."
 
 app = typer.Typer(
@@ -69,15 +70,22 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 cannot print ±
     try:
-        app(_translate(sys.argv[1:]), prog_name="flatfold")
+        code = app(_translate(sys.argv[1:]), prog_name="flatfold", standalone_mode=False)
+    except UsageError as error:
+        code = error.exit_code
+        print_error(error.format_message(), code, error.show)
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
-        if get_output().debug:
-            traceback.print_exc()
-            sys.exit(1)
+        code = 1
         unnamed = isinstance(error, ModuleNotFoundError) and "flatfold[" not in str(error)
         hint = ". The built-in suite needs the extra [demo]." if unnamed else ""
-        typer.echo(f"flatfold: {printable(name_options(str(error)))}{hint}", err=True)
-        sys.exit(1)
+        print_error(f"{name_options(str(error))}{hint}", code, traceback.print_exc if get_output().debug else None)
+    except typer.Abort:  # before the command has begun
+        code = 130
+        print_error("interrupted.", code)
+    except Exception as error:  # a mistake of ours, whose traceback Python prints
+        print_error(f"{type(error).__name__}: {error}", 1, lambda: None)
+        raise
+    sys.exit(code or 0)
 
 
 def _translate(words: list[str]) -> list[str]:

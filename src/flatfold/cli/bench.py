@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
 STDOUT = Path("-")
 
-LEGEND = (
-    "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the fraction of ID inputs flagged by the threshold that "
-    "flags 95 % of the OOD inputs."
-)
-
-
 Latex = Annotated[
     Path | None,
     Option(
@@ -178,46 +172,15 @@ def _summary_of(results: Results) -> dict[str, Any]:
 
 def print_results(results: Results) -> None:
     """Print one line per method, best average AUROC first; only averages if the terminal is too narrow."""
+    from ..evaluate.results import BEFORE, BEST
+
     console = open_console()
-    tables = [_results_table(results, columns) for columns in (results.columns, results.groups)]
-    if not print_table(console, *tables):
+    if not print_table(console, *(results.table(columns).rich() for columns in (results.columns, results.groups))):
         console.print("The terminal is too narrow for all data sets; see results.csv or the report.")
     if console.is_terminal and any(row.certainty is not None for row in results.rows):
-        console.print("Green: the best AUROC of a column, and others without significant difference (paired test).")
-    if any("alpha_" in run.learnt for run in results.methods):
-        console.print("* chosen by AutoFold on ID validation data")
-    if any(run.tuned_on != "nothing" for run in results.methods):
-        console.print("tuned: the data used to choose hyper-parameters, ID or OOD.")
-    for reason in dict.fromkeys(results.left_out.values()):
-        methods = [method for method, other in results.left_out.items() if other == reason]
-        console.print(f"{', '.join(methods)} {'was' if len(methods) == 1 else 'were'} left out: {reason}", markup=False)
-    for deviation in results.suite.get("deviations", ()):
-        console.print(f"Before you compare: {deviation}.", markup=False, style="yellow")
-
-
-def _results_table(results: Results, columns: Sequence[str]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-    from rich.text import Text
-
-    suite = results.suite
-    about = f"{escape(suite['about'])} " if suite["about"] else ""
-    accuracy = f"ID accuracy {100 * suite['accuracy']:.2f} % on {suite['n_test']} images."
-    title = f"{title_of(suite)}: {about}{accuracy}"
-    table = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left")
-    table.add_column("method", no_wrap=True)
-    for column in (*("average" if column == "all" else column for column in columns), "alpha"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("tuned", no_wrap=True)
-    cells = results.cells
-    for run in results.ranked:
-        figures = []
-        for cell in (cells[run.method, column] for column in columns):
-            best = cell.certainty is not None and cell.certainty.best
-            text = f"{100 * cell.auroc:.2f} / {100 * cell.fpr95_ood_positive:.2f}"
-            figures.append(Text(text, style="bold green" if best else ""))
-        table.add_row(escape(run.method), *figures, run.alpha, run.tuned)
-    return table
+        console.print(f"Green: {BEST}")
+    for text in results.notes:
+        console.print(text, markup=False, style="yellow" if text.startswith(BEFORE) else None)
 
 
 def title_of(suite: dict[str, str]) -> str:
@@ -244,6 +207,8 @@ def print_summary(group: Sequence[Results], rows: Sequence[SummaryRow]) -> None:
 def _summary_table(rows: Sequence[SummaryRow], columns: Sequence[str]) -> Table:
     from rich.markup import escape
     from rich.table import Table
+
+    from ..evaluate.results import LEGEND
 
     title = f"{escape(rows[0].family)}: mean ± population standard deviation (as OpenOOD) over {rows[0].n} runs."
     table = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left")

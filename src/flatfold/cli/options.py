@@ -19,7 +19,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
-from .output import OutputOptions, get_output, log_steps, log_to_stderr, note, set_output
+from .output import OutputOptions, get_output, log_steps, log_to_stderr, note, print_error, set_output
 
 if TYPE_CHECKING:
     import torch
@@ -198,7 +198,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
                 command(**values)
         except KeyboardInterrupt:
             advice = "Run the same command again, without --restart, to resume."
-            typer.echo(f"flatfold: interrupted; no file is incomplete. {advice}", err=True)
+            print_error(f"interrupted; no file is incomplete. {advice}", 130)
             raise typer.Exit(130) from None
         finally:
             _held.close()

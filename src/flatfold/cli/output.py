@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from ..display.numbers import count as count
+from ..display.table import PIPE, UNLIMITED
 from ..io import progress
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-PIPE = 200  # columns of text if the output is not a terminal
-
-UNLIMITED = 10_000  # columns of text, more than any table has
-
 
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print errors only.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Print all log messages, with time and module.")]
@@ -45,14 +42,15 @@ class OutputOptions:
 
 
 _options = OutputOptions()
+_answered = False  # whether the one JSON document of this command is on stdout
 
 
 def set_output(options: OutputOptions) -> None:
     """Set the output options."""
-    global _options
+    global _options, _answered
     if options.quiet and options.verbose:
         raise typer.BadParameter("--quiet and --verbose contradict each other.")
-    _options = options
+    _options, _answered = options, False
     progress.hidden = options.quiet
 
 
@@ -78,11 +76,27 @@ def print_json(**summary: Any) -> None:
 
     Non-finite numbers become null.
     """
+    global _answered
     if _options.json:
         import msgspec
 
         text = msgspec.json.encode(summary, enc_hook=str)  # paths as text
         typer.echo(msgspec.json.format(text, indent=2 if sys.stdout.isatty() else 0).decode())
+        _answered = True
+
+
+def print_error(text: str, exit_code: int, show: Callable[[], object] | None = None) -> None:
+    """Print an error on stderr and, if --json is given, as the JSON document on stdout.
+
+    ``show`` prints it on stderr in another way than as one line.
+    """
+    if show is None:
+        typer.echo(f"flatfold: {printable(text)}", err=True)
+    else:
+        show()
+    if "--json" in sys.argv and not _answered:  # the options themselves may be what is wrong, and unread
+        set_output(OutputOptions(json=True))
+        print_json(error=text, exit_code=exit_code)
 
 
 def open_console(listing: bool = False) -> Console:
@@ -100,16 +114,6 @@ def print_table(console: Console, table: Table, narrow: Table) -> bool:
     fits = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width
     console.print(table if fits else narrow)
     return fits
-
-
-def count(number: int, noun: str) -> str:
-    """Format a number with its noun.
-
-    Example:
-        >>> count(1, "row"), count(1200, "row")
-        ('1 row', '1,200 rows')
-    """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def printable(text: str) -> str:

@@ -305,8 +305,8 @@ def _print_table(console: Console, name: str) -> None:
     """Print a table of the paper, and its wrong averages."""
     from rich.table import Table
 
+    from ..evaluate.results import LEGEND as RATES
     from ..paper.tables import TABLES, read_table, wrong_averages
-    from .bench import LEGEND as RATES
 
     numbers, layout = read_table(name), TABLES[name]
     wrong = wrong_averages(name)

@@ -15,7 +15,6 @@ are low for long features, direction ignores the decision, length detects only u
 as MSP does, needs no data: it replaces direction and length where classes have few samples.
 """
 
-import warnings
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..errors import MethodRefusedError
+from ..errors import MethodRefusedError, warn
 from .bank import FeatureBank, Head
 from .class_statistics import (
     Gaussian,
@@ -67,7 +66,7 @@ def labels_or_predictions(bank: FeatureBank, head: Head) -> Tensor:
     """Return the labels of a bank; if it has none, warn and return the predicted classes."""
     if bank.labels is not None:
         return bank.labels
-    warnings.warn("this data has no labels; the predicted classes are used instead.", stacklevel=5)
+    warn("this data has no labels; the predicted classes are used instead.")
     return head.predict(bank.features)
 
 

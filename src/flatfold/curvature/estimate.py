@@ -52,6 +52,9 @@ class Estimate:
     rows: int
     shares: Tensor | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return f"Estimate({self})"
+
     def __str__(self) -> str:
         what = f"{MATRICES[self.matrix]} of the {LOSSES[self.loss]}, {self.method}, {self.matvecs} products"
         if isinstance(self.value, Tensor):
@@ -85,6 +88,10 @@ class Density:
     upper: Tensor
     atom: float
     width: float
+
+    def __repr__(self) -> str:
+        ends = f"{float(self.grid[0]):.4g} to {float(self.grid[-1]):.4g}"
+        return f"Density({len(self.grid)} points from {ends}, {100 * self.atom:.4g} % at zero)"
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,11 @@ class Spectrum:
         if not torch.allclose(total, torch.ones_like(total), rtol=0, atol=1e-6):
             worst = float(total[(total - 1).abs().argmax()])
             raise ValueError(f"each row of weights must sum to 1, got {worst:g}. Divide it by its sum.")
+
+    def __repr__(self) -> str:
+        matrix = f"{MATRICES[self.matrix]} of the {LOSSES[self.loss]}"
+        ends = f"{self.lambda_min:.4g} to {self.lambda_max:.4g}"
+        return f"Spectrum({self.size:,} eigenvalues from {ends} ({matrix}, {self.method}, {self.rows} inputs))"
 
     @property
     def exact(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch
-from ..errors import NoDerivativeError
+from ..errors import NoDerivativeError, cause
 from .estimate import Loss, Matrix
 from .problem import Problem, logit_hessian_product, open_problem
 
@@ -199,10 +199,11 @@ def _backward(
         if not is_about_derivatives(error):
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise NoDerivativeError(
+        message = (
             f"a step of the network has no second derivative: {reason}. "
             "For single inputs, and for the trace, use matrix='ggn', which needs first derivatives only."
-        ) from error
+        )
+        raise NoDerivativeError(message) from cause(error, message)
     return list(gradients)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ..display.numbers import count
 from ..errors import UnreadableImageError
 from ..io.cores import usable_cores
 from ..io.progress import track
@@ -65,6 +66,10 @@ class Source(ABC):
         size = self.batch_size
         numbers = {i for rows in ranges if rows for i in range(rows[0] // size, rows[-1] // size + 1)}
         return [range(i * size, min(i * size + size, self.rows)) for i in sorted(numbers)]
+
+    def __repr__(self) -> str:
+        classes = "no labels" if self.labels is None else f"{len(torch.unique(self.labels))} classes"
+        return f"{type(self).__name__}({count(self.rows, 'input')}, {classes}, batch_size={self.batch_size})"
 
     def __len__(self) -> int:
         return -(-self.rows // self.batch_size)

@@ -33,7 +33,7 @@ from ..core.hessian import entry_chunks, row_chunks
 from ..core.pairs import Pairs
 from ..core.shaping import SMALLEST_DIVISOR, check_alpha, rescaled_logits, row_norms
 from ..core.validation import check_choice, check_features, require_labels
-from ..errors import MethodRefusedError
+from ..errors import MethodRefusedError, warn
 from . import ash, react
 from .base import Detector
 from .fold import PAPER as FOLD
@@ -117,10 +117,9 @@ class AutoFold(Detector):
         curve, stderr = self._curve(bank, head)
         best = middle_of_maximum(curve)
         if why := flatness(curve, stderr):
-            warnings.warn(
+            warn(
                 f"AutoFold's curve is flat: {why}, so alpha = {self.grid[best]:g} is not significantly better than "
                 "others. Pass more samples per class.",
-                stacklevel=4,
             )
         self.fold.fit(bank, head)
         grid = curve.new_tensor(self.grid)
@@ -257,7 +256,7 @@ class Joint(Detector):
         maxima = torch.stack([candidate.detector.get_buffer("curve_").amax() for candidate in candidates])
         best = middle_of_maximum(maxima)
         for note in notes[best]:
-            warnings.warn(note.message, stacklevel=4)
+            warn(str(note.message))
         self.chosen = candidates[best]
         self.register_buffers(
             percentile_=torch.tensor(float(usable[best]), dtype=torch.float64),  # float32 could change the shaping

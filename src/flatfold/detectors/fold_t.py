@@ -3,8 +3,6 @@
 Not in the paper, whose exponent changes both at once; see the study in ``docs/studies/autofold.md``.
 """
 
-import warnings
-
 import torch
 from torch import Tensor
 
@@ -13,6 +11,7 @@ from ..core.class_statistics import likeliest_temperature, logits_by_rows
 from ..core.hessian import as_double
 from ..core.shaping import check_alpha, partially_normalised
 from ..core.validation import check_above_zero, require_labels
+from ..errors import warn
 from .base import Detector
 from .citations import FLATFOLD
 from .fold import ALPHAS, Fold
@@ -59,10 +58,9 @@ class FoldT(Detector):
         projected = logits_by_rows(bank.features, as_double(head.weight), of=normalised)
         likeliest = likeliest_temperature(projected, labels, head.bias)
         if likeliest is None:
-            warnings.warn(
+            warn(
                 "every sample of this bank is classified correctly, so there is no likeliest temperature, and 1 is "
                 "used. Pass more samples, or harder ones.",
-                stacklevel=4,
             )
             likeliest = 1.0
         self.fold.fit(bank, head)

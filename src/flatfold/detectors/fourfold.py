@@ -3,7 +3,6 @@
 Not in the paper. See ``docs/studies/choice.md`` for where it wins and where it loses.
 """
 
-import warnings
 from numbers import Real
 
 import torch
@@ -22,7 +21,7 @@ from ..core.signs import (
     tempered_logits,
 )
 from ..core.validation import check_features
-from ..errors import MethodRefusedError
+from ..errors import MethodRefusedError, warn
 from .base import Costs, Detector
 from .citations import FLATFOLD
 from .direction import PAPER as MAHALANOBIS_PP
@@ -166,10 +165,9 @@ class FourFold(Detector):
                 "Pass more ID data, or use a method that needs only the head, such as msp."
             )
         if samples < FEW:
-            warnings.warn(
+            warn(
                 f"FourFold estimates a covariance, and {samples} samples are few for that. Pass at least {FEW}, "
                 "better 200.",
-                stacklevel=5,
             )
 
 

@@ -3,8 +3,6 @@
 Bendale and Boult, "Towards Open Set Deep Networks", CVPR 2016; as OpenOOD evaluates it.
 """
 
-import warnings
-
 import torch
 from torch import Tensor
 
@@ -20,6 +18,7 @@ from ..core.class_statistics import (
 )
 from ..core.hessian import as_double, entry_chunks
 from ..core.validation import check_choice, check_count, require_labels
+from ..errors import warn
 from .base import PASS, Costs, Detector
 from .citations import Work
 from .registry import register
@@ -81,7 +80,7 @@ class OpenMax(Detector):
         tails, valid = _largest(distances, labels, templates.used, head.n_classes, self.tail)
         self.register_buffers(means=templates.means, **fit_tails(tails, valid)._asdict())
         if templates.note:
-            warnings.warn(templates.note, stacklevel=4)
+            warn(templates.note)
 
     def costs(self, rows: int, width: int, classes: int) -> Costs:
         return Costs(

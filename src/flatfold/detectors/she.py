@@ -4,7 +4,6 @@ Zhang et al., "Out-of-Distribution Detection based on In-Distribution Data Patte
 Energy", ICLR 2023.
 """
 
-import warnings
 from typing import Literal, get_args
 
 import torch
@@ -14,6 +13,7 @@ from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import class_templates
 from ..core.shaping import row_norms
 from ..core.validation import check_choice, require_labels
+from ..errors import warn
 from .base import PASS, Costs, Detector
 from .citations import Work
 from .registry import register
@@ -65,7 +65,7 @@ class She(Detector):
         patterns = class_templates(bank.rows, require_labels(bank, "SHE"), predicted, head.n_classes, "SHE")
         self.register_buffer("templates", patterns.means.to(head.weight))
         if patterns.note:
-            warnings.warn(patterns.note, stacklevel=4)
+            warn(patterns.note)
 
     def costs(self, rows: int, width: int, classes: int) -> Costs:
         return Costs(40 * rows + 8 * 2 * classes * width, rows * width * (classes + PASS), width * classes)

@@ -3,7 +3,6 @@
 Guo et al., "On Calibration of Modern Neural Networks", ICML 2017.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.class_statistics import Rows, best_temperature, logits_by_rows, reference_temperature
 from ..core.validation import check_choice, require_labels
+from ..errors import warn
 from .base import Detector
 from .citations import Work
 from .registry import register
@@ -56,9 +56,8 @@ class TempScale(Detector):
         logits, labels = logits_by_rows(bank.features, head.weight, head.bias), require_labels(bank, "TempScale")
         temperature = SOLVERS[self.solver](logits, labels)
         if not temperature > 0:
-            warnings.warn(
+            warn(
                 f'the reference optimiser reached a temperature of {temperature:g}, so solver="exact" is used instead.',
-                stacklevel=4,
             )
             temperature = best_temperature(logits, labels)
         self.register_buffer("temperature_", torch.tensor(temperature).to(head.weight))

@@ -4,7 +4,6 @@ The data that a method is tuned on is part of its label, and so of its rows and 
 """
 
 import logging
-import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +31,7 @@ from ..detectors.autofold import AutoFold, Joint
 from ..detectors.base import ROWS_AT_ONCE, Detector, InputDetector
 from ..detectors.registry import parse_method
 from ..detectors.shaped import Shaped
-from ..errors import MethodRefusedError
+from ..errors import MethodRefusedError, is_users_code
 from ..io.clock import time_in_turn
 from ..io.progress import track
 from ..io.store import PartStore
@@ -53,7 +52,6 @@ MEGABYTE = 1e6
 PACKAGE = __name__.partition(".")[0]
 RESET = Path("/proc/self/clear_refs")  # writing 5 there resets the peak
 STATUS = Path("/proc/self/status")
-LIBRARIES = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 log = logging.getLogger(__name__)
 
@@ -336,14 +334,14 @@ class ImageData:
 def own_traceback(error: BaseException) -> TracebackType | None:
     """Return the traceback of an error from the first frame of user code on; None if there is none."""
     step = error.__traceback__
-    while step is not None and not _is_own(step.tb_frame.f_code.co_filename):
+    while step is not None and not is_users_code(step.tb_frame.f_code.co_filename):
         step = step.tb_next
     return step
 
 
 def describe_error(error: BaseException) -> str:
     """Format the type and message of an error, and the last line of user code that led to it, if any."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users_code(frame.filename)]
     message = f"{type(error).__name__}: {error}"
     if not frames:
         return message
@@ -351,11 +349,6 @@ def describe_error(error: BaseException) -> str:
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{message} ({path}, line {frames[-1].lineno}, in {frames[-1].name}{f': {line}' if line else ''})"
-
-
-def _is_own(filename: str) -> bool:
-    """Return whether code is the user's: not part of flatfold or of Python's libraries."""
-    return not filename.startswith(("<frozen", *LIBRARIES))
 
 
 def learnt_numbers(detector: Detector | InputDetector) -> dict[str, float]:

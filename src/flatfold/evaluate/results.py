@@ -10,14 +10,19 @@ import io
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.metrics import auroc, fpr_at_tpr
+from ..display.numbers import count
+from ..display.table import Table, fitting_text
 from ..io.artifacts import read_document, write_document
 from .latex import LatexCell, interval_after, latex_table
 from .suites.suite import Group
@@ -25,6 +30,14 @@ from .suites.suite import Group
 METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
 OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # conventions for averages: near and far, or over all data sets
 FIGURES = ("alpha", "costs", "histograms", "norms-best", "norms-fold", "roc", "threshold")  # figure files of a report
+CHECKED = {"auroc": "AUROC", "fpr95_ood_positive": "FPR95"}  # what is computed again when a file is read
+TOLERANCE = 1e-6  # between these and the values of the file
+LEGEND = (
+    "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the fraction of ID inputs flagged by the threshold that "
+    "flags 95 % of the OOD inputs."
+)
+BEST = "the best AUROC of a column, and others without significant difference (paired test)."
+BEFORE = "Before you compare"
 ID = "id"  # the name of the in-distribution test data among the scores
 
 log = logging.getLogger(__name__)
@@ -215,6 +228,56 @@ class Results:
         """The methods, best average AUROC first."""
         return sorted(self.methods, key=lambda run: -self.cells[run.method, "all"].auroc)
 
+    def __repr__(self) -> str:
+        found = f"{count(len(self.methods), 'method')}, {count(len(self.suite['ood']), 'OOD data set')}"
+        means = {mean.method: mean.auroc for mean in self.averages if mean.over == "all"}
+        best = max(means, key=means.__getitem__, default="")
+        led = f"; best: {best}, average AUROC {100 * means[best]:.2f} %" if best else ""
+        return f"{type(self).__name__}({self.suite['name']}: {found}{led})"
+
+    def __str__(self) -> str:
+        tables = [self.table(columns) for columns in (self.columns, self.groups)]
+        return "\n".join([fitting_text(tables), *self.notes])
+
+    def _repr_html_(self) -> str:
+        tested = any(cell.certainty is not None for cell in self.cells.values())
+        return self.table().html([*([f"Bold: {BEST}"] if tested else []), *self.notes])
+
+    def table(self, columns: Sequence[str] | None = None) -> Table:
+        """Return AUROC and FPR95 of each method, the best average first, as ``flatfold bench`` prints them.
+
+        Args:
+            columns: Some of ``columns``, by default all of them.
+        """
+        suite, columns = self.suite, self.columns if columns is None else columns
+        names = ["average" if column == "all" else column for column in columns]
+        rows, best = [], []
+        for place, run in enumerate(self.ranked):
+            cells = [self.cells[run.method, column] for column in columns]
+            values = [f"{100 * cell.auroc:.2f} / {100 * cell.fpr95_ood_positive:.2f}" for cell in cells]
+            rows.append([run.method, *values, run.alpha, run.tuned])
+            best += [
+                (place, i) for i, cell in enumerate(cells, 1) if cell.certainty is not None and cell.certainty.best
+            ]
+        title = f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"]
+        about = " ".join([suite["about"]] * bool(suite["about"]) + [f"ID accuracy {100 * suite['accuracy']:.2f} % on"])
+        title = f"{title}: {about} {suite['n_test']} images."
+        heads = ["method", *names, "alpha", "tuned"]
+        return Table(heads, rows, title, LEGEND, left=(0, len(heads) - 1), best=best)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the table must know: one sentence each."""
+        notes = []
+        if any("alpha_" in run.learnt for run in self.methods):
+            notes.append("* chosen by AutoFold on ID validation data")
+        if any(run.tuned_on != "nothing" for run in self.methods):
+            notes.append("tuned: the data used to choose hyper-parameters, ID or OOD.")
+        for reason in dict.fromkeys(self.left_out.values()):
+            methods = [method for method, other in self.left_out.items() if other == reason]
+            notes.append(f"{', '.join(methods)} {'was' if len(methods) == 1 else 'were'} left out: {reason}")
+        return notes + [f"{BEFORE}: {deviation}." for deviation in self.suite.get("deviations", ())]
+
     def to_pandas(self) -> Any:
         """Convert to a ``pandas.DataFrame`` with the columns of ``results.csv`` and one row per method and data set.
 
@@ -265,36 +328,56 @@ class Results:
         return latex_table(columns, lines, metrics, caption, label, notes)
 
     def check(self) -> None:
-        """Raise a KeyError or ValueError unless every method has values in every column."""
+        """Raise a KeyError or ValueError unless every method has values in every column, and those of its scores."""
         self.suite["name"]
         missing = [
             (run.method, name) for run in self.ranked for name in self.columns if (run.method, name) not in self.cells
         ]
         if missing or not self.methods:
             raise ValueError(f"methods or values are missing: {missing[:3]}")
+        with ThreadPoolExecutor() as pool:  # numpy releases the lock while sorting
+            singles = {
+                (row.method, row.dataset): sides
+                for row, sides in zip(self.rows, pool.map(self._recompute, self.rows), strict=True)
+            }
+        for (method, column), cell in self.cells.items():
+            parts = [singles.get((method, dataset), {}) for dataset in self.members.get(column, ())]
+            for metric, title in CHECKED.items() if parts and all(parts) else ():
+                there, expected = getattr(cell, metric), fmean(part[metric] for part in parts)
+                if not abs(there - expected) <= TOLERANCE:
+                    raise ValueError(
+                        f"{title} of {method} on {column} is {there:.6g}, but its scores give {expected:.6g}"
+                    )
 
-    def save(self, folder: Path) -> None:
+    def _recompute(self, row: Row) -> dict[str, float]:
+        """Return the metrics of a row from the scores; none if these are not there."""
+        known, unknown = (self.scores.get(f"{row.method}/{name}") for name in (ID, row.dataset))
+        if known is None or unknown is None:
+            return {}
+        return {"auroc": auroc(known, unknown), "fpr95_ood_positive": fpr_at_tpr(known, unknown)}
+
+    def save(self, folder: Path | str) -> None:
         """Write the files, ``results.json`` last, which identifies the arrays by sha256.
 
         An outdated report in the folder is removed.
         """
         tables = {"results.csv": as_csv(self._lines()), "averages.csv": as_csv(map(_flatten, self.averages))}
-        write_document(folder / "results.json", self, tables)
+        write_document(Path(folder) / "results.json", self, tables)
         remove_pages(folder, "report.html", *(f"figures/{name}.*" for name in FIGURES))
 
 
-def load_results(folder: Path) -> Results:
+def load_results(folder: Path | str) -> Results:
     """Read the files that :meth:`Results.save` wrote.
 
     Raises:
         ValueError: The folder has no results, or they are damaged, mixed or of another version.
     """
-    return read_document(folder / "results.json", Results, "flatfold bench")
+    return read_document(Path(folder) / "results.json", Results, "flatfold bench")
 
 
-def remove_pages(folder: Path, *patterns: str) -> None:
+def remove_pages(folder: Path | str, *patterns: str) -> None:
     """Remove outdated pages and figures of a folder."""
-    for path in (path for pattern in patterns for path in folder.glob(pattern)):
+    for path in (path for pattern in patterns for path in Path(folder).glob(pattern)):
         path.unlink()
         log.debug("removed outdated %s", path)
 

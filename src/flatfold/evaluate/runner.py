@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 def run(
     suite: Suite,
     methods: Sequence[str | Spec],
-    out: Path,
+    out: Path | str,
     settings: Settings | None = None,
     previous: Results | None = None,
 ) -> Results:
@@ -65,7 +65,7 @@ def run(
     if previous is not None:
         check_same(previous, suite, settings)
     with session(settings.execution):
-        return _run(suite, specs, out, settings, previous)
+        return _run(suite, specs, Path(out), settings, previous)
 
 
 def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, previous: Results | None) -> Results:
@@ -130,14 +130,14 @@ def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, pre
 def run_and_save(
     suite: Suite,
     methods: Sequence[str | Spec],
-    out: Path,
+    out: Path | str,
     settings: Settings | None = None,
     previous: Results | None = None,
 ) -> Results:
     """Run as :func:`run` does and save the results in ``out``, after which the run cannot be resumed any more."""
     results = run(suite, methods, out, settings, previous)
     results.save(out)
-    _finished_methods(suite, out, settings or Settings()).remove()
+    _finished_methods(suite, Path(out), settings or Settings()).remove()
     return results
 
 
@@ -291,9 +291,9 @@ def _precision(settings: Settings) -> str:
     return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
-def forget(out: Path) -> None:
+def forget(out: Path | str) -> None:
     """Remove the features and scores stored by earlier runs in a folder, and no other files."""
-    for manifest in (*out.glob("banks/*/manifest.json"), *out.glob("scores/*/manifest.json")):
+    for manifest in (path for kind in ("banks", "scores") for path in Path(out).glob(f"{kind}/*/manifest.json")):
         if "data" in read_manifest(manifest.parent).key:  # banks of users have no such key
             PartStore(manifest.parent, {}, restart=True).remove()
 

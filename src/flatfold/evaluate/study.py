@@ -317,7 +317,7 @@ class FeatureCurvature:
             study.top_shares[key], study.square_shares[key] = (share.numpy() for share in shares)
 
 
-def run_study(suite: Suite, out: Path, settings: Settings | None = None, **options: Any) -> Study:
+def run_study(suite: Suite, out: Path | str, settings: Settings | None = None, **options: Any) -> Study:
     """Return the curvature on the ID test images and on every OOD data set of a suite.
 
     Over the parameters: the largest eigenvalue, the trace and the spectrum of the mean over the inputs, and the trace
@@ -329,7 +329,7 @@ def run_study(suite: Suite, out: Path, settings: Settings | None = None, **optio
     """
     settings = settings or Settings()
     with session(settings.execution):
-        return _run_study(suite, out, settings, Plan(**options))
+        return _run_study(suite, Path(out), settings, Plan(**options))
 
 
 def _run_study(suite: Suite, out: Path, settings: Settings, plan: Plan) -> Study:
@@ -398,11 +398,11 @@ def detections(
     return rows
 
 
-def forget_study(suite: Suite, out: Path, samples: int) -> None:
+def forget_study(suite: Suite, out: Path | str, samples: int) -> None:
     """Remove what earlier studies of a suite kept in a folder: finished parts, and features of the same images."""
-    PartStore(out / PARTS, {}, restart=True).remove()
+    PartStore(Path(out) / PARTS, {}, restart=True).remove()
     wanted = {source.fingerprint for source in studied_suite(suite, samples).sources.values()}
-    for manifest in out.glob("banks/*/manifest.json"):
+    for manifest in Path(out).glob("banks/*/manifest.json"):
         if read_manifest(manifest.parent).key.get("data") in wanted:
             PartStore(manifest.parent, {}, restart=True).remove()
 

@@ -136,13 +136,13 @@ class Study:
             for alpha in self.alphas:
                 self.eigenvalues[f"{alpha}/{dataset}"]
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write the files, ``curvature.json`` last, which identifies the arrays by sha256.
 
         Outdated pages in the folder are removed.
         """
         lines = ({**asdict(s), "factor": self.factor(s.dataset, s.space, s.name)} for s in self.statistics)
-        write_document(folder / JSON, self, {CSV: as_csv(lines)})
+        write_document(Path(folder) / JSON, self, {CSV: as_csv(lines)})
         remove_pages(folder, "curvature.html", "report.html", "figures/curvature-*")
 
 
@@ -165,9 +165,9 @@ class _Suite(msgspec.Struct):
     ood: list[_OodSet]
 
 
-def load_study(folder: Path) -> Study:
+def load_study(folder: Path | str) -> Study:
     """Read the files that :meth:`Study.save` wrote; raise ValueError if they are missing or invalid."""
-    return read_document(folder / JSON, Study, "flatfold curvature")
+    return read_document(Path(folder) / JSON, Study, "flatfold curvature")
 
 
 def mean_statistic(members: Sequence[Statistic]) -> Statistic:

@@ -41,8 +41,9 @@ class _Summary:
     rows: list[SummaryRow]
 
 
-def load_runs(folder: Path) -> dict[Path, Results]:
+def load_runs(folder: Path | str) -> dict[Path, Results]:
     """Load the runs of a folder by path: its own run, else those of its summary, else all in direct sub-folders."""
+    folder = Path(folder)
     if (folder / "results.json").exists():
         return {folder: load_results(folder)}
     path = folder / "summary.json"
@@ -55,8 +56,9 @@ def load_runs(folder: Path) -> dict[Path, Results]:
     return {place: load_results(place) for place in places}
 
 
-def save_summary(rows: Sequence[SummaryRow], folder: Path, runs: Sequence[str]) -> None:
+def save_summary(rows: Sequence[SummaryRow], folder: Path | str, runs: Sequence[str]) -> None:
     """Write ``summary.csv`` and ``summary.json``, and remove an outdated page; ``runs`` are the sub-folders."""
+    folder = Path(folder)
     text = encode(_Summary(list(runs), list(rows)))  # raises before anything is written
     write_atomically(folder / "summary.csv", as_csv(map(_flatten, rows)))
     write_atomically(folder / "summary.json", text)

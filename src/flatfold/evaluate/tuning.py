@@ -9,7 +9,6 @@ samples of that class as OOD inputs. The mean AUROC over classes is the criterio
 for FOLD's exponent it is AutoFold's own curve.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from ..core.metrics import auroc
 from ..core.validation import check_fit
 from ..detectors import create, get_method
 from ..detectors.base import Detector
-from ..errors import MethodRefusedError
+from ..errors import MethodRefusedError, warn
 
 Criterion = Literal["paired", "one_vs_rest"]
 
@@ -163,10 +162,9 @@ def search(
     best = valid[int(curve.argmax()) if tuned_on == "ood" else middle_of_maximum(curve)].hyper
     stderr = torch.tensor([trial.stderr or 0.0 for trial in valid], dtype=torch.float64)
     if tuned_on == "id" and (why := flatness(curve, stderr)):
-        warnings.warn(
+        warn(
             f"tuning {method} made little difference: the criterion is flat, {why}. "
             f"Chose {', '.join(f'{key} = {value}' for key, value in best.items())}.",
-            stacklevel=3,
         )
     return Tuning(method, {**hyper, **best}, tuned_on, tuple(trials))
 
@@ -177,7 +175,7 @@ def _choose_classes(fit_bank: FeatureBank, val: FeatureBank, max_classes: int | 
         raise MethodRefusedError("tuning on ID data masks the class of each sample, but val has no labels. Pass them.")
     labels = val.labels if fit_bank.labels is None else val.labels[torch.isin(val.labels, fit_bank.labels)]
     if len(labels) < len(val):
-        warnings.warn("samples of classes that are not in the training data are ignored.", stacklevel=3)
+        warn("samples of classes that are not in the training data are ignored.")
     return group_rows(val.labels, calibration_classes(labels, max_classes, seed, "tuning on ID data"))
 
 

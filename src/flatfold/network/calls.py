@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch
-from ..errors import UnsupportedHeadError
+from ..errors import UnsupportedHeadError, cause
 
 COMPILED = "_orig_mod"  # where torch.compile keeps its module
 
@@ -162,9 +162,9 @@ def input_errors(inputs: Tensor) -> Iterator[None]:
         if not about_inputs:
             raise
         reason = text.strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise ValueError(
-            f"the network cannot take inputs of shape {tuple(inputs.shape[1:])}: {reason}. {_advice(inputs, reason)}"
-        ) from error
+        shape = tuple(inputs.shape[1:])
+        message = f"the network cannot take inputs of shape {shape}: {reason}. {_advice(inputs, reason)}"
+        raise ValueError(message) from cause(error, message)
 
 
 def _advice(inputs: Tensor, reason: str) -> str:
@@ -214,7 +214,8 @@ def usable_device(device: torch.device | str) -> torch.device:
         return torch.empty(0, device=device).device
     except (AssertionError, RuntimeError) as error:  # torch raises either, depending on what is missing
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"device {str(device)!r} cannot be used here: {reason}. Try 'cpu'.") from error
+        message = f"device {str(device)!r} cannot be used here: {reason}. Try 'cpu'."
+        raise ValueError(message) from cause(error, message)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Execution:
     device: torch.device | str | None = None
     dtype: torch.dtype | None = None
     runtime: RuntimeName = "torch"
-    onnx_cache: Path | None = None
+    onnx_cache: Path | str | None = None
     head: str | None = None
     engine: Engine = "local"
     actors: int | None = None

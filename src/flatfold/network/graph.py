@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..core.bank import as_two_classes
 from ..data.batch import Batch
-from ..errors import UnsupportedHeadError
+from ..errors import UnsupportedHeadError, cause
 from .calls import COMPILED, evaluating, first_argument, one_row_each, outputs_of
 from .heads import FoundHead, module_named
 
@@ -119,11 +119,12 @@ def copy_around_memory(module: M) -> M:
         try:
             return deepcopy(module, shared).requires_grad_(False)
         except (RuntimeError, TypeError) as error:  # a lock, an open file, a non-leaf tensor that requires grad
-            raise ValueError(
+            message = (
                 f"the model must be copyable to become one module, but this {type(module).__name__} is not: "
                 f"{str(error).partition('. ')[0]}. Register tensors as parameters or buffers, and keep locks and "
                 "files outside of it."
-            ) from error
+            )
+            raise ValueError(message) from cause(error, message)
 
 
 def _without_compilation(model: nn.Module) -> nn.Module:
@@ -257,14 +258,15 @@ def explain_export_errors(what: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # exporters raise errors of every class, their own and Python's
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), "no reason given")
-        raise ValueError(
-            f"{what} cannot be exported: {type(cause).__name__}: {reason.rstrip('.')}. "
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        reason = next((line.strip() for line in str(root).splitlines() if line.strip()), "no reason given")
+        message = (
+            f"{what} cannot be exported: {type(root).__name__}: {reason.rstrip('.')}. "
             f"{advice or 'Its graph must be the same for all inputs and every batch size.'}"
-        ) from error
+        )
+        raise ValueError(message) from cause(error, message)
 
 
 @contextmanager

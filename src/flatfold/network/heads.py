@@ -7,7 +7,6 @@ input is the feature. This works for any architecture that ends in ``z = W h + b
 from __future__ import annotations
 
 import logging
-import warnings
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import hypot
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from ..core.bank import Head, as_two_classes
 from ..core.validation import check_finite
 from ..data.batch import Batch, split_batch
-from ..errors import UnsupportedHeadError
+from ..errors import UnsupportedHeadError, warn
 from .calls import Call, evaluating, forward, is_linear, outputs_of, plain_name, record_calls
 
 logger = logging.getLogger(__name__)
@@ -79,17 +78,16 @@ def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHea
     """
     with evaluating(model) as device:
         found, _ = probe(model, split_batch(batch).to(device), name)
-    warn_of_other_logits(found, stacklevel=3)
+    warn_of_other_logits(found)
     return found
 
 
-def warn_of_other_logits(found: FoundHead, stacklevel: int) -> None:
+def warn_of_other_logits(found: FoundHead) -> None:
     """Warn if the user named a layer whose output is not the output of the model."""
     if not found.gives_logits:
-        warnings.warn(
+        warn(
             f"the model does not return the output of {_quoted(found.name)}, so scores describe this layer and not "
             "the model's logits. Leave out head= to find the layer that computes them.",
-            stacklevel=stacklevel,
         )
 
 

@@ -20,6 +20,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..core.validation import listed
 from ..data.transform import Transform
+from ..errors import cause
 from .openood import NETWORKS, openood_network
 
 logger = logging.getLogger(__name__)
@@ -43,13 +44,14 @@ INSTALL = {
 }
 
 
-def make_model(factory: str, folder: Path, seed: int) -> nn.Module:
+def make_model(factory: str, folder: Path | str, seed: int) -> nn.Module:
     """Call ``package.module:function`` with a fixed random seed and return its model.
 
     A file in ``folder`` takes precedence over an installed module; it can import modules from there and from its own
     folder.
     """
     name, function = factory.split(":")
+    folder = Path(folder)
     file = folder / f"{name.replace('.', '/')}.py"
     with _importable({folder.resolve(), file.resolve().parent} if file.is_file() else set()):
         try:
@@ -108,7 +110,7 @@ def _execute(file: Path) -> ModuleType:
     return module
 
 
-def load_weights(model: nn.Module, path: Path, state: State | None = None) -> None:
+def load_weights(model: nn.Module, path: Path | str, state: State | None = None) -> None:
     """Load weights from a file, or from ``state`` if given, into a network with exactly these parameters.
 
     If all parameter names of the network start with ``module.``, the weights are loaded into the wrapped network.
@@ -129,12 +131,13 @@ def load_weights(model: nn.Module, path: Path, state: State | None = None) -> No
         raise ValueError(f"{path} does not fit the network: {'; '.join(reasons) or error}.") from error
 
 
-def read_weights(path: Path) -> State:
+def read_weights(path: Path | str) -> State:
     """Read the state dict in a file of safetensors or ``torch.save``, without running code from it.
 
     It may be the entry ``state_dict``, ``model`` or ``net`` of a checkpoint; a prefix ``module.`` of all names, from
     ``DataParallel``, is removed.
     """
+    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}. Check the path.")
     try:
@@ -169,7 +172,7 @@ def _is_wrapped(state: dict[str, Any]) -> bool:
     return bool(state) and all(name.startswith(f"{WRAPPER}.") for name in state)
 
 
-def named_model(name: str, weights: Path | None = None, pretrained: str | None = None) -> nn.Module:
+def named_model(name: str, weights: Path | str | None = None, pretrained: str | None = None) -> nn.Module:
     """Build a network of a library in evaluation mode, with trained weights; random weights are rejected.
 
     Nothing is downloaded unless ``pretrained`` is given: an entry of torchvision's list, a tag of timm, a revision on
@@ -215,7 +218,7 @@ def published_transform(name: str, model: nn.Module, pretrained: str | None) -> 
     try:
         return Transform.of(preparation)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the preprocessing of {name} is not supported: {error}") from error
+        raise ValueError(f"the preprocessing of {name} is not supported: {error}") from None
 
 
 def _torchvision_preparation(name: str, model: nn.Module, pretrained: str | None) -> Any:
@@ -344,4 +347,5 @@ def _library_errors(library: str, what: str = "build the network") -> Iterator[N
         download = "If it had to be downloaded, check the connection or pass weights=, a file."
         hint = INSTALL[library] if isinstance(error, ImportError) else download  # transformers imports late as well
         reason = f"{type(error).__name__}: {str(error).rstrip('. ')}"
-        raise ValueError(f"{library} could not {what}: {reason}. {hint}") from error
+        message = f"{library} could not {what}: {reason}. {hint}"
+        raise ValueError(message) from cause(error, message)

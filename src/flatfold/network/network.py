@@ -73,7 +73,7 @@ class Network:
         """
         execution = execution or Execution()
         found, result = probe(model, batch, execution.head)
-        warn_of_other_logits(found, stacklevel=5)  # points at the caller of extract or Guard.fit
+        warn_of_other_logits(found)
         shape = tuple(batch.first_tensor.shape[1:])
         network = cls(
             model, found, execution.dtype, inputs=InputSpec.of(batch), shape=shape, sizes=InputSizes(shape, shape)
@@ -101,7 +101,7 @@ class Network:
             return TorchRuntime(self.model, self.found, dtype=self.dtype)(batch.to(device))
 
     def use_runtime(
-        self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | None = None
+        self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | str | None = None
     ) -> None:
         """Set the runtime: ``"torch"``, ``"torch-compile"``, ``"onnx"``, or the fastest of them (``"auto"``).
 
@@ -183,6 +183,10 @@ class Network:
                 "to export it."
             )
         return HeadModule(self.model, self.found)
+
+    def __repr__(self) -> str:
+        shape = "" if self.shape is None else f", inputs {self.shape}"
+        return f"Network({type(self.model).__name__}, {self.found.head}{shape})"
 
     def __getstate__(self) -> dict[str, Any]:
         # Compiled code and onnxruntime sessions cannot be pickled; the other process creates its own.

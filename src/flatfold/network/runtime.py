@@ -168,7 +168,7 @@ class FastestRuntime(Runtime):
         found: FoundHead,
         *,
         rows: int | None = None,
-        cache: Path | None = None,
+        cache: Path | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_choice("runtime", wanted, get_args(RuntimeName))
@@ -179,7 +179,7 @@ class FastestRuntime(Runtime):
             model,
             found,
             rows,
-            cache,
+            None if cache is None else Path(cache),
             dtype,
         )
         self.chosen: Runtime | None = None

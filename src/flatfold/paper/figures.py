@@ -10,10 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from ..curvature.estimate import Estimate
-from ..evaluate.results import ID, Results, in_family
-from ..evaluate.study_results import ERRORS, SPACES, Statistic, Study
-from ..report.curvature_figures import spectral_densities, trace_densities
-from ..report.figure import (
+from ..display.figure import (
     ACCENT,
     GREY,
     INK,
@@ -27,6 +24,9 @@ from ..report.figure import (
     line_style,
     logarithmic,
 )
+from ..evaluate.results import ID, Results, in_family
+from ..evaluate.study_results import ERRORS, SPACES, Statistic, Study
+from ..report.curvature_figures import spectral_densities, trace_densities
 from ..report.figures import WIDE, cost_figure, draw_scatter
 from . import theory
 from .ablations import FORWARD, NORMALISATIONS, Ablations, Cost, Sensitivity

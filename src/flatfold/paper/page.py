@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 from markupsafe import Markup
 
+from ..display.figure import Drawing
 from ..evaluate.results import ID, METRICS, Average, Row, as_csv
 from ..evaluate.study import detections
 from ..evaluate.study_results import NAMES, SPACES, Space, above
@@ -17,7 +18,6 @@ from ..io.artifacts import write_json
 from ..io.files import write_atomically
 from ..report.curvature import VERDICTS, detection_table, statistics_table
 from ..report.curvature_figures import spectral_densities, top_eigenvalues, trace_densities
-from ..report.figure import Drawing
 from ..report.figures import TALL
 from ..report.page import columns_of
 from ..report.templates import factor, percent, render

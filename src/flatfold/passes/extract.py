@@ -21,6 +21,7 @@ from ..data.fingerprint import data_key
 from ..data.loading import Loading
 from ..data.sources import BatchResult, Source
 from ..data.transform import InputSizes
+from ..display.numbers import count
 from ..errors import UnreadableImageError
 from ..io.progress import track
 from ..io.store import Part
@@ -49,6 +50,9 @@ class Extraction(NamedTuple):
     """The class of the largest logit of each row, as the model gave it; None for a bank on disk."""
     runtime: str
     """How the model was run, empty if nothing had to be computed."""
+
+    def __repr__(self) -> str:
+        return f"Extraction({self.network}, {self.bank}, {count(len(self.unreadable), 'unreadable input')})"
 
 
 @dataclass(frozen=True)

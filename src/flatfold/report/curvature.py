@@ -6,10 +6,10 @@ from typing import Any
 from markupsafe import Markup
 
 from ..curvature.estimate import LOSSES, MATRICES
+from ..display.figure import Drawing
 from ..evaluate.results import ID, Results
 from ..evaluate.study_results import NAMES, SPACES, Detection, Name, Space, Study, above, typical_error
 from .curvature_figures import spectral_densities, top_eigenvalues, trace_densities
-from .figure import Drawing
 from .templates import factor, quantity, render, suite_title
 
 SPECTRA: tuple[Space, ...] = ("parameter", "feature")

@@ -11,9 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ..curvature.estimate import ZERO, Density, Spectrum
-from ..evaluate.results import ID
-from ..evaluate.study_results import SPACES, Space, Study, typical_error
-from .figure import (
+from ..display.figure import (
     GREY,
     INK,
     LIGHT_GREY,
@@ -28,7 +26,10 @@ from .figure import (
     line_style,
     logarithmic,
 )
-from .templates import LARGE, SMALL, power_of_ten, share
+from ..display.numbers import power_of_ten
+from ..evaluate.results import ID
+from ..evaluate.study_results import SPACES, Space, Study, typical_error
+from .templates import LARGE, SMALL, share
 
 SHORT_MATRICES = {"hessian": "Hessian", "ggn": "GGN"}
 SHORT_LOSSES = {"energy": "the energy", "ce_pred": "CE(predicted)", "ce": "CE(label)"}

@@ -13,12 +13,12 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..detectors import METHODS
-from ..evaluate.results import ID, AlphaCurve, MethodRun, Results, in_family
-from .figure import (
+from ..display.figure import (
     ACCENT,
     GREY,
     INK,
     LIGHT_GREY,
+    THRESHOLD,
     Drawing,
     Key,
     LineStyle,
@@ -26,19 +26,19 @@ from .figure import (
     Panel,
     Span,
     dataset_keys,
-    draw_histograms,
+    draw_scores,
+    draw_threshold,
     line_style,
     logarithmic,
 )
+from ..evaluate.results import ID, AlphaCurve, MethodRun, Results, in_family
 
-BINS = 50  # bins of a histogram
 SHOWN = 8  # methods with a ROC curve
 CURVE_POINTS = 300  # points of a ROC curve
 POINTS = 600  # points per data set in a scatter plot
 MANY = 200  # number of points above which they are rasterised instead of vector elements
 
 FALSE_ALARMS = 0.05  # share of the ID inputs above the threshold of the first figure
-FAR = 0.9  # share of the OOD scores left of the last bar of that figure, so that the threshold is not at its edge
 BAND, NARROW_BAND = (8.4, 2.2), (3.9, 2.5)  # inches of that figure; the second is for narrow screens
 
 # The figure of AUROC against cost
@@ -53,7 +53,6 @@ RINGS, STEPS = 40, 16  # candidate positions of a label: rings around its marker
 CRITERION = Key("criterion on ID data, ± 2 standard errors", LineStyle(INK))
 TRUTH = Key("true: average", LineStyle(INK, (3.0, 1.5)))
 CHOICE = Key("chosen", LineStyle(INK, (1.0, 1.5)))
-THRESHOLD = Key("threshold: 5 % of the ID images are above it", LineStyle(INK, (3.0, 1.5)))
 FRONT = Key("no other is both better and faster", LineStyle(LIGHT_GREY, (1.0, 1.5)))
 
 
@@ -89,25 +88,9 @@ def threshold_figure(results: Results, size: tuple[float, float] = BAND) -> Draw
     """Return one panel: the scores of the best method that a guard can use, and the threshold at 5 % false alarms."""
     run = guard_method(results)
     scores = [results.scores[f"{run.method}/{name}"] for name in (ID, *_datasets(results))]
-    keys = [*dataset_keys(_datasets(results)), THRESHOLD]
-    label = f"score of {run.method}; the last bar includes all higher scores"
-    panel = Panel(f"Scores of {run.method}", partial(_draw_threshold, scores, label))
+    keys = [*dataset_keys(_datasets(results)), Key("threshold: 5 % of the ID images are above it", THRESHOLD)]
+    panel = Panel(f"Scores of {run.method}", partial(draw_threshold, scores, alarm_threshold(scores[0]), run.method))
     return Drawing("threshold" if size == BAND else "threshold-tall", [panel], keys, columns=1, size=size)
-
-
-def _draw_threshold(scores: list[Numbers], label: str, axes: Axes) -> None:
-    threshold = alarm_threshold(scores[0])
-    far = max(threshold, float(np.quantile(np.concatenate(scores[1:]), FAR)))
-    clipped = [np.minimum(values, far) for values in scores]
-    _draw_scores(clipped, axes)
-    edges = Span.of(np.concatenate(clipped)).edges(BINS)
-    tallest = max(float(np.histogram(values, edges)[0][:-1].max() / len(values)) for values in scores)
-    axes.set_ylim(0, 1.25 * tallest or None)  # the last bar may be higher and is cut off
-    axes.axvline(threshold, color=INK, lw=1.2, ls=THRESHOLD.style.stroke)
-    text: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "va": "top"}
-    axes.annotate("alarm →", (threshold, 1.0), (5, 0), **text)
-    axes.annotate("← no alarm", (threshold, 1.0), (-5, 0), ha="right", **text)
-    axes.set_xlabel(label)
 
 
 def histograms(results: Results) -> Drawing:
@@ -116,19 +99,12 @@ def histograms(results: Results) -> Drawing:
     for run in results.ranked:
         scores = [results.scores[f"{run.method}/{name}"] for name in (ID, *_datasets(results))]
         note = f"AUROC {100 * results.cells[run.method, 'all'].auroc:.2f}"
-        panels.append(Panel(run.method, partial(_draw_scores, scores), note))
+        panels.append(Panel(run.method, partial(draw_scores, scores), note))
     return Drawing("histograms", panels, dataset_keys(_datasets(results)), size=(3.4, 1.9))
 
 
 def _datasets(results: Results) -> list[str]:
     return [ood["name"] for ood in results.suite["ood"]]
-
-
-def _draw_scores(scores: list[Numbers], axes: Axes) -> None:
-    span = Span.of(np.concatenate(scores))
-    edges = span.edges(BINS)
-    draw_histograms(axes, edges, [np.histogram(span.clip(values), edges)[0] / len(values) for values in scores])
-    span.apply(axes, "x")
 
 
 def alpha_curves(results: Results) -> Drawing:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from ..detectors import METHODS, cited_works, format_method, full_name
+from ..display.figure import Drawing
 from ..evaluate.results import ID, OPENOOD, PAPER, MethodRun, Results, in_family, load_results
 from ..io.files import write_atomically
-from .figure import Drawing
 from .figures import FALSE_ALARMS, alarm_threshold, all_figures, guard_method
 from .gallery import gallery
 from .templates import render, suite_title
@@ -24,12 +24,13 @@ AVERAGES = {
 }
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path | str) -> Path:
     """Write ``report.html`` and its figures next to the result files in ``folder`` and return the path of the page.
 
     The figures are ``figures/NAME.svg`` and ``figures/NAME.pdf``. The same results give the same bytes. A curvature
     study of the same network in the folder is included; for any other study, the page states why it is not shown.
     """
+    folder = Path(folder)
     results = load_results(folder)
     figures = all_figures(results)
     for name, drawing in figures.items():
@@ -40,7 +41,7 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def write_curvature(folder: Path) -> Path:
+def write_curvature(folder: Path | str) -> Path:
     """Write ``curvature.html`` and its figures next to the files of a study in ``folder`` and return the page's path.
 
     If the folder also has the results of a benchmark, their ``report.html`` is rewritten with the study.
@@ -48,6 +49,7 @@ def write_curvature(folder: Path) -> Path:
     from ..evaluate.study_results import load_study
     from .curvature import curvature_figures, render_curvature
 
+    folder = Path(folder)
     study = load_study(folder)
     figures = curvature_figures(study)
     for drawing in figures.values():

@@ -16,8 +16,9 @@ from .page import columns_of, groups_of
 from .templates import interval, percent, render, suite_title
 
 
-def write_summary(folder: Path) -> Path:
+def write_summary(folder: Path | str) -> Path:
     """Write ``report.html`` to the parent folder of several runs and return its path."""
+    folder = Path(folder)
     if (folder / "results.json").exists():
         raise ValueError(
             f"{folder} holds a single run; a summary needs several runs. Use write_report, or pass the parent folder."
@@ -27,7 +28,7 @@ def write_summary(folder: Path) -> Path:
     return path
 
 
-def render_summary(runs: dict[Path, Results], folder: Path) -> Markup:
+def render_summary(runs: dict[Path, Results], folder: Path | str) -> Markup:
     """Render the page; links are relative to ``folder``."""
     results = list(runs.values())
     groups, rows = families(results), summarise(results)

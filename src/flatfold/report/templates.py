@@ -25,11 +25,11 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..display.numbers import power_of_ten
 from ..evaluate.results import METRICS
 
 HERE = Path(__file__).parent / "templates"
 
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SMALL, LARGE = 1e-3, 1e6  # numbers outside this range are written with a power of ten
 
 
@@ -128,11 +128,6 @@ def quantity(value: float, digits: int = 4) -> str:
     if SMALL <= size < LARGE:
         return f"{sign}{size:,.{max(digits - 1 - int(exponent), 0)}f}"
     return f"{sign}{rounded}·{power_of_ten(int(exponent))}"
-
-
-def power_of_ten(exponent: int) -> str:
-    """Format a power of ten with a superscript exponent."""
-    return f"10{str(exponent).translate(SUPERSCRIPTS)}"
 
 
 def factor(value: float, reference: float) -> str:

@@ -15,8 +15,11 @@ from ..core.conformal import allowed_ranks, p_values, pool_groups, samples_neede
 from ..core.copies import count_copies_once
 from ..core.hessian import row_chunks
 from ..detectors.base import Detector
+from ..display.numbers import count, rate
+from ..display.table import Table
 
 SHOWN = 3  # classes in a message
+SHOWN_ROWS = 10  # inputs of a verdict in a notebook
 GATHERED = 2**24  # calibration scores that are gathered at once, 64 MB: every input takes those of its class
 POOLED, FINEST = 2**16, 1024  # calibration scores of groups: in all, and of each group at most
 ROUNDING = 1e-4  # how far scores of one input may differ, alone and in a batch, here and in another runtime: relative
@@ -49,6 +52,40 @@ class Verdict(NamedTuple):
         """Return the columns of a table of verdicts, ``(n,)`` each, on the CPU."""
         columns = {"predicted": self.predicted, "score": self.score, "p_value": self.p_value, "is_ood": self.is_ood}
         return {name: values.detach().cpu() for name, values in columns.items()}
+
+    @property
+    def fpr(self) -> float | None:
+        """The false-alarm rate of the guard; None for a verdict of a graph, which holds tensors alone."""
+        return None
+
+    def __repr__(self) -> str:
+        try:
+            inputs, alarms = len(self.is_ood), int(self.is_ood.sum())
+        except Exception:  # while a graph is traced there are no numbers yet
+            return f"Verdict{tuple.__repr__(self)}"
+        at = "" if self.fpr is None else f" at {rate(self.fpr)}"
+        return f"Verdict({count(inputs, 'input')}, {count(alarms, 'alarm')}{at})"
+
+    def _repr_html_(self) -> str:
+        columns = {name: values[:SHOWN_ROWS].tolist() for name, values in self.columns().items()}
+        rows = [
+            (str(row), str(predicted), f"{score:.4g}", f"{p_value:.2g}", "alarm" * is_ood)
+            for row, (predicted, score, p_value, is_ood) in enumerate(zip(*columns.values(), strict=True))
+        ]
+        rest = len(self.is_ood) - len(rows)
+        table = Table(("row", *columns), rows, repr(self), left=(4,))
+        return table.html([f"and {count(rest, 'more input')}"] if rest else [])
+
+
+class GuardVerdict(Verdict):
+    """A verdict that knows the false-alarm rate of its guard."""
+
+    _fpr: float | None = None
+
+    @property
+    def fpr(self) -> float | None:
+        """The false-alarm rate of the guard."""
+        return self._fpr
 
 
 class Calibration(nn.Module):
@@ -148,6 +185,14 @@ class Calibration(nn.Module):
         """Number of calibration inputs; of their groups where they come in groups."""
         return int(self.counts.sum()) // (self.above + 1)
 
+    def extra_repr(self) -> str:
+        """Describe rate, threshold and samples in one line."""
+        low, high = (f"{float(end):.4g}" for end in self.threshold.aminmax())
+        thresholds = f"thresholds {low} to {high} by class" if self.per_class else f"threshold {low}"
+        sure = "" if self.confidence is None else f", confidence={self.confidence:g}"
+        samples = count(self.samples, "calibration group" if self.above else "calibration sample")
+        return f"fpr={self.fpr:g}{sure}, {thresholds}, {samples}"
+
     def at(self, fpr: float, confidence: float | None = None) -> Calibration:
         """Return the same scores at another rate, and with another confidence if one is given."""
         confidence = self.confidence if confidence is None else confidence
@@ -218,7 +263,9 @@ class CalibratedDetector(nn.Module):
         """Return the verdict on rows of features and their logits; this moves to their device."""
         if self.calibration.scores.device != features.device:
             self.to(features.device)
-        return Verdict(logits, *self(features, logits))
+        verdict = GuardVerdict(logits, *self(features, logits))
+        verdict._fpr = self.calibration.fpr
+        return verdict
 
     @classmethod
     def load(cls, path: Path | str) -> CalibratedDetector:

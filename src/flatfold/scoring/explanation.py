@@ -10,8 +10,11 @@ from torch import Tensor
 
 from ..core.pairs import Pairs
 from ..core.signs import CURVATURE
+from ..display.numbers import count, z_score
+from ..display.table import Table
 from .calibrated import Verdict
 
+SHOWN = 50  # explanations as text
 UNUSUAL = 2.0  # standard deviations above the mean of ID inputs from which a sign counts as unusual
 
 
@@ -77,6 +80,9 @@ class Explanation:
             parts.append(f"{_percent(self.rest)} elsewhere")
         return f"{verdict}: {', '.join(parts)}"
 
+    def __repr__(self) -> str:
+        return f"Explanation({str(self)!r})"
+
     def _describe_signs(self) -> str:
         """Describe the unusual signs, largest z-score first, then list the others."""
         own = self.name(self.predicted)
@@ -90,7 +96,7 @@ class Explanation:
         if self.pairs and self.pairs[0].share:
             texts[CURVATURE] += f" between {self.name(self.pairs[0].first)} and {self.name(self.pairs[0].second)}"
         ranked = sorted(self.signs, key=lambda sign: -self.signs[sign])
-        parts = [f"{texts[sign]} (z = {self.signs[sign]:.1f})" for sign in ranked if self.signs[sign] >= UNUSUAL]
+        parts = [f"{texts[sign]} ({z_score(self.signs[sign])})" for sign in ranked if self.signs[sign] >= UNUSUAL]
         usual = [sign for sign in self.signs if self.signs[sign] < UNUSUAL]
         if usual:
             listed = usual[0] if len(usual) == 1 else f"{', '.join(usual[:-1])} and {usual[-1]}"
@@ -98,12 +104,25 @@ class Explanation:
         return "; ".join(parts)
 
 
+class Explanations(list[Explanation]):
+    """A list of explanations, shown as one sentence for each input; in a notebook as a table."""
+
+    def __repr__(self) -> str:
+        lines = [f"{row}: {explanation}" for row, explanation in enumerate(self[:SHOWN])]
+        rest = len(self) - len(lines)
+        return "\n".join([*lines, *([f"and {count(rest, 'more input')}"] if rest else [])]) or "[]"
+
+    def _repr_html_(self) -> str:
+        rows = [(str(row), str(explanation)) for row, explanation in enumerate(self)]
+        return Table(("row", "explanation"), rows, left=(1,)).html()
+
+
 def explain(
     verdict: Verdict,
     pairs: Pairs | None = None,
     names: Sequence[str] | None = None,
     signs: Mapping[str, Tensor] | None = None,
-) -> list[Explanation]:
+) -> Explanations:
     """Explain each of n verdicts, given its pairs ``(n, k)``, the names of all classes, and its signs."""
     n_classes = verdict.logits.shape[1]
     if names is not None and (isinstance(names, str) or len(names) != n_classes):
@@ -117,7 +136,7 @@ def explain(
     pair_rows = none if pairs is None else zip(*(column.tolist() for column in pairs), strict=True)
     sign_rows = zip(*(column.tolist() for column in signs.values()), strict=True) if signs else none
     every = n_classes * (n_classes - 1) // 2
-    explanations = []
+    explanations = Explanations()
     for (predicted, score, p_value, is_ood), entries, values in zip(rows, pair_rows, sign_rows, strict=True):
         named = tuple(Pair(*entry) for entry in zip(*entries, strict=True))
         share = sum(pair.share for pair in named)

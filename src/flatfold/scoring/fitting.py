@@ -15,6 +15,7 @@ from ..core.copies import distinct_rows, group_copies, join_groups, share_near_c
 from ..core.shaping import split_norm
 from ..detectors import create, get_method
 from ..detectors.base import Detector
+from ..display.numbers import count
 from .calibrated import Calibration, check_enough, with_rounding_margin, without_autocast
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,14 @@ class FitResult:
     """How many of the inputs to fit and to calibrate on have the features of an earlier one, up to rounding."""
     near_copies: float | None = None
     """Share of the inputs that are near copies of others; by chance it is 0.01. None if unknown or groups are given."""
+
+    def __repr__(self) -> str:
+        name = self.detector.method_text or type(self.detector).__name__
+        facts = [name, count(self.samples, "sample")]
+        facts += [] if self.accuracy is None else [f"accuracy of the model {100 * self.accuracy:.1f} %"]
+        facts += [f"{self.copies:,} with the features of another"] if self.copies else []
+        facts += [] if self.calibration is None else [self.calibration.extra_repr()]
+        return f"FitResult({', '.join(facts)})"
 
 
 def fit_detector(

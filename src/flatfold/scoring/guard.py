@@ -30,12 +30,14 @@ from .calibrated import (
     check_enough,
     check_rate,
 )
-from .explanation import Explanation, explain
+from .explanation import Explanations, explain
 from .fitting import SAME_DATA, FitResult, fit_detector, learns, make_detector
 from .guard_file import GuardFile, read_guard, save_guard
 from .monitor import Monitor
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from .export import Layout, Parity
 
 
@@ -185,7 +187,7 @@ class Guard:
         return Guard(self.network, self.calibrated.at(fpr, confidence), self.transform, self.fit_result)
 
     def use_runtime(
-        self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | None = None
+        self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | str | None = None
     ) -> None:
         """Run the model with another runtime; calibration tolerates the resulting rounding differences.
 
@@ -205,6 +207,16 @@ class Guard:
         """
         return self.calibrated.decide(*self.network(batch))
 
+    def plot(self, data: Any = None) -> Figure:
+        """Return a figure with the scores of new inputs beside those of the calibration inputs, and the threshold.
+
+        Args:
+            data: A verdict, or inputs as in a call. By default the calibration alone is drawn.
+        """
+        from .plot import plot_scores  # late: matplotlib is slow to import
+
+        return plot_scores(self.calibrated, data if data is None or isinstance(data, Verdict) else self(data))
+
     def warm_up(self, batch: Any = None) -> None:
         """Choose and prepare the runtime on some inputs of a batch, so that the next batch does not wait for it.
 
@@ -213,7 +225,7 @@ class Guard:
         self.network.warm_up(None if batch is None else split_batch(batch))
 
     @torch.no_grad()
-    def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> list[Explanation]:
+    def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> Explanations:
         """Explain the verdict on each input; see :class:`Explanation`.
 
         Args:
@@ -270,9 +282,7 @@ class Guard:
 
     def __repr__(self) -> str:
         name = self.detector.method_text or type(self.detector).__name__
-        per_class = " per class" if self.calibration.per_class else ""
-        sure = "" if self.calibration.confidence is None else f", confidence={self.calibration.confidence:g}"
-        return f"Guard({name}, fpr={self.fpr:g}{per_class}{sure}, {self.calibration.samples} calibration samples)"
+        return f"Guard({name}, {self.calibration.extra_repr()})"
 
 
 def _number_groups(groups: Any, calibration: Any, confidence: float | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
+from html import escape
 from itertools import pairwise
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -17,6 +18,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ..core.conformal import alarm_p_value, allowed_ranks, ks_p_value
+from ..display.numbers import count
 from ..errors import DamagedFileError
 from ..io.artifacts import decode, encode
 from ..io.files import write_atomically
@@ -73,6 +75,10 @@ class Histogram(NamedTuple):
     """``(b,)``, inputs of the stream."""
     calibration: NDArray[np.int64]
     """``(b,)``, calibration inputs."""
+
+    def __repr__(self) -> str:
+        seen, known = (count(int(counts.sum()), "input") for counts in self[1:])
+        return f"Histogram({len(self.stream)} bins: {seen} of the stream, {known} of the calibration)"
 
 
 class Monitor(
@@ -285,23 +291,22 @@ class Monitor(
         if not self.seen:
             return "no inputs yet"
         lines = [
-            f"{_count(self.seen, 'input')}, {_count(self.alarms, 'alarm')}: {100 * self.alarm_rate:.3g} %, "
+            f"{count(self.seen, 'input')}, {count(self.alarms, 'alarm')}: {100 * self.alarm_rate:.3g} %, "
             f"{100 * self._fpr:g} % allowed: {_significance(self.alarm_p_value)}.",
             f"Scores differ from calibration by {self.drift:.2g}: {_significance(self.drift_p_value)}.",
         ]
         groups = self.groups
         if len(groups) > 1 and self.alarm_p_value <= LEVEL:
             worst = min(groups, key=lambda group: group.p_value)
-            of = f"{worst.alarms:,} of {_count(worst.seen, 'input')}"
+            of = f"{worst.alarms:,} of {count(worst.seen, 'input')}"
             lines.append(f"Class {groups.index(worst)} is the most unusual: {of} raised an alarm.")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{escape(line)}</p>" for line in str(self).splitlines())
+
     def __repr__(self) -> str:
-        return f"Monitor({_count(self.seen, 'input')}, {_count(self.alarms, 'alarm')})"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+        return f"Monitor({count(self.seen, 'input')}, {count(self.alarms, 'alarm')})"
 
 
 def _significance(p: float) -> str:

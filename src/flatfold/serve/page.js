@@ -4,6 +4,7 @@ const MOST_CARDS = 60;
 const PAUSE = 2000; // milliseconds between two requests for the stream
 const UNUSUAL = 2; // standard deviations above which a sign counts as unusual
 const FULL_BAR = 10; // standard deviations of a full bar
+const LARGEST_Z = 100; // larger numbers of standard deviations are not distinguished
 const LEVEL = 0.01; // significance level of the p-values
 const SMALLEST = 1e-300; // smaller p-values are shown as a bound
 const UNREACHABLE = "The service cannot be reached. Check that it is running and that the network is up, then try again.";
@@ -129,7 +130,7 @@ function showSigns(card, signs) {
     bar.style.setProperty("--share", z === null ? 1 : Math.min(1, Math.max(0, z / FULL_BAR)));
     const term = Object.assign(document.createElement("dt"), { textContent: name });
     const value = Object.assign(document.createElement("dd"), { title: "standard deviations above the mean of ID inputs" });
-    value.append(bar, z === null ? "–" : z.toFixed(1).replace("-", "−"));
+    value.append(bar, z === null ? "–" : z > LARGEST_Z ? `> ${LARGEST_Z}` : z.toFixed(1).replace("-", "−"));
     entry.append(term, value);
     return entry;
   });

@@ -18,7 +18,7 @@ def open_suite_file(
     name: str,
     seeds: Sequence[int] | None = None,
     batch_size: int = 256,
-    data: Path | None = None,
+    data: Path | str | None = None,
     any_counts: bool = False,
 ) -> SuiteFile:
     """Return a built-in suite of OpenOOD, or the suite file at a path that ends in ``.toml``.
@@ -41,10 +41,10 @@ def open_suite_file(
 
 def load_suites(
     name: str,
-    out: Path,
+    out: Path | str,
     seeds: Sequence[int] | None = None,
     batch_size: int = 256,
-    data: Path | None = None,
+    data: Path | str | None = None,
     any_counts: bool = False,
     names: Sequence[str] | None = None,
     limit: int | None = None,
@@ -58,7 +58,7 @@ def load_suites(
     if name == DIGITS:
         if data or any_counts:
             raise ValueError("digits makes its own network and images. Leave out data= and any_counts=.")
-        suites = _digits(out, seeds or [0], batch_size, names)
+        suites = _digits(Path(out), seeds or [0], batch_size, names)
     else:
         place = data or (os.environ.get(OPENOOD) if name in built_in_names() else None)
         if place and not Path(place).is_dir():

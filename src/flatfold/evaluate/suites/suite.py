@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from ...data.sources import Source
+from ...display.numbers import count
 
 Group = Literal["near", "far"]
 GROUPS = get_args(Group)
@@ -49,6 +50,10 @@ class Suite:
     architecture: str = ""  # factory or published name of the network
     protocol: str = ""  # the published benchmark whose data and transform these are
     deviations: tuple[str, ...] = ()  # one sentence per departure from the protocol
+
+    def __repr__(self) -> str:
+        network = f", network {self.network}" if self.network else ""
+        return f"Suite({self.name}{network}, {count(len(self.ood), 'OOD data set')})"
 
     def __post_init__(self) -> None:
         check_names([ood.name for ood in self.ood])

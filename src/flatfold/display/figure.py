@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from ..io.files import write_atomically
-from .templates import power_of_ten
+from .numbers import power_of_ten
 
 Numbers = NDArray[np.floating]
 
@@ -35,6 +35,9 @@ TITLE_LENGTH = 32  # characters that fit above a panel
 DPI = 144  # resolution of rasterised elements
 MARGIN = 0.03  # margin beyond the ends of an axis, relative to its length
 DECADES = 100  # ratio of the ends above which an axis is logarithmic
+BINS = 50  # bins of a histogram
+FAR = 0.9  # share of the OOD scores left of the last bar of a figure with a threshold
+LEAST, MOST = 0.05, 2.0  # distance of that bar from the threshold, relative to that of the threshold from ID scores
 RC: dict[Any, object] = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,  # journals reject the default type 3 fonts
@@ -72,6 +75,9 @@ class LineStyle(NamedTuple):
     def page_colour(self) -> str:
         """The colour for an inline style of a page."""
         return page_colour(self.colour)
+
+
+THRESHOLD = LineStyle(INK, (3.0, 1.5))
 
 
 def line_style(number: int) -> LineStyle:
@@ -163,11 +169,11 @@ class Drawing:
         """Return the whole figure, with titles and legend, as an SVG file."""
         return self._saved("svg")["svg"].decode()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write ``NAME.svg`` and ``NAME.pdf``; without panels, remove the files of an earlier run."""
         contents = self._saved("svg", "pdf") if self.panels else {}
         for kind in ("svg", "pdf"):
-            path = folder / f"{self.name}.{kind}"
+            path = Path(folder, f"{self.name}.{kind}")
             if kind in contents:
                 write_atomically(path, contents[kind])
             else:
@@ -234,6 +240,32 @@ def draw_histograms(axes: Axes, edges: Sequence[float], heights: Sequence[Number
         )
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
+
+
+def draw_scores(scores: Sequence[Numbers], axes: Axes) -> None:
+    """Draw the histograms of the scores of the ID data and of other data sets, with outliers in the outer bars."""
+    span = Span.of(np.concatenate(scores))
+    edges = span.edges(BINS)
+    draw_histograms(axes, edges, [np.histogram(span.clip(values), edges)[0] / len(values) for values in scores])
+    span.apply(axes, "x")
+
+
+def draw_threshold(scores: Sequence[Numbers], threshold: float, method: str, axes: Axes) -> None:
+    """Draw the scores of a method with the threshold above which they raise an alarm; the ID data comes first."""
+    below = threshold - float(np.min(scores[0]))
+    far = max(threshold + LEAST * below, float(np.quantile(np.concatenate(scores[1:] or scores), FAR)))
+    if not Span.of(np.minimum(np.concatenate(scores), far)).logarithmic:
+        far = min(far, threshold + MOST * below)
+    clipped = [np.minimum(values, far) for values in scores]
+    draw_scores(clipped, axes)
+    edges = Span.of(np.concatenate(clipped)).edges(BINS)
+    tallest = max(float(np.histogram(values, edges)[0][:-1].max() / len(values)) for values in scores)
+    axes.set_ylim(0, 1.25 * tallest or None)  # the last bar may be higher and is cut off
+    axes.axvline(threshold, color=THRESHOLD.colour, lw=1.2, ls=THRESHOLD.stroke)
+    text: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "va": "top"}
+    axes.annotate("alarm →", (threshold, 1.0), (5, 0), **text)
+    axes.annotate("← no alarm", (threshold, 1.0), (-5, 0), ha="right", **text)
+    axes.set_xlabel(f"score of {method}; the last bar includes all higher scores")
 
 
 class Span(NamedTuple):
