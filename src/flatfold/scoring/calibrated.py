@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import ceil, sqrt
 from numbers import Real
@@ -40,10 +41,36 @@ class Verdict(NamedTuple):
         """The likeliest class of each input, ``(n,)``."""
         return self.logits.argmax(dim=-1)
 
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the inputs, such as the files of images; None if they have none."""
+        return None
+
     def columns(self) -> dict[str, Tensor]:
         """Return the columns of a table of verdicts, ``(n,)`` each, on the CPU."""
         columns = {"predicted": self.predicted, "score": self.score, "p_value": self.p_value, "is_ood": self.is_ood}
         return {name: values.detach().cpu() for name, values in columns.items()}
+
+
+class NamedVerdict(Verdict):
+    """A verdict on inputs with names."""
+
+    _names: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the inputs, such as the files of images."""
+        return self._names
+
+
+def join_verdicts(verdicts: Sequence[Verdict], names: Sequence[str] | None = None) -> Verdict:
+    """Join verdicts on several batches, with the names of all inputs if they have any."""
+    columns = (torch.cat(column) for column in zip(*verdicts, strict=True))
+    if names is None:
+        return Verdict(*columns)
+    joined = NamedVerdict(*columns)
+    joined._names = tuple(names)
+    return joined
 
 
 class Calibration(nn.Module):
