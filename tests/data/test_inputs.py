@@ -313,7 +313,7 @@ def test_all_else_is_refused_with_the_reason():
         (Columns({"x": []}), {}, ValueError, "at least one row"),
         (Columns({"x": [1]}), {"labels": "kind"}, ValueError, "'kind'"),
         (Splits(train=1, test=2), {}, TypeError, "'train', 'test'"),
-        (X, {"transform": "resize"}, TypeError, "Transform"), ([], {}, ValueError, "at least one input"),
+        (X, {"transform": "resize"}, TypeError, "Transform"),
         ("a text", {}, ValueError, r'tokenizer\(texts, padding=True, return_tensors="pt"\)'),
         (["a", "b"], {}, ValueError, r'tokenizer\(texts, padding=True, return_tensors="pt"\)'),
         (PICTURES, {}, ValueError, "PIL images .*transform="),

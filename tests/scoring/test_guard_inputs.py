@@ -362,7 +362,7 @@ def test_what_has_no_values_is_refused_in_one_sentence(tabular):
         (None, TypeError, "not NoneType"), ((masked, y), ValueError, "masked values"),
         ((x.to_sparse(), y), ValueError, "to_dense"), ((x.to("meta"), y), ValueError, "'meta'"),
         ((missing, y), ValueError, "row 70"), ((missing.numpy(), y), ValueError, "row 70"),
-        ([], ValueError, "at least one"),
+        ([], ValueError, "no input"),
     ]:  # fmt: skip
         with refused(data, keyword, error):
             ff.Guard.fit(model, data)

@@ -143,8 +143,6 @@ def _batches(data: Any, how: Preparation) -> Iterable[Any]:
         return _load_items(data, how.batch_size, _join_function(how))
     if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
         raise TypeError(f"data must be {TAKEN}, not {type(data).__name__}.")
-    if isinstance(data, (tuple, list)) and not data:
-        raise ValueError(f"data must hold at least one input, got an empty {type(data).__name__}.")
     return data
 
 
@@ -197,10 +195,8 @@ def _is_column(data: Any) -> bool:
 
 def _rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of a dict of columns with images or texts, such as a slice of a data set; none of other dicts."""
-    if (
-        not all(isinstance(values, list) for values in columns.values())
-        or len({len(values) for values in columns.values()}) != 1
-    ):
+    lists = all(isinstance(values, list) for values in columns.values())
+    if not lists or len({len(values) for values in columns.values()}) != 1:
         return []
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     return rows if rows and _is_raw(rows[0]) else []
