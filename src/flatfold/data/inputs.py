@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from ..errors import UnreadableImageError
 from .arrays import ArrayRows, split_arrays, to_tensors
-from .batch import is_batch
+from .batch import INPUT_KEYS, is_batch
 from .decoding import read_image
 from .fingerprint import evenly_spaced
 from .images import ArrayImages, PathImages, Pictures, open_images
@@ -127,7 +127,7 @@ def make_batches(data: Any, how: Preparation) -> Iterable[Any]:
 def _batches(data: Any, how: Preparation) -> Iterable[Any]:
     if isinstance(data, (Source, DataLoader)):
         return data
-    # from Hugging Face, which may not be installed: a data set, or a dict of several
+    # From Hugging Face, which may not be installed; several splits are a dict without features.
     if hasattr(data, "column_names") and (hasattr(data, "features") or isinstance(data, Mapping)):
         return _from_columns(data, how)
     if isinstance(data, Path) or (isinstance(data, str) and not how.reads_texts):
@@ -439,7 +439,8 @@ def _from_columns(data: Any, how: Preparation) -> Iterable[Any]:
     if images and how.transform is not None and hasattr(data, "__len__"):
         columns = data.select_columns([images[0], *([] if wanted is None else [wanted])])
         return ColumnImages(columns, images[0], wanted, how.transform, how.batch_size)
-    inputs = {images[0]: "x"} if images else {name: name for name in _input_columns(first, candidates)}
+    # An image is the one argument of its model, whatever its column is called; numbers are arguments by name.
+    inputs = {INPUT_KEYS[0]: images[0]} if images else {name: name for name in _input_columns(first, candidates)}
     return _load_items(data, how.batch_size, partial(_join_columns, how, inputs, wanted))
 
 
@@ -473,12 +474,12 @@ def _input_columns(first: Mapping[str, Any], labels: list[str]) -> list[str]:
 def _join_columns(
     how: Preparation, inputs: Mapping[str, str], label: str | None, rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Join the columns ``inputs`` of some rows into a batch, each under its new name."""
+    """Join rows into a batch of arguments, each from a column."""
     batch: dict[str, Any] = {}
-    for name, new in inputs.items():
+    for argument, name in inputs.items():
         values = [_prepare(how, row[name]) for row in rows]
         try:
-            batch[new] = torch.stack([torch.as_tensor(value) for value in values])
+            batch[argument] = torch.stack([torch.as_tensor(value) for value in values])
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
                 f"the rows of column {name!r} cannot be joined into a batch: {error}. Pad tokens with collate=, a "
