@@ -35,7 +35,9 @@ def run() -> list[bool]:
         sets = {"id": test} | {ood: take_subset(_images(ood, slice(None)), 1000) for ood in OOD}
         types = {"float32": None, "bfloat16": torch.bfloat16}
         guards = {
-            (kind, method): ff.Guard.fit(model, val, method, FPR, seed=1, execution=ff.Execution(dtype=dtype))
+            (kind, method): ff.Guard.fit(
+                model, val, method=method, fpr=FPR, seed=1, execution=ff.Execution(dtype=dtype)
+            )
             for kind, dtype in types.items()
             for method in METHODS
         }

@@ -109,7 +109,7 @@ def reduced(banks: Banks, suite: str, network: str, role: Role) -> Case:
         network,
         role,
         accuracy(banks.test, head),
-        Validation.of(banks.val, head),
+        Validation.of(banks.fitted_on("val"), head),
         view_of(banks.test.features, head),
         {name: view_of(bank.features, head) for name, bank in banks.ood.items()},
     )

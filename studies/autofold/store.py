@@ -22,6 +22,7 @@ VERSION = 1  # of what is measured; a change of a formula changes it
 
 def key_of(suite: Suite, replicates: int) -> str:
     """Return a few letters that stand for the network, the images, the rules and the replicates."""
+    assert suite.val is not None
     data = [suite.val, suite.test, *(ood.images for ood in suite.ood)]
     parts = [VERSION, replicates, ALPHAS, list(RULES), weights_hash(suite.model), *(each.fingerprint for each in data)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -82,7 +82,7 @@ class Network:
     @property
     def val(self) -> FeatureBank:
         """Labelled ID data that the network was not trained on."""
-        return self.banks.val
+        return self.banks.fitted_on("val")
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ def networks(out: Path, data: Path | None) -> Iterator[Network]:
         suites += [(suite, "held out") for suite in load_suites(str(CIFAR), out)]
     for suite, role in track(suites, "networks"):
         banks = extract_all(suite, out / "banks")
+        assert suite.val is not None
         wrong, _ = extract(suite.model, ((2 * x, y) for x, y in suite.val))  # as if std had been half as large
         yield Network(f"{suite.name} {suite.network}", role, banks, wrong)
     for path in sorted(data.glob(f"{BANKS}/*.npz")) if data is not None else ():
@@ -240,7 +241,11 @@ def fitted(method: str, network: Network) -> Detector:
     """Return a method that has learnt from the data that it asks for, as far as the network has it."""
     banks = network.banks
     wants_train = get_method(parse_method(method)[0]).fits_on == "train"
-    return make(method).fit(banks.train if wants_train and banks.train is not None else banks.val, banks.head).eval()
+    return (
+        make(method)
+        .fit(banks.fitted_on("train" if wants_train and banks.train is not None else "val"), banks.head)
+        .eval()
+    )
 
 
 def fitted_on(bank: FeatureBank, network: Network, method: str = OURS) -> Influence:

@@ -15,8 +15,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_network(tmp_path)
     images = ArrayImages(*pixels(200), TRANSFORM)
-    ff.Guard.fit(network(), images, "fold", 0.1).save("guard.safetensors")
-    ff.Guard.fit(network(), list(images), "fold", 0.1).save("blind.safetensors")
+    ff.Guard.fit(network(), images, method="fold", fpr=0.1).save("guard.safetensors")
+    ff.Guard.fit(network(), list(images), method="fold", fpr=0.1).save("blind.safetensors")
     write_folder(tmp_path / "photos", photos())
     return tmp_path
 

@@ -42,7 +42,7 @@ def in_class_order(x, y):
 def assert_file(method="fourfold", fpr=0.05, images=None, batch_size=64, **settings):
     """The file holds the guard that the library makes of the same images, to the last digit; return that guard."""
     images = in_class_order(*pixels(120)) if images is None else images
-    guard = ff.Guard.fit(network(), ArrayImages(*images, TRANSFORM, batch_size), method, fpr, **settings)
+    guard = ff.Guard.fit(network(), ArrayImages(*images, TRANSFORM, batch_size), method=method, fpr=fpr, **settings)
     loaded = ff.Guard.load("new.safetensors", network())
     assert loaded.transform == guard.transform == TRANSFORM
     assert loaded.fpr == guard.fpr

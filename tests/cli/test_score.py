@@ -110,7 +110,7 @@ def test_decisions_are_those_of_a_guard_on_the_same_features(files, world, per_c
     model.load_state_dict({"weight": world.head.weight, "bias": world.head.bias})
     rate = 0.05 if fpr is None else fpr
     known = [(world.bank.features, world.bank.labels)]
-    guard = ff.Guard.fit(model, known, "autofold", rate, calibration=[held_out(world)], per_class=per_class)
+    guard = ff.Guard.fit(model, known, method="autofold", fpr=rate, calibration=[held_out(world)], per_class=per_class)
     verdict = Verdict(
         guard(world.unknown).logits, *guard.calibrated(world.unknown)
     )  # a model's logits may round otherwise
@@ -168,7 +168,7 @@ def test_mistakes_of_features(files, world):
     save("few.safetensors", world.unknown[:5].clone())
     save("bare.safetensors", world.bank.features)
     save("double.safetensors", world.unknown.double())
-    ff.Guard.fit(nn.Linear(24, 6), [world.bank.features], "ebo").save("guard.safetensors")
+    ff.Guard.fit(nn.Linear(24, 6), [world.bank.features], method="ebo").save("guard.safetensors")
     cases = [
         (["nan.safetensors"], 1, "row 77"),
         (["wide.safetensors"], 1, "d=25"),

@@ -1,6 +1,11 @@
 """Everything that `as_batches` takes gives the same inputs and labels; the rest is refused with the reason."""
 
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -13,6 +18,7 @@ from flatfold.data.batch import split_batch
 from flatfold.data.inputs import as_batches
 from flatfold.data.sources import ImageSource, Source, take_subset
 from tests.data.columns import Columns, Splits, Stream, make_columns
+from tests.data.tokenisers import Letters
 from tests.refusals import refused
 
 N = 10
@@ -32,6 +38,19 @@ class Items(Dataset):
 
     def __getitem__(self, index):
         return self.items[index]
+
+
+class Column(Sequence):
+    """A column of a data set, read row by row."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, row):
+        return self.values[row]
 
 
 class Streamed(IterableDataset):
@@ -124,8 +143,6 @@ IMAGES = {
 def test_images_are_prepared_by_the_transform(kind):
     batches = as_batches(IMAGES[kind], 4, transform=HALF)
     inputs, labels = joined(batches)
-    if kind == "stream":
-        inputs = inputs["img"]
     assert_close(inputs, CROPPED)
     assert labels.tolist() == [1] * N
     if kind in ("array", "column"):
@@ -149,39 +166,140 @@ def test_a_collate_function_or_a_tokeniser_makes_the_batches():
     for data in (Items(ROWS), ROWS, Streamed()):
         assert_close(joined(as_batches(data, 4, collate=stack))[0], X)
 
-    class Tokeniser:
-        model_input_names = ("input_ids",)
-
-        def __call__(self, texts, padding, truncation, return_tensors):
-            return self.pad([{"input_ids": list(map(ord, text))} for text in texts], return_tensors)
-
-        def pad(self, rows, return_tensors):
-            longest = max(len(row["input_ids"]) for row in rows)
-            return {
-                "input_ids": torch.tensor([row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows])
-            }
-
-        def decode(self): ...
-
     texts, tokens = ["a", "bc"], [[97], [98, 99]]
     for data in (
         Columns({"text": texts, "label": [1, 0]}), Columns({"note": texts, "input_ids": tokens, "label": [1, 0]}),
         list(zip(texts, [1, 0], strict=True)),
     ):  # fmt: skip
-        inputs, labels = joined(as_batches(data, collate=Tokeniser()))
+        inputs, labels = joined(as_batches(data, collate=Letters()))
         assert inputs["input_ids"].tolist() == [[97, 0], [98, 99]]
         assert labels.tolist() == [1, 0]
     with refused("two texts", "one text"):
-        list(as_batches(Columns({"a": texts, "b": texts}), collate=Tokeniser()))
+        list(as_batches(Columns({"a": texts, "b": texts}), collate=Letters()))
+
+
+def test_images_and_paths_need_no_data_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for row, picture in enumerate(PICTURES):
+        picture.save(f"{row}.png")
+    paths = [f"{row}.png" for row in range(N)]
+    opened = [Image.open(path) for path in paths]
+    frames = [[*map(np.asarray, PICTURES)], PIXELS]
+    for data in (PICTURES, tuple(PICTURES), paths, [*map(Path, paths)], opened, *frames, Column(PICTURES), tmp_path):
+        source = as_batches(data, 4, transform=HALF)
+        assert isinstance(source, ImageSource)
+        assert_close(joined(source)[0], CROPPED)
+        assert len({source.fingerprint, as_batches(data, 3, transform=HALF).fingerprint}) == 1
+    names = [as_batches(data, transform=HALF).name(1) for data in (paths, opened, PICTURES)]
+    assert names == ["1.png", str(Path("1.png")), "image 1"]
+    for data in (PICTURES[0], "0.png", Path("0.png"), [PICTURES[0]]):
+        assert_close(joined(as_batches(data, transform=HALF))[0], CROPPED[:1])
+    labels = Y.tolist()
+    for data in (
+        (PICTURES, labels),
+        (paths, Y),
+        [*zip(paths, labels, strict=True)],
+        [*zip(PICTURES, Y.numpy(), strict=True)],
+    ):
+        x, y = joined(as_batches(data, 4, transform=HALF))
+        assert_close(x, CROPPED)
+        assert torch.equal(y, Y)
+        assert as_batches(data, transform=HALF, labels=False).labels is None
+    assert as_batches((PICTURES, np.eye(3)[Y]), transform=HALF).label_classes == 3
+    Path("1.png").write_bytes(Path("1.png").read_bytes()[:90])
+    with Image.open("1.png") as cut:
+        for broken in ("1.png", ["0.png", "1.png"], [opened[0], cut]):
+            with refused(broken, r"1\.png", ff.UnreadableImageError):
+                list(as_batches(broken, transform=HALF))
+
+
+def test_rows_of_a_data_set_are_data():
+    rows = [{"img": picture, "kind": y} for picture, y in zip(PICTURES, Y.tolist(), strict=True)]
+    columns = {"img": PICTURES, "kind": Y.tolist()}
+    for data in (rows, columns):
+        assert_close(joined(as_batches(data, 4, transform=HALF, labels=False))[0], CROPPED)
+        x, y = joined(as_batches(data, 4, transform=HALF, labels="kind"))
+        assert_close(x, CROPPED)
+        assert torch.equal(y, Y)
+    assert_close(joined(as_batches(rows[0], transform=HALF, labels=False))[0], CROPPED[:1])
+    batches = [{"x": X[:4], "mode": "fast"}, {"x": X[4:], "mode": "fast"}]
+    assert as_batches(batches) is batches  # batches with an argument, not rows with a text
+
+
+def test_texts_need_no_data_set():
+    texts, y = ["a", "bc", "d"], [1, 0, 2]
+    tokens = [[97, 0], [98, 99], [100, 0]]
+    rows = [{"text": text, "label": label} for text, label in zip(texts, y, strict=True)]
+    for data in (texts, tuple(texts), np.array(texts), np.array(texts, object), pd.Series(texts), Column(texts)):
+        inputs, labels = joined(as_batches(data, collate=Letters()))
+        assert (inputs["input_ids"].tolist(), labels) == (tokens, None), data
+    pairs = [
+        (texts, y),
+        (pd.Series(texts), pd.Series(y)),
+        (np.array(texts), torch.tensor(y)),
+        [*zip(texts, y, strict=True)],
+    ]
+    for data in (*pairs, rows, {"text": texts, "label": y}):
+        inputs, labels = joined(as_batches(data, collate=Letters()))
+        assert (inputs["input_ids"].tolist(), labels.tolist()) == (tokens, y), data
+        inputs, labels = joined(as_batches(data, collate=Letters(), labels=False))
+        assert (inputs["input_ids"].tolist(), labels) == (tokens, None), data
+    for data in ("bc", ["bc"], rows[1], {"input_ids": [98, 99], "label": 1}):
+        assert joined(as_batches(data, collate=Letters()))[0]["input_ids"].tolist() == [[98, 99]]
+    short = partial(Letters(), max_length=1)
+    assert joined(as_batches("bc", collate=short))[0]["input_ids"].tolist() == [[98]]
+    both = as_batches("bc", collate=Letters(), transform=HALF)  # with a tokeniser, a string is a text
+    assert joined(both)[0]["input_ids"].tolist() == [[98, 99]]
+
+
+def test_a_function_that_joins_pairs_gets_pairs_where_labels_are_dropped():
+    def join(items):
+        return torch.tensor([[float(len(text))] for text, _ in items]), torch.tensor([label for _, label in items])
+
+    inputs, labels = joined(as_batches([("a", 1), ("bc", 0)], collate=join, labels=False))
+    assert (inputs.tolist(), labels) == ([[1.0], [2.0]], None)
+    with refused("without labels", "as in fit"):
+        list(as_batches(["a", "bc"], collate=join))
+
+
+def test_labels_are_found_by_type_or_by_name_whatever_joins_the_rows(caplog):
+    texts, y = ["a", "bc", "d"], [1, 0, 2]
+    typed, plain = make_columns({"text": texts, "intent": y}, ["intent"]), make_columns({"text": texts, "intent": y})
+
+    def join(rows):
+        batch = Letters()([row["text"] for row in rows], True, True, "pt")
+        return {**batch, "intent": [row["intent"] for row in rows]}
+
+    for collate in (Letters(), join):
+        for data, labels in ((typed, True), (typed, "intent"), (plain, "intent")):
+            assert joined(as_batches(data, collate=collate, labels=labels))[1].tolist() == y
+        if collate is not join:
+            assert joined(as_batches(plain, collate=collate))[1] is None
+            assert joined(as_batches(plain, collate=collate, labels=False))[1] is None
+    assert caplog.text.count("no labels were found") == 1
+    assert "'text', 'intent'" in caplog.text
+    assert "labels='intent'" in caplog.text
+    tokenised = make_columns({"input_ids": [[1, 2]] * 3, "intent": y}, ["intent"])
+    assert joined(as_batches(tokenised))[1].tolist() == y
+    coarse = make_columns({"text": texts, "fine": y, "coarse": [0, 0, 1]}, ["fine", "coarse"])
+    with refused("two columns of classes", "Loading\\(labels='fine'"):
+        as_batches(coarse, collate=Letters())
+    loading = ff.Loading(collate=Letters(), labels="coarse")
+    assert joined(loading.batches(coarse))[1].tolist() == [0, 0, 1]
+    assert joined(loading.batches(make_columns({"text": texts}), labels=False))[1] is None  # new data has no classes
+    names = make_columns({"text": texts, "label": ["x", "y", "x"]})
+    for collate in (Letters(), None):
+        data = names if collate else make_columns({"x": [1, 2, 3], "label": ["x", "y", "x"]})
+        with refused("names of classes", r"'x'.*names\.index", TypeError):
+            joined(as_batches(data, collate=collate))
 
 
 def test_all_else_is_refused_with_the_reason():
     columns = {"image": PICTURES, "label": [0] * N}
     for data, options, error, keyword in [
-        (3, {}, TypeError, "DataLoader"), ({"x": "a"}, {}, TypeError, "dict"), (None, {}, TypeError, "NoneType"),
+        (3, {}, TypeError, "DataLoader"), ({"x": 3}, {}, TypeError, "dict"), (None, {}, TypeError, "NoneType"),
         ("photos/", {}, ValueError, "transform="), ("photos/", {"transform": HALF}, FileNotFoundError, "photos"),
-        ((X, Y[:4]), {}, ValueError, r"\(4,\)"), ((X, Y.float()), {}, ValueError, "float32"),
-        ((X, Y[:, None]), {}, ValueError, "ravel"), ((X, nn.functional.one_hot(Y)), {}, ValueError, "argmax"),
+        ((X, Y[:4]), {}, ValueError, r"\(4,\)"), ((X, Y.float()), {}, TypeError, "float32"),
         (np.array([["a"]]), {}, TypeError, "numbers"), (torch.zeros(0, 3), {}, ValueError, "at least one input"),
         (Items(PICTURES), {}, ValueError, "PIL images"), (X, {"batch_size": 0}, ValueError, "batch_size"),
         (Items([torch.zeros(2), torch.zeros(3)]), {}, ValueError, "joined"),
@@ -196,6 +314,15 @@ def test_all_else_is_refused_with_the_reason():
         (Columns({"x": [1]}), {"labels": "kind"}, ValueError, "'kind'"),
         (Splits(train=1, test=2), {}, TypeError, "'train', 'test'"),
         (X, {"transform": "resize"}, TypeError, "Transform"),
+        ("a text", {}, ValueError, r'tokenizer\(texts, padding=True, return_tensors="pt"\)'),
+        (["a", "b"], {}, ValueError, r'tokenizer\(texts, padding=True, return_tensors="pt"\)'),
+        (PICTURES, {}, ValueError, "PIL images .*transform="),
+        (Path("photos"), {}, ValueError, "images at photos .*transform="),
+        ([PICTURES[0], "a.png"], {"transform": HALF}, TypeError, "either images or paths"),
+        ((["a", "b"], [0]), {"collate": Letters()}, ValueError, "2 inputs and 1 labels"),
+        (PIXELS[0], {"transform": HALF}, ValueError, r"\(8, 8, 3\).*x\[None\]"),
+        (PIXELS[0, 0], {"transform": HALF}, ValueError, r"x\[None\]"),
+        ("a" * 9999, {"transform": HALF}, FileNotFoundError, "no images at aaa"),
     ]:  # fmt: skip
         with refused(data, keyword, error):
             for batch in as_batches(data, **options):
@@ -210,14 +337,14 @@ def test_guards_and_features_come_from_any_of_them():
     banks = [ff.extract(model, data)[0] for data in ((x, y), TensorDataset(x, y), [(x, y)])]
     assert torch.equal(torch.get_rng_state(), before)
     loader = DataLoader(TensorDataset(x, y), 9)
-    guards = [ff.Guard.fit(model, data, "knn:k=3") for data in ((x, y), TensorDataset(x, y), loader)]
+    guards = [ff.Guard.fit(model, data, method="knn:k=3") for data in ((x, y), TensorDataset(x, y), loader)]
     for bank in banks[1:]:
         assert_close(bank.features, banks[0].features)
         assert torch.equal(bank.labels, y)
     for guard in guards[1:]:
         assert_close(guard(x).score, guards[0](x).score)
     with pytest.raises(ValueError, match="takes 99"):  # before the model runs
-        ff.Guard.fit(model, (x, y), "knn:k=3", 0.01)
+        ff.Guard.fit(model, (x, y), method="knn:k=3", fpr=0.01)
 
 
 @pytest.mark.slow

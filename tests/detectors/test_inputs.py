@@ -390,4 +390,4 @@ def test_bad_hyperparameters_and_data_of_adascale_and_nac_are_refused(case):
 @every_method
 def test_a_guard_refuses_methods_that_run_the_network(name, case):
     model, batches, _ = case
-    assert_refused(TypeError, "runs the network", ff.Guard.fit, model, batches, ff.create(name), 0.1)
+    assert_refused(TypeError, "runs the network", ff.Guard.fit, model, batches, method=ff.create(name), fpr=0.1)

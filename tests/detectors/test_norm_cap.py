@@ -63,7 +63,7 @@ def test_its_percentile_can_be_tuned(make_world):
 
 def test_a_guard_with_it_can_be_monitored_and_exported(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime", reason="flatfold[onnx] is not installed")
-    guard = ff.Guard.fit(make_model(), [known(400)], "fold-c", 0.1)
+    guard = ff.Guard.fit(make_model(), [known(400)], method="fold-c", fpr=0.1)
     # known inputs, the same kind at a hundred times the size, and nothing at all
     x = torch.cat([known(40, seed=7)[0], 100 * known(10, seed=8)[0], torch.zeros(1, 8)])
     monitor, verdict = guard.monitor(), guard(x)

@@ -93,7 +93,7 @@ def make():
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimiser.step()
     save_file(model.state_dict(), FOLDER / "tiny.safetensors")
-    guard = ff.Guard.fit(model.eval(), batches("val"), "autofold", fpr=0.1)
+    guard = ff.Guard.fit(model.eval(), batches("val"), method="autofold", fpr=0.1)
     guard.save(FOLDER / "guard.safetensors")
 
 

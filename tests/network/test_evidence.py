@@ -44,22 +44,24 @@ def test_models_of_dicts_have_evidence_and_random_ones_have_none(tmp_path):
         table=nn.Embedding(50, 8),
         head=nn.Linear(8, 3),
     )
-    guard = ff.Guard.fit(words, [{"words": IDS, "mask": MASK}], "ebo", 0.1)
+    guard = ff.Guard.fit(words, [{"words": IDS, "mask": MASK}], method="ebo", fpr=0.1)
     assert guard.network.evidence.features.shape == (INPUTS, 8)
     guard.save(tmp_path / "guard.safetensors")
     loaded = ff.Guard.load(tmp_path / "guard.safetensors", words)
     loaded.use_runtime("torch")
     loaded.warm_up()
     drawn = Net(lambda m, x: m.head(x + torch.rand_like(x)), head=nn.Linear(8, 3))
-    assert ff.Guard.fit(drawn, [torch.randn(60, 8)], "ebo", 0.1).network.evidence is None
+    assert ff.Guard.fit(drawn, [torch.randn(60, 8)], method="ebo", fpr=0.1).network.evidence is None
     picky = Net(lambda m, x: m.head({len(x): x}[60]), head=nn.Linear(8, 3))  # made for batches of 60
-    assert ff.Guard.fit(picky, [torch.randn(60, 8)], "ebo", 0.1).network.evidence is None
+    assert ff.Guard.fit(picky, [torch.randn(60, 8)], method="ebo", fpr=0.1).network.evidence is None
 
 
 def test_evidence_holds_in_half_precision():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
-    guard = ff.Guard.fit(model, [torch.randn(60, 16)], "ebo", 0.1, execution=ff.Execution(dtype=torch.bfloat16))
+    guard = ff.Guard.fit(
+        model, [torch.randn(60, 16)], method="ebo", fpr=0.1, execution=ff.Execution(dtype=torch.bfloat16)
+    )
     assert isinstance(guard.network.evidence, Evidence)
     assert guard.network.evidence.difference(model, guard.network.found, torch.bfloat16) == 0
     assert guard.network.evidence.difference(model, guard.network.found, None) < 0.05

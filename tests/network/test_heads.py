@@ -242,7 +242,7 @@ def test_a_head_that_is_not_linear_in_a_later_batch_is_refused():
         extract(model, [x, x], execution=Execution(runtime=runtime))
         with pytest.raises(UnsupportedHeadError, match=r"Clipped.*something else"):
             extract(model, [x, later], execution=Execution(runtime=runtime))
-    guard = Guard.fit(model, [x], "ebo", 0.1)
+    guard = Guard.fit(model, [x], method="ebo", fpr=0.1)
     with pytest.raises(UnsupportedHeadError, match="Clipped"):
         guard(later)
     for dtype in (torch.bfloat16, torch.float16):  # products of opposite signs leave small logits with few digits

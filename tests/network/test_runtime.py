@@ -207,8 +207,8 @@ def test_disagreement_is_relative_to_the_largest_logit_and_sees_nan_and_features
 def test_mixed_precision_is_near_and_stays_with_the_guard(tmp_path):
     model, _, _ = make_case()
     x = torch.randn(80, 3, 9, 9)
-    plain = ff.Guard.fit(model, [x], "msp", 0.1)
-    mixed = ff.Guard.fit(model, [x], "msp", 0.1, execution=ff.Execution(dtype=torch.bfloat16))
+    plain = ff.Guard.fit(model, [x], method="msp", fpr=0.1)
+    mixed = ff.Guard.fit(model, [x], method="msp", fpr=0.1, execution=ff.Execution(dtype=torch.bfloat16))
     assert mixed(x).logits.dtype == torch.bfloat16
     assert_close(mixed(x).logits.float(), plain(x).logits, rtol=0.1, atol=0.05)
     assert not torch.equal(mixed(x).score, plain(x).score)

@@ -433,7 +433,7 @@ def test_a_bank_has_the_same_bytes_and_a_dead_worker_costs_nothing(tmp_path, mon
 def test_a_guard_that_was_fitted_on_ray_is_the_same_file(mortal):
     x = torch.randn(200, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     for name, execution in (("local", None), ("ray", RAY)):
-        guard = Guard.fit(mortal(), x, "msp", execution=execution)
+        guard = Guard.fit(mortal(), x, method="msp", execution=execution)
         guard.save(f"{name}.safetensors")
     assert guard.fit_result.runtime.endswith("on Ray")
     assert Path("ray.safetensors").read_bytes() == Path("local.safetensors").read_bytes()

@@ -22,7 +22,7 @@ def guard(data):
     model.load_state_dict(load_file(data / "cifar10_resnet20.safetensors"))
     test = images(data, "cifar10_test")
     fitted = ArrayImages(test.x[1000:], test.labels[1000:].numpy(), TRANSFORM, batch_size=250)
-    return ff.Guard.fit(model, fitted, "fourfold", 0.05)
+    return ff.Guard.fit(model, fitted, method="fourfold", fpr=0.05)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def test_scores_and_decisions_do_not_depend_on_the_runtime(data, depth):
     load_weights(model, data / f"cifar10_resnet{depth}.safetensors")
     val = take_subset(images(data, "cifar10_test"), 1000, 0)
     batches = [x for name in ("cifar10_test", "svhn_test_4k") for x, _ in take_subset(images(data, name), 500, 1)]
-    guards = {name: ff.Guard.fit(model.eval(), val, name) for name in METHODS}
+    guards = {name: ff.Guard.fit(model.eval(), val, method=name) for name in METHODS}
     plain = [guards["msp"].network(x) for x in batches]
     for runtime in NAMES if depth == 20 else NAMES[:-1]:
         guards["msp"].use_runtime(runtime)

@@ -58,6 +58,22 @@ def test_arrays_and_loaders_give_the_figures_of_the_public_functions(model, data
     assert ff.load_results(tmp_path).to_latex() == arrays.to_latex()
 
 
+def test_without_data_to_learn_from_the_other_methods_are_compared(model, data):
+    methods = ["msp", "knn:k=5", "fourfold", "react@id", "odin"]
+    results = ff.benchmark(model, **data, methods=methods, bootstrap=0)
+    assert [run.method for run in results.methods] == ["msp"]
+    assert "fit=" in results.left_out["knn:k=5"]
+    assert "fit=" in results.left_out["fourfold"]
+    assert results.left_out.keys() == set(methods[1:])
+    assert (results.suite["n_train"], results.suite["n_val"]) == (0, 0)
+    fitted = ff.benchmark(model, **data, fit=clusters(300, 0), methods="msp", bootstrap=0)
+    assert results.cells["msp", "noise"].auroc == fitted.cells["msp", "noise"].auroc
+    with_val = ff.benchmark(model, **data, val=clusters(300, 0), methods="fourfold,knn", bootstrap=0)
+    assert [run.method for run in with_val.methods] == ["fourfold"]
+    with pytest.raises(ValueError, match=r"knn: .*fit="):
+        ff.benchmark(model, **data, methods="knn")
+
+
 def test_results_become_a_data_frame_and_figures(model, data, monkeypatch):
     results = ff.benchmark(model, **data, fit=clusters(300, 0), methods=METHODS, bootstrap=0)
     for figure, panels in ((results.plot_roc(["msp"]), 2), (results.plot_scores(), 2)):

@@ -43,7 +43,9 @@ def fit(detector="fold", last=nn.Identity, transform=None, **options):
     """Fit a guard of the model with another module in front of its dropout."""
     layers = four_classes_model()
     model = nn.Sequential(*layers[:2], last(), *layers[2:])
-    return ff.Guard.fit(model, [known(400)], detector, 0.1, loading=ff.Loading(transform=transform), **options)
+    return ff.Guard.fit(
+        model, [known(400)], method=detector, fpr=0.1, loading=ff.Loading(transform=transform), **options
+    )
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def test_a_file_gives_the_verdicts_of_the_guard(name, per_class, suffix, tmp_pat
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_keyword_arguments_keep_their_names_and_labels_are_left_out(suffix, tmp_path):
     model, x = built(made.two_inputs)
-    guard = ff.Guard.fit(model, [x], "fold", 0.1)
+    guard = ff.Guard.fit(model, [x], method="fold", fpr=0.1)
     path = tmp_path / f"model{suffix}"
     export(guard, path, [{**x, "labels": torch.zeros(48, dtype=torch.int64)}])
     check_file(path, guard, {name: value[:5] for name, value in x.items()})
@@ -305,7 +307,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(guard, tm
         (tmp_path / f"folder{suffix}").mkdir()
     before = sorted(tmp_path.iterdir())
     model, x = built(made.bfloat16_model)
-    half, two_shapes = ff.Guard.fit(model, [x], "fold", 0.1), [torch.rand(2, 8), torch.rand(2, 9)]
+    half, two_shapes = ff.Guard.fit(model, [x], method="fold", fpr=0.1), [torch.rand(2, 8), torch.rand(2, 9)]
     for each, name, inputs, kind, keyword in (
         (half, "model.onnx", [x], ValueError, "onnxruntime"),
         *((guard, name, [some()], ValueError, name) for name in ("model", "model.pt", "model.ONNX")),

@@ -37,7 +37,7 @@ class Embedded(nn.Module):
 
 @pytest.fixture
 def guard():
-    return ff.Guard.fit(make_model(), [known(400)], "fold", 0.1)
+    return ff.Guard.fit(make_model(), [known(400)], method="fold", fpr=0.1)
 
 
 def inputs(n=20):
@@ -48,7 +48,7 @@ def embedded(**shared):
     """A guard with several inputs, and some of them."""
     torch.manual_seed(0)
     x = {"words": torch.randint(9, (80, 5)), "number": torch.rand(80) + 0.5, **shared}
-    return ff.Guard.fit(Embedded(), [x], "fold", 0.1), x
+    return ff.Guard.fit(Embedded(), [x], method="fold", fpr=0.1), x
 
 
 def tree(folder):
@@ -177,7 +177,7 @@ class Noise(nn.Module):
 @pytest.mark.filterwarnings("default")  # those of MLflow and what it imports
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(layout, guard, tmp_path):
     layers = make_model()
-    noisy = ff.Guard.fit(nn.Sequential(*layers[:2], Noise(), *layers[2:]), [known(400)], "fold", 0.1)
+    noisy = ff.Guard.fit(nn.Sequential(*layers[:2], Noise(), *layers[2:]), [known(400)], method="fold", fpr=0.1)
     (tmp_path / "file").write_text("before")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "guard").write_text("before")

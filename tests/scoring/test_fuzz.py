@@ -47,7 +47,9 @@ class Source:
     """A guard, its file and what it says."""
 
     def __init__(self, name, model, folder):
-        guard = ff.Guard.fit(model, [known(240)], ff.create(name, **SOURCES[name]), 0.1, per_class=name == "mds")
+        guard = ff.Guard.fit(
+            model, [known(240)], method=ff.create(name, **SOURCES[name]), fpr=0.1, per_class=name == "mds"
+        )
         guard.save(folder / name)
         self.content = (folder / name).read_bytes()
         self.start = 8 + int.from_bytes(self.content[:8], "little")

@@ -52,7 +52,7 @@ def test_ood_inputs_raise_alarms_and_id_inputs_rarely_do(guard):
 def test_the_false_alarm_rate_holds_on_average_over_calibration_sets(model, per_class):
     rates = []
     for seed in range(40):
-        guard = ff.Guard.fit(model, [known(200, seed=10 + seed)], "ebo", 0.1, per_class=per_class)
+        guard = ff.Guard.fit(model, [known(200, seed=10 + seed)], method="ebo", fpr=0.1, per_class=per_class)
         rates.append(float(guard(known(500, seed=1000 + seed)[0]).is_ood.double().mean()))
     error = np.std(rates) / len(rates) ** 0.5
     assert np.mean(rates) <= 0.1 + 3 * error
@@ -128,7 +128,7 @@ def test_copies_do_not_break_the_rate_whether_they_come_again_or_not(detector, d
     torch.manual_seed(0)
     model, rates = nn.Linear(16, 4), []
     for seed in range(25):
-        guard = ff.Guard.fit(model, [draw(200, seed).repeat(copies, 1)], detector, 0.1, seed=seed)
+        guard = ff.Guard.fit(model, [draw(200, seed).repeat(copies, 1)], method=detector, fpr=0.1, seed=seed)
         assert guard.fit_result.copies > 10
         rates.append(float(guard(draw(500, 1000 + seed)).is_ood.double().mean()))
     error = np.std(rates) / len(rates) ** 0.5
@@ -137,13 +137,13 @@ def test_copies_do_not_break_the_rate_whether_they_come_again_or_not(detector, d
 
 def test_copies_of_what_was_learnt_are_not_calibrated_on(caplog):
     model, x = nn.Linear(16, 4), plain(300, 0)
-    guard = ff.Guard.fit(model, [x[:200]], "knn:k=1", 0.1, calibration=[x[100:]])
+    guard = ff.Guard.fit(model, [x[:200]], method="knn:k=1", fpr=0.1, calibration=[x[100:]])
     assert (guard.calibration.samples, guard.fit_result.copies) == (100, 100)
     assert "100 of the inputs are copies" in caplog.text
     with pytest.raises(ValueError, match=r"takes 9 .*copies not counted, has 5"):
-        ff.Guard.fit(model, [x[:200]], "knn:k=1", 0.1, calibration=[x[100:205]])
+        ff.Guard.fit(model, [x[:200]], method="knn:k=1", fpr=0.1, calibration=[x[100:205]])
     with pytest.raises(ValueError, match=r"takes 19 .*copies not counted, has 10"):
-        ff.Guard.fit(model, [x[:20].repeat(10, 1)], "ebo", 0.05)
+        ff.Guard.fit(model, [x[:20].repeat(10, 1)], method="ebo", fpr=0.05)
 
 
 def test_a_model_in_half_precision_is_calibrated_on_its_own_predictions():
@@ -154,8 +154,8 @@ def test_a_model_in_half_precision_is_calibrated_on_its_own_predictions():
         guard = ff.Guard.fit(
             network,
             [inputs[:50]],
-            "ebo",
-            0.1,
+            method="ebo",
+            fpr=0.1,
             calibration=[inputs],
             per_class=True,
             execution=ff.Execution(dtype=dtype),
@@ -171,7 +171,7 @@ def test_a_model_in_half_precision_is_calibrated_on_its_own_predictions():
 def test_a_confidence_is_kept_by_guards_and_not_only_on_average(model):
     kept = []
     for seed in range(60):
-        guard = ff.Guard.fit(model, [known(400, seed=10 + seed)], "ebo", 0.1, confidence=0.9)
+        guard = ff.Guard.fit(model, [known(400, seed=10 + seed)], method="ebo", fpr=0.1, confidence=0.9)
         kept.append(float(guard(known(2000, seed=1000 + seed)[0]).is_ood.double().mean()) <= 0.1)
     assert np.mean(kept) > 0.9 - 3 * (0.09 / 60) ** 0.5
     assert "confidence=0.9" in repr(guard)
@@ -188,7 +188,7 @@ def test_enormous_features_raise_an_alarm_whatever_the_method(model):
     for name, method in ff.detectors.registry.METHODS.items():
         if method.sees == "features":
             hyper = {"knn": {"k": 5}, "nnguide": {"k": 5, "share": 0.3}}.get(name, {})
-            guard = ff.Guard.fit(model, [known(400)], ff.create(name, **hyper), 0.1)
+            guard = ff.Guard.fit(model, [known(400)], method=ff.create(name, **hyper), fpr=0.1)
             _, p, alarm = guard.calibrated(direction * torch.tensor([[1e19], [1e25], [3e37]]))
             assert alarm.all(), name
             assert (p == 1 / (guard.calibration.samples + 1)).all(), name
@@ -220,9 +220,9 @@ def test_an_input_that_comes_again_and_again_gets_one_decision_alone_and_in_any_
         torch.manual_seed(seed)
         net, centre = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10)), 3 * torch.rand(1, 64)
         learnt, others = (centre + spread * torch.randn(n, 64) for n in (100, 60))  # with scores of klm near 0
-        frame = others[ff.Guard.fit(net, [learnt], detector, calibration=[others])(others).score.argmax()][None]
+        frame = others[ff.Guard.fit(net, [learnt], method=detector, calibration=[others])(others).score.argmax()][None]
         stream = torch.cat([others, frame.repeat(64, 1)])  # whose threshold is the score of the frame
-        guard = ff.Guard.fit(net, [learnt], detector, calibration=[stream])
+        guard = ff.Guard.fit(net, [learnt], method=detector, calibration=[stream])
         assert not guard(frame).is_ood
         assert not guard(frame.repeat(64, 1)).is_ood.any()
         assert not guard(stream).is_ood[60:].any()
@@ -236,15 +236,15 @@ def test_fits_that_cannot_be_are_refused(model, guard, tmp_path):
     guard.save(tmp_path / "guard")
     fit, odd = ff.Guard.fit, nn.Sequential(model[0], model[3])
     cases = [
-        (partial(fit, odd, [torch.randn(200, 8)], Odd()), ValueError, "NaN"),
-        (partial(fit, model, [known(200)], "odin"), TypeError, "Odin"),
-        (partial(fit, model, [known(200)], ff.Fold), TypeError, "class Fold"),
+        (partial(fit, odd, [torch.randn(200, 8)], method=Odd()), ValueError, "NaN"),
+        (partial(fit, model, [known(200)], method="odin"), TypeError, "Odin"),
+        (partial(fit, model, [known(200)], method=ff.Fold), TypeError, "class Fold"),
         (partial(fit, model.state_dict(), [known(200)]), TypeError, "OrderedDict"),
         (partial(ff.Guard.load, tmp_path / "guard", model.state_dict()), TypeError, "OrderedDict"),
-        (partial(fit, model, [known(30)], "fold", 0.05), ValueError, "takes 19 .*has 15"),
-        (partial(fit, model, [known(30)], "fold", 0.01), ValueError, "takes 99 .*has 15"),
-        (partial(fit, model, [known(100)], "fold", 0.05, per_class=True), ValueError, "each class takes 19"),
-        (partial(fit, model, [known(1)], "fold", 0.5), ValueError, "cannot both"),
+        (partial(fit, model, [known(30)], method="fold", fpr=0.05), ValueError, "takes 19 .*has 15"),
+        (partial(fit, model, [known(30)], method="fold", fpr=0.01), ValueError, "takes 99 .*has 15"),
+        (partial(fit, model, [known(100)], method="fold", fpr=0.05, per_class=True), ValueError, "each class takes 19"),
+        (partial(fit, model, [known(1)], method="fold", fpr=0.5), ValueError, "cannot both"),
         *((partial(fit, None, [], fpr=fpr), ValueError, "between 0 and 1") for fpr in (0.0, 1.0, -0.1, float("nan"))),
         (partial(guard.export, tmp_path / "a.pt2", "a"), ValueError, "transform="),
     ]
@@ -315,7 +315,7 @@ def test_a_single_logit_is_guarded_as_the_two_class_model_with_the_same_probabil
     z = single(x).flatten()
     y = (z > 0).long()
     for method in ("fourfold", "energy", "fold:alpha=0.3", "msp", "maxlogit", "mahalanobis", "knn:k=5"):
-        got, expected = ff.Guard.fit(single, (x, y), method), ff.Guard.fit(pair, (x, y), method)
+        got, expected = ff.Guard.fit(single, (x, y), method=method), ff.Guard.fit(pair, (x, y), method=method)
         verdict = got(x)
         assert_close(verdict.score, expected(x).score)
         assert_close(verdict.logits.softmax(1)[:, 1], z.sigmoid())
@@ -324,7 +324,7 @@ def test_a_single_logit_is_guarded_as_the_two_class_model_with_the_same_probabil
         with torch.no_grad():
             swapped[2].weight.copy_(-single[2].weight)
             swapped[2].bias.copy_(-single[2].bias)
-        assert_close(ff.Guard.fit(swapped, (x, 1 - y), method)(x).score, verdict.score)
+        assert_close(ff.Guard.fit(swapped, (x, 1 - y), method=method)(x).score, verdict.score)
     guard = ff.Guard.fit(single, (x, y))
     guard.save(tmp_path / "guard")
     loaded = ff.Guard.load(tmp_path / "guard", single)
@@ -359,7 +359,7 @@ def test_a_guard_keeps_the_sizes_that_it_was_calibrated_on(tmp_path):
         (one, others[1], (3, 5, 6), (3, 8, 12), "5 x 6 to 8 x 12"),
         (one + others[0], None, (3, 4, 6), (3, 8, 9), "4 x 6 to 8 x 9"),
     ]:
-        guard = ff.Guard.fit(model, loader, "fold", calibration=calibration)
+        guard = ff.Guard.fit(model, loader, method="fold", calibration=calibration)
         guard.save(tmp_path / "guard")
         loaded = ff.Guard.load(tmp_path / "guard", model)
         assert loaded.network.sizes == loaded.at(0.5).network.sizes == guard.network.sizes == InputSizes(least, most)

@@ -113,7 +113,7 @@ def test_hyper_parameters_rate_and_transform_travel_with_the_file(model, tmp_pat
         "autofold-r": {"masked": True, "grid": (0.1, 0.5)},
     }.items():
         guard = ff.Guard.fit(
-            model, [known(200)], ff.create(name, **hyper), 0.1, loading=ff.Loading(transform=transform)
+            model, [known(200)], method=ff.create(name, **hyper), fpr=0.1, loading=ff.Loading(transform=transform)
         )
         guard.at(0.3).save(path)
         loaded = ff.Guard.load(path, model)
@@ -261,7 +261,7 @@ def test_a_weight_that_changes_when_it_is_looked_at_is_not_looked_at_in_training
 
 def test_a_rate_in_numpys_float32_is_the_same_rate_when_it_is_read(model, tmp_path):
     rate = np.float32(0.29)  # times 100 it is 29 in float32, and a little less than that in float64
-    guard = ff.Guard.fit(model, [known(10)], "fold", rate, calibration=[known(99)])
+    guard = ff.Guard.fit(model, [known(10)], method="fold", fpr=rate, calibration=[known(99)])
     guard.save(tmp_path / "guard.safetensors")
     loaded = ff.Guard.load(tmp_path / "guard.safetensors", model)
     check_same(guard, loaded)
@@ -300,7 +300,7 @@ class Scaled(nn.Module):
 
 def test_a_model_that_computes_something_else_with_the_same_weights_is_refused(tmp_path, caplog):
     path, x = tmp_path / "guard.safetensors", torch.rand(60, 3, 8, 8)
-    guard = ff.Guard.fit(Scaled(), [x], "ebo", 0.1)
+    guard = ff.Guard.fit(Scaled(), [x], method="ebo", fpr=0.1)
     guard.save(path)
     changes = {"eps": 10.0, "act": partial(nn.LeakyReLU, 0.05), "gain": 1.02, "buffer": 0.98, "crash": True}
     for name, value in changes.items():

@@ -171,4 +171,4 @@ def held(model, *requests):
 
 def make_guard(method="fold", fpr=0.1, **options):
     torch.manual_seed(5)
-    return ff.Guard.fit(Net().eval(), ArrayImages(*pixels(300), TRANSFORM), method, fpr, **options)
+    return ff.Guard.fit(Net().eval(), ArrayImages(*pixels(300), TRANSFORM), method=method, fpr=fpr, **options)

@@ -38,7 +38,7 @@ def file(name, content, kind="image/png"):
 def make_guard(method="autofold", **options):
     x, y = known(400)
     model = nn.Sequential(nn.Flatten(), make_model())
-    return ff.Guard.fit(model, ArrayImages(pictures(x), y.numpy(), TRANSFORM), method, 0.05, **options)
+    return ff.Guard.fit(model, ArrayImages(pictures(x), y.numpy(), TRANSFORM), method=method, fpr=0.05, **options)
 
 
 @contextmanager

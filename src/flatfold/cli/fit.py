@@ -109,8 +109,8 @@ def fit(
         guard = Guard.fit(
             network,
             source,
-            detector,
-            fpr,
+            method=detector,
+            fpr=fpr,
             calibration=held_out,
             per_class=per_class,
             confidence=confidence,

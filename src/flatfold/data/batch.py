@@ -9,21 +9,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.validation import check_labels
+from .labels import LABEL_KEYS, are_labels, class_indices
 
-LABEL_KEYS = ("labels", "label", "y", "target", "targets")
 INPUT_KEYS = ("x", "image", "images", "input", "inputs")
-_PREPARED = "Convert images, arrays and paths to one tensor: torch.stack([transform(image) for image in images])."
+_PREPARED = (
+    "Convert images, arrays and paths to one tensor: torch.stack([transform(image) for image in images]); texts with "
+    'tokenizer(texts, padding=True, return_tensors="pt").'
+)
 _KNOWN = "Use a tensor, a pair (x, y), or a dict such as {'pixel_values': x, 'labels': y}."
 
 
 class Batch(NamedTuple):
-    """One batch of ``rows`` inputs: call the model as ``model(*args, **kwargs)``; labels are ``(n,)`` int64 or None."""
+    """One batch of ``rows`` inputs: call the model as ``model(*args, **kwargs)``; labels are ``(n,)`` int64 or None.
+
+    ``label_classes`` is the number of classes that the form of the labels implies, as in
+    :class:`~flatfold.data.labels.ClassIndices`.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     labels: Tensor | None
     rows: int
+    label_classes: int | None = None
 
     @property
     def first_tensor(self) -> Tensor:
@@ -59,8 +66,9 @@ def split_batch(batch: Any) -> Batch:
             under ``x``, ``image``, ``images``, ``input`` or ``inputs`` is passed by position, anything else by name.
 
     Example:
-        >>> split_batch({"image": torch.zeros(2, 3), "label": torch.tensor([4, 5])})
-        Batch(args=(tensor([[0., 0., 0.], [0., 0., 0.]]),), kwargs={}, labels=tensor([4, 5]), rows=2)
+        >>> batch = split_batch({"image": torch.zeros(2, 3), "label": torch.tensor([4, 5])})
+        >>> batch.args, batch.kwargs, batch.labels, batch.rows
+        ((tensor([[0., 0., 0.], [0., 0., 0.]]),), {}, tensor([4, 5]), 2)
     """
     inputs, labels = batch, None
     if isinstance(batch, Mapping):
@@ -87,19 +95,21 @@ def split_batch(batch: Any) -> Batch:
     if tensors[0].ndim == 0:
         raise ValueError("a batch must have a batch axis first, got a tensor without dimensions.")
     rows = len(tensors[0])
-    return Batch(args, kwargs, None if labels is None else _class_indices(labels, rows), rows)
+    indices, classes = (None, None) if labels is None else class_indices(labels, rows)
+    return Batch(args, kwargs, indices, rows, classes)
 
 
-def _class_indices(labels: Any, rows: int) -> Tensor:
-    if isinstance(labels, (list, tuple, np.ndarray)):
-        labels = torch.as_tensor(labels)
-    kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or kind == torch.bool:
-        raise TypeError(
-            f"labels must be integer class indices, one per input, got {kind}. "
-            "Convert 0.0 and 1.0 with .long(), one-hot rows with .argmax(1); leave out targets that are not classes; "
-            "join a list of inputs with torch.stack."
-        )
-    indices: Tensor = labels.detach().cpu().long()
-    check_labels(indices, rows)
-    return indices
+def is_batch(data: Any) -> bool:
+    """Return whether ``data`` is a preprocessed batch: a tensor, a dict of tensors, or such inputs with labels."""
+    if isinstance(data, Tensor):
+        return True
+    if isinstance(data, (tuple, list)) and len(data) in (1, 2):
+        inputs = data[0]
+        if not isinstance(inputs, (Tensor, Mapping)) or not is_batch(inputs):
+            return False
+        return len(data) == 1 or data[1] is None or are_labels(data[1], inputs)
+    if not isinstance(data, Mapping):
+        return False
+    values = [value for name, value in data.items() if name not in LABEL_KEYS]
+    arrays = any(isinstance(value, np.ndarray) for value in values)
+    return not arrays and any(isinstance(value, Tensor) and value.ndim for value in values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import threading
 import zlib
@@ -20,11 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
-from ..core.validation import check_labels
 from ..errors import UnreadableImageError
-from .decoding import class_labels, find_images, holds_images, read_image
+from .decoding import EXTENSIONS, class_labels, find_images, holds_images, read_image
 from .fingerprint import file_statuses, hash_files
+from .labels import class_indices
 from .sources import ImageSource
 from .transform import Transform
 
@@ -33,6 +35,8 @@ __all__ = [
     "FolderImages",
     "ListImages",
     "NpzImages",
+    "PathImages",
+    "Pictures",
     "TableImages",
     "Transform",
     "open_images",
@@ -40,6 +44,7 @@ __all__ = [
 ]
 
 LISTS = (".txt", ".lst", ".list")
+OPENED = (OSError, SyntaxError, ValueError)  # what Pillow raises for a broken image that is decoded late
 FILES = (".parquet", ".npz", *LISTS)
 SHOWN = 80  # characters of a line in a message
 LARGEST_GROUP = 2**28  # bytes of a row group in memory, or else ...
@@ -62,7 +67,7 @@ def open_images(
     root: Path | str | None = None,
     images: str | None = None,
 ) -> ImageSource:
-    """Open the images of a folder, a table, an ``.npz`` file or a list; ``kind`` is inferred from ``place`` by default.
+    """Open an image, a folder, a table, an ``.npz`` file or a list; ``kind`` is inferred from ``place`` by default.
 
     The paths of a list are relative to ``root``, by default its own folder. ``labels`` may name their column or array;
     False ignores all labels. ``images`` names the column or array of the images.
@@ -75,14 +80,16 @@ def open_images(
         return FolderImages(place, transform, batch_size, bool(labels))
     if kind == "list":
         return ListImages(place, root, transform, batch_size, bool(labels))
+    if kind == "image":
+        return PathImages([place], transform, batch_size)
     columns = {"npz": ("x", "y"), "table": ("image", "label")}[kind]
     names = images or columns[0], labels if isinstance(labels, str) else columns[1] if labels else None
     return (NpzImages if kind == "npz" else TableImages)(place, transform, batch_size, *names)
 
 
 def image_kind(place: Path) -> str:
-    """Return the kind of images at a path: ``"folder"``, ``"table"``, ``"npz"`` or ``"list"``."""
-    if not place.exists():
+    """Return the kind of images at a path: ``"folder"``, ``"table"``, ``"npz"``, ``"list"`` or ``"image"``."""
+    if not os.path.exists(place):  # Path.exists would raise for a name that is too long
         raise FileNotFoundError(f"no images at {place}: it does not exist. Check the path.")
     if place.is_dir():
         tables = parquet_files(place)
@@ -93,6 +100,8 @@ def image_kind(place: Path) -> str:
             )
         return "table" if tables else "folder"
     suffix = place.suffix.lower()
+    if suffix in EXTENSIONS:
+        return "image"
     if suffix not in FILES:
         raise ValueError(
             f"images must be in a folder or in a file that ends in {', '.join(FILES)} (the last three for lists of "
@@ -118,6 +127,65 @@ class _Files(ImageSource):
 
     def _identify(self, digest: hashlib._Hash) -> None:
         hash_files(digest, self.root, self.paths)
+
+
+class PathImages(_Files):
+    """Image files at some paths, in their order, as batches of inputs.
+
+    Args:
+        paths: The files; an image may occur more than once.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        labels: ``(n,)`` class indices, or None.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path | str], transform: Transform, batch_size: int = 64, labels: Tensor | None = None
+    ) -> None:
+        super().__init__(transform, batch_size)
+        self.root, self.paths, self.rows, self.labels = Path(), tuple(map(str, paths)), len(paths), labels
+
+
+class Pictures(ImageSource):
+    """Images in memory: PIL images and uint8 arrays ``(h, w)`` or ``(h, w, 3)`` of any sizes.
+
+    Args:
+        images: The images. A PIL image that was opened from a file has the name of the file.
+        transform: Applied to every image.
+        batch_size: Images in a batch.
+        labels: ``(n,)`` class indices, or None.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Image.Image | NDArray[np.uint8]],
+        transform: Transform,
+        batch_size: int = 64,
+        labels: Tensor | None = None,
+    ) -> None:
+        super().__init__(transform, batch_size)
+        self._images, self.rows, self.labels = images, len(images), labels
+
+    def name(self, row: int) -> str:
+        """Return the file of one image, or else its number."""
+        return getattr(self._images[row], "filename", "") or f"image {range(self.rows)[row]}"
+
+    def picture(self, row: int) -> tuple[str, Image.Image | NDArray[np.uint8]]:
+        """Return the name and the pixels of one image."""
+        name, image = self.name(row), self._images[row]
+        try:
+            if isinstance(image, Image.Image):
+                image.load()
+        except OPENED as error:
+            raise UnreadableImageError(
+                f"{name} could not be read as an image: {error}. Open the file again."
+            ) from error
+        return name, image
+
+    def _identify(self, digest: hashlib._Hash) -> None:
+        for row in range(self.rows):
+            pixels = np.asarray(self.picture(row)[1])
+            digest.update(f"{pixels.shape} {getattr(self._images[row], 'mode', '')}".encode() + pixels.tobytes())
 
 
 class FolderImages(_Files):
@@ -237,9 +305,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 class _Pixels(ImageSource):
     """Images that are already decoded."""
 
-    def __init__(
-        self, x: NDArray[np.uint8], y: NDArray[np.integer] | None, transform: Transform, batch_size: int = 64
-    ) -> None:
+    def __init__(self, x: NDArray[np.uint8], y: Any, transform: Transform, batch_size: int = 64) -> None:
         super().__init__(transform, batch_size)
         if x.dtype != np.uint8 or x.ndim not in (3, 4) or x.shape[3:] not in ((), (3,)) or len(x) == 0:
             raise ValueError(
@@ -248,10 +314,7 @@ class _Pixels(ImageSource):
             )
         self.x, self.rows = x, len(x)
         if y is not None:
-            if not np.issubdtype(y.dtype, np.integer):
-                raise TypeError(f"labels must be integer class indices, got {y.dtype}. Convert them, or pass y=None.")
-            self.labels = torch.from_numpy(y.astype(np.int64))
-            check_labels(self.labels, len(x))
+            self.labels, self.label_classes = class_indices(y, len(x))
 
     def name(self, row: int) -> str:
         """Return the number of one image."""

@@ -1,41 +1,68 @@
-"""Convert common data containers to batches: loaders, data sets, folders and files of images, arrays."""
+"""Convert common data containers to batches: loaders, data sets, folders and files of images, texts, arrays."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from ..core.validation import check_labels
 from ..errors import UnreadableImageError
-from .batch import LABEL_KEYS, Batch, split_batch
+from .arrays import ArrayRows, split_arrays, to_tensors
+from .batch import INPUT_KEYS, is_batch
 from .decoding import read_image
 from .fingerprint import evenly_spaced
-from .images import ArrayImages, open_images
+from .images import ArrayImages, PathImages, Pictures, open_images
+from .labels import LABEL_KEYS, are_labels, class_indices
 from .sources import ImageSource, Source, check_batch_size
+from .texts import NotStored, Tokeniser
 from .transform import Transform
 
 Collate = Callable[[list[Any]], Any]
 
 TAKEN = (
-    "a DataLoader or another iterable of batches, a torch or Hugging Face data set, a path of images (a folder, .npz, "
-    ".parquet or a list), or arrays (X, y) with a row of X and a class index of y for each input"
+    "a DataLoader or another iterable of batches, a torch or Hugging Face data set, a path of images (a folder, an "
+    "image, .npz, .parquet or a list), a list of images, paths or texts, or arrays (X, y) with a row of X and a class "
+    "index of y for each input"
 )
 _NEEDS_TRANSFORM = (
     "Pass transform=, the preprocessing used in training: a Transform(resize=..., crop=..., mean=..., std=...), or "
     "the preprocessing published with the weights."
 )
+_NEEDS_TOKENISER = (
+    "For texts, pass collate=, the tokeniser of the model, or tokenise them: tokenizer(texts, padding=True, "
+    'return_tensors="pt").'
+)
+
+SHOWN = 60  # characters of an input in a message
+
+log = logging.getLogger(__name__)
+
+
+class Preparation(NamedTuple):
+    """How data becomes batches; the arguments of :func:`as_batches`, checked."""
+
+    batch_size: int = 64
+    transform: Transform | None = None
+    collate: Any = None
+    labels: bool = True
+    column: str | None = None
+    dtype: torch.dtype | None = None
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether a string is a text, not the path of images."""
+        return self.collate is not None and (self.transform is None or Tokeniser.of(self.collate) is not None)
 
 
 def as_batches(
@@ -45,8 +72,9 @@ def as_batches(
     transform: Any = None,
     collate: Any = None,
     labels: bool | str = True,
+    dtype: torch.dtype | None = None,
 ) -> Iterable[Any]:
-    """Convert any data that ``extract`` and ``Guard.fit`` accept to batches.
+    """Convert any data that ``extract``, ``Guard.fit`` and a guard accept to batches.
 
     Data in batches is returned unchanged: a source, a ``DataLoader``, a generator, a list of batches. All other data
     is split into batches of ``batch_size``, in order.
@@ -57,18 +85,23 @@ def as_batches(
             - a ``DataLoader`` or any other iterable of batches (see ``split_batch``), or a source such as
               ``FolderImages``;
             - a ``torch.utils.data.Dataset`` of items ``x``, ``(x, y)`` or dicts, or a list of pairs ``(x, 3)``;
-            - a ``datasets.Dataset`` of Hugging Face, with a column of images, or with columns named like the model's
-              arguments, or with any columns and ``collate``;
-            - the path of a folder of images, of an ``.npz`` or ``.parquet`` file, or of a list of images;
-            - ``(X, y)``, ``X`` alone, or a dict of them: tensors or numpy arrays with one row per input.
+            - a ``datasets.Dataset`` of Hugging Face, or a row or a list of rows of one, with a column of images, or
+              with columns named like the model's arguments, or with any columns and ``collate``;
+            - the path of a folder of images, of an image, of an ``.npz`` or ``.parquet`` file, or of a list of images;
+            - an image, a text, or a list of images, of their paths or of texts, or such a list with labels,
+              ``(texts, y)``;
+            - ``(X, y)``, ``X`` alone, or a dict of them: tensors, numpy arrays or data frames of pandas with one row
+              per input. Labels are class indices, booleans of two classes, or one-hot rows.
         batch_size: Inputs per batch, for data that is not batched yet.
         transform: Converts images to tensors: a :class:`Transform`, or anything :meth:`Transform.of` accepts. It is
-            applied to paths, to PIL images of a data set and to uint8 arrays ``(n, h, w)`` or ``(n, h, w, 3)``, not to
-            tensors.
+            applied to paths, to PIL images and to uint8 arrays ``(n, h, w)`` or ``(n, h, w, 3)``, not to tensors.
         collate: Joins a list of data-set items into a batch: a function such as ``DataCollatorWithPadding``, or a
-            tokeniser of transformers, for rows with one text each.
+            tokeniser of transformers, for rows with one text each; ``functools.partial(tokenizer, max_length=64)``
+            sets its options.
         labels: False to drop labels of any kind (OOD data often has labels that are not classes). A string names the
             column or array of labels.
+        dtype: Type to which arrays with a floating-point type and data frames are converted, such as that of the
+            model's weights. Tensors and arrays of integers are not converted.
 
     Raises:
         TypeError: The type of the data is not supported.
@@ -81,32 +114,35 @@ def as_batches(
     """
     check_batch_size(batch_size)
     transform = None if transform is None else Transform.of(transform)
-    if isinstance(data, (str, Path)):
-        if transform is None:
-            raise ValueError(f"the images at {data} must be converted to tensors. {_NEEDS_TRANSFORM}")
-        return open_images(data, transform, batch_size, labels=labels)
-    batches = _batches(data, batch_size, transform, collate, labels)
-    return batches if labels else _without_labels(batches)
+    column = labels if isinstance(labels, str) else None
+    return make_batches(data, Preparation(batch_size, transform, collate, bool(labels), column, dtype))
 
 
-def _batches(
-    data: Any, batch_size: int, transform: Transform | None, collate: Any, labels: bool | str
-) -> Iterable[Any]:
+def make_batches(data: Any, how: Preparation) -> Iterable[Any]:
+    """Convert data to batches as :func:`as_batches` does."""
+    batches = _batches(data, how)
+    return batches if how.labels else _without_labels(batches)
+
+
+def _batches(data: Any, how: Preparation) -> Iterable[Any]:
     if isinstance(data, (Source, DataLoader)):
         return data
-    if hasattr(data, "column_names") and hasattr(data, "features"):  # from Hugging Face, which may not be installed
-        return _from_columns(data, batch_size, transform, collate, labels)
-    if (arrays := _as_arrays(data)) is not None:
-        x, y = arrays
-        if transform is not None and isinstance(x, np.ndarray) and x.dtype == np.uint8:
-            return ArrayImages(x, None if y is None else np.asarray(y), transform, batch_size)
-        return ArrayRows(_as_tensors(x) if y is None else (_as_tensors(x), _as_tensors(y)), batch_size)
-    items = collate is not None or not isinstance(data, IterableDataset)
-    if (isinstance(data, Dataset) and items) or _is_list_of_items(data, collate):
-        return _load_items(data, batch_size, _collate_function(collate) or partial(_join_items, transform))
-    if isinstance(data, (Mapping, bytes)) or hasattr(data, "iloc") or not isinstance(data, Iterable):
-        frame = " Convert a data frame with frame[columns].to_numpy('float32')." if hasattr(data, "iloc") else ""
-        raise TypeError(f"data must be {TAKEN}, not {type(data).__name__}.{frame}")
+    # From Hugging Face, which may not be installed; several splits are a dict without features.
+    if hasattr(data, "column_names") and (hasattr(data, "features") or isinstance(data, Mapping)):
+        return _from_columns(data, how)
+    if isinstance(data, Path) or (isinstance(data, str) and not how.reads_texts):
+        if how.transform is None:
+            raise ValueError(_preparation_of(str if isinstance(data, str) else Path, str(data)[:SHOWN]))
+        return open_images(data, how.transform, how.batch_size, labels=how.labels and (how.column or True))
+    if (raw := _raw_inputs(data, how)) is not None:
+        return _from_raw(*raw, how)
+    if (arrays := split_arrays(data)) is not None:
+        return _from_arrays(*arrays, how)
+    items = how.collate is not None or not isinstance(data, IterableDataset)
+    if (isinstance(data, Dataset) and items) or _is_list_of_items(data, how.collate):
+        return _load_items(data, how.batch_size, _join_function(how))
+    if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
+        raise TypeError(f"data must be {TAKEN}, not {type(data).__name__}.")
     return data
 
 
@@ -115,147 +151,188 @@ def _load_items(data: Any, batch_size: int, collate: Collate) -> DataLoader[Any]
     return DataLoader(data, batch_size, collate_fn=collate, generator=torch.Generator())
 
 
-class ArrayRows(Source):
-    """Inputs in memory: one batch as ``split_batch`` accepts it, sliced into batches.
+def _from_arrays(x: Any, y: Any, how: Preparation) -> Iterable[Any]:
+    y = y if how.labels else None
+    if how.transform is not None and isinstance(x, np.ndarray) and x.dtype == np.uint8:
+        if x.ndim == 2 or (x.ndim == 3 and x.shape[-1] == 3):
+            raise ValueError(f"got one image of shape {x.shape} without a batch axis: use x[None].")
+        return ArrayImages(x, y, how.transform, how.batch_size)
+    inputs = to_tensors(x, how.dtype)
+    return ArrayRows(inputs if y is None else (inputs, y), how.batch_size)
 
-    Args:
-        inputs: A tensor, a pair ``(x, y)``, or a dict, with one row per input.
-        batch_size: Inputs in a batch.
+
+def _raw_inputs(data: Any, how: Preparation) -> tuple[Sequence[Any], Any] | None:
+    """Return the images, paths, texts or rows that data consists of, and their labels; None if it is other data."""
+    if _is_raw(data):
+        return [data], None
+    if isinstance(data, Mapping):
+        return (rows, None) if (rows := _rows_of(data)) else None
+    if _is_column(data):
+        first = next(iter(data), None)
+        if isinstance(first, str):
+            return [*data], None
+        return (data, None) if isinstance(first, Image.Image) else None
+    if not isinstance(data, (tuple, list)) or not data:
+        return None
+    pixels = how.transform is not None
+    if all(_is_raw(value, pixels) for value in data):
+        return [*data], None
+    if all(_is_pair(value) and _is_raw(value[0], pixels) for value in data):
+        inputs, labels = map(list, zip(*data, strict=True))
+        return inputs, labels
+    if len(data) == 2 and are_labels(data[1], data[0]) and not _is_raw(data[0]):
+        raw = _raw_inputs(data[0], how)
+        return None if raw is None else (raw[0], data[1])
+    return None
+
+
+def _is_column(data: Any) -> bool:
+    """Return whether this is an array, a series or another sequence of single values, as of a column of a data set."""
+    if isinstance(data, (str, bytes, tuple, list)) or getattr(data, "ndim", 1) != 1:
+        return False
+    return hasattr(data, "dtype") or isinstance(data, Sequence)
+
+
+def _rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a dict of columns with images or texts, such as a slice of a data set; none of other dicts."""
+    lists = all(isinstance(values, list) for values in columns.values())
+    if not lists or len({len(values) for values in columns.values()}) != 1:
+        return []
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return rows if rows and _is_raw(rows[0]) else []
+
+
+def _is_raw(value: Any, pixels: bool = False) -> bool:
+    """Return whether this is one image, path or text, or one row of a data set with an image, a text or tokens.
+
+    With ``pixels``, an image may also be an array.
     """
+    if isinstance(value, Mapping):
+        tokens = value.get("input_ids")
+        is_tokenised = isinstance(tokens, list) and bool(tokens) and isinstance(tokens[0], int)
+        is_row = is_tokenised or any(isinstance(part, str) or _is_image(part) for part in value.values())
+        return is_row and not is_batch(value)
+    if pixels and isinstance(value, np.ndarray):
+        return value.dtype == np.uint8 and value.ndim in (2, 3)
+    return isinstance(value, (str, Path, Image.Image))
 
-    def __init__(self, inputs: Any, batch_size: int = 64) -> None:
-        super().__init__(batch_size)
-        self._whole = split_batch(inputs)
-        self.rows, self.labels = self._whole.rows, self._whole.labels
-        if self.rows == 0:
-            raise ValueError("the arrays must hold at least one input, got none. Is the data set empty?")
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[1], (int, np.integer))
+
+
+def _from_raw(inputs: Sequence[Any], labels: Any, how: Preparation) -> Iterable[Any]:
+    """Return batches of a list of images, paths, texts or rows, which may have labels."""
+    if labels is not None and len(labels) != len(inputs):
+        raise ValueError(f"there must be a label for each input, got {len(inputs)} inputs and {len(labels)} labels.")
+    classes = None
+    if labels is not None and how.labels:
+        labels, classes = class_indices(labels, len(inputs))
+    first = inputs[0]
+    if isinstance(first, Mapping):
+        return _from_columns(_Rows(inputs), how)
+    if how.collate is not None and (how.transform is None or (how.reads_texts and isinstance(first, str))):
+        items = inputs if labels is None else [*zip(inputs, torch.as_tensor(labels).tolist(), strict=True)]
+        return _load_items(items, how.batch_size, _join_function(how))
+    kind = next(kind for kind in (str, Path, Image.Image, np.ndarray) if isinstance(first, kind))
+    if how.transform is None:
+        raise ValueError(_preparation_of(kind, str(first)[:SHOWN]))
+    paths = kind in (str, Path)
+    if isinstance(inputs, list) and any(isinstance(value, (str, Path)) != paths for value in inputs):
+        raise TypeError("a list of inputs must hold either images or paths, got both. Open the images, or pass paths.")
+    source = (PathImages if paths else Pictures)(inputs, how.transform, how.batch_size, labels if how.labels else None)
+    source.label_classes = classes
+    return source
+
+
+def _preparation_of(kind: type, example: str) -> str:
+    """Return an error message about images, paths or texts that cannot be prepared."""
+    if kind is str:
+        return (
+            f"{example!r} is the path of images, which must be converted to tensors, or a text, which needs a "
+            f"tokeniser. {_NEEDS_TOKENISER} For images: {_NEEDS_TRANSFORM[0].lower()}{_NEEDS_TRANSFORM[1:]}"
+        )
+    what = {Path: f"the images at {example}", Image.Image: "PIL images"}.get(kind, "images")
+    return f"{what} must be converted to tensors. {_NEEDS_TRANSFORM}"
+
+
+class _Rows:
+    """Rows as dicts, with the interface of a data set of Hugging Face."""
+
+    features = None
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = rows
 
     @property
-    def fingerprint(self) -> str:
-        """The sha256 of all values, and of their names, shapes and types."""
-        digest = hashlib.sha256()
-        named = [*enumerate(self._whole.args), *self._whole.kwargs.items(), ("labels", self.labels)]
-        for name, value in named:
-            if isinstance(value, Tensor):
-                digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
-                digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-            else:
-                digest.update(f"{name} {value!r}\n".encode())
-        return digest.hexdigest()
+    def column_names(self) -> list[str]:
+        return [*self._rows[0]]
 
-    def read(self, rows: range) -> Any:
-        """Return the batch that holds these rows."""
-        return _as_raw(self._whole.part(rows.start, rows.stop))
+    def __len__(self) -> int:
+        return len(self._rows)
 
-    def subset(self, rows: NDArray[np.integer]) -> ArrayRows:
-        """Return the given rows, in that order, as a source."""
-        whole, index = self._whole, torch.from_numpy(rows.astype(np.int64))
-        chosen = whole.with_each(lambda value: value[index] if whole.one_per_input(value) else value)
-        labels = None if self.labels is None else self.labels[index]
-        return ArrayRows(_as_raw(chosen._replace(labels=labels, rows=len(index))), self.batch_size)
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._rows)
 
+    def __getitem__(self, key: int | str) -> Any:
+        return [row[key] for row in self._rows] if isinstance(key, str) else self._rows[key]
 
-def _as_raw(batch: Batch) -> Any:
-    inputs = batch.args[0] if batch.args else batch.kwargs
-    return inputs if batch.labels is None else (inputs, batch.labels)
-
-
-def _as_arrays(data: Any) -> tuple[Any, Any] | None:
-    """Return inputs and labels if ``data`` has one row per input; None if it may be a list of batches."""
-    if _is_array(data):
-        return data, None
-    if isinstance(data, Mapping):
-        return (data, None) if data and all(_is_array(value) for value in data.values()) else None
-    if not isinstance(data, (tuple, list)) or len(data) != 2 or not _is_array(data[0]):
-        return None
-    x, y = data
-    if isinstance(y, (tuple, list)) and y and all(type(label) is int for label in y):
-        y = np.asarray(y)  # the targets of a torchvision data set
-    # Two batches for one model have the same number of dimensions and the same type; anything else is a pair.
-    if not _is_array(y) or (x.ndim == y.ndim and _is_float(x) == _is_float(y)):
-        return None
-    if y.ndim != 1 or _is_float(y) or len(x) != len(y):
-        raise ValueError(
-            f"(X, y) must have a class index in y for each row of X, got X of shape {tuple(x.shape)} and y of shape "
-            f"{tuple(y.shape)}, {y.dtype}. Convert 0.0 and 1.0 to whole numbers, one-hot rows with .argmax(1), a "
-            "column with .ravel(); leave out targets that are not classes."
-        )
-    return x, y
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0
-
-
-def _is_float(array: Tensor | NDArray[Any]) -> bool:
-    return array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
-
-
-def _as_tensors(values: Any) -> Any:
-    if isinstance(values, Mapping):
-        return {name: _as_tensors(value) for name, value in values.items()}
-    if isinstance(values, Tensor):
-        return values
-    if values.dtype.kind not in "fiub":
-        raise TypeError(f"arrays must hold numbers, got {values.dtype}. Convert them, as in array.astype('float32').")
-    return torch.from_numpy(np.require(values, requirements=["C", "W"]))  # which torch can share
+    def select_columns(self, names: Sequence[str]) -> _Rows:
+        return _Rows([{name: row[name] for name in names} for row in self._rows])
 
 
 def _is_list_of_items(data: Any, collate: Any) -> bool:
     """Return whether this is a list of single items: pairs of an input and an integer, or items to collate."""
-    if not isinstance(data, (tuple, list)) or not data:
-        return False
-    first = data[0]
-    pair = isinstance(first, (tuple, list)) and len(first) == 2 and isinstance(first[1], (int, np.integer))
-    return collate is not None or pair
+    return isinstance(data, (tuple, list)) and bool(data) and (collate is not None or _is_pair(data[0]))
 
 
-def _collate_function(collate: Any) -> Collate | None:
-    """Return a function that joins items by the user's ``collate``, None if there is none."""
+def _join_function(how: Preparation, label: str | None = None) -> Collate:
+    """Return the function that joins items into a batch: the user's ``collate``, or the default one."""
+    collate = how.collate
     if collate is None:
-        return None
+        return partial(_join_items, how)
+    if isinstance(collate, NotStored):
+        collate([])  # raises
+    tokeniser = Tokeniser.of(collate)
+    if tokeniser is not None:
+        tokeniser.load()  # whose errors are not those of the rows
+        return partial(_call_collate, partial(tokeniser, label=label), label)
     if not callable(collate):
         raise TypeError(
             f"collate= must be a function of a list of items, or a tokeniser, not {type(collate).__name__}."
         )
-    is_tokeniser = hasattr(collate, "pad") and hasattr(collate, "decode")
-    return partial(_call_collate, partial(_tokenise, collate) if is_tokeniser else collate)
+    return partial(_call_collate, collate, label)
 
 
-def _call_collate(collate: Collate, items: list[Any]) -> Any:
+def _call_collate(collate: Collate, label: str | None, items: list[Any]) -> Any:
+    """Join items by the user's function; the entry under the name of the column of labels becomes ``labels``."""
     try:
-        return collate(items)
+        batch = collate(items)
     except Exception as error:  # of the user's function
         first = items[0]
         held = f"columns {', '.join(map(repr, first))}" if isinstance(first, Mapping) else type(first).__name__
-        hint = " Remove columns that the model does not accept, as in data.remove_columns(['text'])."
+        hint = ""
+        if isinstance(first, Mapping):
+            hint = " Remove columns that the model does not accept, as in data.remove_columns(['text'])."
+        elif isinstance(first, (str, Image.Image)):
+            hint = " Give items as in fit, or inputs that are prepared already."
         raise ValueError(
-            f"collate= failed on {len(items)} items ({held}): {type(error).__name__}: {str(error).rstrip('.')}."
-            + (hint if isinstance(first, Mapping) else "")
+            f"collate= failed on {len(items)} items ({held}): {type(error).__name__}: {str(error).rstrip('.')}.{hint}"
         ) from error
+    if not isinstance(batch, Mapping):
+        return batch
+    batch = {**batch}
+    if label in batch and not any(name in batch for name in LABEL_KEYS):
+        batch["labels"] = batch.pop(label)
+    if isinstance(batch.get("labels"), list):
+        with suppress(TypeError, ValueError):  # texts, which are refused with the batch
+            batch["labels"] = torch.as_tensor(batch["labels"])
+    return batch
 
 
-def _tokenise(tokeniser: Any, items: list[Any]) -> dict[str, Any]:
-    """Tokenise rows with one text, or pad rows that are tokenised, into a batch."""
-    rows = [item if isinstance(item, Mapping) else dict(zip(("text", "label"), item, strict=True)) for item in items]
-    first = rows[0]
-    if "input_ids" in first:
-        names = [name for name in first if name in tokeniser.model_input_names]
-        batch = tokeniser.pad([{name: row[name] for name in names} for row in rows], return_tensors="pt")
-    else:
-        texts = [name for name, value in first.items() if isinstance(value, str)]
-        if len(texts) != 1:
-            raise ValueError(
-                f"a tokeniser needs rows with one text, got {', '.join(map(repr, texts)) or 'none'}. Pass a function "
-                "that joins a list of rows into a batch instead"
-            )
-        batch = tokeniser([row[texts[0]] for row in rows], padding=True, truncation=True, return_tensors="pt")
-    return {**batch, **{name: torch.as_tensor([row[name] for row in rows]) for name in LABEL_KEYS if name in first}}
-
-
-def _join_items(transform: Transform | None, items: list[Any]) -> Any:
+def _join_items(how: Preparation, items: list[Any]) -> Any:
     """Transform the images of data-set items and join the items into a batch."""
-    prepared = [_prepare(transform, item) for item in items]
+    prepared = [_prepare(how, item) for item in items]
     try:
         return default_collate(prepared)
     except (RuntimeError, TypeError, KeyError) as error:  # other sizes, types or names
@@ -265,17 +342,20 @@ def _join_items(transform: Transform | None, items: list[Any]) -> Any:
         ) from error
 
 
-def _prepare(transform: Transform | None, value: Any) -> Any:
+def _prepare(how: Preparation, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _prepare(transform, part) for name, part in value.items()}
+        return {name: _prepare(how, part) for name, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(_prepare(transform, part) for part in value) if type(value) in (tuple, list) else value
+        return type(value)(_prepare(how, part) for part in value) if type(value) in (tuple, list) else value
     if isinstance(value, Image.Image):
-        if transform is None:
+        if how.transform is None:
             raise ValueError(f"the data set yields PIL images, which must be converted to tensors. {_NEEDS_TRANSFORM}")
-        return transform(value)
-    is_pixels = isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3)
-    return transform(value) if transform is not None and is_pixels else value
+        return how.transform(value)
+    if not isinstance(value, np.ndarray):
+        return value
+    if how.transform is not None and value.dtype == np.uint8 and value.ndim in (2, 3):
+        return how.transform(value)
+    return to_tensors(value, how.dtype) if value.dtype.kind == "f" else value
 
 
 class ColumnImages(ImageSource):
@@ -293,8 +373,7 @@ class ColumnImages(ImageSource):
         super().__init__(transform, batch_size)
         self._data, self._image, self.rows = data, image, len(data)
         if label is not None:
-            self.labels = torch.as_tensor(np.asarray(data[label][:]))
-            check_labels(self.labels, self.rows)
+            self.labels, self.label_classes = class_indices(data[label][:], self.rows)
 
     def name(self, row: int) -> str:
         """Return the number of one image."""
@@ -321,52 +400,60 @@ class ColumnImages(ImageSource):
             digest.update(self.picture(row)[1].tobytes())
 
 
-def _from_columns(
-    data: Any, batch_size: int, transform: Transform | None, collate: Any, labels: bool | str
-) -> Iterable[Any]:
+def _from_columns(data: Any, how: Preparation) -> Iterable[Any]:
     """Return batches of a Hugging Face data set."""
     if isinstance(data, Mapping):
         raise TypeError(
             f"data must be one data set, got a dict of {', '.join(map(repr, data))}. "
             f"Select one: data[{next(iter(data))!r}]."
         )
-    if collate is not None:
-        return _load_items(data, batch_size, _collate_function(collate))  # type: ignore[arg-type]
     first = next(iter(data), None)
     if first is None:
         raise ValueError("the data set must have at least one row, got none. Were all rows filtered out?")
-    candidates = _label_columns(data, first, labels)
-    if labels and len(candidates) > 1:
+    candidates = _label_columns(data, first, how)
+    own_function = how.collate is not None and Tokeniser.of(how.collate) is None  # it may choose the labels itself
+    if how.labels and len(candidates) > 1 and not own_function:
         raise ValueError(
             f"the data set has several columns of labels, {', '.join(map(repr, candidates))}. "
-            f"Rename one, data.rename_column({candidates[0]!r}, 'label'), and remove the others."
+            f"Name the one of the model's classes: Loading(labels={candidates[0]!r})."
         )
-    label = candidates[0] if labels and candidates else None
+    label = candidates[0] if len(candidates) == 1 else None
+    if how.labels and label is None and not own_function:
+        numbers = [name for name, value in first.items() if isinstance(value, int)]
+        log.warning(
+            "no labels were found: none of the columns %s is called label or has classes as its type. If one holds "
+            "them, name it: Loading(labels=%r).",
+            *(", ".join(map(repr, first)), (numbers or [*first])[-1]),
+        )
+    if how.collate is not None:
+        return _load_items(data, how.batch_size, _join_function(how, label))
+    wanted = label if how.labels else None
     images = [name for name, value in first.items() if _is_image(value)]
     if len(images) > 1:
         raise ValueError(
             f"the data set has several columns of images, {', '.join(map(repr, images))}. "
             f"Keep one: data.remove_columns([{images[1]!r}])."
         )
-    if images and transform is None:
+    if images and how.transform is None:
         raise ValueError(f"the images in column {images[0]!r} must be converted to tensors. {_NEEDS_TRANSFORM}")
-    if images and transform is not None and hasattr(data, "__len__"):
-        columns = data.select_columns([images[0], *([] if label is None else [label])])
-        return ColumnImages(columns, images[0], label, transform, batch_size)
-    inputs = images or _input_columns(first, candidates)
-    return _load_items(data, batch_size, partial(_join_columns, transform, inputs, label))
+    if images and how.transform is not None and hasattr(data, "__len__"):
+        columns = data.select_columns([images[0], *([] if wanted is None else [wanted])])
+        return ColumnImages(columns, images[0], wanted, how.transform, how.batch_size)
+    # An image is the one argument of its model, whatever its column is called; numbers are arguments by name.
+    inputs = {INPUT_KEYS[0]: images[0]} if images else {name: name for name in _input_columns(first, candidates)}
+    return _load_items(data, how.batch_size, partial(_join_columns, how, inputs, wanted))
 
 
 def _is_image(value: Any) -> bool:
     return isinstance(value, Image.Image) or (isinstance(value, Mapping) and value.keys() == {"bytes", "path"})
 
 
-def _label_columns(data: Any, first: Mapping[str, Any], labels: bool | str) -> list[str]:
-    """Return the label columns: the one named by ``labels``, or found by name, or by type."""
-    if isinstance(labels, str):
-        if labels not in first:
-            raise ValueError(f"the data set has no column {labels!r}; it has {', '.join(map(repr, first))}.")
-        return [labels]
+def _label_columns(data: Any, first: Mapping[str, Any], how: Preparation) -> list[str]:
+    """Return the label columns: the one that the user has named, or found by name, or by type."""
+    if how.column is not None and how.column in first:
+        return [how.column]
+    if how.column is not None and how.labels:
+        raise ValueError(f"the data set has no column {how.column!r}; it has {', '.join(map(repr, first))}.")
     features = data.features or {}
     classes = [name for name in first if type(features.get(name)).__name__ == "ClassLabel"]
     return [name for name in LABEL_KEYS if name in first] or classes
@@ -385,24 +472,25 @@ def _input_columns(first: Mapping[str, Any], labels: list[str]) -> list[str]:
 
 
 def _join_columns(
-    transform: Transform | None, inputs: list[str], label: str | None, rows: Sequence[Mapping[str, Any]]
+    how: Preparation, inputs: Mapping[str, str], label: str | None, rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    batch = {}
-    for name in inputs:
-        values = [_prepare(transform, row[name]) for row in rows]
+    """Join rows into a batch of arguments, each from a column."""
+    batch: dict[str, Any] = {}
+    for argument, name in inputs.items():
+        values = [_prepare(how, row[name]) for row in rows]
         try:
-            batch[name] = torch.stack([torch.as_tensor(value) for value in values])
+            batch[argument] = torch.stack([torch.as_tensor(value) for value in values])
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
                 f"the rows of column {name!r} cannot be joined into a batch: {error}. Pad tokens with collate=, a "
                 "tokeniser or DataCollatorWithPadding; remove columns that the model does not accept."
             ) from error
-    return batch if label is None else {**batch, "labels": torch.as_tensor([int(row[label]) for row in rows])}
+    return batch if label is None else {**batch, "labels": class_indices([row[label] for row in rows], len(rows))[0]}
 
 
 def _without_labels(batches: Iterable[Any]) -> Iterable[Any]:
     if isinstance(batches, ArrayRows):
-        return ArrayRows(_as_raw(batches._whole._replace(labels=None)), batches.batch_size)
+        return batches.without_labels()
     if isinstance(batches, Source):
         same = copy(batches)
         same.labels = None

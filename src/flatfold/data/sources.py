@@ -39,6 +39,7 @@ class Source(ABC):
 
     rows: int
     labels: Tensor | None = None
+    label_classes: int | None = None  # as in Batch
 
     def __init__(self, batch_size: int) -> None:
         check_batch_size(batch_size)
@@ -161,6 +162,7 @@ class ImageSubset(ImageSource):
         self.source, self.rows = source, len(rows)
         self.chosen = rows.astype(np.int64)
         self.labels = None if source.labels is None else source.labels[torch.from_numpy(self.chosen)]
+        self.label_classes = source.label_classes
 
     def name(self, row: int) -> str:
         """Return the name of an image in the source."""

@@ -14,7 +14,8 @@ from ..core.validation import check_fit
 from ..data.feature_files import FeatureRows
 from ..data.loading import Loading
 from ..data.sources import Source
-from ..errors import UnreadableImageError
+from ..detectors.registry import FitsOn
+from ..errors import MethodRefusedError, UnreadableImageError
 from ..io.progress import track
 from ..network.execution import Execution
 from ..network.fingerprint import weights_hash
@@ -24,6 +25,10 @@ from .results import ID
 from .suites.suite import Suite
 
 SHOWN = 3  # unreadable images that a message names
+NO_DATA = {
+    "train": "it learns from training data, and there is none. Add [train] to the file of the suite, or pass fit=.",
+    "val": "it learns from validation data, and there is none. Pass val= or fit=.",
+}
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +61,7 @@ class Banks:
 
     head: Head
     train: FeatureBank | None
-    val: FeatureBank
+    val: FeatureBank | None
     test: FeatureBank
     ood: dict[str, FeatureBank]
     ood_val: FeatureBank | None = None
@@ -67,6 +72,15 @@ class Banks:
     def seconds_saved(self) -> float:
         """The time of fits that methods have saved until now by sharing moments of the training data."""
         return 0.0 if self.train is None else self.train.seconds_saved
+
+    def fitted_on(self, split: FitsOn) -> FeatureBank:
+        """Return the features that a method of a split learns from; raise MethodRefusedError if there are none."""
+        bank = self.train if split == "train" else self.val
+        if bank is None and split == "nothing":
+            return FeatureBank(self.head.weight[:1])  # of which only the size is used
+        if bank is None:
+            raise MethodRefusedError(NO_DATA[split])
+        return bank
 
     @property
     def test_sets(self) -> dict[str, FeatureBank]:
@@ -120,7 +134,7 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
         log.info("runtime: %s", used)
     ood = {ood.name: banks[ood.name] for ood in suite.ood}
     train = banks.get("train")
-    splits = (None if train is None else train.sharing_moments(), banks["val"], banks["test"])
+    splits = (None if train is None else train.sharing_moments(), banks.get("val"), banks["test"])
     return Banks(head, *splits, ood, banks.get("ood_val"), unreadable, used)
 
 

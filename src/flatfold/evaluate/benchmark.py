@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 from ..core.bank import Head
-from ..data.inputs import ArrayRows
+from ..data.arrays import ArrayRows
 from ..data.loading import Loading
 from ..data.sources import Source
 from ..detectors import methods as all_methods
+from ..network.calls import check_model, weights_dtype
 from ..network.execution import Execution
 from ..passes.extract import extract_features
 from .banks import Settings
+from .methods import split_methods
 from .results import Results
 from .runner import run, run_and_save
 from .suites.suite import GROUPS, OodSet, Suite, check_names
@@ -29,9 +31,9 @@ def benchmark(
     id_test: Any,
     ood: Mapping[str, Any],
     *,
-    fit: Any,
+    fit: Any = None,
     val: Any = None,
-    methods: Sequence[str] | None = None,
+    methods: str | Sequence[str] | None = None,
     bootstrap: int = 1000,
     loading: Loading | None = None,
     execution: Execution | None = None,
@@ -48,11 +50,12 @@ def benchmark(
         ood: OOD inputs by name, or such dicts under ``"near"`` and ``"far"``, which are averaged separately: near OOD
             data is similar to ID data. Inputs under ``"val"`` are used for tuning only (``"knn@ood"``). Labels are
             ignored.
-        fit: Labelled ID inputs that methods learn from, such as the training data.
+        fit: Labelled ID inputs that methods learn from, such as the training data. Without them and ``val``, methods
+            that learn are left out.
         val: Labelled ID inputs that the model was not trained on, for methods that learn from or are tuned on
             validation data; by default ``fit``.
-        methods: As for ``flatfold bench``: ``"knn"``, ``"knn:k=10"``, ``"knn@id"``. By default all. Methods that run
-            the network themselves need paths or uint8 arrays of images for all data.
+        methods: As for ``flatfold bench``: ``"knn"``, ``"knn:k=10"``, ``"knn@id"``, or several of them. By default all.
+            Methods that run the network themselves need paths or uint8 arrays of images for all data.
         bootstrap: Bootstrap samples for the intervals; 0 for intervals of AUROC only.
         loading: Settings for loading data; by default 1 % of the images of a data set may be unreadable.
         execution: Settings for running the model.
@@ -70,9 +73,13 @@ def benchmark(
     groups, tuning = _groups(ood)
     check_names([name for group in groups.values() for name in group])
     given = {"train": fit, "val": val, "test": id_test}
-    data: dict[str, Iterable[Any]] = {name: loading.batches(each) for name, each in given.items() if each is not None}
+    check_model(model)
+    dtype = weights_dtype(model)
+    data: dict[str, Iterable[Any]] = {
+        name: loading.batches(each, dtype=dtype) for name, each in given.items() if each is not None
+    }
     unlabelled = {"ood_val": tuning} | {name: each for group in groups.values() for name, each in group.items()}
-    data |= {name: loading.batches(each, labels=False) for name, each in unlabelled.items() if each is not None}
+    data |= {name: loading.batches(each, False, dtype) for name, each in unlabelled.items() if each is not None}
     if execution.device is None and not execution.distributed:
         execution = replace(execution, device=next((p.device for p in model.parameters()), None))
     network, sources = model, {name: batches for name, batches in data.items() if isinstance(batches, Source)}
@@ -85,14 +92,14 @@ def benchmark(
         network = _as_network(next(iter(passes.values())).network.found.head)
         execution = replace(execution, head=None)
     for name, argument in (("train", "fit"), ("test", "id_test")):
-        if sources[name].labels is None:
+        if name in sources and sources[name].labels is None:
             raise ValueError(f"{argument} needs labels. Pass batches (x, y), a pair (X, y), or folders of classes.")
     suite = Suite(
         name="benchmark" if out is None else Path(out).absolute().name,
         about="",
         model=network,
-        train=sources["train"],
-        val=sources.get("val", sources["train"]),
+        train=sources.get("train"),
+        val=sources.get("val", sources.get("train")),
         test=sources["test"],
         ood=tuple(OodSet(name, group, sources[name], "") for group, sets in groups.items() for name in sets),
         seed=0,
@@ -100,7 +107,7 @@ def benchmark(
         head=execution.head,
     )
     settings = Settings(loading, execution, bootstrap)
-    names = all_methods() if methods is None else methods
+    names = all_methods() if methods is None else split_methods(methods) if isinstance(methods, str) else methods
     if out is not None:
         return run_and_save(suite, names, Path(out), settings)
     with TemporaryDirectory(prefix="flatfold-") as folder:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import __version__
-from ..core.bank import FeatureBank
 from ..core.metrics import auroc
 from ..core.validation import check_finite
 from ..data.sources import ImageSource, Source
@@ -39,12 +38,11 @@ from ..network.calls import evaluating
 from ..network.fingerprint import weights_hash
 from ..network.layers import layers_and_head, layers_of, logits_function
 from ..passes.inputs import labelled_batches, read_first_batch, score_inputs
-from .banks import Banks, Settings, short_key
+from .banks import NO_DATA, Banks, Settings, short_key
 from .results import ID, AlphaCurve, MethodRun
 from .suites.suite import Suite
 from .tuning import Tuning, grid_points, search, tune
 
-NO_TRAIN = "it learns from training data, and this suite has none. Add [train] to its file."
 TIMED_ROUNDS, TIMED_SECONDS = 3, 0.02  # rounds of timing, fewer if they take longer; the median is used
 SLOW = 10**8  # multiplications per row of a method that takes minutes for some thousand rows
 WORTH_STORING = 10.0  # seconds of a method whose result is stored until the run has ended
@@ -222,24 +220,20 @@ class FeatureData:
         """Tune hyper-parameters on ID or on OOD validation data."""
         banks, ood = self.banks, self.banks.ood_val if spec.tune == "ood" else None
         assert spec.tune == "id" or ood is not None  # else tuning on ID data would be reported as tuning on OOD data
-        return tune(spec.name, banks.head, banks.val, train=banks.train, ood=ood, grid=spec.grid, **spec.hyper)
+        return tune(
+            spec.name, banks.head, banks.fitted_on("val"), train=banks.train, ood=ood, grid=spec.grid, **spec.hyper
+        )
 
     def fit(self, name: str, hyper: dict[str, Any]) -> Detector:
         """Fit a method on the split that it learns from."""
-        return create(name, **hyper).fit(self._fitted_on(name), self.banks.head)
-
-    def _fitted_on(self, name: str) -> FeatureBank:
-        """Return the split that a method learns from."""
-        bank = self.banks.train if get_method(name).fits_on == "train" else self.banks.val
-        if bank is None:
-            raise MethodRefusedError(NO_TRAIN)
-        return bank
+        return create(name, **hyper).fit(self.banks.fitted_on(get_method(name).fits_on), self.banks.head)
 
     def score(self, detector: Detector | InputDetector, label: str) -> tuple[dict[str, Tensor], float]:
         """Return the scores of the test data, and the seconds per sample."""
         assert isinstance(detector, Detector)
         assert detector.made_by is not None
-        fitted_on, scores = self._fitted_on(detector.made_by[0]), dict[str, Tensor]()
+        fitted_on = self.banks.fitted_on(get_method(detector.made_by[0]).fits_on)
+        scores: dict[str, Tensor] = {}
         cost = detector.eval().costs(len(fitted_on), fitted_on.width, self.banks.head.n_classes).score
         size = ROWS_AT_ONCE if cost < SLOW else ROWS_AT_ONCE // 8  # so that the progress bar moves
 
@@ -265,6 +259,8 @@ class ImageData:
         """Tune hyper-parameters on OOD validation images."""
         val, ood_val = self.suite.val, self.suite.ood_val
         assert ood_val is not None  # validated by check_specs
+        if val is None:
+            raise MethodRefusedError(NO_DATA["val"])
 
         def value(point: dict[str, Any]) -> tuple[float, None]:
             detector = self.fit(spec.name, {**spec.hyper, **point})
@@ -275,11 +271,12 @@ class ImageData:
 
     def fit(self, name: str, hyper: dict[str, Any]) -> InputDetector:
         """Fit a method on the images of the split that it learns from."""
-        model, val, method = self.suite.model, self.suite.val, get_method(name)
+        model, method = self.suite.model, get_method(name)
+        images = self.suite.test if self.suite.val is None else self.suite.val
         source = self._fitted_on(name)
         if "std" in hyperparameters(name):  # the normalisation of images
-            assert isinstance(val, ImageSource)
-            hyper = {"std": val.transform.std or 1.0, **hyper}
+            assert isinstance(images, ImageSource)
+            hyper = {"std": images.transform.std or 1.0, **hyper}
         detector: InputDetector = create(name, **hyper)  # type: ignore[assignment]  # as registered
         with evaluating(model, self.settings.device) as place:
             if detector.sees == "logits":
@@ -302,9 +299,12 @@ class ImageData:
     def _fitted_on(self, name: str) -> Source | None:
         """Return the images that a method learns from."""
         fits_on = get_method(name).fits_on
-        if fits_on == "train" and self.suite.train is None:
-            raise MethodRefusedError(NO_TRAIN)
-        return {"nothing": None, "val": self.suite.val, "train": self.suite.train}[fits_on]
+        if fits_on == "nothing":
+            return None
+        source = self.suite.train if fits_on == "train" else self.suite.val
+        if source is None:
+            raise MethodRefusedError(NO_DATA[fits_on])
+        return source
 
     def score(self, detector: Detector | InputDetector, label: str) -> tuple[dict[str, Tensor], float]:
         """Return the scores of the test data, and the seconds per sample of a batch."""

@@ -255,7 +255,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
         "deviations": deviations,
         "accuracy": share,
         "n_train": 0 if banks.train is None else len(banks.train),
-        "n_val": len(banks.val),
+        "n_val": 0 if banks.val is None else len(banks.val),
         "n_test": len(banks.test),
         "n_ood_val": 0 if suite.ood_val is None else suite.ood_val.rows,
         "ood": [

@@ -413,7 +413,7 @@ def _choose_alpha(plan: Plan, banks: Banks) -> float:
         return float(plan.alpha)
     try:
         with logged_warnings("autofold"):
-            return round(AutoFold().fit(banks.val, banks.head).alpha_.item(), 6)
+            return round(AutoFold().fit(banks.fitted_on("val"), banks.head).alpha_.item(), 6)
     except (TypeError, ValueError) as error:
         raise ValueError(f"AutoFold cannot choose an exponent: {error} Or give one from 0 to 1 as alpha=.") from error
 

@@ -54,12 +54,31 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def check_model(model: object) -> None:
-    """Raise unless ``model`` is a network."""
-    if not isinstance(model, nn.Module):
+    """Raise unless ``model`` is a network with weights."""
+    if isinstance(model, nn.Module):
+        if any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers())):
+            raise ValueError(
+                "the model must have weights, but some are on the device 'meta', which holds no values. Build it on "
+                "'cpu' and load its weights first: network.load_state_dict(...)."
+            )
+        return
+    given = f"the model must be a torch.nn.Module, not {type(model).__name__}."
+    network = getattr(model, "model", None)
+    if not isinstance(network, nn.Module):
         raise TypeError(
-            f"the model must be a torch.nn.Module, not {type(model).__name__}. Give it before the data; build the "
-            "network and load its weights first: network.load_state_dict(...)."
+            f"{given} Give it before the data; build the network and load its weights first: "
+            "network.load_state_dict(...)."
         )
+    # a pipeline of transformers
+    tools = {"collate": "tokenizer", "transform": "image_processor"}
+    own = [f"{name}=pipe.{tool}" for name, tool in tools.items() if getattr(model, tool, None) is not None]
+    prepared = f" with loading=Loading({', '.join(own)})" if own else ""
+    raise TypeError(f"{given} Pass the network in it, pipe.model,{prepared or ' and prepared inputs'}.")
+
+
+def weights_dtype(model: nn.Module) -> torch.dtype | None:
+    """Return the floating-point type of a model's first weights, None if it has none."""
+    return next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None)
 
 
 @contextmanager
@@ -172,6 +191,8 @@ def _advice(inputs: Tensor, reason: str) -> str:
         return "Entries of a dict go to the model by name; wrap a model that takes the dict itself."
     if (inputs.ndim > 2 or inputs.is_floating_point()) and any(words in reason for words in _TYPE_ERRORS):
         return f"They are {inputs.dtype}: prepare them as in training, and in the type of the model's weights."
+    if inputs.layout is not torch.strided:
+        return "They are sparse: pass x.to_dense()."
     if inputs.ndim == 3:
         return "Is this a single image? A batch of one is x[None]."
     if inputs.ndim == 4 and inputs.shape[-1] in _CHANNELS and inputs.shape[1] not in _CHANNELS:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..data.banks import network_tolerance
 from ..data.batch import Batch
 from .calls import evaluating
-from .heads import FoundHead
+from .heads import FoundHead, Pass
 from .runtime import TorchRuntime
 
 log = logging.getLogger(__name__)
@@ -145,9 +145,18 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         """Return the relative difference of a model's features from these, at most 1; 0 if it is within rounding."""
         with evaluating(model) as device:
             made = self.inputs.make(INPUTS).to(device)
-            features, logits = (values.cpu() for values in TorchRuntime(model, found, dtype=dtype)(made))
-        worst = float(_differences(self.features, features[self.rows]).amax())
-        return 0.0 if worst <= tolerance(self.device, device.type, logits.dtype) else worst
+            features, logits = TorchRuntime(model, found, dtype=dtype)(made)
+        stored = Pass(self.features, logits)
+        return difference(stored, Pass(features[self.rows], logits), self.device, device.type)
+
+
+def difference(first: Pass, second: Pass, there: str, here: str | None = None) -> float:
+    """Return the largest relative difference of the features of the same inputs; 0 if it is within rounding.
+
+    The first were computed on a device type ``there``, the second on ``here``, by default the same.
+    """
+    worst = float(_differences(first.features.cpu(), second.features.cpu()).amax())
+    return 0.0 if worst <= tolerance(there, here or there, second.logits.dtype) else worst
 
 
 def tolerance(there: str, here: str, dtype: torch.dtype) -> float:

@@ -92,8 +92,18 @@ class Network:
 
     def run(self, batch: Batch) -> Pass:
         """Return features and logits of a batch that is split into inputs and labels."""
-        with evaluating(self.model) as device:
-            return self.runtime(batch.to(device))
+        try:
+            with evaluating(self.model) as device:
+                return self.runtime(batch.to(device))
+        except (RuntimeError, ValueError) as error:
+            first = batch.first_tensor
+            if first.is_meta and self.device.type != "meta":
+                raise ValueError("inputs on the device 'meta' have no values. Create them on 'cpu'.") from error
+            if self.shape is not None and first.ndim == len(self.shape):
+                raise ValueError(
+                    f"got one input of shape {tuple(first.shape)} without a batch axis: use x[None]."
+                ) from error
+            raise
 
     def run_few(self, batch: Batch) -> Pass:
         """Return the result of a few inputs, without choosing a runtime on them."""

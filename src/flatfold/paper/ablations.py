@@ -24,7 +24,7 @@ from ..core.metrics import fpr_at_tpr
 from ..core.shaping import row_norms
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings
-from ..evaluate.methods import NO_TRAIN, ImageData, learnt_numbers, peak_memory
+from ..evaluate.methods import ImageData, learnt_numbers, peak_memory
 from ..evaluate.results import ID, MethodRun
 from ..evaluate.study import FeatureCurvature
 from ..evaluate.suites.suite import Suite
@@ -254,7 +254,7 @@ def _find_choice(method: str, banks: Banks, runs: Sequence[MethodRun]) -> dict[s
     if learnt is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a flat curve, whose cost the regret shows
-            learnt = learnt_numbers(create(name).fit(banks.val, banks.head))
+            learnt = learnt_numbers(create(name).fit(banks.fitted_on("val"), banks.head))
     return {key: learnt[f"{key}_"] for key in ("alpha", "percentile") if f"{key}_" in learnt}
 
 
@@ -346,7 +346,7 @@ def spearman(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
 @torch.no_grad()
 def score_all(name: str, banks: Banks, **hyper: Any) -> Scores:
     """Return the scores by data set of a method that sees features and learns from no more than validation data."""
-    detector = create(name, **hyper).fit(banks.val, banks.head).eval()
+    detector = create(name, **hyper).fit(banks.fitted_on("val"), banks.head).eval()
     return {dataset: detector(bank.features).float().numpy() for dataset, bank in banks.test_sets.items()}
 
 
@@ -411,10 +411,7 @@ def _prepare_fit(run: MethodRun, suite: Suite, banks: Banks, settings: Settings)
     """Return a function that fits a method to features that are on the device already, or to images."""
     if get_method(run.name).sees != "features":
         return partial(ImageData(suite, Path(), settings).fit, run.name, run.hyper)
-    bank = banks.train if run.fits_on == "train" else banks.val
-    if bank is None:
-        raise ValueError(NO_TRAIN)
-    here, head = bank.to(settings.device), banks.head.to(settings.device)
+    here, head = banks.fitted_on(get_method(run.name).fits_on).to(settings.device), banks.head.to(settings.device)
     return lambda: create(run.name, **run.hyper).fit(here, head).eval()
 
 

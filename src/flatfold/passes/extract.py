@@ -25,7 +25,7 @@ from ..display.numbers import count
 from ..errors import UnreadableImageError
 from ..io.progress import track
 from ..io.store import Part
-from ..network.calls import check_model, evaluating
+from ..network.calls import check_model, evaluating, weights_dtype
 from ..network.execution import Execution
 from ..network.heads import Pass
 from ..network.network import Network
@@ -50,6 +50,8 @@ class Extraction(NamedTuple):
     """The class of the largest logit of each row, as the model gave it; None for a bank on disk."""
     runtime: str
     """How the model was run, empty if nothing had to be computed."""
+    first: Batch
+    """A few inputs, those of the first rows of the bank."""
 
     def __repr__(self) -> str:
         return f"Extraction({self.network}, {self.bank}, {count(len(self.unreadable), 'unreadable input')})"
@@ -107,7 +109,8 @@ def extract(
     Args:
         model: Any classifier that ends in a linear layer.
         data: Any data that :func:`~flatfold.as_batches` accepts: a ``DataLoader`` or another iterable of batches, a
-            data set of torch or Hugging Face, a path of images, or arrays ``(X, y)``.
+            data set of torch or Hugging Face, a path of images, or arrays ``(X, y)``. Floating-point arrays and data
+            frames are converted to the type of the model's weights; tensors are not.
         out: A directory to write to during the run. After an interruption the same call continues and loses at most
             one file of rows; damaged files are found by their checksums and redone. For a finished bank only a few
             inputs run, to find the head and to check that the model still gives what is stored.
@@ -134,8 +137,10 @@ def extract(
         >>> extract(model, [torch.zeros(5, 4), torch.zeros(2, 4)])
         (FeatureBank(7 rows, 8 features, no labels, torch.float32), Head(3 classes, 8 features, bias, torch.float32))
     """
+    check_model(model)
     loading = loading or Loading()
-    result = extract_features(model, loading.batches(data), loading, execution, out=out, key=key, shard_rows=shard_rows)
+    batches = loading.batches(data, dtype=weights_dtype(model))
+    result = extract_features(model, batches, loading, execution, out=out, key=key, shard_rows=shard_rows)
     return result.bank, result.network.found.head
 
 
@@ -180,6 +185,7 @@ def extract_features(
             network.add_sizes(InputSizes(shape, shape))
             result = network.run_few(first)
         head = network.found.head
+        _check_label_classes(first.label_classes if source is None else source.label_classes, head)
         key_of_bank = {} if data is None else {"weights": network.weights, "data": data, "head": network.found.name}
         if key_of_bank and network.dtype is not None:
             key_of_bank["computed_in"] = str(network.dtype)
@@ -210,16 +216,29 @@ def extract_features(
                 reasons = {int(row): reason for row, reason in part.info["unreadable"].items()}
                 sink.add(covered, features, part.tensors.get("labels"), reasons)
                 if reasons and source is not None:
-                    _check_share(sink.unreadable, source.rows, loading.max_unreadable)
+                    check_share(sink.unreadable, source.rows, loading.max_unreadable)
             if source is not None:  # those of an earlier run, which allowed for more, count too
-                _check_share(sink.unreadable, source.rows, loading.max_unreadable)
-                if sink.unreadable:
-                    count, why = len(sink.unreadable), _numbered(sink.unreadable.values())
-                    log.warning("%d of %d images could not be read and are left out. %s", count, source.rows, why)
+                check_share(sink.unreadable, source.rows, loading.max_unreadable)
+                warn_unreadable(sink.unreadable, source.rows)
             in_order = [predicted[start] for start in sorted(predicted)]
             return Extraction(
-                network, sink.finish(), sink.unreadable, torch.cat(in_order) if in_order else None, runtime
+                network,
+                sink.finish(),
+                sink.unreadable,
+                torch.cat(in_order) if in_order else None,
+                runtime,
+                first.part(0, FEW),
             )
+
+
+def _check_label_classes(classes: int | None, head: Head) -> None:
+    """Raise if one-hot rows or booleans are labels of another number of classes than the model's."""
+    if classes not in (None, head.n_classes):
+        form = "booleans, or one-hot rows of 2 columns," if classes == 2 else f"one-hot rows of {classes} columns"
+        raise ValueError(
+            f"the model has {head.n_classes} classes, but {form} are labels of {classes}. Give class indices in the "
+            "order of the model's outputs."
+        )
 
 
 def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
@@ -275,10 +294,11 @@ def _missing_of_loader(
 
 def _split(loader: Iterable[Any]) -> Iterator[Batch]:
     """Yield the batches of a loader that hold an input."""
-    return (batch for batch in map(split_batch, track(loader, TITLE, _count_batches(loader))) if batch.rows)
+    return (batch for batch in map(split_batch, track(loader, TITLE, count_batches(loader))) if batch.rows)
 
 
-def _count_batches(loader: Iterable[Any]) -> int | None:
+def count_batches(loader: Iterable[Any]) -> int | None:
+    """Return the number of batches of a loader, None if it does not say."""
     try:
         return len(loader)  # type: ignore[arg-type]  # tried
     except TypeError:  # no length, or a DataLoader over an iterable data set, which says so only when asked
@@ -287,11 +307,11 @@ def _count_batches(loader: Iterable[Any]) -> int | None:
 
 def _count_rows(loader: Iterable[Any], first: Batch) -> int | None:
     """Return about how many inputs a loader gives, None if it does not say."""
-    batches = _count_batches(loader)
+    batches = count_batches(loader)
     return None if batches is None else batches * first.rows
 
 
-def _check_share(unreadable: Mapping[int, str], rows: int, most: float) -> None:
+def check_share(unreadable: Mapping[int, str], rows: int, most: float) -> None:
     """Raise if more than a share of the rows could not be read."""
     if len(unreadable) <= most * rows:
         return
@@ -301,6 +321,13 @@ def _check_share(unreadable: Mapping[int, str], rows: int, most: float) -> None:
         f"{len(unreadable)} of {rows} images could not be read, more than the {100 * most:g} % that may be left out. "
         + _numbered(unreadable.values())
     )
+
+
+def warn_unreadable(unreadable: Mapping[int, str], rows: int) -> None:
+    """Log a warning if some of the images could not be read."""
+    if unreadable:
+        why = _numbered(unreadable.values())
+        log.warning("%d of %d images could not be read and are left out. %s", len(unreadable), rows, why)
 
 
 def _numbered(reasons: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import ceil, sqrt
 from numbers import Real
@@ -48,6 +49,11 @@ class Verdict(NamedTuple):
         """The likeliest class of each input, ``(n,)``."""
         return self.logits.argmax(dim=-1)
 
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the inputs, such as the files of images; None if they have none."""
+        return None
+
     def columns(self) -> dict[str, Tensor]:
         """Return the columns of a table of verdicts, ``(n,)`` each, on the CPU."""
         columns = {"predicted": self.predicted, "score": self.score, "p_value": self.p_value, "is_ood": self.is_ood}
@@ -78,14 +84,32 @@ class Verdict(NamedTuple):
 
 
 class GuardVerdict(Verdict):
-    """A verdict that knows the false-alarm rate of its guard."""
+    """A verdict that knows the false-alarm rate of its guard, and the names of inputs that have some."""
 
     _fpr: float | None = None
+    _names: tuple[str, ...] | None = None
 
     @property
     def fpr(self) -> float | None:
         """The false-alarm rate of the guard."""
         return self._fpr
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the inputs, such as the files of images; None if they have none."""
+        return self._names
+
+    @classmethod
+    def of(cls, columns: Iterable[Tensor], fpr: float | None, names: Sequence[str] = ()) -> Self:
+        """Create the verdict with these columns."""
+        verdict = cls(*columns)
+        verdict._fpr, verdict._names = fpr, tuple(names) or None
+        return verdict
+
+
+def join_verdicts(verdicts: Sequence[Verdict], names: Sequence[str] = ()) -> Verdict:
+    """Join verdicts on several batches, with the names of all inputs if they have any."""
+    return GuardVerdict.of((torch.cat(column) for column in zip(*verdicts, strict=True)), verdicts[0].fpr, names)
 
 
 class Calibration(nn.Module):
@@ -263,9 +287,7 @@ class CalibratedDetector(nn.Module):
         """Return the verdict on rows of features and their logits; this moves to their device."""
         if self.calibration.scores.device != features.device:
             self.to(features.device)
-        verdict = GuardVerdict(logits, *self(features, logits))
-        verdict._fpr = self.calibration.fpr
-        return verdict
+        return GuardVerdict.of((logits, *self(features, logits)), self.calibration.fpr)
 
     @classmethod
     def load(cls, path: Path | str) -> CalibratedDetector:

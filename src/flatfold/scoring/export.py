@@ -23,7 +23,6 @@ from torch.export import ExportedProgram
 
 from .. import __version__
 from ..data.batch import Batch, split_batch
-from ..data.inputs import as_batches
 from ..errors import MismatchError
 from ..io.files import publishing, replacing
 from ..io.progress import track
@@ -179,7 +178,7 @@ def _collect_inputs(guard: Guard, inputs: Any) -> Batch:
     """Join the first inputs of the data into one batch, on the model's device and without labels."""
     batches: list[Batch] = []
     rows = 0
-    for raw in as_batches(inputs, transform=guard.transform):
+    for raw in guard.batches(inputs):
         batches.append(split_batch(raw)._replace(labels=None))
         rows += batches[-1].rows
         if rows >= MOST:

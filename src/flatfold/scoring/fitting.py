@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core.bank import FeatureBank, Head
 from ..core.copies import distinct_rows, group_copies, join_groups, share_near_copies
 from ..core.shaping import split_norm
+from ..core.validation import check_fit
 from ..detectors import create, get_method
 from ..detectors.base import Detector
 from ..display.numbers import count
@@ -91,6 +92,8 @@ def fit_detector(
     ``grouping`` ``(n,)``, equal numbers for rows of the bank that belong together, whole groups are held out and every
     group counts the same.
     """
+    if bank is not None:
+        check_fit(bank, head)  # before labels are counted
     accuracy = None if bank is None else _check_labels(bank, head, predicted)
     samples = 0 if bank is None else len(bank)
     copies, near = 0, None
@@ -230,7 +233,7 @@ def learns(detector: Detector) -> bool:
 
 def _check_labels(bank: FeatureBank, head: Head, predicted: Tensor | None) -> float | None:
     """Return the accuracy of the head, and log a warning if it is no better than a guess or classes are permuted."""
-    if bank.labels is None or bank.features.shape[1:] != head.weight.shape[1:]:  # which the detector refuses
+    if bank.labels is None:
         return None
     predicted = head.predict(bank.features) if predicted is None else predicted
     pairs = Counter(zip(bank.labels.tolist(), predicted.tolist(), strict=True)).most_common()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -11,24 +12,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.batch import split_batch
+from ..data.batch import is_batch, split_batch
 from ..data.loading import Loading
 from ..data.sources import ImageSource, Source
 from ..data.transform import Transform
 from ..detectors.base import Detector
-from ..network.calls import check_model
+from ..network.calls import check_model, weights_dtype
+from ..network.evidence import difference
 from ..network.execution import Execution, RuntimeName
 from ..network.graph import HeadModule, copy_around_memory
+from ..network.heads import Pass
 from ..network.network import Network
 from ..passes.extract import Extraction, extract_features
 from ..passes.passes import session
+from ..passes.stream import Streamed, run_batches
 from .calibrated import (
     GROUPS_WITH_CONFIDENCE,
     CalibratedDetector,
     Calibration,
+    GuardVerdict,
     Verdict,
     check_enough,
     check_rate,
+    join_verdicts,
 )
 from .explanation import Explanations, explain
 from .fitting import SAME_DATA, FitResult, fit_detector, learns, make_detector
@@ -39,6 +45,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from .export import Layout, Parity
+
+log = logging.getLogger(__name__)
 
 
 class Guard:
@@ -55,7 +63,7 @@ class Guard:
         network: The classifier with its last linear layer, its dtype and runtime, and the range of
             input sizes seen during calibration; ``score`` and ``serve`` reject other sizes.
         calibrated: Turns features into scores, p-values and decisions; ``guard.calibrated(features)`` needs no model.
-        transform: Preprocessing of images for the model, if known.
+        loading: How data is prepared for the model, as it was in :meth:`fit`.
         fit_result: Report of :meth:`fit`, such as the model's accuracy; None for a loaded guard.
     """
 
@@ -63,12 +71,12 @@ class Guard:
         self,
         network: Network,
         calibrated: CalibratedDetector,
-        transform: Transform | None = None,
+        loading: Loading | None = None,
         fit_result: FitResult | None = None,
     ) -> None:
         self.network = network
         self.calibrated = calibrated
-        self.transform = transform
+        self.loading = loading or Loading()
         self.fit_result = fit_result
 
     @classmethod
@@ -76,9 +84,9 @@ class Guard:
         cls,
         model: nn.Module,
         data: Any,
+        *others: Any,
         method: str | Detector = "fourfold",
         fpr: float = 0.05,
-        *,
         calibration: Any = None,
         per_class: bool = False,
         confidence: float | None = None,
@@ -94,7 +102,9 @@ class Guard:
                 ``sigmoid(z)`` as the probability of class 1.
             data: Labelled in-distribution data (labels may be missing if the detector needs none): any data that
                 :func:`~flatfold.as_batches` accepts, such as a ``DataLoader``, a data set of torch or Hugging Face, a
-                path of images, or arrays ``(X, y)``.
+                path of images, or arrays ``(X, y)``. Floating-point arrays and data frames are converted to the type of
+                the model's weights; tensors are not.
+            others: Nothing: all other arguments have names. Labels are given with the data, as a pair ``(X, y)``.
             method: A method such as ``"knn"`` or ``"knn:k=10"``, or a detector, which is copied. Only a detector made
                 by a method string or ``create`` can be saved.
             fpr: Largest false-alarm rate: the fraction of ID inputs that may raise an alarm.
@@ -111,20 +121,24 @@ class Guard:
                 of ``data``, in its order, such as the patient or the source image of a view. Whole groups are held out
                 and each counts the same, so that at most a share ``fpr`` of the inputs of a new group raises an alarm,
                 on average over groups. Near copies of a group would otherwise be on both sides, and the rate too high.
-            loading: Settings for loading data. The transform is stored with the guard: pass it for paths and data sets
-                of images; sources such as ``FolderImages`` have their own.
+            loading: Settings for loading data. The guard keeps them and prepares inputs in the same way; a file of it
+                holds the transform, and the name of a tokeniser. Pass the transform for paths and data sets of images;
+                sources such as ``FolderImages`` have their own.
             execution: Settings for extracting features. The guard itself runs the model with torch until
                 ``guard.network.use_runtime`` is called.
         """
+        if others:
+            raise _unnamed(others[0])
         loading = loading or Loading()
         check_rate(fpr, confidence)
         grouping = None if groups is None else _number_groups(groups, calibration, confidence)
         check_model(model)
         detector = make_detector(method)
-        if calibration is data and learns(detector):
+        if calibration is not None and calibration is data and learns(detector):
             raise ValueError(SAME_DATA)
-        to_fit = loading.batches(data)
-        to_hold = None if calibration is None else loading.batches(calibration)
+        dtype = weights_dtype(model)
+        to_fit = loading.batches(data, dtype=dtype)
+        to_hold = None if calibration is None else loading.batches(calibration, dtype=dtype)
         if to_hold is None and isinstance(to_fit, Source):  # before unreadable inputs are dropped
             check_enough(fpr, to_fit.rows - to_fit.rows // 2, "half of the data", confidence)
         elif isinstance(to_hold, Source):
@@ -148,14 +162,24 @@ class Guard:
             grouping=None if grouping is None else _groups_of_rows(grouping, extracted),
         )
         assert result.calibration is not None
-        transform = loading.transform
-        if transform is None and isinstance(to_fit, ImageSource):
-            transform = to_fit.transform
+        _warn_if_unsteady(extracted, execution)
+        if loading.transform is None and isinstance(to_fit, ImageSource):
+            loading = replace(loading, transform=to_fit.transform)
         calibrated = CalibratedDetector(result.detector, result.calibration)
         result = replace(result, runtime=extracted.runtime)
         network.reset_runtime()
         network.record_evidence()
-        return cls(network, calibrated, transform, result)
+        return cls(network, calibrated, loading, result)
+
+    @property
+    def transform(self) -> Transform | None:
+        """Preprocessing of images for the model, if known; assign one to a guard that was fitted on tensors."""
+        transform: Transform | None = self.loading.transform
+        return transform
+
+    @transform.setter
+    def transform(self, transform: Transform | None) -> None:
+        self.loading = replace(self.loading, transform=transform)
 
     @property
     def model(self) -> nn.Module:
@@ -184,7 +208,7 @@ class Guard:
             fpr: As in :meth:`fit`.
             confidence: As in :meth:`fit`; by default that of this guard.
         """
-        return Guard(self.network, self.calibrated.at(fpr, confidence), self.transform, self.fit_result)
+        return Guard(self.network, self.calibrated.at(fpr, confidence), self.loading, self.fit_result)
 
     def use_runtime(
         self, runtime: RuntimeName = "auto", rows: int | None = None, onnx_cache: Path | str | None = None
@@ -198,14 +222,42 @@ class Guard:
         """
         self.network.use_runtime(runtime, rows, onnx_cache)
 
-    def __call__(self, batch: Any) -> Verdict:
-        """Run a batch through the model, in evaluation mode and on its device, and return a verdict on each input.
+    def __call__(self, data: Any) -> Verdict:
+        """Run inputs through the model, in evaluation mode and on its device, and return a verdict on each of them.
 
         Args:
-            batch: A preprocessed batch, as from a loader: a tensor ``(n, ...)``, a pair ``(x, y)``, or a
-                dict of keyword arguments. Labels are ignored.
+            data: A preprocessed batch, as from a loader: a tensor ``(n, ...)``, a pair ``(x, y)``, or a dict of keyword
+                arguments. Or any data that :meth:`fit` accepts, which is prepared as it was in ``fit``: an image, its
+                path, a text, lists of these, a folder, a data set, a loader, arrays. Labels are ignored.
+
+        Returns:
+            The verdict on all inputs, in their order. Other data than a preprocessed batch runs in batches, so memory
+            is needed for one of them and for the verdict, which is on the CPU and has the names of images.
+
+        Raises:
+            ValueError: An input gives features that are not finite, as most networks do for a NaN; the message has its
+                row. Exported graphs raise an alarm instead.
+            UnreadableImageError: More than the share ``loading.max_unreadable`` of the images cannot be read.
         """
-        return self.calibrated.decide(*self.network(batch))
+        if is_batch(data):
+            return self.calibrated.decide(*self.network(data))
+        verdicts, names = [], list[str]()
+        for output, batch_names in self._stream(data):
+            verdict = self.calibrated.decide(*output)
+            verdicts.append(GuardVerdict.of((values.cpu() for values in verdict), verdict.fpr))
+            names += batch_names or ()
+        return join_verdicts(verdicts, names)
+
+    def batches(self, data: Any) -> Iterable[Any]:
+        """Return batches of any data that :meth:`fit` accepts, prepared as in ``fit`` and without labels."""
+        preparation = replace(self.loading, workers=None)  # they apply to sources only
+        return preparation.batches(data, labels=False, dtype=weights_dtype(self.model))
+
+    def _stream(self, data: Any) -> Iterator[Streamed]:
+        """Prepare data as in :meth:`fit` and run it through the model in batches."""
+        if is_batch(data):
+            return iter([Streamed(self.network(data), None)])
+        return run_batches(self.network, self.batches(data), self.loading)
 
     def plot(self, data: Any = None) -> Figure:
         """Return a figure with the scores of new inputs beside those of the calibration inputs, and the threshold.
@@ -225,21 +277,30 @@ class Guard:
         self.network.warm_up(None if batch is None else split_batch(batch))
 
     @torch.no_grad()
-    def explain(self, batch: Any, names: Sequence[str] | None = None, pairs: int = 3) -> Explanations:
+    def explain(self, data: Any, names: Sequence[str] | None = None, pairs: int = 3) -> Explanations:
         """Explain the verdict on each input; see :class:`Explanation`.
 
         Args:
-            batch: As in a call.
+            data: As in a call.
             names: Names of the classes, in the order of the logits.
             pairs: Number of pairs of classes to include.
         """
-        output = self.network(batch)
-        verdict, h = self.calibrated.decide(*output), output.features
-        return explain(verdict, self.detector.pairs(h, pairs), names, self.detector.signs(h))
+        explanations = Explanations()
+        for output, _ in self._stream(data):
+            verdict, h = self.calibrated.decide(*output), output.features
+            explanations += explain(verdict, self.detector.pairs(h, pairs), names, self.detector.signs(h))
+        return explanations
 
-    def monitor(self) -> Monitor:
-        """Create an empty monitor of a stream; update it with ``monitor.add(guard(x))``."""
-        return Monitor.of(self.calibrated)
+    def monitor(self, data: Any = None) -> Monitor:
+        """Create a monitor of a stream; update it with ``monitor.add(guard(x))``.
+
+        Args:
+            data: Inputs to begin with, as in a call; memory use does not grow with their number. By default none.
+        """
+        monitor = Monitor.of(self.calibrated)
+        for output, _ in () if data is None else self._stream(data):
+            monitor.add(self.calibrated.decide(*output))
+        return monitor
 
     def as_module(self) -> GuardModule:
         """Return model and detector as one module, for ``torch.compile``, ``torch.export`` and other runtimes."""
@@ -267,18 +328,25 @@ class Guard:
     def save(self, path: Path | str) -> None:
         """Write the guard, without the model, to a safetensors file."""
         self.network.check_unchanged()
-        save_guard(Path(path), self.network, self.calibrated, self.transform)
+        save_guard(Path(path), self.network, self.calibrated, self.loading)
 
     @classmethod
-    def load(cls, path: Path | str | GuardFile, model: nn.Module) -> Self:
+    def load(cls, path: Path | str | GuardFile, model: nn.Module, *, loading: Loading | None = None) -> Self:
         """Read a guard for ``model``; reject a file made for another model.
 
         The weights must be equal, and the features of a few synthetic inputs must agree up to rounding, to detect
         models that compute something else with the same weights.
+
+        Args:
+            path: The file.
+            model: The classifier that the guard was fitted on.
+            loading: Settings for loading data; what they leave out is taken from the file. Needed for raw inputs if
+                the file cannot hold their preparation, such as a function ``collate``. A tokeniser that the file names
+                is loaded when the first texts come, from the files of this machine.
         """
         check_model(model)
         file = path if isinstance(path, GuardFile) else read_guard(Path(path))
-        return cls(file.match(model), file.calibrated, file.transform)
+        return cls(file.match(model), file.calibrated, file.complete(loading))
 
     def __repr__(self) -> str:
         name = self.detector.method_text or type(self.detector).__name__
@@ -311,6 +379,36 @@ def _groups_of_rows(grouping: Tensor, extracted: Extraction) -> Tensor:
     kept = torch.ones(rows, dtype=torch.bool)
     kept[list(extracted.unreadable)] = False
     return grouping[kept]
+
+
+def _warn_if_unsteady(extracted: Extraction, execution: Execution) -> None:
+    """Log a warning if the first inputs have other features when they run again, after all others."""
+    network, few = extracted.network, extracted.first
+    try:
+        again = network.run_few(few)
+    except Exception:  # a network may raise anything: this one is made for batches of another size
+        return
+    there = network.device if execution.device is None else torch.device(execution.device)
+    before = Pass(extracted.bank.features[: few.rows], again.logits)
+    if change := difference(before, again, there.type, network.device.type):
+        log.warning(
+            "the model gives other features for the same inputs when they run again: they differ by %.2g %% of their "
+            "norm. It draws random numbers, keeps a state between calls or mixes the inputs of a batch, so no "
+            "false-alarm rate can hold. Make it deterministic in evaluation mode.",
+            100 * change,
+        )
+
+
+def _unnamed(argument: Any) -> TypeError:
+    """Return the error about a third argument without a name."""
+    if isinstance(argument, (str, float, type, Detector)):
+        return TypeError(
+            "Guard.fit takes the model and the data, and all else by name: Guard.fit(model, data, method=...)."
+        )
+    return TypeError(
+        f"Guard.fit takes the model and the data, and all else by name, got {type(argument).__name__} as a third "
+        "argument. Give labels as a pair: Guard.fit(model, (X, y))."
+    )
 
 
 class GuardModule(nn.Module):

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +30,8 @@ from torch import Tensor, nn
 from .. import __version__
 from ..core.bank import Head
 from ..core.validation import FLOATS
+from ..data.loading import Loading
+from ..data.texts import NotStored, Tokeniser, TokeniserSpec
 from ..data.transform import InputSizes, Transform
 from ..detectors import METHODS, create
 from ..detectors.base import Detector
@@ -95,6 +97,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     above: int = 0  # scores of the calibration that are larger than all others and not stored
     evidence: EvidenceSettings | None = None
     input_sizes: tuple[list[int], list[int]] | None = None  # smallest and largest, if shapes differ
+    tokeniser: TokeniserSpec | None = None
+    collate: str = ""  # name of what joined inputs into batches, if that cannot be stored
+    labels: str = ""  # name of the column of labels, if the user gave it
 
 
 @dataclass(frozen=True)
@@ -103,12 +108,33 @@ class GuardFile:
 
     path: Path
     calibrated: CalibratedDetector
-    transform: Transform | None
+    loading: Loading
     settings: Settings
     evidence: Evidence | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _read_again, (self.path, self.settings.sha256)
+
+    @property
+    def transform(self) -> Transform | None:
+        """Preprocessing of images for the model, if known."""
+        transform: Transform | None = self.loading.transform
+        return transform
+
+    def complete(self, loading: Loading | None) -> Loading:
+        """Return the settings for loading data of a user, with those of the file where they are silent."""
+        if loading is None:
+            return self.loading
+        own = self.loading
+        if None not in (own.transform, loading.transform) and own.transform != loading.transform:
+            raise ValueError(
+                f"{self.path} stores the transform that the guard was calibrated with, {own.transform}, and loading= "
+                f"has another one, {loading.transform}. Leave it out."
+            )
+        collate = own.collate if loading.collate is None else loading.collate
+        return replace(
+            loading, transform=loading.transform or own.transform, collate=collate, labels=loading.labels or own.labels
+        )
 
     @property
     def sizes(self) -> InputSizes | None:
@@ -203,10 +229,10 @@ def read_guard(path: Path) -> GuardFile:
         if settings.evidence is not None:
             kept = settings.evidence
             evidence = Evidence(kept.inputs, kept.rows, kept.device, tensors[EVIDENCE])
-        return GuardFile(path, calibrated, _make_transform(settings.transform), settings, evidence)
+        return GuardFile(path, calibrated, _make_loading(settings), settings, evidence)
 
 
-def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, transform: Transform | None) -> None:
+def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, loading: Loading) -> None:
     """Write a guard to ``path`` atomically; the same guard yields the same bytes."""
     if path.is_dir():
         raise IsADirectoryError(f"a guard is one file, but {path} is a folder. Try {path / 'guard.safetensors'}.")
@@ -233,6 +259,7 @@ def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, tra
     found, evidence, shape, sizes = network.found, network.evidence, network.shape, network.sizes
     with evaluating(found.module):  # in training, reading a weight may change it (spectral norm)
         dtype = _type_name(found.module)
+    tokeniser = None if loading.collate is None else _store_tokeniser(loading.collate)
     settings = Settings(
         flatfold=__version__,
         detector=name,
@@ -240,12 +267,15 @@ def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, tra
         dtype=dtype,
         gives_logits=found.gives_logits,
         head=found.name,
-        transform=None if transform is None else transform.as_dict(),
+        transform=None if loading.transform is None else loading.transform.as_dict(),
         weights_sha256=network.weights,
         mixed_precision=next(name for name, value in MIXED_PRECISION.items() if value == network.dtype),
         input_shape=None if shape is None else list(shape),
         evidence=None if evidence is None else EvidenceSettings(evidence.inputs, evidence.rows, evidence.device),
         input_sizes=None if sizes is None or sizes.least == sizes.most else (list(sizes.least), list(sizes.most)),
+        tokeniser=tokeniser,
+        collate=_name_of(loading.collate) if tokeniser is None else "",
+        labels=loading.labels or "",
         **_derived_settings(calibrated),
     )
     tensors = {f"{STATE}{key}": value for key, value in detector.state_dict().items()}
@@ -418,6 +448,29 @@ def _make_detector(settings: Settings) -> Detector:
     if canonical(detector.made_by[1]) != canonical(hyper):
         raise ValueError(f"its hyper-parameters do not match those of {name}")
     return detector
+
+
+def _store_tokeniser(collate: Any) -> TokeniserSpec | None:
+    """Return what the file holds of a ``collate``; None if it is a function, or a tokeniser without a name."""
+    tokeniser = Tokeniser.of(collate)
+    return None if tokeniser is None else tokeniser.spec()
+
+
+def _name_of(collate: Any) -> str:
+    """Return the name of a ``collate`` that is not stored, for an error message; empty if there is none."""
+    if collate is None:
+        return ""
+    if isinstance(collate, NotStored):
+        return collate.name
+    return str(getattr(collate, "__name__", type(collate).__name__))[:LONGEST]
+
+
+def _make_loading(settings: Settings) -> Loading:
+    """Return how a guard prepares data."""
+    collate: Tokeniser | NotStored | None = NotStored(settings.collate) if settings.collate else None
+    if settings.tokeniser is not None:
+        collate = Tokeniser.stored(settings.tokeniser)
+    return Loading(_make_transform(settings.transform), collate, labels=settings.labels or None)
 
 
 def _make_transform(values: dict[str, Any] | None) -> Transform | None:

@@ -91,7 +91,7 @@ def limit_suite(suite: Suite, limit: int | None = None, limit_fit: int | None = 
     return replace(
         suite,
         train=None if suite.train is None else take(suite.train, limit_fit),
-        val=take(suite.val, limit_fit),
+        val=None if suite.val is None else take(suite.val, limit_fit),
         test=take(suite.test, limit),
         ood=tuple(replace(ood, images=take(ood.images, limit)) for ood in suite.ood),
         ood_val=None if suite.ood_val is None else take(suite.ood_val, limit_fit),

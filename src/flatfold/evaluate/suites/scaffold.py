@@ -114,6 +114,8 @@ def _inspect(name: str, path: Path, images: Path | None, labelled: bool) -> Data
     """Return facts about some images, whose kind follows from the suffix of the path or the content of a folder."""
     with error_context(name):
         kind = image_kind(path)
+        if kind == "image":
+            raise ValueError(f"a data set must have several images, but {path} is one. Give its folder.")
         root = (images or path.parent) if kind == "list" else None
         source = open_images(path, Transform(), labels=labelled, kind=kind, root=root)
         if labelled and source.labels is None:

@@ -36,7 +36,7 @@ class Suite:
     about: str  # one sentence for the report
     model: nn.Module  # the trained classifier
     train: Source | None  # without training images, methods that need them are left out
-    val: Source  # ID images that the network was not trained on: methods learn and choose parameters from them
+    val: Source | None  # ID images that the network was not trained on: methods learn and choose parameters from them
     test: Source  # ID images for the evaluation
     ood: tuple[OodSet, ...]
     seed: int  # of the data and of the training

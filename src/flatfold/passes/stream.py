@@ -1,0 +1,63 @@
+"""A data set through a network, batch by batch, where nothing is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from ..core.validation import check_finite
+from ..data.batch import split_batch
+from ..data.loading import Loading
+from ..data.sources import BatchResult, ImageSource, Source, read_batches
+from ..errors import UnreadableImageError
+from ..io.progress import track
+from ..network.heads import Pass
+from ..network.network import Network
+from .extract import check_share, count_batches, warn_unreadable
+
+TITLE = "scoring"
+
+
+class Streamed(NamedTuple):
+    """The result of one batch, and the names of its inputs, None if they have none."""
+
+    output: Pass
+    names: list[str] | None
+
+
+def run_batches(network: Network, batches: Iterable[Any], loading: Loading) -> Iterator[Streamed]:
+    """Yield the result of each batch with the names of its inputs; images that cannot be read have no row.
+
+    Memory use does not grow with the number of batches. Raises `UnreadableImageError` if more than the share
+    ``loading.max_unreadable`` cannot be read.
+    """
+    unreadable: dict[int, str] = {}
+    rows_read = 0
+    for rows, batch, reasons in _read(batches, loading):
+        unreadable |= reasons
+        if reasons and isinstance(batches, Source):
+            check_share(unreadable, batches.rows, loading.max_unreadable)
+        if batch is None:
+            continue
+        rows_read += batch.rows
+        output = network.run(batch)
+        check_finite(output.features, "features", first=rows.start)
+        names = [batches.name(row) for row in rows if row not in reasons] if isinstance(batches, ImageSource) else None
+        yield Streamed(output, names)
+    if unreadable and not rows_read:
+        raise UnreadableImageError(f"not a single image could be read. The first: {next(iter(unreadable.values()))}")
+    if not rows_read:
+        raise ValueError("the data gave no input at all. Is the data set empty, or the generator used up?")
+    if isinstance(batches, Source):
+        warn_unreadable(unreadable, batches.rows)
+
+
+def _read(batches: Iterable[Any], loading: Loading) -> Iterator[BatchResult]:
+    """Yield the batches of a source or of a loader, with the numbers of their rows."""
+    if isinstance(batches, Source):
+        yield from read_batches(batches, title=TITLE if len(batches) > 1 else None, workers=loading.workers)
+        return
+    start = 0
+    for batch in map(split_batch, track(batches, TITLE, count_batches(batches))):
+        yield BatchResult(range(start, start + batch.rows), batch, {})
+        start += batch.rows
