@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: formulas as MathML, pages and examples from the root, links to them, tables from the package.
+"""Hooks of mkdocs: formulas as MathML, pages and examples from the root, links to them, tables and look of the package.
 
 Everything is made while the site is built, so that the site needs no network later and cannot fall behind the code.
 Pages are written to be read in the repository: their relative links name files of the repository, and are rewritten
@@ -28,13 +28,18 @@ UNKNOWN = {
     r"\big\|": r"\|",
 }  # what the converter would leave as it is, and what it understands
 WIDTH = 90  # of a command's help: fits beside the navigation
+MODES = '[data-md-color-scheme="default"]', '[data-md-color-scheme="slate"]'  # selectors of light and dark pages
 HIDDEN = 'filters: ["!^_", "!^(forward|learn|score|shape|pairs|score_range|innermost|is_fitted|fit_without)$"]'
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the root's pages, and the examples that pages link to."""
+    """Add the root's pages, the examples that pages link to, and the look that the site shares with other pages."""
     from mkdocs.structure.files import File
 
+    from flatfold.io import look
+
+    files.append(File.generated(config, "look.css", content=look.variables(*MODES)))
+    files.append(File.generated(config, "mark.svg", content=look.mark_file()))
     for page, source in FROM_ROOT.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf8")))
     for path in sorted((ROOT / "examples").glob("*.*")):

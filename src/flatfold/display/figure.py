@@ -20,16 +20,15 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from ..io.files import write_atomically
+from ..io.look import LIGHT, variables
 from .numbers import power_of_ten
 
 Numbers = NDArray[np.floating]
 
-INK, GREY, LIGHT_GREY, ACCENT, PAPER = "#1f2933", "#9aa5b1", "#c3cad3", "#00704f", "#ffffff"
-
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b8e23")  # colour-blind safe
-PAGE_COLOURS = {INK: "ink", GREY: "grey", LIGHT_GREY: "light-grey", ACCENT: "accent", PAPER: "paper"} | {
-    colour: f"line-{number}" for number, colour in enumerate(PALETTE)
-}  # the variables of page.css, which a dark page redefines
+INK, GREY, LIGHT_GREY, ACCENT, PAPER = (LIGHT[name] for name in ("ink", "grey", "light-grey", "accent", "paper"))
+LINES = tuple(name for name in LIGHT if name.startswith("line-"))
+PALETTE = tuple(LIGHT[name] for name in LINES)
+PAGE_COLOURS = {LIGHT[name]: name for name in ("ink", "edge", "line", "grey", "light-grey", "accent", "paper", *LINES)}
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # no dates: same results, same bytes
 TITLE_LENGTH = 32  # characters that fit above a panel
 DPI = 144  # resolution of rasterised elements
@@ -309,6 +308,17 @@ class Span(NamedTuple):
             ends = self.low - MARGIN * (self.high - self.low), self.high + MARGIN * (self.high - self.low)
             axes.locator_params(axis="x" if which == "x" else "y", nbins=5)  # long numbers would overlap
         (axes.set_xlim if which == "x" else axes.set_ylim)(*ends)
+
+
+def adaptive(svg: str) -> str:
+    """Return an SVG file with colours that follow the light or dark mode of the page that shows it as an image.
+
+    It has a background: where page and reader disagree on the mode, it is a box that can still be read.
+    """
+    style = f"{variables()}\nsvg {{ background: var(--paper) }} text {{ font-family: var(--font) !important }}"
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"(?<=(?:fill|roke): )#[0-9a-f]{6}", lambda match: page_colour(match[0]), svg)
+    return re.sub(r"(<svg\b[^>]*>)", lambda match: f"{match[0]}\n<style>{style}</style>", svg, count=1)
 
 
 def _set_title(axes: Axes, panel: Panel) -> None:

@@ -27,6 +27,7 @@ from markupsafe import Markup
 
 from ..display.numbers import power_of_ten
 from ..evaluate.results import METRICS
+from ..io.look import MARK, icon, page_style
 
 HERE = Path(__file__).parent / "templates"
 
@@ -54,7 +55,12 @@ def _environment(folder: Path) -> Environment:
         "allow_nan": False,
         "sort_keys": False,
     }
-    environment.globals["docs"] = documentation()
+    environment.globals |= {
+        "docs": documentation(),
+        "page_style": Markup(page_style()),
+        "mark": Markup(MARK),
+        "icon": icon(),
+    }
     for function in (percent, share, interval, signed, quantity, factor, thousands, metric_values, intervals):
         environment.filters[function.__name__] = function
     return environment
