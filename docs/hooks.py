@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = link_pages(markdown, place)
     link = f"[Open as a notebook]({Path(place).stem}.ipynb), or follow this page."
     markdown = markdown.replace("<!-- notebook -->", link)
-    for comment, made in (("commands", commands), ("methods", methods), ("names", names), ("bibtex", bibtex)):
+    for comment, made in (("commands", commands), ("names", names), ("bibtex", bibtex)):
         marker = f"<!-- {comment} -->"
         if marker in markdown:
             markdown = markdown.replace(marker, made())
@@ -157,7 +157,7 @@ def helps() -> Iterator[tuple[str, str]]:
 
 
 def methods() -> str:
-    """Return a table of every registered method, with links to the papers."""
+    """Return the table of all methods, with links to the papers; `docs/reference/detectors.md` has a copy of it."""
     from flatfold.detectors import cited_works, full_name, get_method, hyperparameters
     from flatfold.detectors import methods as registered
 

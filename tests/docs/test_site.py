@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import resolve_name
 from xml.etree import ElementTree
@@ -19,20 +18,12 @@ from flatfold.cli import app
 from flatfold.detectors import METHODS
 from tests.browser import CHROMIUM, expect, sync_playwright
 from tests.command import uncovered_environment
-from tests.docs.page import ROOT, read
+from tests.docs.page import ROOT, module, read
 from tests.docs.shell import get_command, options_of
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'flatfold[docs]'")
 pytestmark = pytest.mark.docs
 ELSEWHERE = re.compile(r"""(?:<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=|url\(|@import )["']?(?:https?:)?//""")
-
-
-def module(name):
-    """Return a module of `docs`, which is no package."""
-    spec = spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
-    made = module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ INK, GREY, LIGHT_GREY, ACCENT, PAPER = (LIGHT[name] for name in ("ink", "grey", 
 LINES = tuple(name for name in LIGHT if name.startswith("line-"))
 PALETTE = tuple(LIGHT[name] for name in LINES)
 PAGE_COLOURS = {LIGHT[name]: name for name in ("ink", "edge", "line", "grey", "light-grey", "accent", "paper", *LINES)}
+PAGE_COLOURS["#000000"] = "ink"  # matplotlib's default
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # no dates: same results, same bytes
 TITLE_LENGTH = 32  # characters that fit above a panel
 DPI = 144  # resolution of rasterised elements
@@ -315,10 +316,9 @@ def adaptive(svg: str) -> str:
 
     It has a background: where page and reader disagree on the mode, it is a box that can still be read.
     """
-    style = f"{variables()}\nsvg {{ background: var(--paper) }} text {{ font-family: var(--font) !important }}"
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"(?<=(?:fill|roke): )#[0-9a-f]{6}", lambda match: page_colour(match[0]), svg)
-    return re.sub(r"(<svg\b[^>]*>)", lambda match: f"{match[0]}\n<style>{style}</style>", svg, count=1)
+    rules = "svg { background: var(--paper) } text { fill: var(--ink); font-family: var(--font) !important }"
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", _with_page_colours(svg), flags=re.DOTALL)
+    return re.sub(r"<svg\b[^>]*>", lambda head: f"{head[0]}\n<style>{variables()}\n{rules}</style>", svg, count=1)
 
 
 def _set_title(axes: Axes, panel: Panel) -> None:
@@ -345,8 +345,12 @@ def _inline_svg(svg: str, name: str, label: str) -> str:
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", svg)
     svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r"(?<=(?:fill|roke): )#[0-9a-f]{6}", lambda match: page_colour(match[0]), svg)
+    svg = _with_page_colours(svg)
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box is not None
     head = f'<svg {box[0]} role="img" aria-label="{escape(label)}" xmlns:xlink="http://www.w3.org/1999/xlink">'
     return re.sub(r"\n\s*", "\n", head + svg[svg.index(">") + 1 :])
+
+
+def _with_page_colours(svg: str) -> str:
+    return re.sub(r"(?<=(?:fill|roke): )#[0-9a-f]{6}", lambda match: page_colour(match[0]), svg)

@@ -98,8 +98,8 @@ def variables(root: str = ":root", dark: str = "", names: tuple[str, ...] | None
         lines = "; ".join(f"--{name}: {value}" for name, value in values.items() if names is None or name in names)
         return f"{selector} {{ {lines} }}"
 
-    light = block(root, LIGHT | FONTS)
-    return f"{light}\n{block(dark, DARK)}" if dark else f"{light}\n{ON_DARK_SCREENS} {{ {block(root, DARK)} }}"
+    light, darkened = block(root, LIGHT | FONTS), block(dark or root, DARK | FONTS)
+    return f"{light}\n{darkened}" if dark else f"{light}\n{ON_DARK_SCREENS} {{ {darkened} }}"
 
 
 def page_style() -> str:
