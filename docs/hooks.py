@@ -42,8 +42,9 @@ def on_files(files: Any, config: Any) -> Any:
     files.append(File.generated(config, "mark.svg", content=look.mark_file()))
     for page, source in FROM_ROOT.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf8")))
-    for path in sorted((ROOT / "examples").glob("*.*")):
-        files.append(File.generated(config, f"examples/{path.name}", content=path.read_text(encoding="utf8")))
+    for path in sorted([*(ROOT / "examples").glob("*.*"), *(ROOT / "examples").glob("gallery/*.py")]):
+        place = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, place, content=path.read_text(encoding="utf8")))
     for path in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
         cells = notebook(path.read_text(encoding="utf8"))
         files.append(File.generated(config, f"tutorials/{path.stem}.ipynb", content=cells))

@@ -68,8 +68,8 @@ def test_every_page_and_example_is_there_and_found_by_the_search(texts, site):
     for page, source in module("hooks").FROM_ROOT.items():
         title = re.search(r"^# (.*)$", read(source), re.MULTILINE)[1]
         assert f">{title}<" in texts[page.replace(".md", ".html")]
-    for path in (ROOT / "examples").glob("*.*"):
-        assert (site / "examples" / path.name).read_bytes() == path.read_bytes()
+    for path in (*(ROOT / "examples").glob("*.*"), *(ROOT / "examples").glob("gallery/*.py")):
+        assert (site / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.skipif(CHROMIUM is None or sync_playwright is None, reason="needs playwright, and chromium on the path")
