@@ -20,8 +20,8 @@ def absolute(readme: str, links: str = "", images: str = "") -> str:
     """Return README with its relative links and images below these addresses; an empty one leaves them as they are.
 
     Example:
-        >>> absolute("[a](docs/a.md#b) ![c](c.svg) [d](#e) [f](mailto:f)", "https://x.org/", "https://y.org/")
-        '[a](https://x.org/docs/a.md#b) ![c](https://y.org/c.svg) [d](#e) [f](mailto:f)'
+        >>> absolute("[a](docs/a.md#b) ![c](c.svg) [d](#e)", "https://example.org/a/", "https://example.org/b/")
+        '[a](https://example.org/a/docs/a.md#b) ![c](https://example.org/b/c.svg) [d](#e)'
     """
 
     def moved(link: re.Match[str]) -> str:
