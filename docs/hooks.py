@@ -36,7 +36,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the root's pages, the examples that pages link to, and the look that the site shares with other pages."""
     from mkdocs.structure.files import File
 
-    from flatfold.io import look
+    from flatfold.display import look
 
     files.append(File.generated(config, "look.css", content=look.variables(*MODES)))
     files.append(File.generated(config, "mark.svg", content=look.mark_file()))

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 import flatfold
+from flatfold.display.figure import adaptive
 from flatfold.evaluate.suites.suite import Suite
 from flatfold.io.files import write_atomically
 from flatfold.io.progress import track
-from flatfold.report.figure import adaptive
 
 from .cases import Role, case_of, suites_of
 from .families import ALPHAS

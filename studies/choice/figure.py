@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from flatfold.io.look import LIGHT
-from flatfold.report.figure import LIGHT_GREY, adaptive
+from flatfold.display.figure import LIGHT_GREY, adaptive
+from flatfold.display.look import LIGHT
 
 LARGEST = 30.0  # percentage points: what lies beyond is drawn at the edge
 COLOURS = tuple(LIGHT[name] for name in ("accent", "edge", "line-0", "line-4", "line-3", "line-5", "line-1", "line-7"))

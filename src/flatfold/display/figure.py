@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from ..io.files import write_atomically
-from ..io.look import LIGHT, variables
+from .look import LIGHT, variables
 from .numbers import power_of_ten
 
 Numbers = NDArray[np.floating]

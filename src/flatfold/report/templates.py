@@ -25,9 +25,9 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..display.look import MARK, icon, page_style
 from ..display.numbers import power_of_ten
 from ..evaluate.results import METRICS
-from ..io.look import MARK, icon, page_style
 
 HERE = Path(__file__).parent / "templates"
 

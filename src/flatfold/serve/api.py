@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from jinja2 import Environment
 from pydantic import BaseModel, Field
 
-from ..io.look import MARK, icon
+from ..display.look import MARK, icon
 from .requests import FEATURES, FORM
 from .scorer import Scorer
 from .settings import Settings

@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
-from ..io.look import MARK, icon, page_style
+from ..display.look import MARK, icon, page_style
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from . import api

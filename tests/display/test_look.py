@@ -1,4 +1,4 @@
-"""`io.look`: one place for colours, which can be read in light and dark."""
+"""`display.look`: one place for colours, which can be read in light and dark."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import flatfold
-from flatfold.io.look import DARK, FONTS, LIGHT, MARK, icon, page_style, variables
+from flatfold.display.look import DARK, FONTS, LIGHT, MARK, icon, page_style, variables
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(flatfold.__file__).parent
@@ -48,7 +48,7 @@ def test_text_can_be_read_in_light_and_in_dark():
 def test_no_other_style_has_a_colour_of_its_own():
     for name, text in styles().items():
         text = re.sub(r"&#\d+;|href=\"#|mask-image:[^;]*;", "", text)
-        assert COLOUR.findall(text) == [], f"{name}: use a variable of flatfold/io/look.py"
+        assert COLOUR.findall(text) == [], f"{name}: use a variable of flatfold/display/look.py"
 
 
 def test_every_variable_of_a_style_is_defined():
