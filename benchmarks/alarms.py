@@ -1,4 +1,4 @@
-"""How often guards raise an alarm on real ID and OOD images; no speed: the table of the README."""
+"""How often guards raise an alarm on real ID and OOD images; no speed: the table of docs/howto/thresholds.md."""
 
 import os
 from pathlib import Path

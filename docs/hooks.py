@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: formulas as MathML, pages and examples from the root, links to them, tables from the package.
+"""Hooks of mkdocs: formulas as MathML, pages and examples from the root, links to them, tables and look of the package.
 
 Everything is made while the site is built, so that the site needs no network later and cannot fall behind the code.
 Pages are written to be read in the repository: their relative links name files of the repository, and are rewritten
@@ -28,17 +28,23 @@ UNKNOWN = {
     r"\big\|": r"\|",
 }  # what the converter would leave as it is, and what it understands
 WIDTH = 90  # of a command's help: fits beside the navigation
+MODES = '[data-md-color-scheme="default"]', '[data-md-color-scheme="slate"]'  # selectors of light and dark pages
 HIDDEN = 'filters: ["!^_", "!^(forward|learn|score|shape|pairs|score_range|innermost|is_fitted|fit_without)$"]'
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the root's pages, and the examples that pages link to."""
+    """Add the root's pages, the examples that pages link to, and the look that the site shares with other pages."""
     from mkdocs.structure.files import File
 
+    from flatfold.display import look
+
+    files.append(File.generated(config, "look.css", content=look.variables(*MODES)))
+    files.append(File.generated(config, "mark.svg", content=look.mark_file()))
     for page, source in FROM_ROOT.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf8")))
-    for path in sorted((ROOT / "examples").glob("*.*")):
-        files.append(File.generated(config, f"examples/{path.name}", content=path.read_text(encoding="utf8")))
+    for path in sorted([*(ROOT / "examples").glob("*.*"), *(ROOT / "examples").glob("gallery/*.py")]):
+        place = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, place, content=path.read_text(encoding="utf8")))
     for path in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
         cells = notebook(path.read_text(encoding="utf8"))
         files.append(File.generated(config, f"tutorials/{path.stem}.ipynb", content=cells))
@@ -51,7 +57,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = link_pages(markdown, place)
     link = f"[Open as a notebook]({Path(place).stem}.ipynb), or follow this page."
     markdown = markdown.replace("<!-- notebook -->", link)
-    for comment, made in (("commands", commands), ("methods", methods), ("names", names), ("bibtex", bibtex)):
+    for comment, made in (("commands", commands), ("names", names), ("bibtex", bibtex)):
         marker = f"<!-- {comment} -->"
         if marker in markdown:
             markdown = markdown.replace(marker, made())
@@ -152,7 +158,7 @@ def helps() -> Iterator[tuple[str, str]]:
 
 
 def methods() -> str:
-    """Return a table of every registered method, with links to the papers."""
+    """Return the table of all methods, with links to the papers; `docs/reference/detectors.md` has a copy of it."""
     from flatfold.detectors import cited_works, full_name, get_method, hyperparameters
     from flatfold.detectors import methods as registered
 

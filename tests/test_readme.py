@@ -1,9 +1,13 @@
-"""README and the other pages as they are browsed in the repository: methods, links and anchors, one version."""
+"""README and the other pages as they are browsed in the repository: figure, links and anchors, one version."""
 
+import doctest
 import re
 import subprocess
+import sys
 import tomllib
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+TELEPHONE = 358  # pixels between the margins of a page 390 pixels wide
 NOT_OURS = r"github\.com/flatfold|flatfold\.readthedocs|githubuser[c]ontent"
 
 
@@ -37,13 +42,36 @@ def test_nothing_is_left_to_be_filled_in():
         assert not re.search(r"\b(?!FLATFOLD_)[A-Z]+_[A-Z]+\b", page.read_text(encoding="utf8")), page.name
 
 
-def test_every_method_of_the_readme_exists_and_none_is_missing():
-    rows = [line for line in read("README.md").splitlines() if line.startswith("| `")]
-    shown = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
-    for name in shown ^ set(METHODS):
-        row = f"| `{name}` | what it scores | what it learns from |"
-        change = "remove it from" if name in shown else f"add {row!r}, or {name} to a row, in"
-        pytest.fail(f"{name} is not both a method and in README.md: {change} the table under Methods.")
+def rows(page):
+    """Return the rows of tables whose first cell is a method: the other cells by its name."""
+    found = (line.strip("| ").split(" | ") for line in read(page).splitlines() if line.startswith("| `"))
+    return {name.strip("`"): cells for name, *cells in found}
+
+
+def test_the_readme_is_short_and_its_lines_fit_a_terminal():
+    lines = read("README.md").splitlines()
+    assert len(lines) <= 100
+    assert [line for line in lines if len(line) > 115] == []
+
+
+def test_table_and_figure_of_the_readme_are_of_one_run():
+    shown = rows("README.md")
+    assert all(name in METHODS for name in shown)
+    for name, cells in shown.items():
+        assert f"| `{name}` | {' | '.join(cells[:5])} |\n" in read("docs/howto/benchmark.md")
+    figure = re.findall(r"AUROC ([\d.]+)", read("docs/scores.svg"))
+    assert figure == [shown[name][4].partition(" ")[0] for name in ("fourfold", "ebo")]
+
+
+def test_the_text_of_the_figure_can_be_read_on_a_telephone_and_in_the_dark():
+    svg = read("docs/scores.svg")
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])
+    sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", svg)]
+    assert len(sizes) > 10
+    assert min(sizes) * TELEPHONE / width >= 11
+    drawn = svg.partition("</style>")[2]
+    assert re.findall(r"(?:fill|stroke): (?!none|var)", drawn) == []
+    assert "prefers-color-scheme: dark" in svg
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -73,3 +101,23 @@ def test_no_file_names_an_address_that_is_not_ours():
 
 def test_the_citation_names_this_version():
     assert re.search(r"^version: (.*)$", read("CITATION.cff"), re.MULTILINE)[1] == PROJECT["version"]
+
+
+def test_links_of_the_readme_lead_to_the_configured_address_in_a_package_and_else_stay_as_they_are(monkeypatch):
+    spec = spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    build = module_from_spec(spec)
+    spec.loader.exec_module(build)
+    assert doctest.testmod(build).failed == 0
+    interface = ModuleType("hatchling.metadata.plugin.interface")  # hatchling itself is there only during a build
+    interface.MetadataHookInterface = type("MetadataHookInterface", (), {"root": str(ROOT)})
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    hook, metadata = build.get_metadata_hook()(), {}
+    hook.config = {"path": "hatch_build.py"}
+    hook.update(metadata)
+    assert metadata["readme"] == {"content-type": "text/markdown", "text": read("README.md")}
+    hook.config = {"links": "https://example.org/links/", "images": "https://example.org/images/"}
+    hook.update(metadata)
+    assert LINK.findall(metadata["readme"]["text"]) == []
+    for address in ("(https://example.org/images/docs/scores.svg)", "(https://example.org/links/docs/gallery.md)"):
+        assert address in metadata["readme"]["text"]
+    assert "readme" in PROJECT["dynamic"]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import flatfold
+from flatfold.display.figure import adaptive
 from flatfold.evaluate.suites.suite import Suite
 from flatfold.io.files import write_atomically
 from flatfold.io.progress import track
@@ -49,8 +50,7 @@ def write(found: Sequence[Found], out: Path, replicates: int) -> None:
     write_atomically(out / "autofold.csv", as_csv(rows))
     write_atomically(out / "study.json", json.dumps(_summary(found, replicates), indent=1) + "\n")
     for drawing in figures(found):
-        svg = drawing.svg().replace("<svg ", '<svg style="background: #fff" ', 1)  # readable on a dark page too
-        write_atomically(out / f"{drawing.name}.svg", svg)
+        write_atomically(out / f"{drawing.name}.svg", adaptive(drawing.svg()))
 
 
 def _found(suite: Suite, role: Role, out: Path, replicates: int) -> Found:

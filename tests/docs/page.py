@@ -8,8 +8,9 @@ commands, where they have them, and after ``<!-- test: exits 1 because REASON --
 
 import re
 import textwrap
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 NOTES = r"only-parse because \w|with --\w|exits \d+ because \w"
@@ -31,6 +32,14 @@ class Block(NamedTuple):
     only_parse: bool
     options: list[str]
     exit_code: int
+
+
+def module(name: str) -> Any:
+    """Return a module of `docs`, which is no package."""
+    spec = spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
 
 
 def read(page: str) -> str:

@@ -8,8 +8,7 @@ from socket import create_server
 
 import pytest
 
-from tests.docs.page import read
-from tests.docs.test_site import module
+from tests.docs.page import module, read
 
 nbformat = pytest.importorskip("nbformat", reason="notebooks are not run: pip install 'flatfold[dev]'")
 nbclient = pytest.importorskip("nbclient", reason="notebooks are not run: pip install 'flatfold[dev]'")

@@ -10,11 +10,14 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from pkgutil import resolve_name
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from pyarrow.parquet import read_table
 from typer.main import get_command
 
+import flatfold as ff
 from flatfold.cli import app
 from flatfold.evaluate.suites.toml_file import SuiteFile
 from flatfold.serve.service import Service
@@ -25,7 +28,7 @@ from tests.serve.small_service import make_guard
 
 pytestmark = pytest.mark.docs
 SMALL = ["ignore:AutoFold's curve is flat", "ignore:tuning .* made little difference"]  # with a few random images
-FOREIGN = {"--array"}  # of Slurm
+FOREIGN = {"--array", "--build-arg"}  # of Slurm and Docker
 KEYS = {"flatfold.json", "flatfold.transform"}  # what an exported file has inside
 OPTIONS = options_of(get_command(app)) | FOREIGN
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -114,7 +117,13 @@ def run_page(page, text, reader, shell):
 @pytest.mark.filterwarnings(*SMALL)
 @pytest.mark.parametrize("page", pages())
 def test_every_block_of_the_page_runs(page, reader, shell):
-    run_page(page, read(page), reader, shell)
+    names = run_page(page, read(page), reader, shell)
+    if page == "README.md":
+        images, digits, guard = (names[name] for name in ("images", "digits", "guard"))
+        known, unknown = (guard(images[rows]).is_ood.float().mean() for rows in (names["test"], digits > 5))
+        assert (known < 0.12, unknown > 0.6) == (True, True)
+    if page == "docs/howto/onnx.md":
+        check_preparation(names["prepare"])
     if page == "docs/howto/scale.md":
         assert len(Path("scores.csv").read_text().splitlines()) == 31
         assert read_table("scores.parquet").num_rows == 30
@@ -124,6 +133,23 @@ def test_every_block_of_the_page_runs(page, reader, shell):
         assert {"predicted", "class", "score", "p_value", "is_ood", "explanation"} <= set(one[0])
     if page == "docs/howto/own_method.md":
         assert "aside," in Path("out/digits/results.csv").read_text()
+
+
+def check_preparation(prepare):
+    """The lines that prepare an image without this library give the numbers of its transform, to the last digit."""
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 256, shape, np.uint8)) for shape in ((23, 31, 3), (40, 17), (24, 24, 3))]
+    for transform in (
+        ff.Transform(),
+        ff.Transform(mode="L", mean=(0.13,), std=(0.3,)),
+        ff.Transform(resize=19, crop=16, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        ff.Transform(resize=20, interpolation="bicubic", squash=True),
+        ff.Transform(crop=11, std=(0.5, 0.5, 0.5)),
+    ):
+        for image in images:
+            given = prepare(image, json.loads(json.dumps(transform.as_dict())))
+            assert given.dtype == np.float32
+            assert np.array_equal(given, transform(image)[None].numpy()), (transform, image)
 
 
 def check_code(code):

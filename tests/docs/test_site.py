@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import resolve_name
 from xml.etree import ElementTree
@@ -19,20 +18,12 @@ from flatfold.cli import app
 from flatfold.detectors import METHODS
 from tests.browser import CHROMIUM, expect, sync_playwright
 from tests.command import uncovered_environment
-from tests.docs.page import ROOT, read
+from tests.docs.page import ROOT, module, read
 from tests.docs.shell import get_command, options_of
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'flatfold[docs]'")
 pytestmark = pytest.mark.docs
 ELSEWHERE = re.compile(r"""(?:<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=|url\(|@import )["']?(?:https?:)?//""")
-
-
-def module(name):
-    """Return a module of `docs`, which is no package."""
-    spec = spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
-    made = module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 @pytest.fixture(scope="session")
@@ -77,8 +68,8 @@ def test_every_page_and_example_is_there_and_found_by_the_search(texts, site):
     for page, source in module("hooks").FROM_ROOT.items():
         title = re.search(r"^# (.*)$", read(source), re.MULTILINE)[1]
         assert f">{title}<" in texts[page.replace(".md", ".html")]
-    for path in (ROOT / "examples").glob("*.*"):
-        assert (site / "examples" / path.name).read_bytes() == path.read_bytes()
+    for path in (*(ROOT / "examples").glob("*.*"), *(ROOT / "examples").glob("gallery/*.py")):
+        assert (site / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.skipif(CHROMIUM is None or sync_playwright is None, reason="needs playwright, and chromium on the path")

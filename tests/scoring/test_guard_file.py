@@ -203,8 +203,9 @@ def test_a_change_of_any_tensor_is_seen_and_rounding_is_not(make_world):
             if last in ("weight", "bias"):
                 assert head_hash(fitted_head(other)) != head_hash(fitted_head(calibrated)), (name, key)
             elif key != "percentile_" or name == "autofold-a":  # of ReAct's percentile only the threshold counts
+                hint = "score does not use it: store it as no buffer, or add it to UNSEEN with the reason"
                 check = partial(artefact.check_probes, other, features, scores)
-                assert_refused(ValueError, "returns a score of", check, case=(name, key))
+                assert_refused(ValueError, "returns a score of", check, case=(name, key, hint))
 
 
 def test_scores_that_jump_or_are_no_numbers_are_no_probes(make_world):

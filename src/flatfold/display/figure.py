@@ -20,16 +20,16 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from ..io.files import write_atomically
+from .look import LIGHT, variables
 from .numbers import power_of_ten
 
 Numbers = NDArray[np.floating]
 
-INK, GREY, LIGHT_GREY, ACCENT, PAPER = "#1f2933", "#9aa5b1", "#c3cad3", "#00704f", "#ffffff"
-
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b8e23")  # colour-blind safe
-PAGE_COLOURS = {INK: "ink", GREY: "grey", LIGHT_GREY: "light-grey", ACCENT: "accent", PAPER: "paper"} | {
-    colour: f"line-{number}" for number, colour in enumerate(PALETTE)
-}  # the variables of page.css, which a dark page redefines
+INK, GREY, LIGHT_GREY, ACCENT, PAPER = (LIGHT[name] for name in ("ink", "grey", "light-grey", "accent", "paper"))
+LINES = tuple(name for name in LIGHT if name.startswith("line-"))
+PALETTE = tuple(LIGHT[name] for name in LINES)
+PAGE_COLOURS = {LIGHT[name]: name for name in ("ink", "edge", "line", "grey", "light-grey", "accent", "paper", *LINES)}
+PAGE_COLOURS["#000000"] = "ink"  # matplotlib's default
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # no dates: same results, same bytes
 TITLE_LENGTH = 32  # characters that fit above a panel
 DPI = 144  # resolution of rasterised elements
@@ -311,6 +311,16 @@ class Span(NamedTuple):
         (axes.set_xlim if which == "x" else axes.set_ylim)(*ends)
 
 
+def adaptive(svg: str) -> str:
+    """Return an SVG file with colours that follow the light or dark mode of the page that shows it as an image.
+
+    It has a background: where page and reader disagree on the mode, it is a box that can still be read.
+    """
+    rules = "svg { background: var(--paper) } text { fill: var(--ink); font-family: var(--font) !important }"
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", _with_page_colours(svg), flags=re.DOTALL)
+    return re.sub(r"<svg\b[^>]*>", lambda head: f"{head[0]}\n<style>{variables()}\n{rules}</style>", svg, count=1)
+
+
 def _set_title(axes: Axes, panel: Panel) -> None:
     """Write title and note on one line if both fit, else the note below."""
     if len(panel.title) + len(panel.note) > TITLE_LENGTH:
@@ -335,8 +345,12 @@ def _inline_svg(svg: str, name: str, label: str) -> str:
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", svg)
     svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r"(?<=(?:fill|roke): )#[0-9a-f]{6}", lambda match: page_colour(match[0]), svg)
+    svg = _with_page_colours(svg)
     box = re.search(r'viewBox="[^"]*"', svg)
     assert box is not None
     head = f'<svg {box[0]} role="img" aria-label="{escape(label)}" xmlns:xlink="http://www.w3.org/1999/xlink">'
     return re.sub(r"\n\s*", "\n", head + svg[svg.index(">") + 1 :])
+
+
+def _with_page_colours(svg: str) -> str:
+    return re.sub(r"(?<=(?:fill|roke): )#[0-9a-f]{6}", lambda match: page_colour(match[0]), svg)

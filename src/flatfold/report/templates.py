@@ -25,6 +25,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..display.look import MARK, icon, page_style
 from ..display.numbers import power_of_ten
 from ..evaluate.results import METRICS
 
@@ -54,7 +55,12 @@ def _environment(folder: Path) -> Environment:
         "allow_nan": False,
         "sort_keys": False,
     }
-    environment.globals["docs"] = documentation()
+    environment.globals |= {
+        "docs": documentation(),
+        "page_style": Markup(page_style()),
+        "mark": Markup(MARK),
+        "icon": icon(),
+    }
     for function in (percent, share, interval, signed, quantity, factor, thousands, metric_values, intervals):
         environment.filters[function.__name__] = function
     return environment

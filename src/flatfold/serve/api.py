@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from jinja2 import Environment
 from pydantic import BaseModel, Field
 
+from ..display.look import MARK, icon
 from .requests import FEATURES, FORM
 from .scorer import Scorer
 from .settings import Settings
@@ -137,7 +138,8 @@ def render(document: dict[str, Any], style: str) -> str:
     """Render an OpenAPI document as one HTML page without scripts."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files(__package__).joinpath("docs.html").read_text(encoding="utf8"))
-    return template.render(document=document, style=style, schemas=document["components"]["schemas"], type_name=_type)
+    look = {"style": style, "mark": MARK, "icon": icon()}
+    return template.render(document=document, schemas=document["components"]["schemas"], type_name=_type, **look)
 
 
 def _type(schema: dict[str, Any]) -> str:

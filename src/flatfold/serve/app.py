@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
+from ..display.look import MARK, icon, page_style
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from . import api
@@ -53,13 +54,13 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-_STYLE, _SCRIPT = _read("page.css"), f"{_read('chart.js')}\n{_read('page.js')}"
+_STYLE, _SCRIPT = f"{page_style()}{_read('page.css')}", f"{_read('chart.js')}\n{_read('page.js')}"
 
 
 def page_of(settings: Settings) -> bytes:
     """Return the page; it links to /docs only without a token, because a browser sends none when it follows a link."""
     docs = settings.docs and settings.token is None
-    text: str = Template(_read("page.html")).render(style=_STYLE, script=_SCRIPT, docs=docs)
+    text: str = Template(_read("page.html")).render(style=_STYLE, script=_SCRIPT, docs=docs, mark=MARK, icon=icon())
     return text.encode()
 
 
