@@ -180,7 +180,7 @@ def extract_features(
             network.add_sizes(InputSizes(shape, shape))
             result = network.run_few(first)
         head = network.found.head
-        key_of_bank = {} if data is None else {"weights": network.weights, "data": data, "head": network.found.name}
+        key_of_bank = {} if data is None else {"weights": network.weights, "data": data, "head": network.found.key}
         if key_of_bank and network.dtype is not None:
             key_of_bank["computed_in"] = str(network.dtype)
         sink = BankWriter(
