@@ -56,7 +56,17 @@ REFUSED = {
 HEADS = {**BY_HAND, **{name: OTHER_NAMES.get(name, "classifier") for name in HUB if name not in REFUSED}}
 RELATED = [made.decoder, made.two_heads_averaged, made.pooled_classes]
 QUICK = [made.double_model, made.two_views, made.low_rank_head, *RELATED, "bert"]
-SAVED = [*RELATED, "gpt2", made.tied_head, made.low_rank_head, made.convolution_head, made.double_model, "swin", "wav2vec2", "bert"]
+SAVED = [
+    *RELATED,
+    "gpt2",
+    made.tied_head,
+    made.low_rank_head,
+    made.convolution_head,
+    made.double_model,
+    "swin",
+    "wav2vec2",
+    "bert",
+]
 # Two passes over the same input may add in another order where their batches differ.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 

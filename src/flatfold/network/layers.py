@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..core.bank import Head, as_two_classes
 from ..data.batch import split_batch
-from .calls import first_argument, input_errors, logits_of, watch_calls
+from .calls import first_argument, input_errors, logits_of, spatial_axes, watch_calls
 from .heads import FoundHead, find_head
 
 Side = Literal["input", "output"]
@@ -107,7 +107,9 @@ def layers_and_head(
                 f"the model changes the output of {', '.join(changed)} in place, so its gradient is lost. Name the "
                 "layer that makes this change, such as the activation function that follows."
             )
-        features = found.relation.join([value for value, _ in values[len(named) :]])
+        ends = zip(found.modules, values[len(named) :], strict=True)
+        last = [value.movedim(1, -1) if spatial_axes(layer) else value for layer, (value, _) in ends]
+        features = found.relation.join(last)
         return [*(value for _, (value, _) in pairs), features.to(last_layer.weight.dtype)], last_layer
 
     return layers

@@ -98,7 +98,7 @@ class Relation(ABC):
         return head
 
     def join(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Return features, differentiable, given the inputs of the layers."""
+        """Return features, differentiable, given the inputs of the layers with their channels last."""
         (features,) = inputs
         return features.flatten(1)
 
@@ -319,7 +319,7 @@ class Pooled(Relation):
 
     def join(self, inputs: Sequence[Tensor]) -> Tensor:  # noqa: D102
         (features,) = inputs
-        return features.flatten(2).mean(dim=2) if features.ndim == 4 else features.flatten(1, -2).mean(dim=1)
+        return features.flatten(1, -2).mean(dim=1)
 
     def __str__(self) -> str:
         return f"the logits are the output of {quoted(self.layers[0])}, averaged over its positions"
