@@ -417,6 +417,11 @@ def test_a_single_changed_logit_of_a_likely_class_is_found():
                 check_rows(found, result._replace(logits=logits))
         check_rows(found, result)
         check_rows(found, result._replace(logits=result.logits[:0], features=result.features[:0]))
+        with evaluating(layer):
+            result = run(layer, found, split_batch(torch.randn(64, 8) * torch.logspace(-4, 4, 64)[:, None]))
+        result.logits[5, result.logits[5].argmax()] *= 1.01  # little compared with the largest logit of the batch
+        with refused("a small row", "something else", UnsupportedHeadError):
+            check_rows(found, result)
 
 
 class Adapter(nn.Module):
@@ -454,6 +459,12 @@ def test_the_head_of_an_adapter_is_what_it_computes(case, tmp_path):
     assert_close(head_of(adapter).bias, plain.bias.detach())
     guard.save(tmp_path / "guard.safetensors")
     assert torch.equal(Guard.load(tmp_path / "guard.safetensors", model)(inputs).score, guard(inputs).score)
+
+
+def test_an_adapter_is_one_layer_not_the_sum_of_its_parts():
+    model = make(lambda m, x: m.head(hidden(m, x)) + m.other(m.body(x)))
+    model.head = Adapter(model.head, scale=1.0).double()
+    assert find_head(model, vectors()).name == "head,other"
 
 
 class Packed(nn.Linear):
@@ -530,6 +541,20 @@ def test_a_bank_on_disk_belongs_to_its_relation(tmp_path):
     model.way = lambda m, x: m.head(hidden(m, x)) + m.other(m.body(x))
     with pytest.raises(ValueError, match="head"):
         extract(model, [vectors()], **options)
+
+
+def test_a_benchmark_compares_methods_on_their_features():
+    for case in ("averaged", "last token that is no padding", "mean of pixels"):
+        build, draw, *_ = CASES[case]
+        model, inputs = build(dtype=torch.float32).eval(), draw(n=120, dtype=torch.float32)
+        fit, known, new = (part(inputs, start, start + 40) for start in (0, 40, 80))
+        labels = torch.arange(40) % C
+        results = ff.benchmark(
+            model, [(known, labels)], {"new": [new]}, fit=[(fit, labels)], methods=["msp", "fold"], bootstrap=20
+        )
+        scores = [1 - logits_by(model, x).softmax(-1).amax(-1) for x in (known, new)]
+        assert results.cells["msp", "new"].auroc == pytest.approx(ff.auroc(*scores), abs=1e-6)
+        assert not results.left_out
 
 
 def test_settings_that_no_relation_has_are_refused():
