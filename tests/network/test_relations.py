@@ -245,6 +245,21 @@ def test_graphs_give_the_same_verdicts(case, tmp_path):
     assert guard.network.onnx is not None
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch itself
+def test_compiled_networks_give_the_same_verdicts():
+    for case in ("averaged", QUICK_GRAPH, "mean of pixels"):
+        build, draw, *_ = CASES[case]
+        model, inputs = build(dtype=torch.float32), draw(n=40, dtype=torch.float32)
+        guard = Guard.fit(model, [inputs], "fold", 0.1)
+        expected = guard(inputs)
+        guard.use_runtime("torch-compile")
+        for some in (inputs, part(inputs, 0, 7), part(inputs, 0, 1)):
+            rows = len(guard(some).score)
+            assert_close(guard(some).score, expected.score[:rows], rtol=1e-4, atol=1e-6)
+        torch._dynamo.reset()
+
+
 def test_the_token_may_be_another_one_in_a_later_batch_and_batches_may_be_longer_or_single():
     model = make(at_last_token)
     with evaluating(model):

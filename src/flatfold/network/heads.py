@@ -148,6 +148,9 @@ class Pass(NamedTuple):
 def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHead:
     """Run one batch and return the layers that compute the model's logits, and how.
 
+    The logits may be the output of one linear layer, or of one at one token of each input, the average of its outputs
+    at all positions, or the average or sum of several layers.
+
     The model runs in evaluation mode, without gradients, on its device; its state is restored.
 
     Args:

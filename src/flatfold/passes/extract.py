@@ -105,7 +105,7 @@ def extract(
     The model runs in evaluation mode without gradients and is left as it was: modes, hooks, gradients, device.
 
     Args:
-        model: Any classifier that ends in a linear layer.
+        model: Any classifier whose logits come from linear layers (:func:`~flatfold.network.heads.find_head`).
         data: Any data that :func:`~flatfold.as_batches` accepts: a ``DataLoader`` or another iterable of batches, a
             data set of torch or Hugging Face, a path of images, or arrays ``(X, y)``.
         out: A directory to write to during the run. After an interruption the same call continues and loses at most
@@ -122,7 +122,7 @@ def extract(
         The bank, on the CPU in float32 (float64 for a float64 model), with labels if the data has them, and the head.
 
     Raises:
-        UnsupportedHeadError: The logits do not come out of one linear layer.
+        UnsupportedHeadError: The logits are not z = W h + b for features that can be found.
         UnreadableImageError: More than that share cannot be read.
         ValueError: The data is empty or has labels only in part, the model cannot take it, or ``out`` holds features
             of something else: other weights, data, head, or a model that does something else with the same weights.
