@@ -5,6 +5,8 @@ import torch
 from torch.testing import assert_close
 
 import flatfold as ff
+from flatfold.errors import UnsupportedHeadError
+from flatfold.network.heads import find_head
 from tests.architectures import CLASSES, built
 
 pytestmark = pytest.mark.ecosystem
@@ -52,6 +54,24 @@ def test_features_are_the_inputs_of_both_heads(name, tmp_path):
     guard.save(tmp_path / "guard.safetensors")
     again = ff.Guard.load(tmp_path / "guard.safetensors", make(name)[0])
     assert torch.equal(again(x).score, verdict.score)
+
+
+def test_other_networks_with_several_heads_are_read_and_squeezenet_is_refused():
+    timm = pytest.importorskip("timm", reason="timm is not installed: make test-ecosystem")
+    torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed: make test-ecosystem")
+    for name, heads, side in (
+        ("crossvit_tiny_240", 2, 240),
+        ("efficientformerv2_s0", 2, 224),
+        ("efficientvim_m1", 4, 224),
+        ("repvit_m0_9", 2, 224),
+        ("swiftformer_xs", 2, 224),
+    ):
+        model, x = built(lambda: (timm.create_model(name, num_classes=CLASSES), torch.randn(2, 3, side, side)))  # noqa: B023
+        found = find_head(model, x)
+        assert (found.relation.kind, len(found.relation.layers)) == ("averaged", heads), name
+    model, x = built(lambda: (torchvision.models.squeezenet1_0(num_classes=CLASSES), torch.randn(2, 3, 64, 64)))
+    with pytest.raises(UnsupportedHeadError, match=r"mean .* of the ReLU of the output of 'classifier.1'"):
+        find_head(model, x)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.export

@@ -1,6 +1,7 @@
 """`network.relations`: the oracle of all relations is the model itself, which W h + b must reproduce in float64."""
 
 import warnings
+from copy import deepcopy
 
 import pytest
 import torch
@@ -220,6 +221,7 @@ def test_a_guard_scores_the_features_is_saved_and_runs_as_one_module(case, tmp_p
     again = Guard.load(tmp_path / "guard.safetensors", build(dtype=torch.float32))
     assert again.network.found.relation == guard.network.found.relation
     assert torch.equal(again(inputs).score, verdict.score)
+    assert_close(deepcopy(again.network)(inputs).features, again.network(inputs).features)
     module = guard.as_module()
     for some in (inputs, part(inputs, 0, 1)):
         for ours, theirs in zip(called(module, some), guard(some), strict=True):
@@ -451,6 +453,9 @@ class Adapter(nn.Module):
         self.lora_B = nn.Conv2d(rank, outputs, 1, bias=False) if convolution else nn.Linear(rank, outputs, bias=False)
         self.scale, self.dropout = scale, nn.Dropout(0.5)
 
+    def get_base_layer(self):
+        return self.base_layer
+
     def forward(self, x):
         return self.base_layer(x) + self.scale * self.lora_B(self.lora_A(self.dropout(x)))
 
@@ -480,6 +485,8 @@ def test_an_adapter_is_one_layer_not_the_sum_of_its_parts():
     model = make(lambda m, x: m.head(hidden(m, x)) + m.other(m.body(x)))
     model.head = Adapter(model.head, scale=1.0).double()
     assert find_head(model, vectors()).name == "head,other"
+    plain = Net(lambda m, x: m.head(m.base_layer(x).tanh()), base_layer=nn.Linear(6, D), head=nn.Linear(D, C))
+    assert find_head(plain.double(), vectors()).name == "head"  # whose first layer has an unlucky name
 
 
 class Packed(nn.Linear):

@@ -58,7 +58,7 @@ def plain_name(name: str) -> str:
 def linear_layer(module: nn.Module) -> nn.Module | None:
     """Return the linear layer, or 1x1 convolution, which is one at every pixel, that a module is; None if it is none.
 
-    An adapter, such as LoRA of PEFT, is the one in its ``base_layer``. Quantised layers are none: their weights are no
+    An adapter of PEFT, such as LoRA, is the one in its ``base_layer``. Quantised layers are none: their weights are no
     matrix of floating-point numbers.
     """
     layer = _without_adapters(module)
@@ -95,7 +95,8 @@ def is_quantised(layer: nn.Module) -> bool:
 
 
 def _without_adapters(module: nn.Module) -> nn.Module:
-    while isinstance(inner := module._modules.get("base_layer"), nn.Module):
+    # Not every module with a `base_layer` is an adapter; those of PEFT also have a method of this name.
+    while hasattr(type(module), "get_base_layer") and isinstance(inner := module._modules.get("base_layer"), nn.Module):
         module = inner
     return module
 
