@@ -219,13 +219,40 @@ def weight_norm_head():
     return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), head), vectors()
 
 
-# Written by hand, without a head that can be used
+# Written by hand, with another relation between a linear layer and the logits
 
 
 def two_heads_averaged():
+    """As in distilled transformers."""
     model, x = _mlp_that_returns(lambda logits, hidden: logits)
     model.other = nn.Linear(16, CLASSES)
-    model.way = lambda m, x: (m.head(torch.relu(m.body(x))) + m.other(torch.relu(m.body(x)))) / 2
+    model.way = lambda m, x: (m.head(torch.relu(m.body(x))) + m.other(torch.tanh(m.body(x)))) / 2
+    return model, x
+
+
+def decoder():
+    """A recurrence whose head runs at every word; the logits are those of the last word that is no padding."""
+
+    def forward(m, input_ids, attention_mask):
+        every = m.head(m.gru(m.words(input_ids))[0])
+        return every[torch.arange(len(every)), attention_mask.shape[1] - 1 - attention_mask.flip(1).argmax(dim=1)]
+
+    parts = {"words": nn.Embedding(WORDS, 16), "gru": nn.GRU(16, 16, batch_first=True)}
+    return Net(forward, **parts, head=nn.Linear(16, CLASSES)), padded_words()
+
+
+def pooled_classes():
+    """A convolution for classes at every pixel, then the mean."""
+    head = [nn.Conv2d(8, CLASSES, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), *head), images(8)
+
+
+# Written by hand, without a head that can be used
+
+
+def two_heads_weighted():
+    model, x = two_heads_averaged()
+    model.way = lambda m, x: 0.7 * m.head(torch.relu(m.body(x))) + 0.3 * m.other(torch.tanh(m.body(x)))
     return model, x
 
 

@@ -25,7 +25,7 @@ class NotFittedError(FlatfoldError, RuntimeError):
 
 
 class UnsupportedHeadError(FlatfoldError, ValueError):
-    """The logits of the model do not come from one linear layer that flatfold can find."""
+    """The logits of the model are not z = W h + b for features that flatfold can find."""
 
 
 class InsufficientResourcesError(FlatfoldError, OSError):

@@ -148,8 +148,8 @@ def test_the_head_is_found_whatever_the_model_does_around_it(case):
     assert_head_found(model, x[:1] if "one row" in case else x, name, oracle)
 
 
-def averaged(m, x):
-    return (m.head(m.body(x)) + m.other(m.body(x))) / 2
+def weighted(m, x):
+    return 0.7 * m.head(m.body(x)) + 0.3 * m.other(m.body(x))
 
 
 def on_tokens(m, x):
@@ -163,11 +163,15 @@ class Cosine(nn.Linear):
 
 # A forward pass around `body` and `head`, and a keyword of the reason for which it has no usable head.
 REFUSED = {
-    "two heads averaged": (averaged, "'head', 'other'"),
+    "two heads weighted": (weighted, "'head', 'other'.*weighted"),
     "functional head": (lambda m, x: linear(m.body(x), m.head.weight, m.head.bias), r"'body', but none .*\(3, 5\)"),
-    "head on every token": (lambda m, x: on_tokens(m, x)[:, -1], r"'head' runs at every token .*\(3, 4, 5\)"),
+    "head on equal tokens": (lambda m, x: on_tokens(m, x)[:, -1], "several ways: .*one token.*; .*averaged"),
+    "largest over all tokens": (
+        lambda m, x: m.head(m.body(torch.stack([x, 2 * x], 1))).amax(1),
+        r"'head' runs at every token .*\(3, 2, 5\)",
+    ),
     "logits for every token": (on_tokens, "'head' runs at every token"),
-    "softmax after the head": (lambda m, x: m.head(m.body(x)).softmax(-1), "changes"),
+    "softmax after the head": (lambda m, x: m.head(m.body(x)).softmax(-1), "softmax of the output of 'head'"),
     "scaled in place": (lambda m, x: m.head(m.body(x)).mul_(3), "changes"),
     "not linear": (lambda m, x: m.cosine(m.body(x)), "Cosine"),
     "one input alone": (lambda m, x: m.head(m.body(x[0])), "'head' runs at every token"),
@@ -177,7 +181,7 @@ REFUSED = {
 }
 POOL = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
 REFUSED_CONVOLUTIONS = {
-    "squeezenet": ([nn.Conv2d(3, 8, 3), nn.Conv2d(8, C, 1), nn.ReLU(), *POOL], r"'1' runs at every token or pixel"),
+    "squeezenet": ([nn.Conv2d(3, 8, 3), nn.Conv2d(8, C, 1), nn.ReLU(), *POOL], "mean .* of the ReLU .* '1'"),
     "no linear layer": ([nn.Conv2d(3, C, 3), *POOL], "no linear layer"),
     "grouped": ([POOL[0], nn.Conv2d(3, 6, 1, groups=3), POOL[1]], "no linear layer"),
 }
@@ -203,7 +207,7 @@ def test_a_model_without_a_head_is_refused_with_a_reason():
 
 
 def test_a_named_layer_is_taken_and_a_warning_says_that_the_logits_are_others():
-    model, x = refused_model("two heads averaged"), vectors()
+    model, x = refused_model("two heads weighted"), vectors()
     with pytest.warns(UserWarning, match="'head'") as seen:
         found = find_head(model, x, "head")
     with pytest.warns(UserWarning, match="'head'") as seen_again:
@@ -222,7 +226,7 @@ def test_a_name_that_cannot_be_used_is_refused():
     for case, name, keyword in [
         (model, "haed", "'head'"), (model, "qqq", "no module 'qqq'"), (model, "act", "ReLU"), (model, "", "Net"),
         (model, "spare", "never called"), (nn.Sequential(nn.ReLU()), "fc", "no linear layers"),
-        (refused_model("head on every token"), "head", "every token"),
+        (refused_model("logits for every token"), "head", "every token"),
     ]:  # fmt: skip
         with refused(name, keyword, UnsupportedHeadError):
             find_head(case, x, name)

@@ -22,7 +22,9 @@ BY_HAND = {
     **dict.fromkeys([made.mlp, made.double_model, made.bfloat16_model], "3"),
     **dict.fromkeys([made.head_without_bias, made.low_rank_head, made.weight_norm_head], "2"),
     **dict.fromkeys([made.lstm, made.gru, made.gru_state_with_its_layer, made.time_first], "out"),
-    **dict.fromkeys([*OUTPUTS, made.two_inputs, made.tied_head], "head"),
+    **dict.fromkeys([*OUTPUTS, made.two_inputs, made.tied_head, made.decoder], "head"),
+    made.two_heads_averaged: "head,other",
+    made.pooled_classes: "2",
     made.linear_alone: "",
     made.convolution_head: "4",
     made.residual_cnn: "fc",
@@ -34,28 +36,37 @@ OTHER_NAMES = {
     **dict.fromkeys(["roberta", "electra"], "classifier.out_proj"),
     **dict.fromkeys(["bart", "t5"], "classification_head.out_proj"),
     "levit": "classifier.linear",
-    "image_gpt": "score",
+    **dict.fromkeys(["image_gpt", "gpt2", "llama"], "score"),
+    "deit_with_teacher": "cls_classifier,distillation_classifier",
+    "levit_with_teacher": "classifier.linear,classifier_distill.linear",
+    "swiftformer": "head,dist_head",
     "xlnet": "logits_proj",
     "audio_spectrogram": "classifier.dense",
 }
 REFUSED = {
-    made.two_heads_averaged: "'head', 'other' .*averaged",
-    made.squeezenet: r"every token or pixel.*\(48, 4, 6, 6\)",
+    made.two_heads_weighted: "'head', 'other' .*weighted",
+    made.squeezenet: "mean .* of the ReLU .* '2'",
     made.tagger: r"every token or pixel.*\(48, \d, 4\)",
     made.no_linear_layer: "no linear layer",
     made.probabilities: "softmax.*head='head'",
     made.cosine_head: "Cosine",
     made.nearest_prototype: "'body'",
-    "deit_with_teacher": "'cls_classifier', 'distillation_classifier' .*averaged",
-    "levit_with_teacher": "'classifier.linear', 'classifier_distill.linear' .*averaged",
-    "swiftformer": "'head', 'dist_head' .*averaged",
-    "gpt2": "'score' .*every token or pixel",
-    "llama": "'score' .*every token or pixel",
     "patch_tst": "PatchTSTForClassificationOutput",
 }
 HEADS = {**BY_HAND, **{name: OTHER_NAMES.get(name, "classifier") for name in HUB if name not in REFUSED}}
-QUICK = [made.double_model, made.two_views, made.low_rank_head, "bert"]
-SAVED = [made.tied_head, made.low_rank_head, made.convolution_head, made.double_model, "swin", "wav2vec2", "bert"]
+RELATED = [made.decoder, made.two_heads_averaged, made.pooled_classes]
+QUICK = [made.double_model, made.two_views, made.low_rank_head, *RELATED, "bert"]
+SAVED = [
+    *RELATED,
+    "gpt2",
+    made.tied_head,
+    made.low_rank_head,
+    made.convolution_head,
+    made.double_model,
+    "swin",
+    "wav2vec2",
+    "bert",
+]
 # Two passes over the same input may add in another order where their batches differ.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 

@@ -383,6 +383,11 @@ def test_settings_that_save_would_not_write_are_refused(path, refused):
         ("transform", transform, "transform|evil"),
         ("head", ([],), "str.*head"),
         ("gives_logits", (1,), "bool.*gives_logits"),
+        (
+            "relation",
+            ({}, {"kind": "selected", "layers": ["2"], "output": 0}, {"kind": "linear"}, "pooled"),
+            "relation",
+        ),
         ("thresholds", ([0.0],), "thresholds"),
         ("per_class", (True,), "per_class"),
         ("calibration", ({},), "calibration"),

@@ -50,7 +50,10 @@ def fit(
     calibration: Annotated[Path | None, Option(help="Images for calibration. Default: half of IMAGES.")] = None,
     *,
     transform: TransformOptions,
-    head: Annotated[str | None, Option(help="Name of the last linear layer. Default: found automatically.")] = None,
+    head: Annotated[
+        str | None,
+        Option(help="Name of the last linear layer; several, as in a,b, if they are averaged. Default: found."),
+    ] = None,
     execution: ExecutionOptions,
     loading: LoadingOptions,
     limit: Annotated[int | None, Option(min=2, help="Largest number of images, spread over all of them.")] = None,

@@ -26,13 +26,18 @@ _CALL_ERRORS = ("unexpected keyword argument", "D input (got ")  # in a TypeErro
 _MACHINE_ERRORS = ("memory", "CUDA error", "device", "DataLoader worker")  # on the CPU, plain RuntimeErrors too
 _TYPE_ERRORS = ("scalar type", "dtype", "Input type")
 _CHANNELS = (1, 3, 4)
+WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # dtypes of weights that are used as they are
 
 _LOCK = threading.RLock()
 _SHARED: dict[Hashable, tuple[int, Callable[[], None]]] = {}  # the number of threads that need it, and what undoes it
 
 
 class Call(NamedTuple):
-    """A call of a linear layer: its features ``(n, d)`` and logits ``(n, c)``, None if it ran at several positions."""
+    """A call of a linear layer.
+
+    ``features`` and ``logits`` are what a relation keeps of its input and output (:func:`one_row_each`, for example),
+    None if they have another form.
+    """
 
     name: str
     outputs: int
@@ -41,16 +46,65 @@ class Call(NamedTuple):
     logits: Tensor | None
 
 
+Keep = Callable[[Tensor, int, int], Tensor | None]
+"""Returns what is kept of the input or output of a layer, given its spatial axes and the number of inputs."""
+
+
 def plain_name(name: str) -> str:
     """Return the name of a module or tensor without what ``torch.compile`` adds: ``_orig_mod.fc`` becomes ``fc``."""
     return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Return whether a module is a linear layer or a 1x1 convolution, which is one at every pixel."""
-    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
-        return module.groups == 1 and set(module.kernel_size) == {1} and set(module.stride) == {1}
-    return isinstance(module, nn.Linear)
+def linear_layer(module: nn.Module) -> nn.Module | None:
+    """Return the linear layer, or 1x1 convolution, which is one at every pixel, that a module is; None if it is none.
+
+    An adapter of PEFT, such as LoRA, is the one in its ``base_layer``. Quantised layers are none: their weights are no
+    matrix of floating-point numbers.
+    """
+    layer = _without_adapters(module)
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
+        linear = layer.groups == 1 and set(layer.kernel_size) == {1} and set(layer.stride) == {1}
+    else:
+        linear = isinstance(layer, nn.Linear)
+    return layer if linear and not is_quantised(layer) else None
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the linear layers of a model by name, in its order; an adapter takes the place of its parts."""
+    layers: dict[str, nn.Module] = {}
+    parts: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if module not in parts and linear_layer(module) is not None:
+            layers[plain_name(name)] = module
+            parts.update(module.modules())
+    return layers
+
+
+def is_quantised(layer: nn.Module) -> bool:
+    """Return whether a layer with ``out_features`` has weights that are packed or not floating-point numbers."""
+    if not hasattr(layer, "out_features"):
+        return False
+    kinds: list[type] = []
+    tensors: list[Tensor | None] = [layer._parameters.get("weight")]
+    if not isinstance(layer, nn.Linear):
+        kinds, tensors = [type(layer)], [*layer._parameters.values(), *layer._buffers.values()]
+    given = [values for values in tensors if values is not None]
+    kinds += map(type, given)
+    named = any("quant" in f"{kind.__module__}.{kind.__qualname__}".lower() for kind in kinds)
+    return named or any(values.dtype not in WEIGHTS for values in given)
+
+
+def _without_adapters(module: nn.Module) -> nn.Module:
+    # Not every module with a `base_layer` is an adapter; those of PEFT also have a method of this name.
+    while hasattr(type(module), "get_base_layer") and isinstance(inner := module._modules.get("base_layer"), nn.Module):
+        module = inner
+    return module
+
+
+def spatial_axes(layer: nn.Module) -> int:
+    """Return the number of spatial axes behind the channels of a layer: 2 for ``Conv2d``, 0 for ``Linear``."""
+    layer = _without_adapters(layer)
+    return 1 if isinstance(layer, nn.Conv1d) else 2 if isinstance(layer, nn.Conv2d) else 0
 
 
 def check_model(model: object) -> None:
@@ -108,36 +162,53 @@ def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return next(iter((*args, *kwargs.values())), None)
 
 
-@contextmanager
-def record_calls(layers: Mapping[str, nn.Module], rows: int) -> Iterator[list[Call]]:
-    """Collect the calls of linear layers by this thread, in order, while ``rows`` inputs go through the model."""
-    calls: list[Call] = []
+def one_row_each(values: Tensor, axes: int, rows: int) -> Tensor | None:
+    """Return the input or output of a linear layer as a matrix, None if it ran at several positions.
 
-    def note(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        features = first_argument(args, kwargs)
-        if isinstance(features, Tensor) and isinstance(output, Tensor):
-            outputs = layer.weight.shape[0]  # type: ignore[index]
-            flat = (one_row_each(layer, features, rows), one_row_each(layer, output, rows))
-            calls.append(Call(name, int(outputs), tuple(output.shape), *flat))
-
-    with watch_calls((layer, partial(note, name)) for name, layer in layers.items()):
-        yield calls
-
-
-def one_row_each(layer: nn.Module, values: Tensor, rows: int | None = None) -> Tensor | None:
-    """Return what went into or came out of a linear layer as a matrix, None when it ran at several positions.
-
-    When the number of inputs ``rows`` is given, the last state of a recurrent network, ``(1, n, d)``, counts too.
+    Of a recurrent network the last state, ``(1, n, d)``, counts too.
     """
-    if isinstance(layer, nn.Linear):
+    if axes:
+        fits, positions = values.ndim == axes + 2, values.shape[2:]
+    else:
         if values.ndim > 2 and prod(values.shape[:-1]) == rows:
             values = values.flatten(0, -2)
         fits, positions = values.ndim >= 2, values.shape[1:-1]
-    else:
-        fits, positions = values.ndim == layer.weight.ndim, values.shape[2:]
     if not fits or any(size != 1 for size in positions):
         return None  # nothing is kept: the tokens of a large transformer would fill the memory
     return values.detach().flatten(1).clone()  # a copy, because the model may change it in place
+
+
+def at_positions(values: Tensor, axes: int, rows: int) -> Tensor | None:
+    """Return the input or output of a linear layer as ``(n, positions, channels)``, None if inputs are not first."""
+    if values.ndim != axes + 2 if axes else values.ndim < 2:
+        return None
+    if values.shape[0] != rows:
+        return None
+    values = values.movedim(1, -1) if axes else values
+    return values.detach().reshape(rows, -1, values.shape[-1]).clone()
+
+
+@contextmanager
+def record_calls(layers: Mapping[str, nn.Module], rows: int, keep: Keep = one_row_each) -> Iterator[list[Call]]:
+    """Collect the calls of linear layers by this thread, in order, while ``rows`` inputs go through the model."""
+    calls: list[Call] = []
+
+    def note(
+        name: str, axes: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        features = first_argument(args, kwargs)
+        if isinstance(features, Tensor) and isinstance(output, Tensor):
+            calls.append(call_of(name, axes, features, output, rows, keep))
+
+    with watch_calls((layer, partial(note, name, spatial_axes(layer))) for name, layer in layers.items()):
+        yield calls
+
+
+def call_of(name: str, axes: int, features: Tensor, output: Tensor, rows: int, keep: Keep) -> Call:
+    """Return the record of a call of a layer with ``axes`` spatial axes."""
+    shape = tuple(output.shape)
+    outputs = shape[-1 - axes] if len(shape) > axes else 0
+    return Call(name, outputs, shape, keep(features, axes, rows), keep(output, axes, rows))
 
 
 def logits_of(output: Any) -> Tensor:

@@ -25,7 +25,8 @@ class Execution:
         runtime: ``"torch"``, ``"torch-compile"``, ``"onnx"``, or ``"auto"`` for the fastest of them, measured on the
             first batch (:mod:`flatfold.network.runtime`). On Ray, ``"auto"`` is ``"torch"``, so that all workers agree.
         onnx_cache: File that caches the graph exported for the runtime ``"onnx"``.
-        head: Name of the last linear layer, if it cannot be found automatically (see ``find_head``).
+        head: Name of the last linear layer, if it cannot be found automatically (see ``find_head``); several names,
+            separated by commas, for layers whose outputs are averaged or added.
         engine: ``"local"`` runs in this process, ``"ray"`` distributes the data over a Ray cluster: the one that this
             process has joined, that ``RAY_ADDRESS`` names, or that was started on this machine; else a local one.
             Results have the same bytes. Only sources can be distributed, such as ``FolderImages`` and arrays.

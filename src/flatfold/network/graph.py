@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
+from functools import partial
 from importlib import import_module
 from inspect import Parameter, Signature
 from io import StringIO
@@ -20,8 +21,9 @@ from torch import Tensor, nn
 from ..core.bank import as_two_classes
 from ..data.batch import Batch
 from ..errors import UnsupportedHeadError, cause
-from .calls import COMPILED, evaluating, first_argument, one_row_each, outputs_of
-from .heads import FoundHead, module_named
+from .calls import COMPILED, call_of, evaluating, first_argument, outputs_of, spatial_axes
+from .heads import MASK, FoundHead, module_named
+from .relations import Record
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -42,7 +44,7 @@ OnnxSession = Callable[[Batch], list[np.ndarray[Any, Any]]]
 class HeadModule(nn.Module):
     """``x -> (features, logits)`` of a model in plain torch, without a search for the head or branches on values.
 
-    The model is a copy that shares the memory of the original: neither the hook on its head nor ``.to()`` affects the
+    The model is a copy that shares the memory of the original: neither the hooks on its layers nor ``.to()`` affect the
     original. It is always in evaluation mode, and its weights need no gradient, so that serving builds no graph.
     If the head is called several times for a batch, the call whose output the model returns is used; for a layer that
     the user named, and whose output is not returned, the last call with one row per input. The module is not
@@ -52,11 +54,14 @@ class HeadModule(nn.Module):
     def __init__(self, model: nn.Module, found: FoundHead) -> None:
         super().__init__()
         self.model = _without_compilation(copy_around_memory(model))
-        self._name, self._gives_logits = found.name, found.gives_logits
-        self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
-        # A hook that stays, not `watch_calls`: torch.export and torch.compile trace it together with the model, and
-        # can trace neither a context that adds hooks nor a look at the thread.
-        self._layer().register_forward_hook(self._record_call, with_kwargs=True)
+        self._relation = found.relation
+        self._calls: list[tuple[Tensor, str, int, Tensor, Tensor]] = []
+        for name in found.relation.layers:
+            layer = module_named(self.model, name)
+            assert layer is not None
+            # Hooks that stay, not `watch_calls`: torch.export and torch.compile trace them together with the model, and
+            # can trace neither a context that adds hooks nor a look at the thread.
+            layer.register_forward_hook(partial(self._record_call, name, spatial_axes(layer)), with_kwargs=True)
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -65,43 +70,29 @@ class HeadModule(nn.Module):
         returned = outputs_of(self.model(*args, **kwargs))
         # Not len(), which makes the batch size a constant during tracing.
         rows = next(value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        features, logits = self._select_call(returned, rows)
+        keep = self._relation.keep
+        calls = [(output, call_of(name, axes, h, z, rows, keep)) for output, name, axes, h, z in self._calls]
+        given = [call for each in returned for output, call in calls if output is each]
+        seen = [call for _, call in calls]
+        record = Record(self._relation.layers, seen, returned, rows, kwargs.get(MASK), given)
+        reading = self._relation.read_in_graph(record)
         self._calls.clear()
-        return features, as_two_classes(logits, dim=1)
+        if reading is None:
+            raise UnsupportedHeadError(
+                f"{self._relation} in the first batch, with one row of features per input, but not in this one. Pass "
+                "inputs like those that the guard was fitted on."
+            )
+        return reading.features, as_two_classes(reading.logits, dim=1)
 
     def train(self, mode: bool = True) -> Self:
         """Ignore ``mode``: this module always runs in evaluation mode."""
         return super().train(False)
 
-    def _layer(self) -> nn.Module:
-        layer = module_named(self.model, self._name)
-        assert layer is not None
-        return layer
-
-    def _record_call(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+    def _record_call(
+        self, name: str, axes: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
         features = first_argument(args, kwargs)
-        self._calls.append((output, features.detach().clone(), output.detach().clone()))  # they may change in place
-
-    def _select_call(self, returned: list[Tensor], rows: int) -> tuple[Tensor, Tensor]:
-        """Return input and output of the head in the call whose output was returned, else in the last call."""
-        layer, flat = self._layer(), []
-        for output, *call in self._calls:
-            features, logits = (one_row_each(layer, values, rows) for values in call)
-            if features is not None and logits is not None:
-                if any(output is each for each in returned):
-                    return features, logits
-                flat.append((features, logits))
-        if not flat:
-            raise UnsupportedHeadError(
-                f"the head {self._name!r} must receive one row of features per input, but never did in this batch. "
-                "Pass inputs like those that the guard was fitted on."
-            )
-        if len(flat) > 1 and self._gives_logits:
-            raise UnsupportedHeadError(
-                f"the head {self._name!r} is called {len(flat)} times per batch, and the model returns a copy of "
-                "one of its outputs: a graph cannot identify which. Return that output itself."
-            )
-        return flat[-1]
+        self._calls.append((output, name, axes, features.detach().clone(), output.detach().clone()))  # may change
 
 
 def copy_around_memory(module: M) -> M:

@@ -1,25 +1,57 @@
 """Find the last linear layer of a model by running one batch, not by its name.
 
 Every linear layer and 1x1 convolution is hooked; the one whose output *is* the model's logits is the head, and its
-input is the feature. This works for any architecture that ends in ``z = W h + b``.
+input is the feature. If there is none, other relations between layers and logits are tried
+(:mod:`flatfold.network.relations`). This works for any architecture whose logits are ``z = W h + b``.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from math import hypot
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
+from torch.nn.functional import linear
 
 from ..core.bank import Head, as_two_classes
 from ..core.validation import check_finite
 from ..data.batch import Batch, split_batch
 from ..errors import UnsupportedHeadError, warn
-from .calls import Call, evaluating, forward, is_linear, outputs_of, plain_name, record_calls
+from .calls import (
+    Call,
+    Keep,
+    at_positions,
+    evaluating,
+    forward,
+    is_quantised,
+    linear_layer,
+    linear_layers,
+    one_row_each,
+    outputs_of,
+    plain_name,
+    record_calls,
+    spatial_axes,
+)
+from .relations import (
+    Averaged,
+    Inner,
+    Linear,
+    Pooled,
+    Reading,
+    Record,
+    Relation,
+    Selected,
+    as_double,
+    is_close,
+    logits_like,
+    quoted,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +59,19 @@ logger = logging.getLogger(__name__)
 # types for logits rounded to 11 or 8 bits.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReLU": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softmax": lambda z: z.softmax(dim=-1),
+    "log-softmax": lambda z: z.log_softmax(dim=-1),
+}
+MASK = "attention_mask"  # name of the argument with the tokens that are no padding, in every library
+PROBED = 8  # inputs whose tokens are kept to find a relation
+BASIS = 1024  # unit vectors that an adapter is called with at once
+
 _SHOWN = 8  # a transformer has hundreds of linear layers
-_CHECKED = 32  # classes whose logits are recomputed for one row of each batch
+_CHECKED = 64  # classes whose logits are recomputed for every row of each batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,16 +79,60 @@ class FoundHead:
     """The head of a model.
 
     Attributes:
-        name: The layer's name in the model, ``""`` if the model is that layer; without prefixes of ``torch.compile``.
-        module: The layer itself.
-        head: A copy of its weights on the CPU, float32 (float64 for a float64 model).
-        gives_logits: False if the user named the layer and the model returns something else.
+        relation: How the logits come out of the layers; ``str(relation)`` is a sentence.
+        modules: The layers, usually one.
+        head: W and b of ``z = W h + b`` for the features of the relation, on the CPU, float32 (float64 for a float64
+            model).
+        dtype: The dtype of the weights in the model.
     """
 
-    name: str
-    module: nn.Module
+    relation: Relation
+    modules: tuple[nn.Module, ...]
     head: Head
-    gives_logits: bool
+    dtype: torch.dtype
+    _copies: dict[torch.device, Head] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, relation: Relation, layers: Mapping[str, nn.Module]) -> Self:
+        """Return the head that a relation makes of some layers, by name; the caller sets evaluation mode."""
+        modules = tuple(layers[name] for name in relation.layers)
+        return cls(relation, modules, relation.head([head_of(each) for each in modules]), _weight_of(modules[0]).dtype)
+
+    @property
+    def name(self) -> str:
+        """The layer's name in the model, ``""`` if the model is that layer; of several layers, joined by commas."""
+        return ",".join(self.relation.layers)
+
+    @property
+    def layers(self) -> dict[str, nn.Module]:
+        """The layers by name."""
+        return dict(zip(self.relation.layers, self.modules, strict=True))
+
+    @property
+    def module(self) -> nn.Module:
+        """The layer, the first one if there are several."""
+        return self.modules[0]
+
+    @property
+    def gives_logits(self) -> bool:
+        """False if the user named the layer and the model returns something else."""
+        return not isinstance(self.relation, Inner)
+
+    @property
+    def key(self) -> str:
+        """What identifies the head in the key of a stored result."""
+        return self.name if isinstance(self.relation, (Linear, Inner)) else str(self.relation)
+
+    def on(self, device: torch.device) -> Head:
+        """Return the head on a device."""
+        if device == self.head.weight.device:
+            return self.head
+        if device not in self._copies:
+            self._copies[device] = self.head.to(device)
+        return self._copies[device]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_copies": {}}  # another process may not have the device
 
 
 class Pass(NamedTuple):
@@ -59,17 +146,22 @@ class Pass(NamedTuple):
 
 
 def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHead:
-    """Run one batch and return the layer whose output is the model's logits.
+    """Run one batch and return the layers that compute the model's logits, and how.
+
+    The logits may be the output of one linear layer, or of one at one token of each input, the average of its outputs
+    at all positions, or the average or sum of several layers.
 
     The model runs in evaluation mode, without gradients, on its device; its state is restored.
 
     Args:
         model: Any classifier.
         batch: A batch that it accepts: a tensor, ``(x, y)`` or a dict (see ``split_batch``).
-        name: The layer to use, as in ``model.named_modules()``. Warns if the model returns something else.
+        name: The layer to use, as in ``model.named_modules()``, or several layers whose outputs are averaged or added,
+            separated by commas. Warns if the model returns something else than the output of the layer.
 
     Raises:
-        UnsupportedHeadError: There is no such layer, or several are combined.
+        UnsupportedHeadError: The logits are not z = W h + b for features that can be had, or there are several ways to
+            read them.
         ValueError: The model rejects this batch.
 
     Example:
@@ -86,7 +178,7 @@ def warn_of_other_logits(found: FoundHead) -> None:
     """Warn if the user named a layer whose output is not the output of the model."""
     if not found.gives_logits:
         warn(
-            f"the model does not return the output of {_quoted(found.name)}, so scores describe this layer and not "
+            f"the model does not return the output of {quoted(found.name)}, so scores describe this layer and not "
             "the model's logits. Leave out head= to find the layer that computes them.",
         )
 
@@ -95,50 +187,101 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
     """Find the head and return it with the result of the batch; the caller sets evaluation mode."""
     if batch.rows == 0:
         raise ValueError("finding the head needs a batch with at least one input, got an empty one. Pass another.")
-    layers = _linear_layers(model) if name is None else {plain_name(name): _named_layer(model, name)}
-    with record_calls(layers, batch.rows) as calls:
-        outputs = outputs_of(forward(model, batch))
-    call = _call_of_head(calls, outputs, batch.labels)
-    gives_logits = call is not None
-    if call is None and name is not None:
-        call = _last_flat(calls)
-    if call is None:
-        need = "flatfold needs logits that are the output of one linear layer, z = W h + b."
-        raise UnsupportedHeadError(f"{need} {_not_a_head(calls, outputs[0], name)}")
-    module = layers[call.name]
-    found = FoundHead(call.name, module, head_of(module), gives_logits)
-    result = _as_pass(call, batch, found)
+    if name is None:
+        layers = linear_layers(model)
+    else:
+        layers = {plain_name(part): _named_layer(model, part) for part in map(str.strip, name.split(","))}
+    record = _record(model, layers, batch)
+    relation = _find_relation(model, layers, record, batch, name)
+    found = FoundHead.of(relation, layers)
+    reading = relation.read(record)
+    result = run(model, found, batch) if reading is None else _as_pass(reading, batch, found)
     _check_affine(found, result)
-    single = ", whose single output is used as the logit of class 1 against class 0" if call.outputs == 1 else ""
-    logger.info("the head is %s: %r%s", _quoted(found.name), found.head, single)
+    logger.info("%s: %r", relation, found.head)
     return found, result
 
 
 def run(model: nn.Module, found: FoundHead, batch: Batch) -> Pass:
     """Run one batch through a model whose head is known."""
-    with record_calls({found.name: found.module}, batch.rows) as calls:
-        outputs = outputs_of(forward(model, batch))
-    call = next(iter(_calls_that_give(calls, outputs)), None) if found.gives_logits else _last_flat(calls)
-    if call is None:
-        raise UnsupportedHeadError(
-            f"{_quoted(found.name)} computed the logits of the first batch but not of a later one. Does the model "
-            "branch on its input? Wrap it so that all inputs use one head, or name a layer with head='module.name'."
-        )
-    result = _as_pass(call, batch, found)
-    check_one_row(found, result)
+    record = _record(model, found.layers, batch, found.relation.keep)
+    result = _as_pass(found.relation.read(record), batch, found)
+    check_rows(found, result)
     return result
 
 
+def _record(model: nn.Module, layers: Mapping[str, nn.Module], batch: Batch, keep: Keep = one_row_each) -> Record:
+    """Run one batch and return what was seen of some layers."""
+    with record_calls(layers, batch.rows, keep) as calls:
+        outputs = outputs_of(forward(model, batch))
+    return Record(tuple(layers), calls, outputs, batch.rows, batch.kwargs.get(MASK))
+
+
+def _find_relation(
+    model: nn.Module, layers: Mapping[str, nn.Module], record: Record, batch: Batch, name: str | None
+) -> Relation:
+    """Return the relation between the layers and the logits: the simplest kind that there is."""
+    several, spread = len(layers) > 1 and name is not None, None
+    found: list[Relation] = [] if several else [*Linear.find(record)]
+    found = found or [each for each in Averaged.find(record) if not several or len(each.layers) == len(layers)]
+    if len(found) > 1 and batch.labels is not None:
+        least = int(batch.labels.max())
+        found = [each for each in found if _classes(each.read(record)) > least] or found
+    if not found and not several:
+        places = {call.name for call in _likely(record, name) if call.features is None}
+        if places:
+            some = {key: layer for key, layer in layers.items() if key in places}
+            spread = _record(model, some, batch.part(0, PROBED), at_positions)
+            found = [*Selected.find(spread), *Pooled.find(spread)]
+        found = found or ([] if name is None else [*Inner.find(record)])
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UnsupportedHeadError(_ambiguous(found, record))
+    need = "flatfold needs logits that are z = W h + b, with one row of features h per input."
+    raise UnsupportedHeadError(f"{need} {_not_a_head(model, record, spread, name)}")
+
+
+def _classes(reading: Reading | None) -> int:
+    return 0 if reading is None else reading.logits.shape[1]
+
+
 def head_of(layer: nn.Module) -> Head:
-    """Copy a layer's weights to the CPU, in float32 unless they are float64."""
+    """Copy a layer's weights to the CPU, in float32 unless they are float64; the caller sets evaluation mode.
+
+    The weights of an adapter are what it computes of unit vectors, whatever it adds to its layer.
+    """
+    weight = _weight_of(layer)
+    bias = layer.bias if linear_layer(layer) is layer else None
+    if linear_layer(layer) is not layer:
+        weight, bias = _probe_weights(layer, weight[0].numel())
+    dtype = torch.float64 if _weight_of(layer).dtype == torch.float64 else torch.float32
 
     def copy(values: Tensor) -> Tensor:
-        dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
         return values.detach().to("cpu", dtype, copy=True)
 
-    weight, bias = layer.weight, layer.bias
-    assert isinstance(weight, Tensor)
     return Head(copy(weight.flatten(1)), copy(bias) if isinstance(bias, Tensor) else None)
+
+
+def _weight_of(layer: nn.Module) -> Tensor:
+    plain = linear_layer(layer)
+    assert plain is not None
+    weight = plain.weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def _probe_weights(layer: nn.Module, width: int) -> tuple[Tensor, Tensor | None]:
+    """Return W and b of a module that computes ``W h + b``, in float64."""
+    wide, places = deepcopy(layer).to("cpu", torch.float64), [1] * spatial_axes(layer)
+
+    def outputs(h: Tensor) -> Tensor:
+        z: Tensor = wide(h.reshape(*h.shape, *places))
+        return z.flatten(1)
+
+    basis = torch.eye(width, dtype=torch.float64)
+    bias = outputs(torch.zeros(1, width, dtype=torch.float64))
+    columns = torch.cat([outputs(basis[start : start + BASIS]) - bias for start in range(0, width, BASIS)])
+    return columns.mT.contiguous(), bias[0] if bias.any() else None
 
 
 def module_named(model: nn.Module, name: str) -> nn.Module | None:
@@ -147,17 +290,13 @@ def module_named(model: nn.Module, name: str) -> nn.Module | None:
     return modules.get(plain_name(name))
 
 
-def _linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    return {plain_name(name): module for name, module in model.named_modules() if is_linear(module)}
-
-
 def _named_layer(model: nn.Module, name: str) -> nn.Module:
     layer = module_named(model, name)
-    if layer is not None and is_linear(layer):
+    if layer is not None and linear_layer(layer) is not None:
         return layer
-    layers = list(_linear_layers(model))
+    layers = list(linear_layers(model))
     if layer is not None:
-        problem = f"{_quoted(name)} is a {type(layer).__name__}."
+        problem = f"{quoted(name)} is a {'quantised ' if is_quantised(layer) else ''}{type(layer).__name__}."
     else:
         near = get_close_matches(name, layers, n=1, cutoff=0.4)
         problem = f"the model has no module {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
@@ -166,63 +305,19 @@ def _named_layer(model: nn.Module, name: str) -> nn.Module:
     )
 
 
-def _call_of_head(calls: list[Call], outputs: list[Tensor], labels: Tensor | None) -> Call | None:
-    """Return the call that computed the logits among the outputs of a model; None if no linear layer did.
-
-    A layer whose output is the input of another is not the head, nor is one with fewer outputs than classes in the
-    labels. If several remain, the user must name one.
-    """
-    given = _calls_that_give(calls, outputs)
-    if len(given) > 1:
-        given = [call for call in given if not any(_feeds(call, other) for other in given)]
-        given = [call for call in given if labels is None or call.outputs > int(labels.max())] or given
-    if len(given) > 1:
-        both = " and ".join(f"{_quoted(call.name)} with {call.outputs} outputs" for call in given)
+def _as_pass(reading: Reading | None, batch: Batch, found: FoundHead) -> Pass:
+    if reading is None:
         raise UnsupportedHeadError(
-            f"the model returns the outputs of several linear layers: {both}. Name the one that computes the logits, "
-            f"such as head={given[-1].name!r}."
+            f"{found.relation} in the first batch, but not in a later one. Does the model branch on its input? Wrap it "
+            "so that all inputs use one head, or name a layer with head='module.name'."
         )
-    return given[0] if given else None
-
-
-def _feeds(call: Call, other: Call) -> bool:
-    """Return whether the output of one layer is the input of another one."""
-    if call is other or call.logits is None or other.features is None or call.logits.shape != other.features.shape:
-        return False
-    return torch.equal(call.logits, other.features)
-
-
-def _calls_that_give(calls: list[Call], outputs: list[Tensor]) -> list[Call]:
-    """Return the calls whose output a model returns, in the order of its outputs and one per layer."""
-    given = (_last_that_gives(calls, output) for output in outputs)
-    return list({call.name: call for call in reversed([call for call in given if call is not None])}.values())[::-1]
-
-
-def _last_that_gives(calls: list[Call], logits: Tensor) -> Call | None:
-    """Return the last call whose output equals ``logits``, up to dimensions of size 1 and the dtype."""
-    shape, logits = [n for n in logits.shape if n != 1], logits.detach().flatten()
-    for call in reversed(calls):
-        if call.logits is not None and [n for n in call.logits.shape if n != 1] == shape:
-            output = call.logits.to(logits.device, logits.dtype).flatten()
-            # The second comparison, which is slower, is only needed for NaN.
-            if torch.equal(output, logits) or torch.allclose(output, logits, rtol=0, atol=0, equal_nan=True):
-                return call
-    return None
-
-
-def _last_flat(calls: list[Call]) -> Call | None:
-    return next((call for call in reversed(calls) if call.features is not None and call.logits is not None), None)
-
-
-def _as_pass(call: Call, batch: Batch, found: FoundHead) -> Pass:
-    assert call.features is not None
-    assert call.logits is not None
-    if len(call.features) != batch.rows:
+    features, logits = reading
+    if len(features) != batch.rows:
         raise UnsupportedHeadError(
-            f"the head needs one row of features per input, but {_quoted(call.name)} got {len(call.features)} rows for "
+            f"the head needs one row of features per input, but {quoted(found.name)} got {len(features)} rows for "
             f"a batch of {batch.rows}. Does the model split its inputs? Wrap it so that each input yields one row."
         )
-    return Pass(call.features.to(found.head.weight.dtype), as_two_classes(call.logits, dim=1))
+    return Pass(features.to(found.head.weight.dtype), as_two_classes(logits, dim=1))
 
 
 def _check_affine(found: FoundHead, result: Pass) -> None:
@@ -231,81 +326,146 @@ def _check_affine(found: FoundHead, result: Pass) -> None:
     expected = found.head(result.features.cpu())
     actual = result.logits.to("cpu", expected.dtype)
     error, size = float((expected - actual).norm()), float(torch.maximum(expected.norm(), actual.norm()))
-    if not error <= TOLERANCE[result.logits.dtype] * size:
+    if not error <= _tolerance(found, result) * size:
         raise _not_affine(found, error, size)
 
 
-def check_one_row(found: FoundHead, result: Pass) -> None:
-    """Raise unless ``W h + b`` equals the logits of the row with the largest one, at that class and at some others.
+def check_rows(found: FoundHead, result: Pass) -> None:
+    """Raise unless ``W h + b`` equals the logits of every row, at the class of the largest one and at some others.
 
-    A layer may be linear on the first batch and clip its output later. If products cancel to small logits,
-    the error is compared with the size of the products.
+    A layer may be linear on the first batch and later clip its output, or the norm of its input. If products cancel to
+    small logits, the error is compared with the size of the products.
     """
-    features, logits, head = *result, found.head
-    if not len(logits):
+    h, z = result
+    if not len(z):
         return
-    row = int(logits.amax(dim=-1).argmax()) if len(logits) > 1 else 0
-    h, z = features[row].to("cpu", head.weight.dtype), logits[row].to("cpu", head.weight.dtype)
-    allowed, step = TOLERANCE[logits.dtype], max(1, len(z) // _CHECKED)
-    place, start = divmod(int(z.argmax()), step)
-    classes = slice(start, None, step)  # with the largest logit at ``place``
-    weight, bias = head.weight[classes], None if head.bias is None else head.bias[classes]
-    products = weight @ h if bias is None else torch.addmv(bias, weight, h)
-    actual = z[classes].tolist()  # for a few numbers, Python is faster than torch
-    errors = [expected - given for expected, given in zip(products.tolist(), actual, strict=True)]
-    for some in (slice(place, place + 1), slice(None)):
-        error, size = hypot(*errors[some]), hypot(*actual[some])
-        if error > allowed * size:  # false for non-finite features, which are reported elsewhere
-            size = max(size, float((weight[some].abs() @ h.abs()).norm()))
-            if error > allowed * size:
-                raise _not_affine(found, error, size)
+    head, allowed = found.on(z.device), _tolerance(found, result)
+    weight, bias, z = head.weight, head.bias, z.to(head.weight.dtype)
+    some = slice(None, None, max(1, len(weight) // _CHECKED))  # all 21,000 would cost as much as the layer itself
+    expected = linear(h, weight[some], None if bias is None else bias[some])
+    error, size = vector_norm(expected - z[:, some], torch.inf, dim=1), vector_norm(z, torch.inf, dim=1)
+    if some.step > 1:
+        best, largest = z.max(dim=1)
+        own = (weight[largest] * h).sum(dim=1)
+        error = torch.maximum(error, (own - best if bias is None else own + bias[largest] - best).abs())
+    suspect = error > allowed * size  # false for non-finite features, which are reported elsewhere
+    if suspect.any():
+        h, z, size = h[suspect], z[suspect], size[suspect, None]
+        errors, sizes = (head(h) - z).abs(), torch.maximum(size, h.abs() @ weight.abs().mT)
+        excess = errors - allowed * sizes
+        if (excess > 0).any():
+            worst = int(excess.argmax())
+            raise _not_affine(found, float(errors.flatten()[worst]), float(z.flatten()[worst].abs()))
+
+
+def _tolerance(found: FoundHead, result: Pass) -> float:
+    return max(TOLERANCE[found.dtype], TOLERANCE[result.logits.dtype])
 
 
 def _not_affine(found: FoundHead, error: float, size: float) -> UnsupportedHeadError:
+    kinds = " and ".join(dict.fromkeys(type(module).__name__ for module in found.modules))
     return UnsupportedHeadError(
-        f"the head must compute z = W h + b, but {_quoted(found.name)} ({type(found.module).__name__}) computes "
-        f"something else: |W h + b - z| is {error:.3g} for |z| = {size:.3g}. "
-        "Use a plain nn.Linear, or name another layer with head='module.name'."
+        f"the head must compute z = W h + b, but {quoted(found.name)} ({kinds}) computes something else: |W h + b - z| "
+        f"is {error:.3g} for |z| = {size:.3g}. Use a plain nn.Linear, or name another layer with head='module.name'."
     )
 
 
-def _not_a_head(calls: list[Call], logits: Tensor, name: str | None) -> str:
-    """Return the reason why none of the called linear layers is the head."""
+def _ambiguous(found: Sequence[Relation], record: Record) -> str:
+    """Return the message for several relations that give the logits."""
+    first, last = found[0], found[-1]
+    if all(isinstance(each, Linear) for each in found):
+        widths = {call.name: call.outputs for call in record.calls}
+        both = " and ".join(f"{quoted(each.layers[0])} with {widths[each.layers[0]]} outputs" for each in found)
+        return (
+            f"the model returns the outputs of several linear layers: {both}. Name the one that computes the logits, "
+            f"such as head={last.layers[0]!r}."
+        )
+    readings = "; ".join(f"({number}) {each}" for number, each in enumerate(found[:_SHOWN], 1))
+    if first.layers != last.layers:
+        advice = f"Name the layers to use, such as head={','.join(last.layers)!r}."
+    else:
+        advice = "Pass a first batch with more inputs, which differ from each other."
+    return f"the logits can be read in several ways: {readings}. {advice}"
+
+
+def _likely(record: Record, name: str | None) -> list[Call]:
+    """Return the calls with as many outputs as there are logits, or all calls of a layer that the user named."""
+    widths = {width for output in record.outputs for width in (output.shape[1:] or (*output.shape, 1))}
+    return [call for call in record.calls if name is not None or call.outputs in widths]
+
+
+def _not_a_head(model: nn.Module, record: Record, spread: Record | None, name: str | None) -> str:
+    """Return the reason why no relation fits the called linear layers."""
+    calls, shape = record.calls, tuple(record.outputs[0].shape)
     if name is not None and not calls:
-        return f"{_quoted(name)} was never called. Name a layer that the model uses."
-    shape = tuple(logits.shape)
-    likely = [call for call in calls if name is not None or call.outputs in (shape[1:] or shape)]
-    if not likely:
+        return f"{quoted(name)} was never called. Name a layer that the model uses."
+    if name is not None and "," in name:
+        return f"The logits are neither the average nor the sum of the outputs of {_listed(name.split(','))}."
+    likely = _likely(record, name)
+    names = list(dict.fromkeys(call.name for call in likely))
+    packed = [] if name is not None else _quantised_layers(model, shape)
+    if packed and not names:
+        return (
+            f"{quoted(packed[-1])} has as many outputs as there are logits, but it is quantised: its weights are not a "
+            "matrix W of floating-point numbers. Leave the last layer out when the model is quantised."
+        )
+    if not names:
         called = _listed(list(dict.fromkeys(call.name for call in calls)))
         layers = f"{called}, but none has as many outputs as its logits {shape}" if calls else "no linear layer"
         return (
             f"The model called {layers}. Compute the logits with an nn.Linear, or name a layer with head='module.name'."
         )
-    spread = next((call for call in likely if call.features is None), None)
-    if spread is not None:
+    behind = _activation_behind(spread or record)
+    if behind:
+        return behind
+    at_places = next((call for call in likely if call.features is None), None)
+    if at_places is not None:
         return (
-            f"{_quoted(spread.name)} runs at every token or pixel of an input: its output is {spread.shape}, the "
-            f"logits are {shape}. Wrap the model so that it selects or pools before that layer, or name another layer "
-            "with head='module.name'."
+            f"{quoted(at_places.name)} runs at every token or pixel of an input: its output is {at_places.shape}, the "
+            f"logits are {shape}, and are neither its output at one token nor its mean. Wrap the model so that it "
+            "selects or pools before that layer, or name another layer with head='module.name'."
         )
-    names = list(dict.fromkeys(call.name for call in likely))
     if len(names) > 1:
         return (
-            f"{_listed(names)} have as many outputs as there are logits, but none alone computes them: are they "
-            f"averaged or added? To use one of them, name it: head={names[-1]!r}."
+            f"{_listed(names)} have as many outputs as there are logits, but neither one of them nor an average or sum "
+            f"gives them: are they weighted? To use one of them, name it: head={names[-1]!r}."
         )
     return (
-        f"{_quoted(names[0])} has as many outputs as there are logits, but the model changes them before returning (a "
-        f"softmax, a scale, a second branch?). To use this layer anyway, name it: head={names[0]!r}."
+        f"{quoted(names[0])} has as many outputs as there are logits, but the model changes them before returning (a "
+        f"scale, a second branch?). To use this layer anyway, name it: head={names[0]!r}."
     )
 
 
-def _quoted(name: str) -> str:
-    return repr(name) if name else "the model itself"
+def _quantised_layers(model: nn.Module, shape: tuple[int, ...]) -> list[str]:
+    """Return the names of quantised layers with as many outputs as there are logits."""
+    named = ((plain_name(name), module) for name, module in model.named_modules())
+    return [name for name, module in named if is_quantised(module) and module.out_features in shape[1:]]
+
+
+def _activation_behind(record: Record) -> str:
+    """Return a sentence about the function between a layer and the logits, empty if it is none of the usual ones."""
+    for call in reversed(record.calls):
+        if call.logits is None:
+            continue
+        pooled = call.logits.ndim == 3
+        logits = logits_like(record, 0, call.logits[:, 0] if pooled else call.logits)
+        if logits is None:
+            continue
+        outputs = as_double(call.logits)
+        for name, function in ACTIVATIONS.items():
+            values = function(outputs).mean(dim=1) if pooled else function(outputs)
+            if is_close(values, logits, values.abs(), call.logits.dtype):
+                what = "the mean over all positions of the " if pooled else "the "
+                advice = f"To use this layer anyway, name it: head={call.name!r}."
+                return (
+                    f"The logits are {what}{name} of the output of {quoted(call.name)}, so they are not linear in any "
+                    f"features. {'Use a network without it.' if pooled else advice}"
+                )
+    return ""
 
 
 def _listed(names: list[str]) -> str:
     if not names:
         return "no linear layers"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"the linear layer{'s' if len(names) > 1 else ''} " + ", ".join(map(_quoted, names[-_SHOWN:])) + more
+    return f"the linear layer{'s' if len(names) > 1 else ''} " + ", ".join(map(quoted, names[-_SHOWN:])) + more

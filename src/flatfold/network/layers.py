@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ..core.bank import Head, as_two_classes
 from ..data.batch import split_batch
-from .calls import first_argument, input_errors, logits_of, watch_calls
-from .heads import find_head
+from .calls import first_argument, input_errors, logits_of, spatial_axes, watch_calls
+from .heads import FoundHead, find_head
 
 Side = Literal["input", "output"]
 Wanted = Literal["stem", "stages"] | Sequence[str]
@@ -69,7 +69,7 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
     x = _only_input(model, batch)
     places = _places(model, x, wanted)
     if wanted == "stages":
-        places = list(dict.fromkeys([*places, Place(find_head(model, x).name, "input")]))
+        places = list(dict.fromkeys([*places, *_inputs_of(find_head(model, x))]))
     # Copies: the model may go on to change an activation in place.
     return lambda x: _activations(model, places, x, Tensor.clone)
 
@@ -89,22 +89,34 @@ def layers_and_head(
     """
     x = _only_input(model, batch)
     found = find_head(model, x, head)
-    places = list(dict.fromkeys([*(_places(model, x, wanted) if wanted else []), Place(found.name, "input")]))
+    if not found.relation.from_inputs:
+        raise ValueError(
+            f"methods that run the network need features that are known before its logits, but {found.relation}. Use a "
+            "method on features."
+        )
+    inputs = _inputs_of(found)
+    named = [place for place in (_places(model, x, wanted) if wanted else []) if place not in inputs]
     last_layer = found.head.to(x.device)
 
     def layers(x: Tensor) -> tuple[list[Tensor], Head]:
-        *values, features = _activations(model, places, x, lambda value: (value, value._version))
-        changed = [
-            place.name for place, (value, version) in zip(places[:-1], values, strict=True) if value._version != version
-        ]
+        values = _activations(model, [*named, *inputs], x, lambda value: (value, value._version))
+        pairs = list(zip(named, values, strict=False))
+        changed = [place.name for place, (value, version) in pairs if value._version != version]
         if changed:
             raise ValueError(
                 f"the model changes the output of {', '.join(changed)} in place, so its gradient is lost. Name the "
                 "layer that makes this change, such as the activation function that follows."
             )
-        return [*(value for value, _ in values), features[0].flatten(1).to(last_layer.weight.dtype)], last_layer
+        ends = zip(found.modules, values[len(named) :], strict=True)
+        last = [value.movedim(1, -1) if spatial_axes(layer) else value for layer, (value, _) in ends]
+        features = found.relation.join(last)
+        return [*(value for _, (value, _) in pairs), features.to(last_layer.weight.dtype)], last_layer
 
     return layers
+
+
+def _inputs_of(found: FoundHead) -> list[Place]:
+    return [Place(name, "input") for name in found.relation.layers]
 
 
 def _only_input(model: nn.Module, batch: Any) -> Tensor:

@@ -28,7 +28,7 @@ class Network:
 
     Attributes:
         model: The classifier.
-        found: Its last linear layer.
+        found: Its last linear layer, or the layers that its logits come from.
         dtype: ``torch.bfloat16`` if the model computes in mixed precision, else None.
         weights: The sha256 of the weights at the time the network was created.
         inputs: Call signature of the model; None if such inputs cannot be synthesised.

@@ -29,7 +29,7 @@ from .calls import input_errors
 from .execution import RuntimeName
 from .fingerprint import weights_hash
 from .graph import ONNX_PACKAGES, HeadModule, by_name, check_onnx_packages, open_onnx, trace, write_onnx
-from .heads import FoundHead, Pass, check_one_row, run
+from .heads import FoundHead, Pass, check_rows, run
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class CompiledRuntime(Runtime):
                 contexts.enter_context(torch.autocast(batch.first_tensor.device.type, self.dtype))
             features, logits = self.module(*batch.args, **batch.kwargs)
         result = Pass(features.to(self.found.head.weight.dtype), logits)
-        check_one_row(self.found, result)
+        check_rows(self.found, result)
         return result
 
 
@@ -139,7 +139,7 @@ class OnnxRuntime(Runtime):
             features, logits = map(torch.from_numpy, self.session(batch))
         found = self.torch_runtime.found
         result = Pass(features.to(found.head.weight.dtype), logits)
-        check_one_row(found, result)
+        check_rows(found, result)
         return result
 
 
@@ -287,7 +287,7 @@ class FastestRuntime(Runtime):
         versions = f"flatfold {__version__}, torch {torch.__version__}"
         return {
             "weights": weights_hash(self.model),
-            "head": self.found.name,
+            "head": self.found.key,
             "inputs": str(signature_of(batch)),
             "made_by": versions,
         }

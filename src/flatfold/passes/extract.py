@@ -107,7 +107,7 @@ def extract(
     The model runs in evaluation mode without gradients and is left as it was: modes, hooks, gradients, device.
 
     Args:
-        model: Any classifier that ends in a linear layer.
+        model: Any classifier whose logits come from linear layers (:func:`~flatfold.network.heads.find_head`).
         data: Any data that :func:`~flatfold.as_batches` accepts: a ``DataLoader`` or another iterable of batches, a
             data set of torch or Hugging Face, a path of images, or arrays ``(X, y)``. Floating-point arrays and data
             frames are converted to the type of the model's weights; tensors are not.
@@ -125,7 +125,7 @@ def extract(
         The bank, on the CPU in float32 (float64 for a float64 model), with labels if the data has them, and the head.
 
     Raises:
-        UnsupportedHeadError: The logits do not come out of one linear layer.
+        UnsupportedHeadError: The logits are not z = W h + b for features that can be found.
         UnreadableImageError: More than that share cannot be read.
         ValueError: The data is empty or has labels only in part, the model cannot take it, or ``out`` holds features
             of something else: other weights, data, head, or a model that does something else with the same weights.
@@ -186,7 +186,7 @@ def extract_features(
             result = network.run_few(first)
         head = network.found.head
         _check_label_classes(first.label_classes if source is None else source.label_classes, head)
-        key_of_bank = {} if data is None else {"weights": network.weights, "data": data, "head": network.found.name}
+        key_of_bank = {} if data is None else {"weights": network.weights, "data": data, "head": network.found.key}
         if key_of_bank and network.dtype is not None:
             key_of_bank["computed_in"] = str(network.dtype)
         sink = BankWriter(

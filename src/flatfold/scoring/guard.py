@@ -98,8 +98,8 @@ class Guard:
         """Fit a detector and calibrate it, on in-distribution data that the model was not trained on.
 
         Args:
-            model: Any classifier that ends in a linear layer; one with a single output z has two classes, with
-                ``sigmoid(z)`` as the probability of class 1.
+            model: Any classifier whose logits come from linear layers (:func:`~flatfold.network.heads.find_head`); one
+                with a single output z has two classes, with ``sigmoid(z)`` as the probability of class 1.
             data: Labelled in-distribution data (labels may be missing if the detector needs none): any data that
                 :func:`~flatfold.as_batches` accepts, such as a ``DataLoader``, a data set of torch or Hugging Face, a
                 path of images, or arrays ``(X, y)``. Floating-point arrays and data frames are converted to the type of

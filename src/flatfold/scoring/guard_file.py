@@ -36,11 +36,12 @@ from ..data.transform import InputSizes, Transform
 from ..detectors import METHODS, create
 from ..detectors.base import Detector
 from ..io.artifacts import checksum, decode, read_tensors, write_tensors
-from ..network.calls import evaluating, is_linear
+from ..network.calls import evaluating, linear_layer
 from ..network.evidence import INPUTS, Evidence, InputSpec
 from ..network.fingerprint import weights_hash
-from ..network.heads import FoundHead, head_of, module_named
+from ..network.heads import FoundHead, module_named
 from ..network.network import Network
+from ..network.relations import Inner, Linear, Relation, relation_of
 from .calibrated import CalibratedDetector, Calibration
 
 TYPES = (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
@@ -100,6 +101,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     tokeniser: TokeniserSpec | None = None
     collate: str = ""  # name of what joined inputs into batches, if that cannot be stored
     labels: str = ""  # name of the column of labels, if the user gave it
+    relation: dict[str, Any] | None = None  # of layers and logits, unless the logits are the output of one layer
 
 
 @dataclass(frozen=True)
@@ -146,16 +148,25 @@ class GuardFile:
             shape = [len(transform.mode), transform.crop, transform.crop]
         return None if shape is None else InputSizes(tuple(shape), tuple(shape))
 
+    @property
+    def relation(self) -> Relation:
+        """How the logits of the model come out of its layers."""
+        return _make_relation(self.settings)
+
     def match(self, model: nn.Module) -> Network:
         """Return ``model`` as the network of this guard; raise if the file was made for another model."""
         settings = self.settings
         with evaluating(model):
-            layer = module_named(model, settings.head)
-            if layer is None or not is_linear(layer):
-                raise self._mismatch(f"with a last layer {ascii(settings.head)[:60]}", "has none")
-            if _type_name(layer) != settings.dtype:
-                raise self._mismatch(f"in {ascii(settings.dtype)[:60]}", f"is in {_type_name(layer)!r}")
-            head = head_of(layer)
+            layers: dict[str, nn.Module] = {}
+            for name in self.relation.layers:
+                layer = module_named(model, name)
+                if layer is None or linear_layer(layer) is None:
+                    raise self._mismatch(f"with a last layer {ascii(name)[:60]}", "has none")
+                layers[name] = layer
+            found = FoundHead.of(self.relation, layers)
+            if (dtype := _name_of(found.dtype)) != settings.dtype:
+                raise self._mismatch(f"in {ascii(settings.dtype)[:60]}", f"is in {dtype!r}")
+            head = found.head
             if (head.n_classes, head.width) != (settings.classes, settings.features):
                 raise self._mismatch(
                     f"with {settings.classes} classes and {settings.features} features",
@@ -166,7 +177,7 @@ class GuardFile:
         shape, sizes = settings.input_shape, self.sizes
         network = Network(
             model,
-            FoundHead(settings.head, layer, head, settings.gives_logits),
+            found,
             MIXED_PRECISION[settings.mixed_precision],
             weights=settings.weights_sha256,
             inputs=None if self.evidence is None else self.evidence.inputs,
@@ -229,6 +240,7 @@ def read_guard(path: Path) -> GuardFile:
         if settings.evidence is not None:
             kept = settings.evidence
             evidence = Evidence(kept.inputs, kept.rows, kept.device, tensors[EVIDENCE])
+        _make_relation(settings)
         return GuardFile(path, calibrated, _make_loading(settings), settings, evidence)
 
 
@@ -257,14 +269,12 @@ def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, loa
             f"but {name} has others: {error}. Fit the guard with plain values."
         ) from error
     found, evidence, shape, sizes = network.found, network.evidence, network.shape, network.sizes
-    with evaluating(found.module):  # in training, reading a weight may change it (spectral norm)
-        dtype = _type_name(found.module)
     tokeniser = None if loading.collate is None else _store_tokeniser(loading.collate)
     settings = Settings(
         flatfold=__version__,
         detector=name,
         hyper=plain,
-        dtype=dtype,
+        dtype=_name_of(found.dtype),
         gives_logits=found.gives_logits,
         head=found.name,
         transform=None if loading.transform is None else loading.transform.as_dict(),
@@ -274,8 +284,9 @@ def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, loa
         evidence=None if evidence is None else EvidenceSettings(evidence.inputs, evidence.rows, evidence.device),
         input_sizes=None if sizes is None or sizes.least == sizes.most else (list(sizes.least), list(sizes.most)),
         tokeniser=tokeniser,
-        collate=_name_of(loading.collate) if tokeniser is None else "",
+        collate=_collate_name(loading.collate) if tokeniser is None else "",
         labels=loading.labels or "",
+        relation=None if isinstance(found.relation, (Linear, Inner)) else found.relation.settings(),
         **_derived_settings(calibrated),
     )
     tensors = {f"{STATE}{key}": value for key, value in detector.state_dict().items()}
@@ -384,10 +395,8 @@ def _derived_settings(calibrated: CalibratedDetector) -> dict[str, Any]:
     }
 
 
-def _type_name(layer: nn.Module) -> str:
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    return str(weight.dtype).removeprefix("torch.")
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> None:
@@ -456,7 +465,7 @@ def _store_tokeniser(collate: Any) -> TokeniserSpec | None:
     return None if tokeniser is None else tokeniser.spec()
 
 
-def _name_of(collate: Any) -> str:
+def _collate_name(collate: Any) -> str:
     """Return the name of a ``collate`` that is not stored, for an error message; empty if there is none."""
     if collate is None:
         return ""
@@ -481,6 +490,15 @@ def _make_transform(values: dict[str, Any] | None) -> Transform | None:
     if too_large or canonical(transform.as_dict()) != canonical(values):
         raise ValueError("its transform is not valid")
     return transform
+
+
+def _make_relation(settings: Settings) -> Relation:
+    if settings.relation is None:
+        return (Linear if settings.gives_logits else Inner)((settings.head,))
+    relation = relation_of(settings.relation)
+    if canonical(relation.settings()) != canonical(settings.relation) or ",".join(relation.layers) != settings.head:
+        raise ValueError("its relation between layers and logits is not valid")
+    return relation
 
 
 def probe_candidates(head: Head) -> Tensor:
