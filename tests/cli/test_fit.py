@@ -114,7 +114,7 @@ def test_remarks_are_notes_on_stderr(val):
     assert "119 of val" in done.stdout
     assert succeed(*FIT, "--quiet")[1:] == ("", "")
     done = succeed(*FIT, "--verbose", "--json")
-    assert re.search(r"^\[[\d.]+ s\] flatfold\.network\.heads: the head is", done.stderr, re.MULTILINE)
+    assert re.search(r"^\[[\d.]+ s\] flatfold\.network\.heads: the logits are the output of", done.stderr, re.MULTILINE)
     summary = json.loads(done.stdout)
     assert (summary["guard"], summary["images"], summary["method"]) == ("new.safetensors", 119, "fourfold")
 

@@ -119,6 +119,11 @@ class FoundHead:
         return not isinstance(self.relation, Inner)
 
     @property
+    def single(self) -> bool:
+        """Whether the layer has one output, which counts as two classes."""
+        return len(_weight_of(self.module)) == 1
+
+    @property
     def key(self) -> str:
         """What identifies the head in the key of a stored result."""
         return self.name if isinstance(self.relation, (Linear, Inner)) else str(self.relation)
@@ -197,7 +202,8 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
     reading = relation.read(record)
     result = run(model, found, batch) if reading is None else _as_pass(reading, batch, found)
     _check_affine(found, result)
-    logger.info("%s: %r", relation, found.head)
+    single = ", whose single output is used as the logit of class 1 against class 0" if found.single else ""
+    logger.info("%s: %r%s", relation, found.head, single)
     return found, result
 
 
@@ -227,9 +233,10 @@ def _find_relation(
         least = int(batch.labels.max())
         found = [each for each in found if _classes(each.read(record)) > least] or found
     if not found and not several:
-        places = {call.name for call in _likely(record, name) if call.features is None}
+        places = list(dict.fromkeys(call.name for call in reversed(_likely(record, name)) if call.features is None))
         if places:
-            some = {key: layer for key, layer in layers.items() if key in places}
+            # The last ones: many layers may be as wide as a second output, and the tokens of all would fill the memory.
+            some = {key: layer for key, layer in layers.items() if key in places[:_SHOWN]}
             spread = _record(model, some, batch.part(0, PROBED), at_positions)
             found = [*Selected.find(spread), *Pooled.find(spread)]
         found = found or ([] if name is None else [*Inner.find(record)])
@@ -275,7 +282,8 @@ def _probe_weights(layer: nn.Module, width: int) -> tuple[Tensor, Tensor | None]
     wide, places = deepcopy(layer).to("cpu", torch.float64), [1] * spatial_axes(layer)
 
     def outputs(h: Tensor) -> Tensor:
-        z: Tensor = wide(h.reshape(*h.shape, *places))
+        with torch.autocast("cpu", enabled=False):
+            z: Tensor = wide(h.reshape(*h.shape, *places))
         return z.flatten(1)
 
     basis = torch.eye(width, dtype=torch.float64)
