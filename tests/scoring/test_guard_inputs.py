@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatfold as ff
 from flatfold.data.texts import CallOptions, Tokeniser, TokeniserSpec
-from flatfold.scoring.calibrated import NamedVerdict
 from tests.architectures import Net
 from tests.data.columns import make_columns
 from tests.data.tokenisers import Letters, Reader, make_texts
@@ -110,7 +109,7 @@ def test_a_named_verdict_is_a_verdict(guard):
     logits, *_ = verdict
     assert torch.equal(verdict.predicted, logits.argmax(1))
     again = pickle.loads(pickle.dumps(verdict))  # noqa: S301
-    assert isinstance(again, NamedVerdict)
+    assert isinstance(again, ff.Verdict)
     assert again.names == verdict.names
     monitor = guard.monitor()
     monitor.add(verdict)

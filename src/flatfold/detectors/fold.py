@@ -83,25 +83,27 @@ class Fold(Detector):
 
     def score_at(self, h: Tensor, alpha: float | Tensor, logits: Tensor | None = None) -> Tensor:
         """Return the scores for a given exponent instead of the constructor's."""
-        return self.score_over(h, (alpha,), logits)[0]
+        return self._score(h, alpha, *project(h, self.weight, self._buffers.get("bias"), logits))
 
-    def score_over(self, h: Tensor, alphas: Sequence[float | Tensor], logits: Tensor | None = None) -> list[Tensor]:
-        """Return the scores for several exponents, computed from a single product with the head."""
-        bias = self._buffers.get("bias")
-        projected, norms = project(h, self.weight, bias, logits)
-        scores = []
-        for alpha in alphas:
-            probs = softmax(rescaled_logits(projected, norms**alpha, bias)).to(h.dtype)
-            trace = self._trace(probs, h, alpha)
-            if self.score_norm is None:
-                scores.append(trace)
-                continue
-            if self.score_norm == "weight":
-                divisor = (probs @ self.weight).square().sum(dim=-1)
-            else:
-                divisor = row_norms(h).squeeze(-1) ** (2 - 2 * alpha)
-            scores.append(trace / divisor.clamp_min(SMALLEST_DIVISOR))
+    def score_over(self, h: Tensor, alphas: Sequence[float | Tensor]) -> Tensor:
+        """Return the scores ``(a, n)`` for several exponents, computed from a single product with the head."""
+        projection = project(h, self.weight, self._buffers.get("bias"))
+        # Not a list: small tensors kept in between would fragment the memory of the next probabilities.
+        scores = h.new_empty(len(alphas), len(h))
+        for own, alpha in zip(scores, alphas, strict=True):
+            own.copy_(self._score(h, alpha, *projection))
         return scores
+
+    def _score(self, h: Tensor, alpha: float | Tensor, projected: Tensor, norms: Tensor) -> Tensor:
+        probs = softmax(rescaled_logits(projected, norms**alpha, self._buffers.get("bias"))).to(h.dtype)
+        trace = self._trace(probs, h, alpha)
+        if self.score_norm is None:
+            return trace
+        if self.score_norm == "weight":
+            divisor = (probs @ self.weight).square().sum(dim=-1)
+        else:
+            divisor = row_norms(h).squeeze(-1) ** (2 - 2 * alpha)
+        return trace / divisor.clamp_min(SMALLEST_DIVISOR)
 
     def pairs(self, h: Tensor, k: int, alpha: float | Tensor | None = None) -> Pairs:
         """Return the k pairs of classes that contribute most to the trace; ``score_norm`` does not change them."""
