@@ -9,7 +9,7 @@ import pytest
 
 from flatfold.core.metrics import aupr
 from flatfold.evaluate.compare import tabulate
-from flatfold.evaluate.results import METRICS, AlphaCurve, MethodRun, Results, load_results
+from flatfold.evaluate.results import METRICS, AlphaCurve, MethodRun, Results, as_csv, load_results
 
 LOW, HIGH = np.arange(100.0), np.arange(90.0, 110.0)
 
@@ -77,6 +77,14 @@ def test_what_is_saved_is_what_is_loaded_and_a_failing_save_leaves_the_files_who
         with pytest.raises(ValueError, match="finite"):
             broken.save(tmp_path)
         assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == before
+
+
+def test_rows_of_a_csv_file_are_written_by_their_columns_in_any_order():
+    assert as_csv([{"a": 1, "b": {"k": 2}}, {"b": "x,y", "a": None}]) == 'a,b\n1,"{""k"": 2}"\n,"x,y"\n'
+    assert as_csv([]) == ""
+    for other in ({"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a": 1, "c": 2}):
+        with pytest.raises(ValueError, match="columns a, b"):
+            as_csv([{"a": 1, "b": 2}, other])
 
 
 def test_files_that_are_missing_cut_short_or_something_else_are_refused(results, tmp_path):

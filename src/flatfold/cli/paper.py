@@ -25,7 +25,6 @@ LEGEND = (
     "* the reported number lies outside the 95 % interval of the measured one."
 )
 DAGGER = "† an average that is not the mean of its parts."
-METRICS = {"auroc": "AUROC", "fpr95": "FPR95", "lambda_max": "largest eigenvalue", "trace": "trace"}
 CELL = 16  # columns of text that "99.99 +99.99*" takes
 COLOURS = {"agrees": "green", "partly": "yellow", "disagrees": "red"}
 
@@ -112,7 +111,7 @@ def reproduce(
     from ..evaluate.methods import split_methods
     from ..evaluate.runner import check_specs
     from ..evaluate.suites.digits import DIGIT_NETWORKS
-    from ..evaluate.suites.library import DIGITS
+    from ..evaluate.suites.schema import DIGITS
     from ..paper.full_scale import write_full_scale
     from ..paper.run import Plan, check_suite, conclude, forget_reproduction
     from ..paper.run import reproduce as run
@@ -197,7 +196,7 @@ def _print_comparison(
     from ..evaluate.summary import load_runs
     from ..io.files import write_atomically
     from ..paper.claims import check_benchmarks
-    from ..paper.comparison import average_benchmarks, compare_with_paper
+    from ..paper.comparison import average_benchmarks, compare_with_paper, headline
     from ..paper.tables import BENCHMARKS
 
     runs = [list(load_runs(folder).values()) for folder in dict.fromkeys(folders)]
@@ -206,7 +205,7 @@ def _print_comparison(
     for place in dict.fromkeys((line.family, line.table) for line in [*lines, *averages]):
         _print_family(console, [line for line in [*lines, *averages] if (line.family, line.table) == place])
     if averages:
-        console.print(f"The paper's headline, on all {len(BENCHMARKS)} benchmarks: {_find_headline()}.")
+        console.print(f"The paper's headline, on all {len(BENCHMARKS)} benchmarks: {headline()}.")
         for check in check_benchmarks(runs).checks:
             result = {True: "holds here", None: "is undecided here", False: "does not hold here"}[check.holds]
             console.print(f"The claim {result}: {check.what}.", markup=False)
@@ -214,23 +213,6 @@ def _print_comparison(
         write_atomically(csv, as_csv(map(asdict, [*lines, *averages])))
         say(f"{len(lines) + len(averages)} lines -> {csv}")
     print_json(lines=[*lines, *averages], csv=csv)
-
-
-def _find_headline() -> str:
-    """Return the lead of the best variant of FOLD over the best other method in the paper."""
-    from ..paper.tables import AVERAGE, FOLD_FAMILY, MAIN, read_table
-
-    leads = []
-    for metric, sign in (("auroc", 1), ("fpr95", -1)):
-        column = [number for number in read_table(MAIN) if (number.column, number.metric) == (AVERAGE, metric)]
-        best = {
-            ours: max((n for n in column if (n.row.lower() in FOLD_FAMILY) == ours), key=lambda n: sign * n.value)
-            for ours in (True, False)
-        }
-        lead = sign * (best[True].value - best[False].value)
-        names = " and ".join(f"{number.row} {number.value:.2f}" for number in best.values())
-        leads.append(f"{METRICS[metric]} of {names}, better by {lead:.2f} points")
-    return "; ".join(leads)
 
 
 def _print_family(console: Console, lines: Sequence[Line]) -> None:
@@ -263,6 +245,8 @@ def _make_table(lines: Sequence[Line], columns: Sequence[str]) -> Table:
     """Format one metric of one family as a table."""
     from rich.markup import escape
     from rich.table import Table
+
+    from ..paper.tables import METRICS
 
     title = f"{escape(lines[0].family)} and the table {lines[0].table} of the paper: {METRICS[lines[0].metric]}"
     title = title if all(line.comparable for line in lines) else f"NOT COMPARABLE: {title}"
@@ -306,7 +290,7 @@ def _print_table(console: Console, name: str) -> None:
     from rich.table import Table
 
     from ..evaluate.results import LEGEND as RATES
-    from ..paper.tables import TABLES, read_table, wrong_averages
+    from ..paper.tables import METRICS, TABLES, read_table, wrong_averages
 
     numbers, layout = read_table(name), TABLES[name]
     wrong = wrong_averages(name)

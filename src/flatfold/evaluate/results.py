@@ -394,13 +394,19 @@ def in_family(method: str) -> bool:
 
 
 def as_csv(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Format rows with the same columns as CSV."""
+    """Format rows as CSV; all must have the columns of the first, in any order."""
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    for number, line in enumerate(lines):
-        if number == 0:
-            table.writerow(line)
-        table.writerow(json.dumps(value) if isinstance(value, dict) else value for value in line.values())
+    table: csv.DictWriter[str] | None = None
+    for line in lines:
+        if table is None:
+            table = csv.DictWriter(text, list(line), lineterminator="\n")
+            table.writeheader()
+        if line.keys() != set(table.fieldnames):
+            raise ValueError(
+                f"rows of a table must have the columns {', '.join(table.fieldnames)}, got {', '.join(line)}. "
+                "Give all rows the same columns."
+            )
+        table.writerow({name: json.dumps(value) if isinstance(value, dict) else value for name, value in line.items()})
     return text.getvalue()
 
 

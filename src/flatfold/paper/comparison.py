@@ -15,7 +15,9 @@ from .tables import (
     BENCHMARKS,
     CHECKPOINTS,
     COLUMNS,
+    FOLD_FAMILY,
     MAIN,
+    METRICS,
     NETWORKS,
     OTHERS,
     RATES,
@@ -218,6 +220,21 @@ def _average(number: Number, parts: Sequence[Line]) -> Line:
     method = labels[0] if len(labels) == 1 else number.row.lower()
     place = method, "all", f"mean over {len(parts)} benchmarks"
     return Line.of(number, MAIN, place, fmean(part.measured for part in parts), ends, texts)
+
+
+def headline() -> str:
+    """Return the lead of the best variant of FOLD over the best other method, by the paper's own numbers."""
+    leads = []
+    for metric, sign in (("auroc", 1), ("fpr95", -1)):
+        column = [number for number in read_table(MAIN) if (number.column, number.metric) == (AVERAGE, metric)]
+        best = {
+            ours: max((n for n in column if (n.row.lower() in FOLD_FAMILY) == ours), key=lambda n: sign * n.value)
+            for ours in (True, False)
+        }
+        lead = sign * (best[True].value - best[False].value)
+        names = " and ".join(f"{number.row} {number.value:.2f}" for number in best.values())
+        leads.append(f"{METRICS[metric]} of {names}, better by {lead:.2f} points")
+    return "; ".join(leads)
 
 
 def table_of(suite: Mapping[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 NUMBERS = Path(__file__).parent / "numbers"
 AVERAGE = "Average"
 RATES = {"auroc": "auroc", "fpr95": "fpr95_ood_positive"}  # names in the tables and in a run; OOD is positive
+METRICS = {"auroc": "AUROC", "fpr95": "FPR95", "lambda_max": "largest eigenvalue", "trace": "trace"}
 FOLD_FAMILY = ("fold", "fold-r", "fold-a", "autofold", "autofold-r", "autofold-a")  # the paper's own methods
 REGIME_TABLES = {"hessian_parameter": "parameter", "hessian_feature_milli": "feature (x1e-3)"}
 OTHERS = "imagenet1k_architectures"
