@@ -129,11 +129,13 @@ PANELS = {
     ),
     "Method": (
         "methods method add own fit calibration fpr confidence per_class table anyway matrix loss probes steps alpha "
-        "bootstrap"
+        "bootstrap figure"
     ),
     "Access": "host port token_file no_token allow_host allow_origin docs",
     "Limits": "max_batch max_waiting max_body max_images max_pixels timeout",
-    "Output": "out triton name mlflow names csv latex report force access_log cite quiet verbose debug json",
+    "Output": (
+        "out triton name mlflow names metric sets csv latex report force access_log cite quiet verbose debug json"
+    ),
     "Run": "seed device runtime dtype code batch_size workers processes resume rounds engine actors gpus",
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
@@ -380,13 +382,13 @@ class SuiteOptions:
         if not place.is_dir():
             raise NotADirectoryError(f"--out must be a folder, but {place} is a file. Choose another folder.")
         check_writable(folder)
-        seeds = None if self.seed is None else [word.strip() for word in self.seed.split(",")]
+        seeds = None if self.seed is None else split_words(self.seed)
         if seeds and not all(word.isdecimal() and int(word) < 2**32 for word in seeds):
             raise ValueError(
                 f"--seed must be integers from 0 to 2^32 - 1, separated by commas as in 0,1,2, got {self.seed!r}."
             )
         numbers = None if seeds is None else list(dict.fromkeys(map(int, seeds)))
-        names = default if self.networks is None else [name.strip() for name in self.networks.split(",")]
+        names = default if self.networks is None else split_words(self.networks)
         suites = load_suites(suite, folder, numbers, batch_size, self.data, self.any_counts, names, *limits)
         several = len(suites[0].siblings) > 1
         if several and any((folder / name).exists() for name in ("results.json", "curvature.json")):
@@ -397,6 +399,46 @@ class SuiteOptions:
         for place in places:
             _held.enter_context(locked(place))
         return places
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Options for the metrics and columns of a table of results."""
+
+    metric: Annotated[
+        str | None,
+        Option(
+            metavar="NAMES",
+            help="Metrics to show, separated by commas: auroc, fpr95 (OOD as positive), fpr95-id, aupr-out, aupr-in. "
+            "Default: auroc,fpr95; if the table is wider than the terminal, auroc.",
+        ),
+    ] = None
+    sets: Annotated[
+        str | None,
+        Option(
+            metavar="NAMES",
+            help="Columns to show, separated by commas: OOD data sets, near, far, average. Default: all.",
+        ),
+    ] = None
+
+    def metrics(self) -> tuple[str, ...]:
+        """Return the names of the metrics in results."""
+        from ..evaluate.metrics import SHOWN, find_metrics
+
+        with invalid_usage("--metric"):
+            return SHOWN if self.metric is None else find_metrics(split_words(self.metric))
+
+    def columns(self, known: Iterable[str]) -> list[str] | None:
+        """Return the chosen ones of the columns that there are, or None for all."""
+        from ..evaluate.results import select_columns
+
+        with invalid_usage("--sets"):
+            return None if self.sets is None else select_columns(split_words(self.sets), known)
+
+
+def split_words(text: str) -> list[str]:
+    """Split a list at its commas."""
+    return [word.strip() for word in text.split(",")]
 
 
 @dataclass(frozen=True)

@@ -289,7 +289,7 @@ def _print_table(console: Console, name: str) -> None:
     """Print a table of the paper, and its wrong averages."""
     from rich.table import Table
 
-    from ..evaluate.results import LEGEND as RATES
+    from ..evaluate.metrics import SHOWN, describe_metrics
     from ..paper.tables import METRICS, TABLES, read_table, wrong_averages
 
     numbers, layout = read_table(name), TABLES[name]
@@ -298,7 +298,7 @@ def _print_table(console: Console, name: str) -> None:
     caption = " / ".join(METRICS[metric] for metric in metrics)
     caption += " in percent." if "auroc" in metrics else " of the Hessian."
     table = Table(title=f"{name}: {layout.about}", title_justify="left", caption_justify="left")
-    table.caption = RATES if metrics == ["auroc", "fpr95"] else caption
+    table.caption = describe_metrics(SHOWN) if metrics == ["auroc", "fpr95"] else caption
     table.add_column(", ".join(layout.row))
     columns = list(dict.fromkeys(number.column for number in numbers))
     for column in columns:

@@ -20,6 +20,7 @@ from .registry import register
 
 @register(
     "mdsens",
+    printed="MDSEns",
     full_name="Mahalanobis, several layers",
     cite=(MDS,),
     fits_on="train",

@@ -21,24 +21,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.metrics import auroc, fpr_at_tpr
+from ..detectors.registry import printed_name
 from ..display.numbers import count
 from ..display.table import Table, fitting_text
 from ..io.artifacts import read_document, write_document
 from .latex import LatexCell, interval_after, latex_table
+from .metrics import FIELDS, SHOWN, describe_metrics, find_metrics, rank
 from .suites.suite import Group
 
-METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
+METRICS = FIELDS
 OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # conventions for averages: near and far, or over all data sets
 FIGURES = ("alpha", "costs", "histograms", "norms-best", "norms-fold", "roc", "threshold")  # figure files of a report
 CHECKED = {"auroc": "AUROC", "fpr95_ood_positive": "FPR95"}  # what is computed again when a file is read
 TOLERANCE = 1e-6  # between these and the values of the file
-LEGEND = (
-    "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the fraction of ID inputs flagged by the threshold that "
-    "flags 95 % of the OOD inputs."
-)
 BEST = "the best AUROC of a column, and others without significant difference (paired test)."
 BEFORE = "Before you compare"
+TITLES = {"near": "Near-OOD", "far": "Far-OOD", "all": "Average"}  # of averages, in tables for papers
 ID = "id"  # the name of the in-distribution test data among the scores
+
+Choice = tuple[tuple[str, ...], tuple[str, ...]]  # columns and metrics of a table
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +118,14 @@ class MethodRun:
         """The exponent of partial normalisation, with a star if chosen by AutoFold, or an empty string."""
         alpha = self.learnt.get("alpha_", self.hyper.get("alpha"))
         return "" if alpha is None else f"{alpha:g}{'*' if 'alpha_' in self.learnt else ''}"
+
+    @property
+    def printed(self) -> str:
+        """The method as papers print it, with the settings of its label, such as ``KNN (k=10, tuned on OOD)``."""
+        settings, _, data = self.method.removeprefix(self.name).partition("@")
+        notes = [note for note in settings.split(":") if note] + [f"tuned on {data.upper()}"] * bool(data)
+        name = printed_name(self.name) if self.method.startswith(self.name) else ""
+        return f"{name} ({', '.join(notes)})" if name and notes else name or self.method
 
     @property
     def tuned(self) -> str:
@@ -212,6 +221,15 @@ class Results:
         datasets = [ood["name"] for ood in self.suite["ood"]]
         return {column: tuple(sorted(members[column])) for column in (*datasets, *averages)}
 
+    def find_columns(self, names: Iterable[str] | None = None) -> list[str]:
+        """Return columns by name, by default all that a table shows; ``average`` is another name of ``all``."""
+        return self.columns if names is None else select_columns(names, self.members)
+
+    def title_of(self, column: str) -> str:
+        """Return the title of a column in tables for papers."""
+        printed = {ood["name"]: ood.get("printed") or ood["name"] for ood in self.suite["ood"]} | TITLES
+        return str(printed[column])
+
     @property
     def left_out(self) -> dict[str, str]:
         """The methods without results (refused or failed), with the reason."""
@@ -226,7 +244,11 @@ class Results:
     @cached_property
     def ranked(self) -> list[MethodRun]:
         """The methods, best average AUROC first."""
-        return sorted(self.methods, key=lambda run: -self.cells[run.method, "all"].auroc)
+        return self.ranked_by("auroc")
+
+    def ranked_by(self, metric: str) -> list[MethodRun]:
+        """Return the methods, the best average of a metric first."""
+        return sorted(self.methods, key=lambda run: rank(metric, getattr(self.cells[run.method, "all"], metric)))
 
     def __repr__(self) -> str:
         found = f"{count(len(self.methods), 'method')}, {count(len(self.suite['ood']), 'OOD data set')}"
@@ -236,34 +258,43 @@ class Results:
         return f"{type(self).__name__}({self.suite['name']}: {found}{led})"
 
     def __str__(self) -> str:
-        tables = [self.table(columns) for columns in (self.columns, self.groups)]
-        return "\n".join([fitting_text(tables), *self.notes])
+        return "\n".join([fitting_text([self.table(*choice) for choice in self.choices()]), *self.notes])
 
     def _repr_html_(self) -> str:
         tested = any(cell.certainty is not None for cell in self.cells.values())
         return self.table().html([*([f"Bold: {BEST}"] if tested else []), *self.notes])
 
-    def table(self, columns: Sequence[str] | None = None) -> Table:
-        """Return AUROC and FPR95 of each method, the best average first, as ``flatfold bench`` prints them.
+    def choices(self, metrics: Sequence[str] = SHOWN, columns: Sequence[str] | None = None) -> list[Choice]:
+        """Return the columns and metrics of tables, each narrower than the one before.
+
+        First the later metrics are left out and then, unless ``columns`` are given, single data sets.
+        """
+        return list_choices(metrics, *((self.columns, self.groups) if columns is None else (columns,)))
+
+    def table(self, columns: Sequence[str] | None = None, metrics: Sequence[str] = SHOWN) -> Table:
+        """Return metrics of each method, the best average first, as ``flatfold bench`` prints them.
 
         Args:
-            columns: Some of ``columns``, by default all of them.
+            columns: OOD data sets, ``near``, ``far`` and ``average``; by default all that a table shows.
+            metrics: Some of ``auroc``, ``fpr95``, ``fpr95-id``, ``aupr-out`` and ``aupr-in``; by default the first two.
         """
-        suite, columns = self.suite, self.columns if columns is None else columns
+        suite, columns, metrics = self.suite, self.find_columns(columns), find_metrics(metrics)
         names = ["average" if column == "all" else column for column in columns]
+        settings = [name for name in ("alpha", "tuned") if any(getattr(run, name) for run in self.methods)]
         rows, best = [], []
-        for place, run in enumerate(self.ranked):
+        for place, run in enumerate(self.ranked_by(metrics[0])):
             cells = [self.cells[run.method, column] for column in columns]
-            values = [f"{100 * cell.auroc:.2f} / {100 * cell.fpr95_ood_positive:.2f}" for cell in cells]
-            rows.append([run.method, *values, run.alpha, run.tuned])
+            values = [" / ".join(f"{100 * getattr(cell, metric):.2f}" for metric in metrics) for cell in cells]
+            rows.append([run.method, *values, *(getattr(run, name) for name in settings)])
             best += [
                 (place, i) for i, cell in enumerate(cells, 1) if cell.certainty is not None and cell.certainty.best
             ]
         title = f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"]
         about = " ".join([suite["about"]] * bool(suite["about"]) + [f"ID accuracy {100 * suite['accuracy']:.2f} % on"])
         title = f"{title}: {about} {suite['n_test']} images."
-        heads = ["method", *names, "alpha", "tuned"]
-        return Table(heads, rows, title, LEGEND, left=(0, len(heads) - 1), best=best)
+        heads = ["method", *names, *settings]
+        left = [0, len(heads) - 1] if "tuned" in settings else [0]
+        return Table(heads, rows, title, describe_metrics(metrics), left, best)
 
     @property
     def notes(self) -> list[str]:
@@ -298,23 +329,27 @@ class Results:
 
     def to_latex(
         self,
-        metrics: Sequence[str] = ("auroc", "fpr95_ood_positive"),
+        metrics: Sequence[str] = SHOWN,
         intervals: bool = False,
         caption: str = "",
         label: str = "",
+        columns: Sequence[str] | None = None,
     ) -> str:
-        """Format the results as a LaTeX table: best average AUROC first, the best of each column in bold.
+        """Format the results as a LaTeX table: best average first, the best of each column in bold.
+
+        Methods and data sets have the names that papers print, such as ReAct and CIFAR-100.
 
         Args:
-            metrics: Some of ``METRICS``: AUROC and FPR95 by default.
+            metrics: Some of ``auroc``, ``fpr95``, ``fpr95-id``, ``aupr-out`` and ``aupr-in``; by default the first two.
             intervals: Append the 95 % interval to each value that has one.
             caption: Caption in LaTeX. With a caption or label the table is a ``table`` environment, else a ``tabular``.
             label: Label of the ``table`` environment.
+            columns: OOD data sets, ``near``, ``far`` and ``average``; by default all that a table shows.
         """
-        lines = {}
-        for run in self.ranked:
-            cells = [self.cells[run.method, column] for column in self.columns]
-            lines[run.method] = [
+        lines, shown = [], self.find_columns(columns)
+        for run in self.ranked_by(find_metrics(metrics)[0]):
+            cells = [self.cells[run.method, column] for column in shown]
+            texts = [
                 LatexCell(
                     {metric: getattr(cell, metric) for metric in METRICS},
                     {metric: interval_after(ends) for metric, ends in cell.certainty.intervals.items()}
@@ -323,9 +358,9 @@ class Results:
                 )
                 for cell in cells
             ]
-        columns = ["average" if column == "all" else column for column in self.columns]
+            lines.append((run.printed, texts))
         notes = [f"{self.suite['name']}: {note}" for note in self.suite.get("deviations", ())]
-        return latex_table(columns, lines, metrics, caption, label, notes)
+        return latex_table([self.title_of(column) for column in shown], lines, metrics, caption, label, notes)
 
     def check(self) -> None:
         """Raise a KeyError or ValueError unless every method has values in every column, and those of its scores."""
@@ -386,6 +421,21 @@ def columns_of(groups: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the data sets of each column: one column per data set, then near, far and all."""
     means = {over: tuple(name for name in groups if over in (groups[name], "all")) for over in ("near", "far", "all")}
     return {name: (name,) for name in groups} | {over: members for over, members in means.items() if members}
+
+
+def select_columns(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the columns with these names; ``average`` is another name of ``all``."""
+    columns, known = list(dict.fromkeys("all" if name == "average" else name for name in names)), list(known)
+    if not columns or not set(columns) <= set(known):
+        shown = ", ".join("average" if name == "all" else name for name in known)
+        unknown = ", ".join(repr(name) for name in columns if name not in known) or "none"
+        raise ValueError(f"columns must be some of {shown}, got {unknown}.")
+    return columns
+
+
+def list_choices(metrics: Sequence[str], *columns: Sequence[str]) -> list[Choice]:
+    """Return each of some columns with all metrics, and then with the first."""
+    return list(dict.fromkeys((tuple(some), tuple(metrics[:n])) for some in columns for n in (len(metrics), 1)))
 
 
 def in_family(method: str) -> bool:

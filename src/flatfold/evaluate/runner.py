@@ -260,6 +260,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
         "n_ood_val": 0 if suite.ood_val is None else suite.ood_val.rows,
         "ood": [
             {"name": ood.name, "group": ood.group, "n": len(banks.ood[ood.name]), "about": ood.about}
+            | ({"printed": ood.printed} if ood.printed else {})
             for ood in suite.ood
         ],
         "fingerprints": {name: source.fingerprint for name, source in suite.sources.items()},

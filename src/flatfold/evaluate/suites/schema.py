@@ -109,6 +109,7 @@ class OodTable(ImageTable, frozen=True, kw_only=True):
     name: ShortName
     group: Group
     about: Text = ""
+    printed: Text = ""
 
     @property
     def title(self) -> str:

@@ -21,7 +21,7 @@ GROUPS = get_args(Group)
 NAME = re.compile(r"[\w+-][\w.+-]{0,63}")  # names become folders, with a method and a hash in 255 bytes
 LETTERS = "at most 64 letters, digits and -_.+"
 FOLDERS = ("banks", "scores", "figures", "data", "curvature", "exhibits", "full-scale")  # reserved: next to results
-RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # in folders and tables
+RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all", "average")  # in folders and tables
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class OodSet:
     group: Group
     images: Source
     about: str
+    printed: str = ""  # its name in tables for papers, if that is another one
 
 
 @dataclass(frozen=True)
