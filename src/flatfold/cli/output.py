@@ -114,14 +114,18 @@ def print_table(console: Console, *tables: Table) -> int:
 
     The last one is printed if none fits, with lines that are longer than the terminal, so that no cell is cut.
     """
-    wide = console.options.update(width=UNLIMITED)
-    widths = [console.measure(table, options=wide).maximum for table in tables]
+    widths = [table_width(console, table) for table in tables]
     window = console.width
     place = next((i for i, width in enumerate(widths) if width <= window), len(tables) - 1)
     console.width = max(widths[place], window)
     console.print(tables[place])
     console.width = window
     return place
+
+
+def table_width(console: Console, table: Table) -> int:
+    """Return the width of a table without wrapped cells."""
+    return console.measure(table, options=console.options.update(width=UNLIMITED)).maximum
 
 
 def printable(text: str) -> str:

@@ -25,6 +25,7 @@ from .tables import (
     TABLES,
     Contradiction,
     Number,
+    find_table,
     format_tuning,
     paper_tuning,
     read_table,
@@ -95,11 +96,12 @@ def compare_with_paper(runs: Sequence[Results], table: str | None = None, anyway
 
     Methods that the paper tuned on OOD validation data are compared with ``NAME@ood``, the others with ``NAME``; a
     method that was tuned otherwise gets a remark, and so does another number of networks than in the paper. Averages
-    are compared only over the paper's data sets. The default ``table`` is that of the suite's protocol and network.
+    are compared only over the paper's data sets. ``table`` is a name or a number in the paper, by default that of the
+    suite's protocol and network.
     Runs that are not comparable are an error, or with ``anyway`` get a remark that begins with the reasons.
     """
     if table is not None:
-        read_table(table)  # raises if there is none
+        table = find_table(table)
         if table not in CHECKPOINTS:
             raise ValueError(f"no run has the numbers of the table {table}. Choose one of {', '.join(CHECKPOINTS)}.")
     groups = families(runs)
