@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..network.execution import Execution
 
 FPR = 0.05
+DEFAULT_METHOD = "fourfold"  # of `fit` and `score-features`
 
 IMAGES = "folder of images or of parquet files, .parquet or .npz file, or list of paths (.txt, .lst, .list)"
 
@@ -65,6 +66,21 @@ def count_option(least: int, help: str) -> Any:
     return Option(parser=parse, metavar="N|auto", show_default="auto", help=help)
 
 
+def share_option(help: str) -> Any:
+    """Create an option for a share between 0 and 1, without both ends, which ``min`` and ``max`` would allow."""
+
+    def parse(text: str) -> float:
+        try:
+            share = float(text)
+        except ValueError:
+            share = 0.0
+        if not 0 < share < 1:
+            raise typer.BadParameter(f"{text!r} must be a number above 0 and below 1.")
+        return share
+
+    return Option(parser=parse, metavar="0<x<1", help=help)
+
+
 Workers = Annotated[int | None, count_option(0, "Threads that prefetch images; auto: one per core, up to four.")]
 RuntimeOption = Annotated[
     Literal["auto", "torch", "torch-compile", "onnx"],
@@ -76,8 +92,7 @@ Dtype = Annotated[
 ]
 BatchSize = Annotated[int, Option(min=1, help="Images per forward pass.")]
 Rate = Annotated[
-    float | None,
-    Option(min=0, max=1, help=f"Largest false-alarm rate on ID inputs. Default: the guard's, or {FPR} without."),
+    float | None, share_option(f"Largest false-alarm rate on ID inputs. Default: the guard's, or {FPR} without.")
 ]
 PerClass = Annotated[
     bool, Option("--per-class", help="Use one threshold per predicted class, so that the rate holds for each class.")
@@ -608,7 +623,10 @@ def make_detector(method: str, fit: Path | None, calibration: Path | None, fit_o
     elif entry.fits_on == "nothing":
         return create(name, **hyper)
     elif fit is None:
-        problem = "learns from ID data. Pass ID features, with labels if needed, as --fit."
+        problem = (
+            "learns from ID data. Pass ID features, with labels if needed, as --fit, or choose a method that needs the "
+            "head only, such as --method fold."
+        )
     elif calibration is not None and calibration.resolve() == fit.resolve():
         problem = f"is fitted on {fit_option}, so --calibration must be other data."
     else:
