@@ -14,6 +14,7 @@ from flatfold.evaluate.compare import Change, compare_methods, tabulate
 from flatfold.evaluate.compare import compare as compare_runs
 from flatfold.evaluate.results import MethodRun, Results, load_results
 from tests.cli.running import assert_mistakes, succeed, words
+from tests.evaluate.runs import make_suite
 
 SETS = {"digits-6-9": "near", "photos": "far"}
 GAPS = {"msp": 1.0, "knn:k=[1, 5]": 2.0, "autofold": 2.0}
@@ -30,7 +31,7 @@ def make_run(folder, gaps, own=0, prints="same", **suite):
     }
     figures = tabulate(scores, dict.fromkeys(gaps, "id"), SETS, replicates=0)
     prints = {name: f"{prints}-{name}" for name in ("test", *SETS)}
-    suite = {"name": "toy", "ood": [{"name": name} for name in SETS], "fingerprints": prints, **suite}
+    suite = make_suite(SETS, 150, fingerprints=prints, **suite)
     methods = [MethodRun(method, method, {}, "val", "id", 0.1, 2.0) for method in gaps]
     Results(suite, methods, {}, *figures, [], {}, scores).save(folder)
 

@@ -10,6 +10,7 @@ import pytest
 from flatfold.core.metrics import aupr
 from flatfold.evaluate.compare import tabulate
 from flatfold.evaluate.results import METRICS, AlphaCurve, MethodRun, Results, as_csv, load_results
+from tests.evaluate.runs import make_suite
 
 LOW, HIGH = np.arange(100.0), np.arange(90.0, 110.0)
 
@@ -21,10 +22,12 @@ def results():
     scores = {name: values.astype(np.float32) for name, values in scores.items()}
     rows, averages = tabulate(scores, {"msp": "nothing"}, {"noise": "far"}, replicates=0)
     return Results(
-        suite={"name": "toy", "ood": [{"name": "noise", "group": "far", "n": 40, "about": "Noise."}]},
+        suite=make_suite({"noise": "far"}, 40),
         methods=[MethodRun("msp", "msp", {"alpha": 0.5}, "nothing", "nothing", 0.1, 2.0, {"alpha_": 0.3}, ["careful"])],
         refused={"ash": "Negative features."}, rows=rows, averages=averages,
-        alpha_curves=[AlphaCurve("autofold", [0.1, 0.2], [0.5, 0.6], [0.01, 0.01], 0.2, {"all": [0.7, 0.8]})],
+        alpha_curves=[
+            AlphaCurve("autofold", [0.1, 0.2], [0.5, 0.6], [0.01, 0.01], 0.2, {"noise": [0.7, 0.8], "all": [0.7, 0.8]})
+        ],
         provenance={"seed": 0}, scores=scores,
     )  # fmt: skip
 

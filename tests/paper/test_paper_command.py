@@ -11,6 +11,7 @@ from flatfold.paper.verdicts import read_claims
 from tests.cli.images import read_rows
 from tests.cli.running import assert_mistakes, succeed, words
 from tests.command import flatfold
+from tests.evaluate.runs import make_suite
 from tests.toy_ablations import make_results
 
 SETS = {"cifar100": "near", "tin": "near", "mnist": "far", "svhn": "far", "texture": "far", "places365": "far"}
@@ -31,7 +32,7 @@ def save_run(folder, methods=("msp", "knn"), family="net", certain=True, **suite
         for method, column in product(methods, ("near", "far", "all"))
     ]
     protocol = {"protocol": "openood-1.5/cifar10", "architecture": "openood/resnet18_32x32", "deviations": []}
-    suite = {"name": "cifar10", "family": family, "ood": [{"name": name} for name in SETS], **protocol, **suite}
+    suite = make_suite(SETS, **({"name": "cifar10", "family": family} | protocol | suite))
     runs = [MethodRun(method, method, {}, "nothing", "nothing", 0.1, 1.0) for method in methods]
     Results(suite, runs, {}, rows, averages, [], {}, {}).save(folder)
 

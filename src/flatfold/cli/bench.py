@@ -281,12 +281,14 @@ def report(
         return
     if table.metric is not None or table.sets is not None:
         raise typer.BadParameter("they apply to the LaTeX table. Add --latex FILE.", param_hint="--metric, --sets")
-    from ..evaluate.summary import load_runs
+    from ..evaluate.summary import families, load_runs
     from ..report.page import write_curvature, write_report
     from ..report.summary import write_summary
 
     studies, pages = _holding(folder, "curvature.json"), []
-    runs = list(load_runs(folder)) if _holding(folder, "results.json") or not studies else []
+    results = load_runs(folder) if _holding(folder, "results.json") or not studies else {}
+    families(results.values())  # raises before anything is written
+    runs = list(results)
     for place in dict.fromkeys([*runs, *studies]):
         if place in studies:
             pages.append(write_curvature(place))  # writes the report of the same folder too

@@ -179,6 +179,7 @@ def compare(
     if methods is None:
         methods = [method for method in _labels(a) if method in _labels(b)]
     for run, name in ((a, "A"), (b, "B")):
+        run.require_scores()
         check_labels(run, methods, name)
     methods = list(dict.fromkeys(methods))
     columns = {column: members for column, members in a.members.items() if b.members.get(column) == members}
@@ -212,6 +213,7 @@ def compare_methods(
         seed: Random seed of the bootstrap.
         metrics: Fields of results to compare: AUROC and FPR95 by default.
     """
+    results.require_scores()
     check_labels(results, (first, second))
     if first == second:
         raise ValueError(f"the methods must differ, got {first!r} twice. Available: {', '.join(_labels(results))}.")

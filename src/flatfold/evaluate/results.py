@@ -9,15 +9,19 @@ import csv
 import io
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from ..core.metrics import auroc, fpr_at_tpr
@@ -40,8 +44,41 @@ TITLES = {"near": "Near-OOD", "far": "Far-OOD", "all": "Average"}  # of averages
 ID = "id"  # the name of the in-distribution test data among the scores
 
 Choice = tuple[tuple[str, ...], tuple[str, ...]]  # columns and metrics of a table
+Share = Annotated[float, Meta(ge=0, le=1)]
+Difference = Annotated[float, Meta(ge=-1, le=1)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 log = logging.getLogger(__name__)
+
+
+class OodFacts(msgspec.Struct):
+    """An OOD data set in the suite of a result file."""
+
+    name: str
+    group: Group
+    n: Positive
+    about: str
+    printed: str = ""
+
+
+class SuiteFacts(msgspec.Struct):
+    """The entries of ``Results.suite``: those without a default are in every result file."""
+
+    name: str
+    network: str
+    about: str
+    n_classes: Positive
+    accuracy: Share
+    n_test: Positive
+    ood: Annotated[list[OodFacts], Meta(min_length=1)]
+    family: str = ""
+    architecture: str = ""
+    protocol: str = ""
+    classes: list[str] = []
+    deviations: list[str] = []
+    fingerprints: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -51,11 +88,11 @@ class Certainty:
     ``best`` marks the best method of the column, and those not significantly different from it.
     """
 
-    intervals: dict[str, tuple[float, float]]
-    behind: float
-    behind_low: float
-    behind_high: float
-    p_value: float
+    intervals: dict[str, tuple[Share, Share]]
+    behind: Difference
+    behind_low: Difference
+    behind_high: Difference
+    p_value: Share
     best: bool
 
 
@@ -67,13 +104,13 @@ class Row:
     tuned_on: str
     dataset: str
     group: Group
-    auroc: float
-    fpr95_ood_positive: float
-    fpr95_id_positive: float
-    aupr_out: float
-    aupr_in: float
-    n_id: int
-    n_ood: int
+    auroc: Share
+    fpr95_ood_positive: Share
+    fpr95_id_positive: Share
+    aupr_out: Share
+    aupr_in: Share
+    n_id: Positive
+    n_ood: Positive
     certainty: Certainty | None = None
 
 
@@ -85,11 +122,11 @@ class Average:
     tuned_on: str
     over: str
     as_in: str
-    auroc: float
-    fpr95_ood_positive: float
-    fpr95_id_positive: float
-    aupr_out: float
-    aupr_in: float
+    auroc: Share
+    fpr95_ood_positive: Share
+    fpr95_id_positive: Share
+    aupr_out: Share
+    aupr_in: Share
     certainty: Certainty | None = None
 
 
@@ -106,8 +143,8 @@ class MethodRun:
     hyper: dict[str, Any]
     fits_on: str
     tuned_on: str
-    fit_seconds: float
-    microseconds_per_sample: float
+    fit_seconds: Seconds
+    microseconds_per_sample: Seconds
     learnt: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     trials: list[dict[str, Any]] = field(default_factory=list)
@@ -117,7 +154,8 @@ class MethodRun:
     def alpha(self) -> str:
         """The exponent of partial normalisation, with a star if chosen by AutoFold, or an empty string."""
         alpha = self.learnt.get("alpha_", self.hyper.get("alpha"))
-        return "" if alpha is None else f"{alpha:g}{'*' if 'alpha_' in self.learnt else ''}"
+        text = f"{alpha:g}" if isinstance(alpha, (int, float)) else str(alpha)
+        return "" if alpha is None else f"{text}{'*' if 'alpha_' in self.learnt else ''}"
 
     @property
     def printed(self) -> str:
@@ -157,12 +195,12 @@ class WorstCase:
 
     method: str
     dataset: str
-    row: int
+    row: Count
     name: str
     score: float
-    share: float
-    predicted: int
-    label: int | None = None
+    share: Share
+    predicted: Count
+    label: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -363,21 +401,52 @@ class Results:
         return latex_table([self.title_of(column) for column in shown], lines, metrics, caption, label, notes)
 
     def check(self) -> None:
-        """Raise a KeyError or ValueError unless every method has values in every column, and those of its scores."""
-        self.suite["name"]
-        missing = [
-            (run.method, name) for run in self.ranked for name in self.columns if (run.method, name) not in self.cells
-        ]
-        if missing or not self.methods:
-            raise ValueError(f"methods or values are missing: {missing[:3]}")
+        """Raise a KeyError or ValueError unless the content is complete and consistent, as tables and pages need it."""
+        suite = msgspec.convert(self.suite, SuiteFacts)
+        groups, methods = {ood.name: ood.group for ood in suite.ood}, [run.method for run in self.methods]
+        cells = Counter((mean.method, mean.over) for mean in self.averages)
+        cells.update((row.method, row.dataset) for row in self.rows)
+        missing = [place for place in product(methods, columns_of(groups)) if cells[place] != 1]
+        if missing or not methods or len(set(methods)) < len(methods) or len(groups) < len(suite.ood):
+            raise ValueError(f"methods or values are missing or there twice: {missing[:3] or methods}")
+        if any(row.method not in methods or groups.get(row.dataset) != row.group for row in self.rows):
+            raise ValueError("the rows are not those of the methods and data sets")
+        if self.scores:
+            self._check_scores()
+        for curve in self.alpha_curves:
+            lengths = {len(curve.grid), len(curve.curve), len(curve.stderr), *map(len, curve.auroc.values())}
+            if len(lengths) > 1 or not curve.grid or not curve.auroc.keys() >= {*groups, "all"}:
+                raise ValueError(f"the curve of {curve.method} is incomplete")
+        if not all(case.method in methods and case.dataset in (ID, *groups) for case in self.wrong):
+            raise ValueError("the worst cases are of other methods or data sets")
+        if not isinstance(self.provenance.get("seconds", 0.0), (int, float)):
+            raise ValueError("the provenance has no number of seconds")
+
+    def require_scores(self) -> None:
+        """Raise a ValueError if the results hold the metrics alone."""
+        if not self.scores:
+            raise ValueError(
+                f"the results of {self.suite['name']} must hold the scores of its images, got none. "
+                "Run `flatfold bench` again."
+            )
+
+    def _check_scores(self) -> None:
+        """Raise unless all scores are there, and give the metrics."""
+        sizes = {(row.method, row.dataset, row.n_ood) for row in self.rows}
+        sizes |= {(row.method, ID, row.n_id) for row in self.rows}
+        for method, dataset, size in sizes:
+            scores = self.scores.get(f"{method}/{dataset}", np.empty(0))
+            if scores.shape != (size,) or not np.isfinite(scores).all():
+                raise ValueError(f"the scores of {method} on {dataset} are not {size} finite numbers")
+            norms = self.norms.get(dataset, scores)
+            if norms.shape != scores.shape or not np.isfinite(norms).all():
+                raise ValueError(f"the norms of {dataset} are not {size} finite numbers")
         with ThreadPoolExecutor() as pool:  # numpy releases the lock while sorting
-            singles = {
-                (row.method, row.dataset): sides
-                for row, sides in zip(self.rows, pool.map(self._recompute, self.rows), strict=True)
-            }
+            found = pool.map(self._recompute, self.rows)
+            singles = {(row.method, row.dataset): each for row, each in zip(self.rows, found, strict=True)}
         for (method, column), cell in self.cells.items():
-            parts = [singles.get((method, dataset), {}) for dataset in self.members.get(column, ())]
-            for metric, title in CHECKED.items() if parts and all(parts) else ():
+            parts = [singles[method, dataset] for dataset in self.members.get(column, ())]
+            for metric, title in CHECKED.items() if parts else ():
                 there, expected = getattr(cell, metric), fmean(part[metric] for part in parts)
                 if not abs(there - expected) <= TOLERANCE:
                     raise ValueError(
@@ -385,10 +454,8 @@ class Results:
                     )
 
     def _recompute(self, row: Row) -> dict[str, float]:
-        """Return the metrics of a row from the scores; none if these are not there."""
-        known, unknown = (self.scores.get(f"{row.method}/{name}") for name in (ID, row.dataset))
-        if known is None or unknown is None:
-            return {}
+        """Return the metrics of a row from the scores."""
+        known, unknown = (self.scores[f"{row.method}/{name}"] for name in (ID, row.dataset))
         return {"auroc": auroc(known, unknown), "fpr95_ood_positive": fpr_at_tpr(known, unknown)}
 
     def save(self, folder: Path | str) -> None:

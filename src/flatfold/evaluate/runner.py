@@ -162,6 +162,7 @@ def _evaluate(
 
 def check_same(previous: Results, suite: Suite, settings: Settings) -> None:
     """Raise unless finished results have the same network, images and settings as a run."""
+    previous.require_scores()
     facts, prints = previous.provenance, previous.suite.get("fingerprints", {})
     now = {name: source.fingerprint for name, source in suite.sources.items()}
     images = [name for name in {**prints, **now} if prints.get(name) != now.get(name)]

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from ..curvature.estimate import Loss, Matrix
 from ..io.artifacts import read_document, write_document
-from .results import ID, as_csv, remove_pages
-from .suites.suite import Group
+from .results import ID, Positive, SuiteFacts, as_csv, remove_pages
 
 Space = Literal["parameter", "feature", "logit"]
 Name = Literal["lambda_max", "trace"]
@@ -146,23 +145,11 @@ class Study:
         remove_pages(folder, "curvature.html", "report.html", "figures/curvature-*")
 
 
-class _OodSet(msgspec.Struct):
-    name: str
-    group: Group
-    about: str
+class _Suite(SuiteFacts, kw_only=True):
+    """The entries of the suite of a study."""
 
-
-class _Suite(msgspec.Struct):
-    """Fields of the suite of a study that a page needs."""
-
-    name: str
-    network: str
-    about: str
-    n_classes: int
-    n_features: int
-    n_parameters: int
-    accuracy: float
-    ood: list[_OodSet]
+    n_features: Positive
+    n_parameters: Positive
 
 
 def load_study(folder: Path | str) -> Study:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from scipy.special import ndtr, ndtri, stdtrit
 
 from ..core.intervals import paired_difference, smallest, student_quantile
+from ..errors import DamagedFileError
 from ..io.artifacts import encode, read_json
 from ..io.files import write_atomically
 from .compare import SIGNIFICANT, Change, column_influence
@@ -51,7 +52,10 @@ def load_runs(folder: Path | str) -> dict[Path, Results]:
     if (folder / "results.json").exists():
         return {folder: load_results(folder)}
     path = folder / "summary.json"
-    places = [folder / name for name in read_json(path, _Summary).runs] if path.exists() else []
+    names = read_json(path, _Summary).runs if path.exists() else []
+    if not all(name == Path(name).name for name in names):  # a page is written into each of them
+        raise DamagedFileError(f"{path} cannot be read: its runs are not all folders next to it.")
+    places = [folder / name for name in names]
     places = places or [path.parent for path in sorted(folder.glob("*/results.json"))]
     if not places:
         raise ValueError(
