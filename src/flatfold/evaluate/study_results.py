@@ -10,10 +10,11 @@ from functools import cached_property
 from math import hypot
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from ..curvature.estimate import Loss, Matrix
@@ -27,6 +28,7 @@ NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
 
 JSON, CSV, ARRAYS = "curvature.json", "curvature.csv", "curvature.safetensors"
 STORED = ("traces", "trace_stderr", "nodes", "weights", "eigenvalues", "top_shares", "square_shares")  # arrays
+LARGEST = 1e150  # ratios and products of larger values would be infinite
 ERRORS = 2  # difference required between two values, in units of the sum of their standard errors
 
 
@@ -41,7 +43,7 @@ class Statistic:
     group: str
     space: Space
     name: Name
-    value: float
+    value: Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
     stderr: float | None
     method: str
     matrix: Matrix
@@ -82,7 +84,7 @@ class Study:
     trace_stderr: dict[str, NDArray[np.float64]]  # by the same keys, if not exact
     nodes: dict[str, NDArray[np.float64]]  # of spectra, (probes, m), keyed by space/dataset, without logits
     weights: dict[str, NDArray[np.float64]]
-    sizes: dict[str, int]  # number of eigenvalues by space
+    sizes: dict[str, Positive]  # number of eigenvalues by space
     eigenvalues: dict[str, NDArray[np.float64]]  # the largest of single inputs, (n, k), keyed by alpha/dataset
     provenance: dict[str, Any]
     top_shares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
