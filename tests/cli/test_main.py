@@ -119,7 +119,7 @@ def test_listings_are_json_on_request(digits, tmp_path):
     for words, names in [
         (("methods",), {"methods"}),
         (("paper",), {"tables", "contradictions", "notes"}),
-        (("paper", "--table", "cifar10"), {"table", "about", "numbers", "contradictions"}),
+        (("paper", "--table", "cifar10"), {"table", "number", "about", "numbers", "contradictions"}),
         (("doctor", "digits"), {"suite", "ok", "findings"}),
         (("compare", digits, "--methods", "msp,fold"), {"changes", "remarks", "csv"}),
     ]:
