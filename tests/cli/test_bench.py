@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 
 import flatfold as ff
-from flatfold.evaluate.results import load_results
+from flatfold.cli.bench import print_results, print_summary
+from flatfold.evaluate.results import METRICS, load_results
+from flatfold.evaluate.summary import summarise
 from flatfold.io.files import locked
 from tests.cli.images import write_suite
 from tests.cli.running import assert_mistakes, listing, succeed, words
 from tests.command import flatfold
+from tests.evaluate.runs import make_run
 from tests.openood_tree import make_openood
 from tests.toy_study import draw_nothing
 
@@ -305,7 +308,7 @@ def test_an_interrupted_run_says_how_to_go_on(own, interrupt):
 def test_a_terminal_gets_a_table_that_fits(own, monkeypatch):
     folder, _ = own
     options = {"methods": "msp,ebo,autofold,ash@ood,knn:k=500"}
-    wide, narrow = (bench(folder, "--networks", "deep", columns=width, **options).stdout for width in (160, 70))
+    wide, narrow = (bench(folder, "--networks", "deep", columns=width, **options).stdout for width in (160, 60))
     content = results_of(folder / "out" / "toy" / "deep")
     means = {mean["method"]: mean for mean in content["averages"] if mean["over"] == "all"}
     ranked = sorted(means, key=lambda method: -means[method]["auroc"])
@@ -313,9 +316,10 @@ def test_a_terminal_gets_a_table_that_fits(own, monkeypatch):
         lines = [line for line in text.splitlines() if re.match(r"│ \S+ +│ +\d", line)]
         assert [line.split()[1] for line in lines] == ranked
         for line, mean in zip(lines, map(means.get, ranked), strict=True):
-            assert f"│ {100 * mean['auroc']:.2f} / {100 * mean['fpr95_ood_positive']:.2f} │" in words(line)
-        assert (" strange " in text, "too narrow" in text) == (every, not every)
-        assert max(map(len, text.splitlines())) <= (160 if every else 70)
+            rates = f" / {100 * mean['fpr95_ood_positive']:.2f}"
+            assert f"│ {100 * mean['auroc']:.2f}{rates if every else ''} │" in words(line)
+        assert ("too narrow for FPR95:" in text) is not every
+        assert max(len(line) for line in text.splitlines() if "─" in line or "│" in line) <= (160 if every else 60)
         assert "…" not in text
         assert "[0, 1]" in text, "words of the suite are no markup"
         assert re.search(r"ash@ood .*│ OOD +│\n", text)
@@ -326,6 +330,38 @@ def test_a_terminal_gets_a_table_that_fits(own, monkeypatch):
     best = {row["method"] for row in results_of(folder / "out" / "toy" / "deep")["rows"] if row["certainty"]["best"]}
     marked = {line.split()[1] for line in coloured if "\x1b[1;32m" in line}
     assert best <= marked <= set(means)
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_table_that_is_too_wide_loses_metrics_then_data_sets_but_no_cell_is_cut(printed):
+    sets = {f"a-data-set-{k}": "near" if k < 3 else "far" for k in range(6)}
+    run = make_run(0.9, sets=sets, about="", accuracy=0.9, n_test=9, network="")
+    for width, datasets, both in ((200, 6, True), (140, 6, False), (75, 0, True), (40, 0, False), (10, 0, False)):
+        text = printed(print_results, run, METRICS[:2], width=width)
+        lines = text.splitlines()
+        assert ("…" in text, sum(name in text for name in sets)) == (False, datasets), width
+        assert ("90.00 / 45.00" in text) is both, width
+        assert ("too narrow for" in words(text)) is (width < 200), width
+        assert ("FPR95:" in words(text), "all data sets:" in words(text)) == (not both and datasets > 0, datasets == 0)
+        assert max(map(len, lines)) <= max(width, 40), width
+        rows = [line for line in lines if line.startswith(("│ msp", "│ ebo"))]
+        assert len(rows) == 2, width
+
+
+def test_metrics_and_columns_of_the_table_are_chosen(printed):
+    sets = {"pens": "near", "ink": "near", "noise": "far"}
+    run = make_run(0.9, sets=sets, about="", accuracy=0.9, n_test=9, network="")
+    text = printed(print_results, run, ("aupr_in", "fpr95_id_positive", "auroc"), ["all", "near"])
+    assert re.search(r"┃ method ┃ +average +┃ +near +┃", text)
+    assert text.count("│ 13.00 / 11.00 / 90.00 │ 13.00 / 11.00 / 90.00 │") == 2
+    assert "AUPR-in / FPR95 (ID positive) / AUROC in percent." in words(text)
+    assert not {"alpha", "tuned"} & set(text.split()), "columns without an entry"
+    worse = [replace(mean, fpr95_ood_positive=0.1) if mean.method == "ebo" else mean for mean in run.averages]
+    run = replace(run, averages=worse)
+    for metric, methods in (("auroc", ["msp", "ebo"]), ("fpr95_ood_positive", ["ebo", "msp"])):
+        rows = summarise([run, run])
+        for text in (printed(print_results, run, [metric]), printed(print_summary, [run, run], rows, [metric])):
+            assert re.findall(r"^│ (\w+)", text, re.M) == methods, metric
 
 
 @pytest.fixture(scope="module")

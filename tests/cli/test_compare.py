@@ -1,16 +1,20 @@
 """``flatfold compare``: tables wide and narrow, how they were computed, a CSV file."""
 
 import csv
+import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from flatfold.cli.compare import print_changes
-from flatfold.evaluate.compare import Change, tabulate
+from flatfold.evaluate.compare import Change, compare_methods, tabulate
 from flatfold.evaluate.compare import compare as compare_runs
 from flatfold.evaluate.results import MethodRun, Results, load_results
 from tests.cli.running import assert_mistakes, succeed, words
+from tests.evaluate.runs import make_suite
 
 SETS = {"digits-6-9": "near", "photos": "far"}
 GAPS = {"msp": 1.0, "knn:k=[1, 5]": 2.0, "autofold": 2.0}
@@ -27,7 +31,7 @@ def make_run(folder, gaps, own=0, prints="same", **suite):
     }
     figures = tabulate(scores, dict.fromkeys(gaps, "id"), SETS, replicates=0)
     prints = {name: f"{prints}-{name}" for name in ("test", *SETS)}
-    suite = {"name": "toy", "ood": [{"name": name} for name in SETS], "fingerprints": prints, **suite}
+    suite = make_suite(SETS, 150, fingerprints=prints, **suite)
     methods = [MethodRun(method, method, {}, "val", "id", 0.1, 2.0) for method in gaps]
     Results(suite, methods, {}, *figures, [], {}, scores).save(folder)
 
@@ -87,8 +91,70 @@ def test_methods_are_chosen_from_two_runs_or_compared_within_one(runs):
     assert "Both: 30 images each." in text.splitlines()
 
 
+def make_seeds(folder, gaps=GAPS, numbers=(0, 1, 2), family="net"):
+    for number in numbers:
+        make_run(folder / f"s{number}", gaps, own=number, family=family, network=f"s{number}")
+
+
+def test_two_methods_are_compared_over_seeds(tmp_path):
+    """The mean difference, the paired t interval over seeds widened by that of the images, and p to match."""
+    make_seeds(tmp_path / "runs")
+    done = succeed("compare", "runs", "--methods", "msp,autofold", "--csv", "seeds.csv", cwd=tmp_path)
+    assert "net: mean of 3 runs, s0, s1, s2." in done.stdout
+    assert "sqrt(1.96² v + t² s² / n)" in done.stdout
+    lines = json.loads(succeed("compare", "runs", "--methods", "msp,autofold", "--json", cwd=tmp_path).stdout)[
+        "changes"
+    ]
+    with (tmp_path / "seeds.csv").open() as file:
+        assert [float(line["low"]) for line in csv.DictReader(file)] == [line["low"] for line in lines]
+    assert {(line["family"], line["runs"], line["paired"]) for line in lines} == {("net", 3, True)}
+    each = [compare_methods(load_results(tmp_path / "runs" / f"s{n}"), "msp", "autofold") for n in range(3)]
+    for line, *changes in zip(lines, *each, strict=True):
+        test = stats.ttest_rel([it.b for it in changes], [it.a for it in changes])
+        seeds = test.confidence_interval()
+        images = np.mean([(it.high - it.low) ** 2 for it in changes]) / 4
+        half = np.hypot((seeds.high - seeds.low) / 2, np.sqrt(images))
+        assert line["difference"] == pytest.approx((seeds.high + seeds.low) / 2)
+        assert (line["low"], line["high"]) == pytest.approx((line["difference"] - half, line["difference"] + half))
+        assert line["p_value"] is None or line["p_value"] >= test.pvalue
+
+
+def test_folders_of_several_seeds_are_compared_seed_by_seed(tmp_path):
+    make_seeds(tmp_path / "a")
+    make_seeds(tmp_path / "b", {**GAPS, "msp": 2.0})
+    make_seeds(tmp_path / "few", numbers=(0, 1))
+    lines = json.loads(succeed("compare", "a", "b", "--json", "--methods", "msp", cwd=tmp_path).stdout)["changes"]
+    each = [compare_runs(*(load_results(tmp_path / side / f"s{n}") for side in "ab"), ["msp"]) for n in range(3)]
+    assert [line["difference"] for line in lines] == pytest.approx(
+        np.mean([[it.difference for it in run] for run in each], 0)
+    )
+    assert_mistakes(("compare",), [(["a", "few"], 1, "s0, s1, s2")], tmp_path)
+    make_seeds(tmp_path / "two" / "x", {"msp": 1.0, "ebo": 1.0}, numbers=(0,), family="x")
+    text = succeed("compare", "two/x", "--methods", "msp,ebo", cwd=tmp_path).stdout
+    assert "mean of" not in text
+
+
+def test_metrics_and_columns_are_chosen(runs):
+    lines = json.loads(
+        succeed(
+            "compare", "a", "b", "--json", "--metric", "aupr-out,fpr95-id", "--sets", "average,near", cwd=runs
+        ).stdout
+    )["changes"]
+    assert {(line["metric"], line["column"]) for line in lines} == set(
+        product(("aupr_out", "fpr95_id_positive"), ("all", "near"))
+    )
+    a, b = (load_results(runs / name) for name in "ab")
+    for line in lines:
+        for run, side in ((a, "a"), (b, "b")):
+            assert line[side] == pytest.approx(getattr(run.cells[line["method"], line["column"]], line["metric"]))
+        assert line["low"] <= line["difference"] <= line["high"]
+    text = succeed("compare", "a", "b", "--metric", "fpr95", "--sets", "photos", cwd=runs).stdout
+    assert "FPR95 A" in text
+    assert not {"AUROC", "digits-6-9", "average", " p "} & set(text.splitlines()[0].split("  "))
+
+
 def test_mistakes(runs):
-    make_run(runs / "one" / "s0", {"msp": 1.0})
+    make_seeds(runs / "seeds")
     cases = [
         (["a"], 2, "--methods"),
         (["a", "--methods", "msp"], 2, "two methods"),
@@ -100,7 +166,10 @@ def test_mistakes(runs):
         ([".", "a"], 1, "a, b, c"),
         (["a", "."], 1, "a, b, c"),
         ([".", "--methods", "msp,autofold"], 1, "a, b, c"),
-        (["one", "a"], 1, "one/s0"),
+        (["a", "c", "--metric", "speed"], 2, "--metric"),
+        (["a", "b", "--sets", "digits"], 2, "--sets"),
+        (["seeds", "a"], 1, "s0, s1, s2"),
+        (["seeds", "--methods", "msp,mps"], 1, "Did you mean msp"),
     ]
     assert_mistakes(("compare",), cases, runs)
 

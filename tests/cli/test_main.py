@@ -12,6 +12,7 @@ from typer.main import get_command
 import flatfold as ff
 from flatfold import cli
 from flatfold.cli.options import PANEL_OF
+from flatfold.evaluate.suites.schema import built_in_names
 from flatfold.io import progress
 from tests.command import flatfold
 from tests.golden.test_commands import EVERY
@@ -68,6 +69,7 @@ def test_every_summary_fits_on_its_line_and_every_option_has_a_panel():
     [
         ("flatfold sc", {"score", "score-features"}),
         ("flatfold bench cif", {"cifar10", "cifar100"}),
+        ("flatfold doctor ", {"digits", *built_in_names()}),
         ("flatfold fit val --run", {"--runtime"}),
         ("flatfold fit val --runtime to", {"torch", "torch-compile"}),
     ],
@@ -75,9 +77,16 @@ def test_every_summary_fits_on_its_line_and_every_option_has_a_panel():
 def test_the_shell_completes_commands_options_and_values(monkeypatch, words, expected):
     for name, value in {"_FLATFOLD_COMPLETE": "complete_bash", "COMP_WORDS": words}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
     assert set(flatfold().stdout.split()) == expected
     assert {"--install-completion", "--show-completion"} <= {o for p in get_command(cli.app).params for o in p.opts}
+
+
+def test_suites_are_completed_without_torch():
+    """A shell waits for the answer."""
+    code = "import sys; from flatfold.cli.options import complete_suite as complete\n"
+    code += "assert complete('dig') == ['digits']; assert complete('mine') == []; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the command", "after it"])
@@ -110,7 +119,7 @@ def test_listings_are_json_on_request(digits, tmp_path):
     for words, names in [
         (("methods",), {"methods"}),
         (("paper",), {"tables", "contradictions", "notes"}),
-        (("paper", "--table", "cifar10"), {"table", "about", "numbers", "contradictions"}),
+        (("paper", "--table", "cifar10"), {"table", "number", "about", "numbers", "contradictions"}),
         (("doctor", "digits"), {"suite", "ok", "findings"}),
         (("compare", digits, "--methods", "msp,fold"), {"changes", "remarks", "csv"}),
     ]:

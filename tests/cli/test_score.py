@@ -30,13 +30,14 @@ from tests.command import flatfold, uncovered_environment
 OUT = ("--out", "scores.csv")
 NAMES = [Path("photos", f"{row:04d}.png") for row in range(50)]
 SMALL = {"knn": {"k": 5}, "vim": {"dim": 6}, "nnguide": {"k": 5}}  # for a bank of 360 rows with 24 features
+FOLD = ("--method", "fold")  # which needs the head only
 CALIBRATED = ("--calibration", "held_out.safetensors")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:AutoFold's curve is flat"),
     pytest.mark.filterwarnings("ignore:every sample of this bank is classified correctly"),
 ]
 SLOW = pytest.mark.slow
-RAW = ("score-features", "f.npy", "--head", "head.safetensors")
+RAW = ("score-features", "f.npy", "--head", "head.safetensors", *FOLD)
 only_once = pytest.mark.parametrize("world", [torch.float32], indirect=True, ids=str)
 
 
@@ -92,7 +93,7 @@ def test_every_method_scores_as_it_does_in_the_library(files, world):
             continue
         hyper = SMALL.get(name, {})
         method = name + "".join(f":{key}={value}" for key, value in hyper.items())
-        options = () if name == "fold" else ("--method", method)  # fold is the default
+        options = () if name == "fourfold" else ("--method", method)  # fourfold is the default
         options += () if entry.fits_on == "nothing" else ("--fit", "known.safetensors")
         got = columns_of(score(*options), world)
         assert list(got) == ["row", "predicted", "score", "label"], name
@@ -147,10 +148,11 @@ def test_notes_go_to_stderr(files, world):
 
 
 def test_a_file_holds_the_same_rows_with_every_digit(files, world):
-    plain = columns_of(score(*CALIBRATED), world)
-    done = score(*CALIBRATED, "--out", "deep/down/scores.parquet")
+    fitted = ("--fit", "known.safetensors", *CALIBRATED)
+    plain = columns_of(score(*fitted), world)
+    done = score(*fitted, "--out", "deep/down/scores.parquet")
     assert (done.returncode, done.stdout) == (0, "")
-    assert json.loads(score(*CALIBRATED, "--out", "again.csv", "--json").stdout)["rows"] == len(plain["score"])
+    assert json.loads(score(*fitted, "--out", "again.csv", "--json").stdout)["rows"] == len(plain["score"])
     assert score("--json").returncode == 2, "the table goes to stdout"
     found = read_table("deep/down/scores.parquet")
     assert found.column_names == list(plain)
@@ -170,13 +172,14 @@ def test_mistakes_of_features(files, world):
     save("double.safetensors", world.unknown.double())
     ff.Guard.fit(nn.Linear(24, 6), [world.bank.features], method="ebo").save("guard.safetensors")
     cases = [
-        (["nan.safetensors"], 1, "row 77"),
-        (["wide.safetensors"], 1, "d=25"),
-        (["none.npy"], 1, "none.npy"),
-        (["f.safetensors", "--head", "f.safetensors"], 1, "'weight'"),
+        (["nan.safetensors", *FOLD], 1, "row 77"),
+        (["wide.safetensors", *FOLD], 1, "d=25"),
+        (["none.npy", *FOLD], 1, "none.npy"),
+        (["f.safetensors", "--head", "f.safetensors", *FOLD], 1, "'weight'"),
+        (["f.safetensors"], 2, "fourfold learns from ID data. Pass ID features, with labels if needed, as --fit, or"),
         (["f.safetensors", "--method", "mds", "--fit", "bare.safetensors"], 1, "bare.safetensors: "),
-        (["f.safetensors", "--calibration", "few.safetensors"], 1, "few.safetensors: "),
-        (["f.safetensors", "--calibration", "wide.safetensors"], 1, "d=25"),
+        (["f.safetensors", *FOLD, "--calibration", "few.safetensors"], 1, "few.safetensors: "),
+        (["f.safetensors", *FOLD, "--calibration", "wide.safetensors"], 1, "d=25"),
     ]
     # the later of two options counts
     assert_mistakes(("score-features", "--head", "head.safetensors", "--out", "scores.csv"), cases, files)
@@ -448,7 +451,7 @@ OF_IMAGES = {
     "--workers": [f"{WHOLE} --engine ray --workers 2"],
     "for --shard": [f"{WHOLE} --shard 0/3", f"{WHOLE} --shard half"],
     "for --out": ["--guard g --model nets:tiny --out s.txt"],
-    "for '--fpr'": [f"{WHOLE} --fpr 2"],
+    "for '--fpr'": [f"{WHOLE} --fpr {rate}" for rate in ("0", "1", "2", "nan", "x")],
 }
 
 

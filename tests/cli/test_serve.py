@@ -59,14 +59,17 @@ def test_options_reach_the_service(folder, served):
     assert settings.hosts == {"localhost", "127.0.0.1", "[::1]", "guard.lan"}
     assert (settings.origins, settings.token, served[0][2]) == ({"https://example.org"}, SECRET, True)
     assert re.fullmatch(
-        r"fold .*0.2, for images and features, at http://127.0.0.1:\d+, with a token; runtime: .*\n", done.stdout
+        r"http://127.0.0.1:\d+ serves fold in front of nets:tiny, tiny.pt at a false-alarm rate of 0.2, for images and "
+        r"features, with a token; runtime: .*\n",
+        done.stdout,
     )
+    assert (settings.guard, settings.model) == ("guard.safetensors", "nets:tiny, tiny.pt")
     assert done.stderr == ""
 
 
 def test_a_guard_without_a_transform_serves_features_or_takes_it_from_options(folder, served):
     done = succeed("serve", "blind.safetensors", "--port", 0)
-    assert ", for features, at http://127.0.0.1:" in done.stdout
+    assert re.fullmatch(r"http://127.0.0.1:\d+ serves fold at .*, for features, without a token\n", done.stdout)
     assert (served[0][0].state.service.scorer.transform, served[0][2], settings_of(served).token) == (None, False, None)
     done = succeed("serve", "blind.safetensors", *MODEL, "--port", 0, *PREPARED, "--resize", 4, "--crop", 4, "--json")
     assert json.loads(done.stdout)["address"].startswith("http://127.0.0.1:")
@@ -84,7 +87,7 @@ def test_tokens_and_hosts(folder, served, monkeypatch):
     done = succeed(*SERVE, "--host", "0.0.0.0", "--no-token")
     assert ("note: anyone who can reach 0.0.0.0" in done.stderr, settings_of(served).hosts) == (True, None)
     monkeypatch.setenv(TOKEN, "another-token-of-the-environment")
-    assert "at http://127.0.0.2:" in succeed(*SERVE, "--host", "127.0.0.2").stdout
+    assert "http://127.0.0.2:" in succeed(*SERVE, "--host", "127.0.0.2").stdout
     assert settings_of(served).token == "another-token-of-the-environment"
     assert "127.0.0.2" in settings_of(served).hosts
     done = succeed(*SERVE, "--host", "0.0.0.0", "--token-file", "token", "--allow-host", "a.lan")
@@ -124,9 +127,10 @@ def process(*arguments):
     with subprocess.Popen(command, env=uncovered_environment(OMP_NUM_THREADS="1"), **piped) as running:
         try:
             line = running.stdout.readline()
-            assert "http://127.0.0.1:" in line, running.stderr.read()
+            found = re.match(r"http://127.0.0.1:(\d+) ", line)
+            assert found, running.stderr.read()
             running.said = line
-            yield running, int(line.split("http://127.0.0.1:")[1].split(",")[0])
+            yield running, int(found[1])
         finally:
             with suppress(OSError):
                 running.kill()

@@ -9,7 +9,8 @@ import pytest
 
 from flatfold.core.metrics import aupr
 from flatfold.evaluate.compare import tabulate
-from flatfold.evaluate.results import METRICS, AlphaCurve, MethodRun, Results, load_results
+from flatfold.evaluate.results import METRICS, AlphaCurve, MethodRun, Results, as_csv, load_results
+from tests.evaluate.runs import make_suite
 
 LOW, HIGH = np.arange(100.0), np.arange(90.0, 110.0)
 
@@ -21,10 +22,12 @@ def results():
     scores = {name: values.astype(np.float32) for name, values in scores.items()}
     rows, averages = tabulate(scores, {"msp": "nothing"}, {"noise": "far"}, replicates=0)
     return Results(
-        suite={"name": "toy", "ood": [{"name": "noise", "group": "far", "n": 40, "about": "Noise."}]},
+        suite=make_suite({"noise": "far"}, 40),
         methods=[MethodRun("msp", "msp", {"alpha": 0.5}, "nothing", "nothing", 0.1, 2.0, {"alpha_": 0.3}, ["careful"])],
         refused={"ash": "Negative features."}, rows=rows, averages=averages,
-        alpha_curves=[AlphaCurve("autofold", [0.1, 0.2], [0.5, 0.6], [0.01, 0.01], 0.2, {"all": [0.7, 0.8]})],
+        alpha_curves=[
+            AlphaCurve("autofold", [0.1, 0.2], [0.5, 0.6], [0.01, 0.01], 0.2, {"noise": [0.7, 0.8], "all": [0.7, 0.8]})
+        ],
         provenance={"seed": 0}, scores=scores,
     )  # fmt: skip
 
@@ -77,6 +80,14 @@ def test_what_is_saved_is_what_is_loaded_and_a_failing_save_leaves_the_files_who
         with pytest.raises(ValueError, match="finite"):
             broken.save(tmp_path)
         assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == before
+
+
+def test_rows_of_a_csv_file_are_written_by_their_columns_in_any_order():
+    assert as_csv([{"a": 1, "b": {"k": 2}}, {"b": "x,y", "a": None}]) == 'a,b\n1,"{""k"": 2}"\n,"x,y"\n'
+    assert as_csv([]) == ""
+    for other in ({"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a": 1, "c": 2}):
+        with pytest.raises(ValueError, match="columns a, b"):
+            as_csv([{"a": 1, "b": 2}, other])
 
 
 def test_files_that_are_missing_cut_short_or_something_else_are_refused(results, tmp_path):

@@ -324,7 +324,7 @@ def test_the_warm_up_hides_no_error(suite, tmp_path, monkeypatch, caplog):
 
 
 def test_names_images_and_labels_that_would_spoil_the_results_are_refused(suite, tmp_path):
-    for name in ("val", "id", "all", "noise", "../evil", "", ".hidden", "a/b"):
+    for name in ("val", "id", "all", "noise", "../evil", "", ".hidden", "a/b", "a" * 65, 7):
         with pytest.raises(ValueError, match="cannot be called"):
             pytest.fail(str(replace(suite, ood=(*suite.ood, OodSet(name, "far", suite.ood[0].images, "Another.")))))
     for key, images in (("ood_val", suite.ood[0].images), ("test", suite.val), ("test", suite.train)):

@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flatfold.evaluate.compare import tabulate
+from flatfold.evaluate.compare import Change, tabulate
 from flatfold.evaluate.results import ID, METRICS
-from flatfold.evaluate.summary import SummaryRow, answer, load_runs, save_summary, summarise
+from flatfold.evaluate.summary import (
+    SummaryRow,
+    answer,
+    compare_over_seeds,
+    load_runs,
+    mean_interval,
+    mean_p_value,
+    save_summary,
+    summarise,
+)
 from tests.evaluate.runs import SETS, make_run
 
 
@@ -78,6 +87,51 @@ def test_the_interval_holds_the_uncertainty_of_the_images_and_of_the_seeds():
     wide = cell(summarise([make_run(0.1, ends={"auroc": (0.0, 0.2)}), make_run(0.9, ends={"auroc": (0.8, 1.0)})]))
     assert wide.intervals["auroc"] == (0.0, 1.0)
     assert cell(summarise([make_run(0.7, ends={"auroc": (0.6, 0.8)}), make_run(0.7)])).intervals == {}
+
+
+def make_change(difference, half, column="all", metric="auroc", p_value=0.5):
+    return Change(
+        "a -> b", column, metric, 0.5, 0.5 + difference, difference, difference - half, difference + half, p_value, True
+    )
+
+
+def test_a_mean_difference_over_seeds_is_the_paired_t_test_widened_by_the_images():
+    values = [0.01, 0.03, 0.025, 0.04]
+    (mean,) = compare_over_seeds([[make_change(value, 0.0)] for value in values])
+    test = stats.ttest_1samp(values, 0)
+    ends = test.confidence_interval()
+    assert (mean.a, mean.b, mean.runs, mean.paired) == (0.5, pytest.approx(0.5 + np.mean(values)), 4, True)
+    assert (mean.low, mean.high) == pytest.approx((ends.low, ends.high))
+    assert mean.p_value == pytest.approx(test.pvalue)
+    (wide,) = compare_over_seeds([[make_change(value, 0.02)] for value in values])
+    half = np.hypot((ends.high - ends.low) / 2, 0.02)
+    assert (wide.low, wide.high) == pytest.approx((np.mean(values) - half, np.mean(values) + half))
+    assert wide.p_value > mean.p_value
+    assert (wide.p_value < 0.05) == wide.significant
+    (equal,) = compare_over_seeds([[make_change(0.02, 0.01)]] * 3)  # the seeds agree: the images alone
+    assert equal.p_value == pytest.approx(2 * stats.norm.sf(0.02 / (0.01 / stats.norm.isf(0.025))))
+    ((same,), (certain,)) = (compare_over_seeds([[make_change(value, 0.0)]] * 2) for value in (0.0, 0.1))
+    assert (same.p_value, certain.p_value, same.significant) == (1.0, 0.0, False)
+
+
+def test_p_is_the_level_at_which_the_interval_over_seeds_reaches_0():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        values, halves = rng.normal(0.01, 0.02, size=3), rng.uniform(0, 0.03, size=3)
+        p = mean_p_value(values, halves)
+        scaled = halves / stats.norm.isf(0.025) * stats.norm.isf(p / 2)
+        low, high = mean_interval(values, scaled, 1 - p)
+        assert min(abs(low), abs(high)) < 1e-9
+
+
+def test_differences_that_one_seed_lacks_are_left_out_and_a_single_run_keeps_its_own():
+    first, second = make_change(0.1, 0.05), make_change(0.2, 0.05, "near")
+    rate = make_change(0.3, 0.1, metric="fpr95_ood_positive", p_value=None)
+    assert compare_over_seeds([[first, second, rate]]) == [first, second, rate]
+    means = compare_over_seeds([[first, second, rate], [rate, replace(first, paired=False)]])
+    assert [(it.column, it.metric, it.paired, it.p_value is None) for it in means] == [
+        ("all", "auroc", False, False), ("all", "fpr95_ood_positive", True, True),
+    ]  # fmt: skip
 
 
 def test_what_not_every_run_of_a_family_has_is_left_out():

@@ -85,6 +85,23 @@ def test_a_convolution_that_is_called_twice_has_two_inputs():
     assert_close(layer, shared.one)
 
 
+def test_linear_layers_take_the_place_of_convolutions_where_there_are_none():
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 7), nn.ReLU(), nn.Linear(7, 5), nn.Linear(5, 3)]
+    net, x = nn.Sequential(*layers).eval(), torch.randn(4, 3, 2, 2)
+    inputs = [net[:end](x) for end in (3, 5, 6)]
+    (stem,) = ff.layers_of(net, x, "stem")(x)
+    assert_close(stem, inputs[0])
+    assert_close(ff.layers_of(net, x, "stages")(x), inputs)
+    data = [(torch.randn(60, 3, 2, 2) + 3 * (torch.arange(60) % 3).view(-1, 1, 1, 1), torch.arange(60) % 3)]
+    for wanted in ("stem", "stages"):
+        detector = ff.create("mdsens", layers=wanted).fit(ff.layers_of(net, x, wanted), data)
+        assert detector(x).isfinite().all()
+    tokens = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Flatten(), nn.Linear(12, 3)).eval()  # rows of 3 tokens
+    with refused("tokens", "called 0 and 1"):
+        ff.layers_of(tokens, torch.randn(2, 3, 4), "stem")
+
+
 def test_layers_that_cannot_be_given_are_refused(model):
     for case, net, x, wanted, keyword in [
         ("no second convolution", nn.Linear(4, 3).eval(), torch.zeros(1, 4), "stem", "called 0"),

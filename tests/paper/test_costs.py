@@ -62,18 +62,30 @@ def test_every_method_has_a_row_and_the_network_is_left_as_it_was(world):
     assert {(cost.batch_size, cost.rounds) for cost in found} == {(10, 3)}
     assert [cost.setup_ms > 0 for cost in found] == [False, *[True] * 5]
     assert all(0 < cost.inference_low <= cost.inference_ms <= cost.inference_high for cost in found)
+    assert all(0 < cost.total_low <= cost.total_ms <= cost.total_high for cost in found)
+    assert all(0 < cost.passes_low <= cost.passes <= cost.passes_high for cost in found)
+    assert all((cost.total_ms == cost.inference_ms) == (cost.sees == "images") for cost in found)
     assert suite.model.training
     assert all(parameter.requires_grad for parameter in suite.model.parameters())
 
 
 def test_median_and_quartiles_are_in_milliseconds(world, monkeypatch):
-    monkeypatch.setattr(
-        module, "time_in_turn", lambda actions, n, _: [[0.001 * k for k in range(1, n + 1)]] * len(actions)
-    )
+    """The total is timed right after a bare pass, and compared with it round by round."""
+
+    def seconds(actions, n, _):
+        return [[0.001 * (place + k) for k in range(1, n + 1)] for place in range(len(actions))]
+
+    monkeypatch.setattr(module, "time_in_turn", seconds)
     found, _ = measure_costs(*world, [run_of("msp")], rounds=9)
-    (msp,) = found[1:]
-    assert (msp.inference_low, msp.inference_ms, msp.inference_high) == pytest.approx((3, 5, 7))
+    (msp,) = found[1:]  # timed in the third, fourth and fifth place: the bare pass, both, and the method alone
+    assert (msp.total_low, msp.total_ms, msp.total_high) == pytest.approx((6, 8, 10))
+    assert (msp.inference_low, msp.inference_ms, msp.inference_high) == pytest.approx((7, 9, 11))
+    assert (msp.passes_low, msp.passes, msp.passes_high) == pytest.approx((10 / 9, 8 / 7, 6 / 5))
     assert msp.setup_ms == pytest.approx((1 + SETUPS) / 2)
+    monkeypatch.setattr(
+        module, "time_in_turn", lambda actions, n, _: [[2.0] * (1 + i % 2) for i in range(len(actions))]
+    )
+    assert measure_costs(*world, [run_of("msp")], rounds=2)[0][1].passes == 1.0, "slow actions are timed once"
 
 
 def test_all_see_the_first_test_inputs_as_often_as_asked_with_the_hyper_parameters_of_the_benchmark(world, monkeypatch):
@@ -82,7 +94,7 @@ def test_all_see_the_first_test_inputs_as_often_as_asked_with_the_hyper_paramete
     suite.model.register_forward_hook(lambda model, inputs, output: seen.append(inputs[0]))
     monkeypatch.setattr(module, "create", lambda name, **hyper: made.append(hyper) or ff.create(name, **hyper))
     measure_costs(suite, banks, [run_of("knn", k=7)], batch_size=10, rounds=4)
-    assert len(seen) == 1 + 1 + 4  # for the memory, to warm up, and the rounds
+    assert len(seen) == 1 + 1 + (1 + 4) * 4  # to find the head, for the memory, and a warm-up and rounds of four passes
     with torch.no_grad():
         assert torch.allclose(suite.model.body(seen[-1]), banks.test.features[:10], atol=1e-6)
     assert {hyper["k"] for hyper in made} == {7}

@@ -6,10 +6,12 @@ from itertools import product
 import pytest
 
 from flatfold.evaluate.results import Average, Certainty, MethodRun, Results, Row
-from flatfold.paper.tables import TABLES, Contradiction, contradictions
+from flatfold.paper.tables import TABLES, Contradiction, contradictions, read_table
+from flatfold.paper.verdicts import read_claims
 from tests.cli.images import read_rows
 from tests.cli.running import assert_mistakes, succeed, words
 from tests.command import flatfold
+from tests.evaluate.runs import make_suite
 from tests.toy_ablations import make_results
 
 SETS = {"cifar100": "near", "tin": "near", "mnist": "far", "svhn": "far", "texture": "far", "places365": "far"}
@@ -30,7 +32,7 @@ def save_run(folder, methods=("msp", "knn"), family="net", certain=True, **suite
         for method, column in product(methods, ("near", "far", "all"))
     ]
     protocol = {"protocol": "openood-1.5/cifar10", "architecture": "openood/resnet18_32x32", "deviations": []}
-    suite = {"name": "cifar10", "family": family, "ood": [{"name": name} for name in SETS], **protocol, **suite}
+    suite = make_suite(SETS, **({"name": "cifar10", "family": family} | protocol | suite))
     runs = [MethodRun(method, method, {}, "nothing", "nothing", 0.1, 1.0) for method in methods]
     Results(suite, runs, {}, rows, averages, [], {}, {}).save(folder)
 
@@ -80,7 +82,7 @@ def test_each_family_has_tables_of_its_own_and_only_some_are_not_comparable(tmp_
     save_run(tmp_path / "b", family="two", deviations=["Only 100 [test] images."])
     assert_mistakes(("paper", "."), [([], 1, "Only 100 [test] images")], tmp_path)
     output = succeed("paper", ".", "--anyway", cwd=tmp_path).stdout
-    assert output.index("one[1] and the table") < output.index("two and the table")
+    assert output.index("one[1] and Table 8") < output.index("two and Table 8")
     assert output.count("networks: 1 here, 3 in the paper") == 2
     assert output.count("NOT COMPARABLE") == output.count("NOT COMPARABLE: two and") == 2
 
@@ -92,7 +94,7 @@ def test_folders_of_several_benchmarks_are_averaged(tmp_path):
         results.suite.update(architecture="openood/resnet18_32x32", deviations=[])
         results.save(tmp_path / name)
     output = words(succeed("paper", "cifar10", "cifar100", "--csv", "means.csv", cwd=tmp_path).stdout)
-    assert "mean over 2 benchmarks and the table main" in output
+    assert "mean over 2 benchmarks and Table 2 of the paper, main: AUROC" in output
     assert "FOLD-R 87.91 and ReAct 86.28, better by 1.63 points" in output
     assert "The claim holds here: average AUROC over 2 benchmarks: fold" in output
     means = [row for row in read_rows(tmp_path / "means.csv") if row["table"] == "main"]
@@ -117,20 +119,50 @@ def test_mistakes(tmp_path):
         (["--csv", "x.csv"], 2, "--csv"),
         (["empty"], 1, "results.json"),
         (["runs", "more", "--table", "cifar10"], 2, "--table"),
+        (["--table", "12"], 1, "11 (imagenet1k)"),
+        (["runs", "--table", "2"], 1, "main"),
+        (["--figure", "16"], 1, "Figures 1 to 15"),
+        (["runs", "--figure", "1"], 2, "--figure"),
     ]
     assert_mistakes(("paper",), cases, tmp_path)
     output = succeed("paper", "runs", "--anyway", "--table", "cifar100", cwd=tmp_path).stdout
-    assert "and the table cifar100" in output
+    assert "and Table 9 of the paper, cifar100: AUROC" in output
+    assert output == succeed("paper", "runs", "--anyway", "--table", "9", cwd=tmp_path).stdout
 
 
 def test_every_table_of_the_paper_can_be_printed_whole():
     listed = words(flatfold("paper").stdout)
     assert all(str(contradiction) in listed for contradiction in contradictions())
     for name, layout in TABLES.items():
-        assert f"{name} {layout.about}" in listed
+        assert f"{layout.number} {name} {layout.about}" in listed
         output = succeed("paper", "--table", name).stdout
-        assert ("…" in output, f"{name}: {layout.about}" in output) == (False, True)
+        assert ("…" in output, f"Table {layout.number}, {name}: {layout.about}" in output) == (False, True)
+        assert output == succeed("paper", "--table", str(layout.number)).stdout
         assert output.count("\n†") == sum(c.table == name for c in contradictions()), name
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_narrow_terminal_gets_tables_of_the_paper_in_parts_without_wrapped_cells():
+    for name in TABLES:
+        shown = sorted(f"{number.value:.{TABLES[name].digits}f}" for number in read_table(name))
+        for width in (100, 60):
+            lines = flatfold("paper", "--table", name, columns=width).stdout.splitlines()
+            table = [line for line in lines if line.startswith(("│", "┃", "┏"))]
+            assert "…" not in "".join(table), (name, width)
+            assert max(map(len, table)) <= width, (name, width)
+            cells = [cell for line in table if line.startswith("│") for cell in line.strip("│").split("│")[1:]]
+            figures = [part.split(" ± ")[0].rstrip("†") for cell in cells for part in cell.strip().split(" / ") if part]
+            assert sorted(figures) == shown, (name, width)
+
+
+def test_a_figure_is_found_by_its_number_in_the_paper():
+    claims = read_claims()
+    for number in range(1, 16):
+        (claim,) = {claim.number for claim in claims.values() if number in claim.figures}
+        output = succeed("paper", "--figure", number).stdout
+        assert output.startswith(f"{claim}: {claims[claim].title}\n"), number
+        assert words(claims[claim].claim) in words(output), number
+    assert json.loads(succeed("paper", "--figure", 13, "--json").stdout)["figure"] == "Figures 12 to 15"
 
 
 def test_a_table_shows_its_numbers_as_the_paper_does():

@@ -107,8 +107,9 @@ class Page(HTMLParser):
 
 
 def certain(figures, best):
-    """Return the figures with an interval of two points either side, and a mark for those near the best."""
-    intervals = {metric: (getattr(figures, metric) - 0.02, getattr(figures, metric) + 0.02) for metric in METRICS}
+    """Return the figures with an interval of two points either side if there is room, and a mark for the best."""
+    values = {metric: getattr(figures, metric) for metric in METRICS}
+    intervals = {metric: (max(0.0, value - 0.02), min(1.0, value + 0.02)) for metric, value in values.items()}
     behind = best - figures.auroc
     return replace(figures, certainty=Certainty(intervals, behind, behind - 0.01, behind + 0.01, 0.5, behind < 0.01))
 

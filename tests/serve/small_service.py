@@ -132,7 +132,7 @@ class Running:
 
 
 @contextmanager
-def running(served, port=0, **settings):
+def running(served, /, port=0, **settings):
     app = create_app(served, Settings(**settings))
     bound = bind("127.0.0.1", port)
     server = make_server(app)

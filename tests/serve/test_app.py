@@ -22,6 +22,7 @@ HEADERS = {
 NAMES = ("ant", "bee", "cat")
 GOOD = encoded(pixels(1)[0][0])
 OCTETS = "application/octet-stream"
+UNSTATED = ("", "application/x-www-form-urlencoded")
 
 
 def agrees(row, guard, array):
@@ -80,6 +81,14 @@ def test_the_stream_counts_verdicts_and_explains_the_guard(start, guard):
     assert after["alarm_rate"] == after["alarms"] / 50
     assert len(after["edges"]) == len(after["live"]) + 1 == len(after["calibration"]) + 1
     assert (after["names"], after["method"], after["fpr"]) == ([*NAMES], "fold", 0.1)
+    assert (after["guard"], after["model"]) == (None, "Net")
+    named = start(guard, guard="mine.safetensors", model="nets:mine").get("/stream").json
+    assert (named["guard"], named["model"], named["calibrated"]) == (
+        "mine.safetensors",
+        "nets:mine",
+        before["calibrated"],
+    )
+    assert start(guard.calibrated).get("/stream").json["model"] is None
 
 
 def metrics(service):
@@ -130,7 +139,7 @@ def test_every_answer_has_the_security_headers_and_every_error_is_json(shared):
         ],
         404: ["GET /nothing", "GET /v1", "GET /v2/score", "GET /docs/", "GET /score/", "GET /%2e%2e/%00/etc/passwd"],
         405: ["GET /score", "GET /v1/score", "POST /", "OPTIONS /score", "DELETE /stream", "BREW /"],
-        415: ["POST /score"],
+        400: ["POST /score"],
     }
     for status, (method, path) in [(status, each.split()) for status, all_ in asked.items() for each in all_]:
         answer = shared.ask(method, path)
@@ -214,7 +223,9 @@ def test_what_is_wrong_with_a_body_is_said(shared):
         ("image/svg+xml", b"<svg/>", 400, "format"),
         ("text/plain", b"hello", 415, "Content-Type"),
         ("application/json", b"{}", 415, "Content-Type"),
-        ("", b"x", 415, "Content-Type"),
+        *((kind, b"x", 415, "Content-Type") for kind in UNSTATED),
+        *((kind, b"", 400, "empty") for kind in UNSTATED),
+        *((kind, b"\x89PNG\r\n\x1a\nbroken", 400, "image") for kind in UNSTATED),
         ("multipart/form-data", b"x", 400, "boundary"),
         ("multipart/form-data; boundary=limit", b"--limit--\r\n", 400, "no file"),
         (OCTETS, bytes(4 * WIDTH + 4), 422, f"{4 * WIDTH} bytes"),
@@ -225,6 +236,19 @@ def test_what_is_wrong_with_a_body_is_said(shared):
     packed = shared.score(b"x", Content_Encoding="gzip")
     assert (packed.status, "Content-Encoding" in packed.error) == (415, True)
     assert shared.score(GOOD, Content_Encoding="Identity").status == 200
+
+
+def test_an_image_without_a_content_type_is_recognised(shared, start, guard):
+    """As by curl --data-binary, which sends the type of a web form by itself."""
+    rgb = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    for name in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"):
+        body = encoded(rgb, name)
+        stated = shared.score(body, f"image/{name}".lower())
+        for kind in UNSTATED:
+            assert shared.score(body, kind).json == stated.json, (name, kind)
+    answer = start(guard.calibrated).score(GOOD, UNSTATED[1])
+    assert (answer.status, "no model" in answer.error) == (415, True)
+    assert shared.score(np.ones(WIDTH, "<f4").tobytes(), UNSTATED[1]).status == 415, "features are not guessed"
 
 
 def test_limits_of_size_number_and_pixels(start, guard):

@@ -42,9 +42,9 @@ def make_guard(method="autofold", **options):
 
 
 @contextmanager
-def serving(guard, **settings):
+def serving(served, /, **settings):
     """A service that ends with the block; gives its address."""
-    with running(guard, **settings) as service:
+    with running(served, **settings) as service:
         yield f"http://127.0.0.1:{service.port}/"
 
 
@@ -100,7 +100,8 @@ def test_a_card_shows_the_verdict_of_the_guard(visit, address, guard, array, ver
 
 def test_counters_histogram_and_summary_follow_every_image(visit, address, guard):
     page = visit(address)
-    expect(page.locator("#guarded")).to_contain_text("200 samples")
+    sentence = "autofold guards Sequential, a network of 4 classes. It was calibrated on 200 samples: at most 5 % of"
+    assert plain(page.locator("#guarded").text_content()).startswith(sentence)
     assert [page.locator(f"#{name}").text_content() for name in ("seen", "alarms", "rate", "drift")] == [*"00––"]
     assert page.locator("#chart .calibration").count() == 1
     assert page.locator("#chart .live").count() == page.locator("#chart .last").count() == 0
@@ -177,7 +178,13 @@ def test_the_histogram_has_the_shares_of_an_obvious_count(visit, method):
             "rows => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
         )
         path = page.locator("#chart .calibration").get_attribute("d")
-    assert len(rows) == BARS + 1 + (stream["edges"][-1] is None)
+        labels = page.locator("#chart .beyond").all_text_contents()
+    beyond = stream["edges"][-1] is None
+    assert len(rows) == BARS + 1 + beyond
+    if beyond:
+        last = number(re.fullmatch(r"≥ (\S+)", rows[-1][0])[1])
+        assert last == pytest.approx(number(rows[-2][0].split(" to ")[1]))
+    assert labels == ([rows[-1][0]] if beyond else [])
     for column, name, other in ((1, "calibration", "live"), (2, "live", "calibration")):
         shares = oracle(stream["edges"], stream[name], stream[other])
         shown = [number(row[column].replace("%", "")) / 100 for row in rows]
@@ -251,6 +258,12 @@ def test_the_token_is_asked_for_refused_and_taken_and_nowhere_kept(visit, guard,
             "[document.cookie, location.href, document.body.innerHTML, JSON.stringify([localStorage, sessionStorage])]"
         )
         assert TOKEN not in str(page.evaluate(kept))
+
+
+def test_the_guard_and_the_model_are_named(visit, guard):
+    with serving(guard, guard="<b>mine</b>.safetensors", model="nets:mine, <i>w</i>.pt") as address:
+        text = plain(visit(address).locator("#guarded", has_text="calibrated").text_content())
+    assert text.startswith("autofold (<b>mine</b>.safetensors) guards nets:mine, <i>w</i>.pt, a network of 4 classes.")
 
 
 def test_names_are_text_whatever_they_look_like(visit, guard):

@@ -348,9 +348,24 @@ def test_slow_bodies_take_the_place_of_others_but_not_of_the_health_check(crowd,
 
 def test_twice_as_many_connections_are_cut_off_and_counted(crowd):
     service, links = crowd(7)
-    assert links[6].recv(1) == b""
-    assert is_open(links[5])
+    assert links[3].recv(1) == b"", "the first of those that were refused"
+    assert all(is_open(link) for link in (*links[:3], *links[4:]))
     assert metric(service, "flatfold_aborted_connections_total") == 1
+
+
+@pytest.mark.parametrize("limit", ["MAX_CONNECTIONS", "MAX_PER_CLIENT"])
+def test_the_health_check_is_answered_in_any_crowd(crowd, monkeypatch, limit):
+    """It was reset when its own address had twice as many connections as are served."""
+    monkeypatch.setattr(connection, "MAX_PER_CLIENT", 99)
+    service, _ = crowd(0)
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 99)
+    monkeypatch.setattr(connection, limit, 5)
+    with ExitStack() as ends:
+        for _ in range(5):
+            for _ in range(20):
+                ends.enter_context(connect(service))
+            assert service.get("/healthz").status == 200
+        until(lambda: metric(service, "flatfold_aborted_connections_total") >= 90)
 
 
 def test_another_version_of_http_is_refused_and_leaves_no_trace_in_the_log(start, guard, caplog):

@@ -18,15 +18,17 @@ from .options import (
     LoadingOptions,
     SuiteName,
     SuiteOptions,
+    TableOptions,
     With,
     load_plugins,
 )
 from .output import count, get_output, open_console, print_json, print_table, say
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-    from ..evaluate.results import Results
+    from ..evaluate.results import Choice, Results
     from ..evaluate.summary import SummaryRow
 
 STDOUT = Path("-")
@@ -57,11 +59,12 @@ def bench(
         ),
     ] = None,
     latex: Latex = None,
+    *,
+    table: TableOptions,
     batch_size: BatchSize = 256,
     limit: Limit = None,
     limit_fit: LimitFit = None,
     bootstrap: Annotated[int, Option(min=0, help="Bootstrap samples per interval; 0 for AUROC only.")] = 1000,
-    *,
     options: SuiteOptions,
     loading: LoadingOptions,
     execution: ExecutionOptions,
@@ -78,10 +81,13 @@ def bench(
 
     Example: flatfold bench digits --methods msp,knn:k=10,knn@id,react@ood,autofold
 
+    Example: flatfold bench digits --metric auroc --sets near,far,average --latex table.tex
+
     Example: flatfold bench digits --add mine --with mine.py
     """
     from .. import detectors
     from ..evaluate.methods import split_methods
+    from ..evaluate.results import columns_of
     from ..evaluate.runner import check_specs, forget, run_and_save
     from ..evaluate.summary import load_runs
     from ..report.page import write_report
@@ -96,7 +102,10 @@ def bench(
     settings = execution.settings(loading, bootstrap)
     folder = options.out or Path("out") / Path(suite).stem
     finished = {} if add is None else load_runs(folder)  # first: suites may be slow to load
+    metrics = table.metrics()
     suites = options.suites(suite, folder, batch_size, (limit, limit_fit))
+    for each in suites.values():  # a wrong name is found before the work
+        table.columns(columns_of({ood.name: ood.group for ood in each.ood}))
     if add is not None and (missing := [place for place in suites if place not in finished]):
         raise ValueError(f"--add extends finished results, but {missing[0]} has none. Exclude it with --networks.")
     failed: dict[str, str] = {}
@@ -108,29 +117,35 @@ def bench(
         page = write_report(place) if options.report else None
         failed |= {spec.label: results.failed[spec.label] for spec in specs if spec.label in results.failed}
         if latex != STDOUT:
-            print_results(results)
+            print_results(results, metrics, table.columns(results.members))
         files = f"{place / 'results.csv'}, {place / 'results.json'}"
         say(f"{count(len(results.rows), 'row')} -> {files}", err=latex == STDOUT)
         if page is not None:
             say(f"report -> {page}", err=latex == STDOUT)
         runs.append(_summary_of(results) | {"folder": place, "report": page})
     if folder not in suites:
-        _summarise(folder, each.siblings, options.report, quiet=latex == STDOUT)
+        _summarise(folder, each.siblings, options.report, table, quiet=latex == STDOUT)
     if latex is not None:
-        _write_latex(folder, latex)
+        _write_latex(folder, latex, table)
     print_json(runs=runs, failed=failed)
     if failed:
         typer.echo(f"flatfold: {', '.join(failed)} failed, see above; all other results were written.", err=True)
         raise typer.Exit(1)
 
 
-def _write_latex(folder: Path, latex: Path) -> None:
+def _write_latex(folder: Path, latex: Path, table: TableOptions) -> None:
     """Write the table of a folder's run, or the means of each family of its runs, to a file or stdout."""
     from ..evaluate.summary import families, load_runs, summary_latex
     from ..io.files import write_atomically
 
-    groups = families(load_runs(folder).values()).values()
-    text = "\n".join(group[0].to_latex() if len(group) == 1 else summary_latex(group) for group in groups)
+    metrics, texts = table.metrics(), list[str]()
+    for first, *others in families(load_runs(folder).values()).values():
+        columns = table.columns(first.members)
+        if others:
+            texts.append(summary_latex([first, *others], metrics, columns=columns))
+        else:
+            texts.append(first.to_latex(metrics, columns=columns))
+    text = "\n".join(texts)
     if latex == STDOUT:
         typer.echo(text, nl=False)
     else:
@@ -138,7 +153,7 @@ def _write_latex(folder: Path, latex: Path) -> None:
         say(f"LaTeX -> {latex}")
 
 
-def _summarise(folder: Path, networks: Sequence[str], report: bool, quiet: bool) -> None:
+def _summarise(folder: Path, networks: Sequence[str], report: bool, table: TableOptions, quiet: bool) -> None:
     """Write and print the means over the networks of each family that have results."""
     from ..evaluate.results import load_results
     from ..evaluate.summary import families, save_summary, summarise
@@ -151,7 +166,7 @@ def _summarise(folder: Path, networks: Sequence[str], report: bool, quiet: bool)
     page = f", {write_summary(folder)}" if report else ""
     for family, group in families(runs).items():
         if len(group) > 1 and not quiet and (means := [row for row in rows if row.family == family]):
-            print_summary(group, means)
+            print_summary(group, means, table.metrics(), table.columns(group[0].members))
     say(f"all runs -> {folder / 'summary.csv'}{page}", err=quiet)
 
 
@@ -170,17 +185,29 @@ def _summary_of(results: Results) -> dict[str, Any]:
     return {"suite": about, "figures": figures, "left_out": results.left_out}
 
 
-def print_results(results: Results) -> None:
-    """Print one line per method, best average AUROC first; only averages if the terminal is too narrow."""
+def print_results(results: Results, metrics: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> None:
+    """Print one line per method, the best average first; if the terminal is narrow, fewer metrics and columns."""
+    from ..evaluate.metrics import SHOWN
     from ..evaluate.results import BEFORE, BEST
 
     console = open_console()
-    if not print_table(console, *(results.table(columns).rich() for columns in (results.columns, results.groups))):
-        console.print("The terminal is too narrow for all data sets; see results.csv or the report.")
+    choices = results.choices(metrics or SHOWN, columns)
+    _print_fitting(console, [results.table(*choice).rich() for choice in choices], choices)
     if console.is_terminal and any(row.certainty is not None for row in results.rows):
         console.print(f"Green: {BEST}")
     for text in results.notes:
         console.print(text, markup=False, style="yellow" if text.startswith(BEFORE) else None)
+
+
+def _print_fitting(console: Console, tables: Sequence[Table], choices: Sequence[Choice]) -> None:
+    """Print the first of several tables that fits, and what it lacks; ``choices`` are their columns and metrics."""
+    from ..evaluate.metrics import METRICS
+
+    (every, metrics), (columns, shown) = choices[0], choices[print_table(console, *tables)]
+    missing = [METRICS[metric].title for metric in metrics if metric not in shown]
+    missing += ["all data sets"] * (len(columns) < len(every))
+    if missing:
+        console.print(f"The terminal is too narrow for {' and '.join(missing)}: use --metric, --sets or the CSV files.")
 
 
 def title_of(suite: dict[str, str]) -> str:
@@ -190,35 +217,39 @@ def title_of(suite: dict[str, str]) -> str:
     return escape(f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"])
 
 
-def print_summary(group: Sequence[Results], rows: Sequence[SummaryRow]) -> None:
-    """Print the means of one family, best average AUROC first, and a sentence that names the best method."""
+def print_summary(
+    group: Sequence[Results],
+    rows: Sequence[SummaryRow],
+    metrics: Sequence[str],
+    chosen: Sequence[str] | None = None,
+) -> None:
+    """Print the means of one family, the best average first, and a sentence that names the best method."""
+    from ..evaluate.results import list_choices
     from ..evaluate.summary import answer
 
     console = open_console()
-    columns, averages = (
-        [column for column in each if any(row.column == column for row in rows)]
-        for each in (group[0].columns, group[0].groups)
-    )
-    if not print_table(console, *(_summary_table(rows, each) for each in (columns, averages))):
-        console.print("The terminal is too narrow for all data sets; see summary.csv or the report.")
+    wanted = (group[0].columns, group[0].groups) if chosen is None else (chosen,)
+    columns = [[column for column in each if any(row.column == column for row in rows)] for each in wanted]
+    choices = list_choices(metrics, *columns)
+    _print_fitting(console, [_summary_table(rows, *choice) for choice in choices], choices)
     console.print(answer(group), markup=False, highlight=False)
 
 
-def _summary_table(rows: Sequence[SummaryRow], columns: Sequence[str]) -> Table:
+def _summary_table(rows: Sequence[SummaryRow], columns: Sequence[str], metrics: Sequence[str]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from ..evaluate.results import LEGEND
+    from ..evaluate.metrics import describe_metrics, rank
 
     title = f"{escape(rows[0].family)}: mean ± population standard deviation (as OpenOOD) over {rows[0].n} runs."
-    table = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left")
+    table = Table(title=title, title_justify="left", caption=describe_metrics(metrics), caption_justify="left")
     table.add_column("method", no_wrap=True)
     for column in columns:
         table.add_column("average" if column == "all" else column, justify="right", no_wrap=True)
     cells = {(row.method, row.column): row for row in rows}
     methods = dict.fromkeys(row.method for row in rows)
-    for method in sorted(methods, key=lambda method: -cells[method, "all"].means["auroc"]):
-        metrics = ("auroc", "fpr95_ood_positive")
+    first = metrics[0]
+    for method in sorted(methods, key=lambda method: rank(first, cells[method, "all"].means[first])):
         figures = (
             " / ".join(f"{100 * row.means[metric]:.2f} ± {100 * row.stds[metric]:.2f}" for metric in metrics)
             for row in (cells[method, column] for column in columns)
@@ -233,6 +264,8 @@ def report(
         Path | None,
         Option(metavar="FILE", help="Write only the table of results, in LaTeX, to this file; - for stdout."),
     ] = None,
+    *,
+    table: TableOptions,
 ) -> None:
     """Write the pages or a LaTeX table of finished results.
 
@@ -241,17 +274,21 @@ def report(
 
     Example: flatfold report out/digits
 
-    Example: flatfold report out/digits --latex table.tex
+    Example: flatfold report out/digits --latex table.tex --metric auroc --sets near,far,average
     """
     if latex is not None:
-        _write_latex(folder, latex)
+        _write_latex(folder, latex, table)
         return
-    from ..evaluate.summary import load_runs
+    if table.metric is not None or table.sets is not None:
+        raise typer.BadParameter("they apply to the LaTeX table. Add --latex FILE.", param_hint="--metric, --sets")
+    from ..evaluate.summary import families, load_runs
     from ..report.page import write_curvature, write_report
     from ..report.summary import write_summary
 
     studies, pages = _holding(folder, "curvature.json"), []
-    runs = list(load_runs(folder)) if _holding(folder, "results.json") or not studies else []
+    results = load_runs(folder) if _holding(folder, "results.json") or not studies else {}
+    families(results.values())  # raises before anything is written
+    runs = list(results)
     for place in dict.fromkeys([*runs, *studies]):
         if place in studies:
             pages.append(write_curvature(place))  # writes the report of the same folder too

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from .options import TableOptions
 from .output import open_console, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from ..evaluate.compare import Change
     from ..evaluate.results import Results
 
-UNITS = "In percent; differences B - A in percentage points. FPR95 counts OOD as positive: less is better."
+UNITS = "Differences B - A in percentage points."
 
-PAIRED = "Paired: both runs scored the same images. AUROC by DeLong's test, FPR95 by a paired bootstrap."
+PAIRED = "Paired: both sides scored the same images. AUROC by DeLong's test, other metrics by a paired bootstrap."
 
 UNPAIRED = "Not paired: the images differ, or may differ, so only larger differences are significant."
 
@@ -31,10 +32,10 @@ CAUTION = (
     "without any true difference, about one in 20 has a star."
 )
 
-HEADS = {
-    "auroc": ("AUROC A", "B", "B - A", "95 % interval", "", "p"),
-    "fpr95_ood_positive": ("FPR95 A", "B", "B - A", "95 % interval", ""),
-}
+SEEDS = (
+    "Intervals hold the uncertainty of the images and of the seeds: mean ± sqrt(1.96² v + t² s² / n), with the mean "
+    "variance v due to the images, the standard deviation s of the n differences, and Student's t of n - 1 degrees."
+)
 
 
 def compare(
@@ -44,11 +45,14 @@ def compare(
         str | None, Option(help="Methods to compare, separated by commas. Default: all in both.")
     ] = None,
     csv: Annotated[Path | None, Option(help="File for every difference, with interval and p-value.")] = None,
+    *,
+    table: TableOptions,
 ) -> None:
     """Compare two runs, or two methods of one run.
 
     Differences have intervals and p-values. Runs that scored the same images are compared by paired tests, which detect
-    smaller differences.
+    smaller differences. A folder with several seeds gives the mean difference over the seeds, with an interval for the
+    uncertainty of the images and of the seeds; two such folders are compared seed by seed.
 
     Example: flatfold compare out/before out/after --csv changes.csv
 
@@ -58,67 +62,86 @@ def compare(
     from ..evaluate.compare import compare as compare_runs
     from ..evaluate.methods import split_methods
     from ..evaluate.results import as_csv
+    from ..evaluate.summary import compare_over_seeds, load_seeds, pair_runs
     from ..io.files import write_atomically
 
     labels = [] if methods is None else split_methods(methods)
     if b is None and len(labels) != 2:
         raise typer.BadParameter("without a second folder, --methods must name two methods of the first.")
-    runs = {folder: _load(folder) for folder in (a, b) if folder is not None}
-    for folder, run in runs.items():
-        check_labels(run, labels, str(folder))
+    metrics = table.metrics()
+    folders = [folder for folder in (a, b) if folder is not None]
+    runs = [load_seeds(folder) for folder in folders]
+    for folder, families in zip(folders, runs, strict=True):
+        for run in (run for group in families.values() for run in group):
+            check_labels(run, labels, str(folder))
+    found: dict[str, list[list[Change]]] = {}
     if b is None:
-        changes, remarks = compare_methods(runs[a], labels[0], labels[1]), deviations({"Both": runs[a]})
+        for family, group in runs[0].items():
+            found[family] = [compare_methods(run, labels[0], labels[1], metrics=metrics) for run in group]
+        remarks = deviations(("Both", run) for group in runs[0].values() for run in group)
     else:
-        changes = compare_runs(runs[a], runs[b], labels or None)
-        remarks = only_one_has(runs[a], runs[b]) + deviations({"A": runs[a], "B": runs[b]})
-    print_changes([change for change in changes if change.column in runs[a].columns], remarks)
-    lines = [asdict(change) | {"significant": change.significant} for change in changes]
+        pairs = pair_runs(*runs)
+        for family, both in pairs.items():
+            found[family] = [compare_runs(x, y, labels or None, metrics=metrics) for x, y in both]
+        couples = [couple for both in pairs.values() for couple in both]
+        remarks = list(dict.fromkeys(remark for x, y in couples for remark in only_one_has(x, y)))
+        remarks += deviations(side for x, y in couples for side in (("A", x), ("B", y)))
+    lines = []
+    for family, group in runs[0].items():
+        chosen = table.columns(group[0].members)
+        changes = [it for it in compare_over_seeds(found[family]) if chosen is None or it.column in chosen]
+        shown = [it for it in changes if chosen is not None or it.column in group[0].columns]
+        names = ", ".join(str(run.suite["network"]) for run in group) if len(group) > 1 else ""
+        title = f"{family}: mean of {len(group)} runs, {names}." if names else f"{family}:" if len(found) > 1 else ""
+        print_changes(shown, remarks if family == list(found)[-1] else (), title)
+        lines += [{"family": family} | asdict(it) | {"significant": it.significant} for it in changes]
     if csv is not None:
         write_atomically(csv, as_csv(lines))
-        say(f"{len(changes)} lines -> {csv}")
+        say(f"{len(lines)} lines -> {csv}")
     print_json(changes=lines, remarks=remarks, csv=csv)
 
 
-def _load(folder: Path) -> Results:
-    """Load the run of a folder; raise if there are several runs."""
-    from ..evaluate.results import load_results
-
-    runs = sorted(path.parent.name for path in folder.glob("*/results.json"))
-    if runs and not (folder / "results.json").exists():
-        raise ValueError(f"{folder} holds several runs: {', '.join(runs)}. Pass one, such as {folder / runs[0]}.")
-    return load_results(folder)
-
-
-def deviations(runs: Mapping[str, Results]) -> list[str]:
-    """Return the distinct deviations from the suite, with the runs that have them."""
-    names: dict[str, list[str]] = {}
-    for name, run in runs.items():
+def deviations(runs: Iterable[tuple[str, Results]]) -> list[str]:
+    """Return the distinct deviations from the suite, with the names of the runs that have them."""
+    names: dict[str, dict[str, None]] = {}
+    for name, run in runs:
         for sentence in run.suite.get("deviations") or ():
-            names.setdefault(str(sentence).rstrip("."), []).append(name)
+            names.setdefault(str(sentence).rstrip("."), {})[name] = None
     return [f"{' and '.join(runs)}: {sentence}." for sentence, runs in names.items()]
 
 
-def print_changes(changes: Sequence[Change], remarks: Sequence[str] = ()) -> None:
-    """Print one line per method and data set, and the tests used; print AUROC only if the terminal is narrow."""
+def print_changes(changes: Sequence[Change], remarks: Sequence[str] = (), title: str = "") -> None:
+    """Print one line per method and data set, and the tests used; print one metric only if the terminal is narrow."""
+    from ..evaluate.metrics import METRICS, describe_metrics
+
     console = open_console(listing=True)
-    fits = print_table(console, _table(changes, tuple(HEADS)), _table(changes, ("auroc",)))
+    metrics = list(dict.fromkeys(change.metric for change in changes))
+    if title:
+        console.print(title, markup=False, highlight=False)
+    fits = print_table(console, _table(changes, metrics), _table(changes, metrics[:1])) == 0
     kinds = {change.paired for change in changes}
     how = MIXED if len(kinds) == 2 else PAIRED if kinds == {True} else UNPAIRED
-    for line in (UNITS, how, CAUTION, *remarks):
+    seeds = [SEEDS] * any(change.runs > 1 for change in changes)
+    for line in (f"{describe_metrics(metrics)} {UNITS}", how, *seeds, CAUTION, *remarks):
         console.print(line, markup=False, highlight=False)
-    if not fits and any(change.metric != "auroc" for change in changes):
-        console.print("The terminal is too narrow for FPR95; use --csv to write it to a file.")
+    if not fits and len(metrics) > 1:
+        others = " and ".join(METRICS[metric].title for metric in metrics[1:])
+        console.print(f"The terminal is too narrow for {others}: use --metric, or --csv to write it to a file.")
 
 
 def _table(changes: Sequence[Change], metrics: Sequence[str]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
+    from ..evaluate.metrics import METRICS
+
     table = Table(box=None, pad_edge=False)
     for name in ("method", "data set"):
-        table.add_column(name, overflow="fold")
-    for head in (head for metric in metrics for head in HEADS[metric]):
-        table.add_column(head, justify="right", no_wrap=True)
+        table.add_column(name, no_wrap=True)
+    tested = {change.metric for change in changes if change.p_value is not None}
+    for metric in metrics:
+        for head in (f"{METRICS[metric].title} A", "B", "B - A", "95 % interval", "", *["p"] * (metric in tested)):
+            table.add_column(head, justify="right", no_wrap=True)
     mixed = len({change.paired for change in changes}) == 2
     by_key = {(change.method, change.column, change.metric): change for change in changes}
     for method, column in dict.fromkeys((change.method, change.column) for change in changes):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Option
 
 from .options import (
+    DEFAULT_METHOD,
     FPR,
     IMAGES,
     METHOD,
@@ -22,6 +23,7 @@ from .options import (
     check_out,
     load_plugins,
     make_detector,
+    share_option,
 )
 from .output import captured_warnings, count, print_json, say
 
@@ -35,15 +37,13 @@ def fit(
     images: Annotated[Path, Argument(help=f"ID images that the model was not trained on: {IMAGES}.")],
     model: ModelOptions,
     out: Annotated[Path, Option(help="File to write, such as guard.safetensors.")],
-    method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = "fourfold",
-    fpr: Annotated[float, Option(min=0, max=1, help="Largest false-alarm rate on ID inputs.")] = FPR,
+    method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = DEFAULT_METHOD,
+    fpr: Annotated[float, share_option("Largest false-alarm rate on ID inputs.")] = FPR,
     confidence: Annotated[
         float | None,
-        Option(
-            min=0,
-            max=1,
-            help="Probability that this guard's false-alarm rate is at most --fpr, such as 0.95. Default: the rate "
-            "holds on average over guards.",
+        share_option(
+            "Probability that this guard's false-alarm rate is at most --fpr, such as 0.95. Default: the rate holds on "
+            "average over guards."
         ),
     ] = None,
     per_class: PerClass = False,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..network.execution import Execution
 
 FPR = 0.05
+DEFAULT_METHOD = "fourfold"  # of `fit` and `score-features`
 
 IMAGES = "folder of images or of parquet files, .parquet or .npz file, or list of paths (.txt, .lst, .list)"
 
@@ -65,6 +66,21 @@ def count_option(least: int, help: str) -> Any:
     return Option(parser=parse, metavar="N|auto", show_default="auto", help=help)
 
 
+def share_option(help: str) -> Any:
+    """Create an option for a share between 0 and 1, without both ends, which ``min`` and ``max`` would allow."""
+
+    def parse(text: str) -> float:
+        try:
+            share = float(text)
+        except ValueError:
+            share = 0.0
+        if not 0 < share < 1:
+            raise typer.BadParameter(f"{text!r} must be a number above 0 and below 1.")
+        return share
+
+    return Option(parser=parse, metavar="0<x<1", help=help)
+
+
 Workers = Annotated[int | None, count_option(0, "Threads that prefetch images; auto: one per core, up to four.")]
 RuntimeOption = Annotated[
     Literal["auto", "torch", "torch-compile", "onnx"],
@@ -76,8 +92,7 @@ Dtype = Annotated[
 ]
 BatchSize = Annotated[int, Option(min=1, help="Images per forward pass.")]
 Rate = Annotated[
-    float | None,
-    Option(min=0, max=1, help=f"Largest false-alarm rate on ID inputs. Default: the guard's, or {FPR} without."),
+    float | None, share_option(f"Largest false-alarm rate on ID inputs. Default: the guard's, or {FPR} without.")
 ]
 PerClass = Annotated[
     bool, Option("--per-class", help="Use one threshold per predicted class, so that the rate holds for each class.")
@@ -93,8 +108,9 @@ LimitFit = Annotated[
 
 def complete_suite(incomplete: str) -> list[str]:
     """Return the built-in suites with this prefix, for shell completion."""
-    suites = ("digits", "cifar10", "cifar100", "imagenet200", "imagenet1k")
-    return [name for name in suites if name.startswith(incomplete)]
+    from ..evaluate.suites.schema import suite_names  # imports no torch, which takes seconds
+
+    return [name for name in suite_names() if name.startswith(incomplete)]
 
 
 SuiteName = Annotated[
@@ -128,11 +144,13 @@ PANELS = {
     ),
     "Method": (
         "methods method add own fit calibration fpr confidence per_class table anyway matrix loss probes steps alpha "
-        "bootstrap"
+        "bootstrap figure"
     ),
     "Access": "host port token_file no_token allow_host allow_origin docs",
     "Limits": "max_batch max_waiting max_body max_images max_pixels timeout",
-    "Output": "out triton name mlflow names csv latex report force access_log cite quiet verbose debug json",
+    "Output": (
+        "out triton name mlflow names metric sets csv latex report force access_log cite quiet verbose debug json"
+    ),
     "Run": "seed device runtime dtype code batch_size workers processes resume rounds engine actors gpus",
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
@@ -379,13 +397,13 @@ class SuiteOptions:
         if not place.is_dir():
             raise NotADirectoryError(f"--out must be a folder, but {place} is a file. Choose another folder.")
         check_writable(folder)
-        seeds = None if self.seed is None else [word.strip() for word in self.seed.split(",")]
+        seeds = None if self.seed is None else split_words(self.seed)
         if seeds and not all(word.isdecimal() and int(word) < 2**32 for word in seeds):
             raise ValueError(
                 f"--seed must be integers from 0 to 2^32 - 1, separated by commas as in 0,1,2, got {self.seed!r}."
             )
         numbers = None if seeds is None else list(dict.fromkeys(map(int, seeds)))
-        names = default if self.networks is None else [name.strip() for name in self.networks.split(",")]
+        names = default if self.networks is None else split_words(self.networks)
         suites = load_suites(suite, folder, numbers, batch_size, self.data, self.any_counts, names, *limits)
         several = len(suites[0].siblings) > 1
         if several and any((folder / name).exists() for name in ("results.json", "curvature.json")):
@@ -396,6 +414,46 @@ class SuiteOptions:
         for place in places:
             _held.enter_context(locked(place))
         return places
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Options for the metrics and columns of a table of results."""
+
+    metric: Annotated[
+        str | None,
+        Option(
+            metavar="NAMES",
+            help="Metrics to show, separated by commas: auroc, fpr95 (OOD as positive), fpr95-id, aupr-out, aupr-in. "
+            "Default: auroc,fpr95; if the table is wider than the terminal, auroc.",
+        ),
+    ] = None
+    sets: Annotated[
+        str | None,
+        Option(
+            metavar="NAMES",
+            help="Columns to show, separated by commas: OOD data sets, near, far, average. Default: all.",
+        ),
+    ] = None
+
+    def metrics(self) -> tuple[str, ...]:
+        """Return the names of the metrics in results."""
+        from ..evaluate.metrics import SHOWN, find_metrics
+
+        with invalid_usage("--metric"):
+            return SHOWN if self.metric is None else find_metrics(split_words(self.metric))
+
+    def columns(self, known: Iterable[str]) -> list[str] | None:
+        """Return the chosen ones of the columns that there are, or None for all."""
+        from ..evaluate.results import select_columns
+
+        with invalid_usage("--sets"):
+            return None if self.sets is None else select_columns(split_words(self.sets), known)
+
+
+def split_words(text: str) -> list[str]:
+    """Split a list at its commas."""
+    return [word.strip() for word in text.split(",")]
 
 
 @dataclass(frozen=True)
@@ -565,7 +623,10 @@ def make_detector(method: str, fit: Path | None, calibration: Path | None, fit_o
     elif entry.fits_on == "nothing":
         return create(name, **hyper)
     elif fit is None:
-        problem = "learns from ID data. Pass ID features, with labels if needed, as --fit."
+        problem = (
+            "learns from ID data. Pass ID features, with labels if needed, as --fit, or choose a method that needs the "
+            "head only, such as --method fold."
+        )
     elif calibration is not None and calibration.resolve() == fit.resolve():
         problem = f"is fitted on {fit_option}, so --calibration must be other data."
     else:

@@ -109,11 +109,23 @@ def open_console(listing: bool = False) -> Console:
     return console
 
 
-def print_table(console: Console, table: Table, narrow: Table) -> bool:
-    """Print a table if it fits the terminal, else a narrower one; return whether it fits."""
-    fits = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum <= console.width
-    console.print(table if fits else narrow)
-    return fits
+def print_table(console: Console, *tables: Table) -> int:
+    """Print the first of several tables, each narrower than the one before, that fits; return its place.
+
+    The last one is printed if none fits, with lines that are longer than the terminal, so that no cell is cut.
+    """
+    widths = [table_width(console, table) for table in tables]
+    window = console.width
+    place = next((i for i, width in enumerate(widths) if width <= window), len(tables) - 1)
+    console.width = max(widths[place], window)
+    console.print(tables[place])
+    console.width = window
+    return place
+
+
+def table_width(console: Console, table: Table) -> int:
+    """Return the width of a table without wrapped cells."""
+    return console.measure(table, options=console.options.update(width=UNLIMITED)).maximum
 
 
 def printable(text: str) -> str:

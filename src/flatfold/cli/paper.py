@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from .options import ExecutionOptions, Limit, LimitFit, LoadingOptions, SuiteName, SuiteOptions, With, load_plugins
-from .output import note, open_console, print_json, say
+from .output import note, open_console, print_json, print_table, say, table_width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,6 @@ LEGEND = (
     "* the reported number lies outside the 95 % interval of the measured one."
 )
 DAGGER = "† an average that is not the mean of its parts."
-METRICS = {"auroc": "AUROC", "fpr95": "FPR95", "lambda_max": "largest eigenvalue", "trace": "trace"}
 CELL = 16  # columns of text that "99.99 +99.99*" takes
 COLOURS = {"agrees": "green", "partly": "yellow", "disagrees": "red"}
 
@@ -39,7 +38,13 @@ def paper(
     ] = None,
     table: Annotated[
         str | None,
-        Option(help="Table of the paper to compare with. Default: the suite's. Without a folder: table to print."),
+        Option(
+            help="Table of the paper to compare with, by its number or name. Default: the suite's. Without a folder: "
+            "table to print."
+        ),
+    ] = None,
+    figure: Annotated[
+        int | None, Option(min=1, help="Print what the paper claims with this figure, and how `reproduce` reads it.")
     ] = None,
     anyway: Annotated[bool, Option("--anyway", help="Compare a run that is not comparable, and mark it so.")] = False,
     csv: Annotated[Path | None, Option(help="File for all lines of the comparison, with intervals.")] = None,
@@ -50,21 +55,25 @@ def paper(
     networks of one family are averaged, as in the paper. Folders of several benchmarks are averaged too, as in the
     last column of the paper's Table 2 and its headline. A run on other data, on part of it or with another network is
     rejected unless --anyway is given. Without a folder, list the tables of the paper and its inconsistencies;
-    with --table alone, print one table.
+    with --table alone, print one table, and with --figure the claim about one figure.
 
     Example: flatfold paper out/cifar10 --csv comparison.csv
 
     Example: flatfold paper out/cifar10 out/cifar100 out/imagenet200 out/imagenet1k
 
-    Example: flatfold paper --table cifar10
+    Example: flatfold paper --table 8
     """
     console = open_console(listing=True)
+    if figure is not None and (folders or table is not None):
+        raise typer.BadParameter("--figure is for a figure alone, without a folder and without --table.")
     if folders and len(folders) > 1 and table is not None:
         raise typer.BadParameter("--table applies to a single folder: several folders each have their own table.")
     if folders:
         _print_comparison(console, folders, table, anyway, csv)
     elif anyway or csv is not None:
         raise typer.BadParameter("--anyway and --csv need the folder of a run.")
+    elif figure is not None:
+        _print_figure(console, figure)
     elif table is None:
         _print_list(console)
     else:
@@ -112,7 +121,7 @@ def reproduce(
     from ..evaluate.methods import split_methods
     from ..evaluate.runner import check_specs
     from ..evaluate.suites.digits import DIGIT_NETWORKS
-    from ..evaluate.suites.library import DIGITS
+    from ..evaluate.suites.schema import DIGITS
     from ..paper.full_scale import write_full_scale
     from ..paper.run import Plan, check_suite, conclude, forget_reproduction
     from ..paper.run import reproduce as run
@@ -197,7 +206,7 @@ def _print_comparison(
     from ..evaluate.summary import load_runs
     from ..io.files import write_atomically
     from ..paper.claims import check_benchmarks
-    from ..paper.comparison import average_benchmarks, compare_with_paper
+    from ..paper.comparison import average_benchmarks, compare_with_paper, headline
     from ..paper.tables import BENCHMARKS
 
     runs = [list(load_runs(folder).values()) for folder in dict.fromkeys(folders)]
@@ -206,7 +215,7 @@ def _print_comparison(
     for place in dict.fromkeys((line.family, line.table) for line in [*lines, *averages]):
         _print_family(console, [line for line in [*lines, *averages] if (line.family, line.table) == place])
     if averages:
-        console.print(f"The paper's headline, on all {len(BENCHMARKS)} benchmarks: {_find_headline()}.")
+        console.print(f"The paper's headline, on all {len(BENCHMARKS)} benchmarks: {headline()}.")
         for check in check_benchmarks(runs).checks:
             result = {True: "holds here", None: "is undecided here", False: "does not hold here"}[check.holds]
             console.print(f"The claim {result}: {check.what}.", markup=False)
@@ -214,23 +223,6 @@ def _print_comparison(
         write_atomically(csv, as_csv(map(asdict, [*lines, *averages])))
         say(f"{len(lines) + len(averages)} lines -> {csv}")
     print_json(lines=[*lines, *averages], csv=csv)
-
-
-def _find_headline() -> str:
-    """Return the lead of the best variant of FOLD over the best other method in the paper."""
-    from ..paper.tables import AVERAGE, FOLD_FAMILY, MAIN, read_table
-
-    leads = []
-    for metric, sign in (("auroc", 1), ("fpr95", -1)):
-        column = [number for number in read_table(MAIN) if (number.column, number.metric) == (AVERAGE, metric)]
-        best = {
-            ours: max((n for n in column if (n.row.lower() in FOLD_FAMILY) == ours), key=lambda n: sign * n.value)
-            for ours in (True, False)
-        }
-        lead = sign * (best[True].value - best[False].value)
-        names = " and ".join(f"{number.row} {number.value:.2f}" for number in best.values())
-        leads.append(f"{METRICS[metric]} of {names}, better by {lead:.2f} points")
-    return "; ".join(leads)
 
 
 def _print_family(console: Console, lines: Sequence[Line]) -> None:
@@ -264,7 +256,11 @@ def _make_table(lines: Sequence[Line], columns: Sequence[str]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    title = f"{escape(lines[0].family)} and the table {lines[0].table} of the paper: {METRICS[lines[0].metric]}"
+    from ..paper.tables import METRICS, TABLES
+
+    name = lines[0].table
+    place = f"Table {TABLES[name].number} of the paper, {name}"
+    title = f"{escape(lines[0].family)} and {place}: {METRICS[lines[0].metric]}"
     title = title if all(line.comparable for line in lines) else f"NOT COMPARABLE: {title}"
     table = Table(title=title, title_justify="left")
     table.add_column("method", no_wrap=True)
@@ -286,53 +282,92 @@ def _print_list(console: Console) -> None:
     from ..paper.tables import NOTES, TABLES, contradictions, read_table
 
     listing = Table(box=None, pad_edge=False)
-    for heading in ("table", "what it shows", "numbers"):
-        listing.add_column(heading, justify="right" if heading == "numbers" else "left")
+    for heading in ("table", "name", "what it shows", "numbers"):
+        listing.add_column(heading, justify="right" if heading in ("table", "numbers") else "left")
     for name, layout in TABLES.items():
-        listing.add_row(name, layout.about, str(len(read_table(name))))
+        listing.add_row(str(layout.number), name, layout.about, str(len(read_table(name))))
     console.print(listing)
     console.print("\nInconsistencies of the paper (averages are marked † in their table):")
     for contradiction in (*contradictions(), *NOTES):
         console.print(f"- {contradiction}", markup=False)
-    console.print("\nPrint one with: flatfold paper --table cifar10", highlight=False)
+    console.print("\nPrint one with: flatfold paper --table 8, or a figure's claim with: --figure 1", highlight=False)
     tables = [
-        {"table": name, "about": layout.about, "numbers": len(read_table(name))} for name, layout in TABLES.items()
+        {"table": name, "number": layout.number, "about": layout.about, "numbers": len(read_table(name))}
+        for name, layout in TABLES.items()
     ]
     print_json(tables=tables, contradictions=contradictions(), notes=NOTES)
 
 
+def _print_figure(console: Console, number: int) -> None:
+    """Print the claim of the paper about a figure, and how it is read."""
+    from ..paper.verdicts import find_figure
+
+    claim = find_figure(number)
+    for line in (f"{claim.number}: {claim.title}", f"\nThe paper claims: {claim.claim}", f"\nHere: {claim.note}"):
+        console.print(line, markup=False, highlight=False)
+    console.print("\nDraw and test it on a suite with: flatfold reproduce SUITE", highlight=False)
+    print_json(figure=claim.number, title=claim.title, claim=claim.claim, note=claim.note)
+
+
 def _print_table(console: Console, name: str) -> None:
-    """Print a table of the paper, and its wrong averages."""
-    from rich.table import Table
+    """Print a table of the paper, and its wrong averages; in several parts if the terminal is narrow."""
+    from ..evaluate.metrics import SHOWN, describe_metrics
+    from ..paper.tables import METRICS, TABLES, find_table, read_table, wrong_averages
 
-    from ..evaluate.results import LEGEND as RATES
-    from ..paper.tables import TABLES, read_table, wrong_averages
-
-    numbers, layout = read_table(name), TABLES[name]
-    wrong = wrong_averages(name)
+    name = find_table(name)
+    numbers, layout, wrong = read_table(name), TABLES[name], wrong_averages(name)
     metrics = list(dict.fromkeys(number.metric for number in numbers))
-    caption = " / ".join(METRICS[metric] for metric in metrics)
-    caption += " in percent." if "auroc" in metrics else " of the Hessian."
-    table = Table(title=f"{name}: {layout.about}", title_justify="left", caption_justify="left")
-    table.caption = RATES if metrics == ["auroc", "fpr95"] else caption
-    table.add_column(", ".join(layout.row))
     columns = list(dict.fromkeys(number.column for number in numbers))
-    for column in columns:
-        table.add_column(column, justify="right")
-    cells: dict[str, dict[str, list[str]]] = {}
-    for number in numbers:
-        spread = "" if number.std is None else f" ± {number.std:.{layout.digits}f}"
-        mark = "†" * (number.place in wrong)
-        text = f"{number.value:.{layout.digits}f}{spread}{mark}"
-        cells.setdefault(number.row, {}).setdefault(number.column, []).append(text)
-    for row, texts in cells.items():
-        table.add_row(row, *(" / ".join(texts.get(column, [])) for column in columns))
-    console.print(table)
+    caption = " / ".join(METRICS[metric] for metric in metrics) + " of the Hessian."
+    console.print(f"Table {layout.number}, {name}: {layout.about}", highlight=False)
+    for table in _fitting_tables(console, name, metrics, columns):
+        print_table(console, table)
+    console.print(describe_metrics(SHOWN) if "auroc" in metrics else caption, highlight=False)
     for contradiction in wrong.values():
         console.print(f"† {contradiction}", markup=False)
     print_json(
         table=name,
+        number=layout.number,
         about=layout.about,
         numbers=[number._asdict() for number in numbers],
         contradictions=list(wrong.values()),
     )
+
+
+def _fitting_tables(console: Console, name: str, metrics: Sequence[str], columns: Sequence[str]) -> Iterator[Table]:
+    """Yield a table of the paper in as few parts as fit: one, one for each metric, or also for groups of columns."""
+    table = _paper_table(name, metrics, columns)
+    if table_width(console, table) <= console.width or (len(metrics) == len(columns) == 1):
+        yield table
+    elif len(metrics) > 1:
+        for metric in metrics:
+            yield from _fitting_tables(console, name, [metric], columns)
+    else:
+        parts = (_paper_table(name, metrics, columns[:n]) for n in range(len(columns) - 1, 0, -1))
+        part = next((part for part in parts if table_width(console, part) <= console.width), None)
+        count = 1 if part is None else len(part.columns) - 1  # the first names the row
+        yield _paper_table(name, metrics, columns[:count])
+        yield from _fitting_tables(console, name, metrics, columns[count:])
+
+
+def _paper_table(name: str, metrics: Sequence[str], columns: Sequence[str]) -> Table:
+    """Format some metrics and columns of a table of the paper; metrics share a cell."""
+    from rich.table import Table
+
+    from ..paper.tables import METRICS, TABLES, read_table, wrong_averages
+
+    layout, wrong = TABLES[name], wrong_averages(name)
+    cells: dict[str, dict[str, list[str]]] = {}
+    for number in (number for number in read_table(name) if number.metric in metrics):
+        spread = "" if number.std is None else f" ± {number.std:.{layout.digits}f}"
+        mark = "†" * (number.place in wrong)
+        text = f"{number.value:.{layout.digits}f}{spread}{mark}"
+        cells.setdefault(number.row, {}).setdefault(number.column, []).append(text)
+    table = Table(title=" / ".join(METRICS[metric] for metric in metrics), title_justify="left")
+    table.add_column(", ".join(layout.row), no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row, texts in cells.items():
+        if any(column in texts for column in columns):
+            table.add_row(row, *(" / ".join(texts.get(column, [])) for column in columns))
+    return table

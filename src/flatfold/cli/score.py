@@ -15,6 +15,7 @@ import typer
 from typer import Argument, Option
 
 from .options import (
+    DEFAULT_METHOD,
     FPR,
     IMAGES,
     METHOD,
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
 SHOWN = 3  # images without a score to print
 
 INCOMPLETE = 3  # exit code when some images have no score
-
-DEFAULT = "fold"  # method of score-features
-
 
 Processes = Annotated[
     int | None,
@@ -205,7 +203,9 @@ def score_features(
             "unless --guard is given."
         ),
     ] = None,
-    method: Annotated[str | None, Option(help=f"Method to fit to --head: a {METHOD}. Default: {DEFAULT}.")] = None,
+    method: Annotated[
+        str | None, Option(help=f"Method to fit to --head: a {METHOD}. Default: {DEFAULT_METHOD}.")
+    ] = None,
     fit: Annotated[Path | None, Option(help="ID features to fit the method on, if it learns from data.")] = None,
     calibration: Annotated[Path | None, Option(help="Other ID features, for p-values and alarms.")] = None,
     per_class: PerClass = False,
@@ -216,17 +216,17 @@ def score_features(
     """Score features with a guard, or with a fitted method.
 
     Writes a table with one row per feature vector. Columns: row, predicted (the most likely class), score (higher =
-    more out-of-distribution), p_value and is_ood, and label if the file has labels. With --head, p_value and is_ood
-    need --calibration.
+    more out-of-distribution), p_value and is_ood, and label if the file has labels. With --head, the default method
+    learns from ID features of --fit, and p_value and is_ood need --calibration.
 
     Exit codes: 0 done; 1 invalid input; 2 invalid usage; 130 interrupted.
 
     Example: flatfold score-features f.safetensors --guard guard.safetensors --out scores.csv
 
-    Example: flatfold score-features f.safetensors --head head.safetensors --method fold:alpha=0.5 > scores.csv
-
-    Example: flatfold score-features f.npy --head head.safetensors --method autofold --fit val.safetensors --calibration
+    Example: flatfold score-features f.npy --head head.safetensors --fit val.safetensors --calibration
     more_val.safetensors --fpr 0.01 --out scores.parquet
+
+    Example: flatfold score-features f.safetensors --head head.safetensors --method fold:alpha=0.5 > scores.csv
     """
     if (guard is None) == (head is None):
         raise typer.BadParameter("pass either --guard or --head.")
@@ -256,7 +256,7 @@ def score_features(
         detector, calibrated = loaded.detector, loaded.calibration if fpr is None else loaded.calibration.at(fpr)
     else:
         assert head is not None
-        detector = make_detector(method or DEFAULT, fit, calibration)
+        detector = make_detector(method or DEFAULT_METHOD, fit, calibration)
         file = open_features(features)
         if fit is not None and not learns(detector):
             assert detector.made_by is not None

@@ -78,7 +78,7 @@ def serve(
 
     Example: flatfold serve guard.safetensors --model nets:resnet20 --weights resnet20.pt
 
-    Example: curl --data-binary @cat.png -H "Content-Type: image/png" "http://127.0.0.1:8000/v1/score?explain=true"
+    Example: curl --data-binary @cat.png "http://127.0.0.1:8000/v1/score?explain=true"
     """
     image_options = {"weights": weights, "pretrained": pretrained, **asdict(options)}
     given = [name for name, value in image_options.items() if value is not None]
@@ -100,6 +100,8 @@ def serve(
     load_plugins(own)
     token = _read_token(token_file)
     settings = Settings(
+        guard=guard.name,
+        model=", ".join(filter(None, (model, pretrained, None if weights is None else weights.name))),
         token=token,
         hosts=_hosts(host, allow_host or []),
         origins=frozenset(allow_origin or []),
@@ -144,7 +146,8 @@ def serve(
         rate = scorer.calibrated.calibration.fpr
         by = f"; runtime: {served.network.runtime}" if isinstance(served, Guard) else ""
         place = address_of(bound)
-        say(f"{scorer.method} at a false-alarm rate of {rate:g}, for {inputs}, at {place}, {access}{by}")
+        served_by = "" if model is None else f" in front of {settings.model}"
+        say(f"{place} serves {scorer.method}{served_by} at a false-alarm rate of {rate:g}, for {inputs}, {access}{by}")
         print_json(address=place, method=scorer.method, fpr=rate, inputs=inputs, token=token is not None)
         ended = run(app, bound, access_log)
     if not ended:

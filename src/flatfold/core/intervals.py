@@ -169,7 +169,7 @@ def independent_difference(a: Influence, b: Influence, level: float = LEVEL) -> 
         return Difference(value, stderr, -1.0, 1.0, 1.0)
     down, up = _half_widths(a, b, student_quantile(level, degrees), degrees)
     towards_0 = 0 if value > 0 else 1
-    touching = _smallest(lambda t: _half_widths(a, b, t, degrees)[towards_0] >= abs(value))
+    touching = smallest(lambda t: _half_widths(a, b, t, degrees)[towards_0] >= abs(value))
     return Difference(value, stderr, value - down, value + up, student_p_value(touching, degrees))
 
 
@@ -190,7 +190,7 @@ def least_agreement(trials: int, level: float = LEVEL) -> float:
     return float(((1 - level) / 2) ** (1 / trials))
 
 
-def _smallest(reached: Callable[[float], bool]) -> float:
+def smallest(reached: Callable[[float], bool]) -> float:
     """Return the smallest non-negative number that satisfies a monotone condition, by bisection."""
     if reached(0.0):
         return 0.0

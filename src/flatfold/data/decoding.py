@@ -22,6 +22,11 @@ EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm",
 # The formats of these extensions, whatever the file name: Pillow also has formats that start another program (EPS).
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
+# How files of these formats begin: a PPM as text (P1 to P3) or binary, a TIFF also as BigTIFF.
+_STARTS = (b"BM", b"GIF87a", b"GIF89a", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_PPM = re.compile(rb"P[1-6][\s#]")
+_WEBP = re.compile(rb"RIFF.{4}WEBP", re.DOTALL)
+
 # Operating-system errors about the file itself: it does not exist, is not a file, or (EINVAL) an invalid seek.
 # All others may be temporary: too many open files, a disk or a server that did not respond.
 _FILE_ERRORS = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
@@ -82,6 +87,16 @@ def read_image(
         raise kind(
             f"{called} could not be read as an image: {reason}. Open it in a viewer; replace or remove the file."
         ) from error
+
+
+def is_image(content: bytes) -> bool:
+    """Return whether bytes begin like an image of one of ``FORMATS``.
+
+    Example:
+        >>> is_image(b"P5 2 2 255 1234"), is_image(b"P500")
+        (True, False)
+    """
+    return content.startswith(_STARTS) or any(start.match(content) is not None for start in (_PPM, _WEBP))
 
 
 def _check_scans(image: JpegImageFile, called: str) -> None:

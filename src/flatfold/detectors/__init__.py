@@ -46,6 +46,7 @@ from .registry import get_method as get_method
 from .registry import hyperparameters as hyperparameters
 from .registry import methods as methods
 from .registry import parse_method as parse_method
+from .registry import printed_name as printed_name
 from .registry import register as register
 from .relation import Relation as Relation
 from .rmds import Rmds as Rmds

@@ -140,6 +140,7 @@ class AdaScale(InputDetector):
 
 @register(
     "adascale-a",
+    printed="AdaSCALE-A",
     full_name="Adaptive scaling of activations",
     cite=(PAPER, SCALE),
     fits_on="val",
@@ -159,6 +160,7 @@ class AdaScaleA(AdaScale):
 
 @register(
     "adascale-l",
+    printed="AdaSCALE-L",
     full_name="Adaptive scaling of logits",
     cite=(PAPER, SCALE),
     fits_on="val",

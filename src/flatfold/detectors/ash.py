@@ -51,7 +51,7 @@ class Ash(Shaping):
 PERCENTILES = (65, 70, 75, 80, 85, 90, 95)
 
 
-@register("ash", full_name="Activation shaping (ASH-B)", cite=(PAPER,), grid={"percentile": PERCENTILES})
+@register("ash", printed="ASH", full_name="Activation shaping (ASH-B)", cite=(PAPER,), grid={"percentile": PERCENTILES})
 def make_ash(percentile: float = 90, temperature: float = 1.0) -> Detector:
     """Energy of pruned and flattened features."""
     return Shaped(Ash(percentile), Ebo(temperature))

@@ -59,7 +59,9 @@ class Rows(NamedTuple):
         return Rows(self.features / times, self.projected / times, self.norms / times, self.labels)
 
 
-@register("autofold", full_name="FOLD, exponent from ID data", cite=(FOLD,), fits_on="val", tuned_on="id")
+@register(
+    "autofold", printed="AutoFold", full_name="FOLD, exponent from ID data", cite=(FOLD,), fits_on="val", tuned_on="id"
+)
 class AutoFold(Detector):
     r"""FOLD with the exponent that best separates in-distribution samples from their masked copies.
 
@@ -306,10 +308,20 @@ def on_shaped_features(
     return factory
 
 
-register("autofold-r", full_name="AutoFold after ReAct", cite=(FOLD, react.PAPER), fits_on="val", tuned_on="id")(
-    on_shaped_features(react.ReAct, react.PERCENTILES, "AutoFold on features clipped by ReAct, percentile chosen too.")
-)
+register(
+    "autofold-r",
+    printed="AutoFold-R",
+    full_name="AutoFold after ReAct",
+    cite=(FOLD, react.PAPER),
+    fits_on="val",
+    tuned_on="id",
+)(on_shaped_features(react.ReAct, react.PERCENTILES, "AutoFold on features clipped by ReAct, percentile chosen too."))
 
-register("autofold-a", full_name="AutoFold after ASH", cite=(FOLD, ash.PAPER), fits_on="val", tuned_on="id")(
-    on_shaped_features(ash.Ash, ash.PERCENTILES, "AutoFold on features shaped by ASH, percentile chosen too.")
-)
+register(
+    "autofold-a",
+    printed="AutoFold-A",
+    full_name="AutoFold after ASH",
+    cite=(FOLD, ash.PAPER),
+    fits_on="val",
+    tuned_on="id",
+)(on_shaped_features(ash.Ash, ash.PERCENTILES, "AutoFold on features shaped by ASH, percentile chosen too."))

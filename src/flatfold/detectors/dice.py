@@ -23,7 +23,9 @@ PAPER = Work(
 )
 
 
-@register("dice", full_name="Directed sparsification", cite=(PAPER,), fits_on="train", needs_labels=False)
+@register(
+    "dice", printed="DICE", full_name="Directed sparsification", cite=(PAPER,), fits_on="train", needs_labels=False
+)
 class Dice(Detector):
     r"""Energy under the weights with the largest mean contribution.
 

@@ -23,7 +23,14 @@ PAPER = Work(
 )
 
 
-@register("direction", full_name="Mahalanobis on the sphere", cite=(FLATFOLD, PAPER), fits_on="val", needs_labels=False)
+@register(
+    "direction",
+    printed="Direction",
+    full_name="Mahalanobis on the sphere",
+    cite=(FLATFOLD, PAPER),
+    fits_on="val",
+    needs_labels=False,
+)
 class Direction(Detector):
     r"""Squared Mahalanobis distance of the direction of the features to the nearest class.
 

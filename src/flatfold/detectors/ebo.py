@@ -21,7 +21,7 @@ PAPER = Work(
 )
 
 
-@register("ebo", full_name="Energy score", cite=(PAPER,), grid={"temperature": (1.0,)})
+@register("ebo", printed="EBO", full_name="Energy score", cite=(PAPER,), grid={"temperature": (1.0,)})
 class Ebo(Detector):
     r"""Energy of the logits.
 

@@ -31,6 +31,7 @@ RELATIVE = ("centre", "norm")
 
 @register(
     "fdbd",
+    printed="fDBD",
     full_name="Fast decision boundary",
     cite=(PAPER,),
     fits_on="train",

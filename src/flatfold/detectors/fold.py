@@ -143,7 +143,7 @@ class Fold(Detector):
 ALPHAS = tuple(i / 10 for i in range(1, 11))
 
 
-@register("fold", full_name="Curvature of the energy", cite=(PAPER,), grid={"alpha": ALPHAS})
+@register("fold", printed="FOLD", full_name="Curvature of the energy", cite=(PAPER,), grid={"alpha": ALPHAS})
 def make_fold(alpha: float = 0.5, score_norm: ScoreNorm = None) -> Detector:
     """Trace of the feature Hessian at partially normalised features."""
     return Fold(alpha, score_norm)
@@ -151,6 +151,7 @@ def make_fold(alpha: float = 0.5, score_norm: ScoreNorm = None) -> Detector:
 
 @register(
     "fold-r",
+    printed="FOLD-R",
     full_name="FOLD after ReAct",
     cite=(PAPER, react.PAPER),
     fits_on="val",
@@ -167,7 +168,11 @@ def make_fold_r(
 
 
 @register(
-    "fold-a", full_name="FOLD after ASH", cite=(PAPER, ash.PAPER), grid={"percentile": ash.PERCENTILES, "alpha": ALPHAS}
+    "fold-a",
+    printed="FOLD-A",
+    full_name="FOLD after ASH",
+    cite=(PAPER, ash.PAPER),
+    grid={"percentile": ash.PERCENTILES, "alpha": ALPHAS},
 )
 def make_fold_a(alpha: float = 0.5, percentile: float = 90, score_norm: ScoreNorm = None) -> Detector:
     """FOLD on features shaped by ASH."""

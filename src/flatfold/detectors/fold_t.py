@@ -23,6 +23,7 @@ TIMES = (0.5, 1.0, 2.0, 3.0, 5.0)
 
 @register(
     "fold-t",
+    printed="FOLD-T",
     full_name="FOLD, fitted temperature",
     cite=(FLATFOLD, FOLD),
     fits_on="val",

@@ -34,6 +34,7 @@ FEWEST, FEW = 10, 50
 
 @register(
     "fourfold",
+    printed="FourFold",
     full_name="Four signs combined",
     cite=(FLATFOLD, FOLD, MAHALANOBIS_PP, FDBD),
     fits_on="val",

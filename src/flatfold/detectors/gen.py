@@ -25,7 +25,7 @@ PAPER = Work(
 _GRID = {"gamma": (0.01, 0.1, 0.5, 1, 2, 5, 10), "top": (10, 50, 100, 200, 500, 1000)}
 
 
-@register("gen", full_name="Generalised entropy", cite=(PAPER,), grid=_GRID)
+@register("gen", printed="GEN", full_name="Generalised entropy", cite=(PAPER,), grid=_GRID)
 class Gen(Detector):
     r"""Generalised entropy of the largest class probabilities.
 

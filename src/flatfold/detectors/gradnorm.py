@@ -19,7 +19,7 @@ PAPER = Work(
 )
 
 
-@register("gradnorm", full_name="Gradient norm", cite=(PAPER,))
+@register("gradnorm", printed="GradNorm", full_name="Gradient norm", cite=(PAPER,))
 class GradNorm(Detector):
     r"""Minus the L1 norm of the gradient, in the head's weight, of the cross-entropy with all classes at once.
 

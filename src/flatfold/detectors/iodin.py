@@ -20,6 +20,7 @@ PAPER = Work(
 
 @register(
     "iodin",
+    printed="I-ODIN",
     full_name="Temperature, perturbation of one entry",
     cite=(PAPER, ODIN),
     sees="logits",

@@ -18,7 +18,7 @@ WIDE_ENTRIES = 2**27  # largest number of entries of the means stored in float64
 MOST_ENTRIES = 2**29
 
 
-@register("klm", full_name="KL matching", cite=(MLS,), fits_on="val", needs_labels=False)
+@register("klm", printed="KLM", full_name="KL matching", cite=(MLS,), fits_on="val", needs_labels=False)
 class Klm(Detector):
     r"""Smallest divergence of the probabilities from the mean probabilities of a predicted class.
 

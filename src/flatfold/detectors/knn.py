@@ -30,6 +30,7 @@ PAPER = Work(
 
 @register(
     "knn",
+    printed="KNN",
     full_name="k-th nearest neighbour",
     cite=(PAPER,),
     fits_on="train",

@@ -12,7 +12,9 @@ from .citations import FLATFOLD
 from .registry import register
 
 
-@register("length", full_name="Norm of the features", cite=(FLATFOLD,), fits_on="val", needs_labels=False)
+@register(
+    "length", printed="Length", full_name="Norm of the features", cite=(FLATFOLD,), fits_on="val", needs_labels=False
+)
 class Length(Detector):
     r"""Squared deviation of the log norm of the features from its mean for the predicted class.
 

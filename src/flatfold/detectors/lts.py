@@ -23,7 +23,7 @@ PAPER = Work(
 )
 
 
-@register("lts", full_name="Logit scaling", cite=(PAPER,), grid={"percentile": (80, 85, 90, 95)})
+@register("lts", printed="LTS", full_name="Logit scaling", cite=(PAPER,), grid={"percentile": (80, 85, 90, 95)})
 class Lts(Detector):
     r"""Energy of scaled logits.
 

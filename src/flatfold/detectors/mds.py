@@ -23,7 +23,7 @@ PAPER = Work(
 )
 
 
-@register("mds", full_name="Mahalanobis distance", cite=(PAPER,), fits_on="train")
+@register("mds", printed="MDS", full_name="Mahalanobis distance", cite=(PAPER,), fits_on="train")
 class Mds(Detector):
     r"""Squared Mahalanobis distance to the nearest class mean.
 

@@ -20,6 +20,7 @@ from .registry import register
 
 @register(
     "mdsens",
+    printed="MDSEns",
     full_name="Mahalanobis, several layers",
     cite=(MDS,),
     fits_on="train",
@@ -40,7 +41,8 @@ class MdsEns(InputDetector):
         layers: Layers of the network for ``layers_of(model, batch, detector.layers)``, which builds the function passed
             to ``fit``: ``"stem"``, the input of the second convolution; ``"stages"``, an ensemble of the stem, the last
             activation at each resolution but the smallest, and the features; or names of modules, whose outputs are
-            used. Each is averaged over all dimensions but the first two.
+            used. Each is averaged over all dimensions but the first two. In a network without convolutions, linear
+            layers take their place: the stem is the input of the second one, the stages are those of all.
         weights: :math:`\alpha_\ell`, one per layer. None means 1 for a single layer, and for several the inverse
             standard deviation of the layer's distances on the training data, so that all layers count equally.
     """

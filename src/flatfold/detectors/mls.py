@@ -28,7 +28,7 @@ PAPER = Work(
 )
 
 
-@register("mls", full_name="Maximum logit", cite=(PAPER,))
+@register("mls", printed="MLS", full_name="Maximum logit", cite=(PAPER,))
 class Mls(Detector):
     r"""Minus the largest logit.
 

@@ -23,7 +23,7 @@ PAPER = Work(
 )
 
 
-@register("msp", full_name="Maximum softmax probability", cite=(PAPER,))
+@register("msp", printed="MSP", full_name="Maximum softmax probability", cite=(PAPER,))
 class Msp(Detector):
     r"""Minus the largest class probability.
 

@@ -27,6 +27,7 @@ PAPER = Work(
 
 @register(
     "nac",
+    printed="NAC",
     full_name="Neuron activation coverage",
     cite=(PAPER,),
     fits_on="train",

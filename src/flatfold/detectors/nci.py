@@ -25,6 +25,7 @@ PAPER = Work(
 
 @register(
     "nci",
+    printed="NCI",
     full_name="Neural collapse inspired",
     cite=(PAPER,),
     fits_on="train",

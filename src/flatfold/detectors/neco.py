@@ -27,6 +27,7 @@ MOST_DIMENSIONS = 100
 
 @register(
     "neco",
+    printed="NECO",
     full_name="Neural collapse, principal space",
     cite=(PAPER,),
     fits_on="train",

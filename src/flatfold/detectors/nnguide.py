@@ -27,7 +27,14 @@ PAPER = Work(
 )
 
 
-@register("nnguide", full_name="Nearest-neighbour guidance", cite=(PAPER,), fits_on="train", needs_labels=False)
+@register(
+    "nnguide",
+    printed="NNGuide",
+    full_name="Nearest-neighbour guidance",
+    cite=(PAPER,),
+    fits_on="train",
+    needs_labels=False,
+)
 class NNGuide(Detector):
     r"""Minus the log-sum-exp of the logits times a guidance by neighbours.
 

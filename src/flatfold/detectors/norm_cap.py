@@ -48,6 +48,7 @@ PERCENTILES = (25, 50, 75, 90)
 
 @register(
     "ebo-c",
+    printed="EBO-C",
     full_name="Energy, capped norms",
     cite=(FLATFOLD, EBO),
     fits_on="val",
@@ -61,6 +62,7 @@ def make_ebo_c(percentile: float = 50, temperature: float = 1.0) -> Detector:
 
 @register(
     "fold-c",
+    printed="FOLD-C",
     full_name="FOLD, capped norms",
     cite=(FLATFOLD, FOLD),
     fits_on="val",
@@ -74,6 +76,7 @@ def make_fold_c(alpha: float = 0.25, percentile: float = 50, score_norm: ScoreNo
 
 @register(
     "fold-ct",
+    printed="FOLD-CT",
     full_name="FOLD, capped and tempered",
     cite=(FLATFOLD, FOLD),
     fits_on="val",

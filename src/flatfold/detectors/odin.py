@@ -26,6 +26,7 @@ PAPER = Work(
 
 @register(
     "odin",
+    printed="ODIN",
     full_name="Temperature, perturbation",
     cite=(PAPER,),
     sees="logits",

@@ -33,7 +33,7 @@ PAPER = Work(
 )
 
 
-@register("openmax", full_name="Open-set softmax", cite=(PAPER,), fits_on="train")
+@register("openmax", printed="OpenMax", full_name="Open-set softmax", cite=(PAPER,), fits_on="train")
 class OpenMax(Detector):
     r"""Probability of an additional, unknown class.
 

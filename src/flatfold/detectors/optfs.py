@@ -25,7 +25,9 @@ PAPER = Work(
 )
 
 
-@register("optfs", full_name="Optimal feature shaping", cite=(PAPER,), fits_on="train", needs_labels=False)
+@register(
+    "optfs", printed="OptFS", full_name="Optimal feature shaping", cite=(PAPER,), fits_on="train", needs_labels=False
+)
 class OptFS(Detector):
     r"""Minus the contribution of shaped features to the logit of the predicted class.
 

@@ -30,6 +30,7 @@ SMALLEST = 1e-12  # probability, as in pytorch-ood
 
 @register(
     "pnml",
+    printed="pNML",
     full_name="Single-layer pNML regret",
     cite=(PAPER,),
     fits_on="train",

@@ -58,6 +58,7 @@ PERCENTILES = (85, 90, 95, 99)
 
 @register(
     "react",
+    printed="ReAct",
     full_name="Rectified activations",
     cite=(PAPER,),
     fits_on="val",

@@ -37,6 +37,7 @@ class Method(NamedTuple):
     grid: Grid
     sees: Sees
     needs_labels: bool
+    printed: str
     full_name: str
     cite: tuple[Work, ...]
 
@@ -62,6 +63,7 @@ def register(
     grid: Grid | None = None,
     sees: Sees = "features",
     needs_labels: bool | None = None,
+    printed: str = "",
     full_name: str = "",
     cite: Sequence[Work] = (),
 ) -> Callable[[Factory], Factory]:
@@ -77,6 +79,7 @@ def register(
             :class:`InputDetector`, which runs the network itself.
         needs_labels: False if ``fit`` works on features without labels. Default: False if ``fits_on`` is
             ``"nothing"``, True otherwise.
+        printed: The name as papers print it, such as ``"ReAct"``, for tables in LaTeX. Default: ``name``.
         full_name: The expanded name, in a few words; reports and the documentation show it.
         cite: The works to cite for the method, its own first, then those it builds on.
     """
@@ -87,7 +90,9 @@ def register(
         if not all(isinstance(work, Work) for work in cite):
             raise TypeError(f"cite of {name} must be a sequence of Work. Write cite=(Work(...),), with the comma.")
         labelled = fits_on != "nothing" if needs_labels is None else needs_labels
-        METHODS[name] = Method(factory, fits_on, tuned_on, grid or {}, sees, labelled, full_name, tuple(cite))
+        METHODS[name] = Method(
+            factory, fits_on, tuned_on, grid or {}, sees, labelled, printed or name, full_name, tuple(cite)
+        )
         return factory
 
     return add
@@ -126,6 +131,16 @@ def full_name(method: str) -> str:
         'Maximum softmax probability'
     """
     return METHODS[method].full_name if method in METHODS else ""
+
+
+def printed_name(method: str) -> str:
+    """Return the name of a method as papers print it; that of an unknown method is itself.
+
+    Example:
+        >>> printed_name("react")
+        'ReAct'
+    """
+    return METHODS[method].printed if method in METHODS else method
 
 
 def cited_works(method: str) -> tuple[Work, ...]:

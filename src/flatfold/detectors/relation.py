@@ -30,6 +30,7 @@ MOST_ENTRIES = 2**31  # probabilities that are stored, 8 GB: those of ImageNet-1
 
 @register(
     "relation",
+    printed="Relation",
     full_name="Relation graph",
     cite=(PAPER,),
     fits_on="train",

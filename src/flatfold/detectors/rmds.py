@@ -22,7 +22,7 @@ PAPER = Work(
 )
 
 
-@register("rmds", full_name="Relative Mahalanobis distance", cite=(PAPER,), fits_on="train")
+@register("rmds", printed="RMDS", full_name="Relative Mahalanobis distance", cite=(PAPER,), fits_on="train")
 class Rmds(Detector):
     r"""Squared Mahalanobis distance to the nearest class minus that to the overall mean.
 

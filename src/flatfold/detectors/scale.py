@@ -49,7 +49,7 @@ class Scale(Shaping):
         return scale(h, self.percentile)
 
 
-@register("scale", full_name="Activation scaling", cite=(PAPER,), grid={"percentile": PERCENTILES})
+@register("scale", printed="SCALE", full_name="Activation scaling", cite=(PAPER,), grid={"percentile": PERCENTILES})
 def make_scale(percentile: float = 85, temperature: float = 1.0) -> Detector:
     """Energy of scaled features."""
     return Shaped(Scale(percentile), Ebo(temperature))

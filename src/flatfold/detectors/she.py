@@ -40,7 +40,7 @@ PAPER = Work(
 Metric = Literal["inner_product", "euclidean", "cosine"]
 
 
-@register("she", full_name="Simplified Hopfield energy", cite=(PAPER,), fits_on="train")
+@register("she", printed="SHE", full_name="Simplified Hopfield energy", cite=(PAPER,), fits_on="train")
 class She(Detector):
     r"""Minus the inner product with the mean feature of the predicted class.
 

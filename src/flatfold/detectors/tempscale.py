@@ -30,7 +30,7 @@ Solver = Literal["reference", "exact"]
 SOLVERS: dict[str, Callable[[Rows, Tensor], float]] = {"reference": reference_temperature, "exact": best_temperature}
 
 
-@register("tempscale", full_name="Temperature scaling", cite=(PAPER,), fits_on="val")
+@register("tempscale", printed="TempScale", full_name="Temperature scaling", cite=(PAPER,), fits_on="val")
 class TempScale(Detector):
     r"""Minus the largest class probability at a fitted temperature.
 

@@ -30,6 +30,7 @@ REFERENCE_DIM = 256
 
 @register(
     "vim",
+    printed="ViM",
     full_name="Virtual-logit matching",
     cite=(PAPER,),
     fits_on="train",

@@ -78,6 +78,7 @@ class Vra(Shaping):
 
 @register(
     "vra",
+    printed="VRA",
     full_name="Two-sided rectification",
     cite=(PAPER,),
     fits_on="val",

@@ -27,10 +27,12 @@ from ..core.intervals import (
 )
 from ..core.metrics import aupr, auroc, fpr_at_tpr
 from ..io.progress import track
+from .metrics import SHOWN
 from .results import ID, OPENOOD, PAPER, Average, Certainty, Results, Row, columns_of
 from .suites.suite import Group
 
 SIGNIFICANT = 0.05
+AUROC = "auroc"
 FPR95 = "fpr95_ood_positive"
 FIGURES: dict[str, Callable[[NDArray[np.floating], NDArray[np.floating]], float]] = {
     "auroc": auroc,
@@ -51,14 +53,15 @@ class Change:
 
     method: str  # label in both runs, or "first -> second"
     column: str  # a data set, or near, far or all for an average
-    metric: str  # auroc or fpr95_ood_positive
+    metric: str  # its field in results
     a: float
     b: float
     difference: float  # b - a, with its 95 % interval
     low: float
     high: float
-    p_value: float | None  # two-sided; None for FPR95, which has an interval only
+    p_value: float | None  # two-sided; of AUROC only, other metrics have an interval
     paired: bool  # both used the same images, and the test is paired
+    runs: int = 1  # whose mean it is; they differ by their seed
 
     @property
     def significant(self) -> bool:
@@ -151,12 +154,17 @@ def resampled(
 
 
 def compare(
-    a: Results, b: Results, methods: Sequence[str] | None = None, replicates: int = 1000, seed: int = 0
+    a: Results,
+    b: Results,
+    methods: Sequence[str] | None = None,
+    replicates: int = 1000,
+    seed: int = 0,
+    metrics: Sequence[str] = SHOWN,
 ) -> list[Change]:
     """Compare runs A and B, for every method and column that both have.
 
     If both used the same images, by the fingerprints of the ID test data and of the data sets of the column, AUROCs
-    are compared by DeLong's paired test and FPR95 on the same bootstrap samples; methods with identical
+    are compared by DeLong's paired test and other metrics on the same bootstrap samples; methods with identical
     rankings differ by exactly 0. Otherwise the images of both runs are treated as independent, which has less power.
     :func:`only_one_has` lists what could not be compared.
 
@@ -164,12 +172,14 @@ def compare(
         a: The first run.
         b: The second run; differences are B - A.
         methods: Labels of the methods to compare; by default all that both runs have.
-        replicates: Bootstrap replicates for FPR95; 0 omits it.
+        replicates: Bootstrap replicates for other metrics than AUROC; 0 omits them.
         seed: Random seed of the bootstrap.
+        metrics: Fields of results to compare: AUROC and FPR95 by default.
     """
     if methods is None:
         methods = [method for method in _labels(a) if method in _labels(b)]
     for run, name in ((a, "A"), (b, "B")):
+        run.require_scores()
         check_labels(run, methods, name)
     methods = list(dict.fromkeys(methods))
     columns = {column: members for column, members in a.members.items() if b.members.get(column) == members}
@@ -180,25 +190,35 @@ def compare(
     paired = {column for column, members in columns.items() if {ID, *members} <= same}
     changes = []
     for method in track(methods, "comparing"):
-        changes += _changes(method, [(run.scores, method) for run in (a, b)], columns, paired, replicates, seed)
+        sides = [(run.scores, method) for run in (a, b)]
+        changes += _changes(method, sides, columns, paired, metrics, replicates, seed)
     return changes
 
 
-def compare_methods(results: Results, first: str, second: str, replicates: int = 1000, seed: int = 0) -> list[Change]:
+def compare_methods(
+    results: Results,
+    first: str,
+    second: str,
+    replicates: int = 1000,
+    seed: int = 0,
+    metrics: Sequence[str] = SHOWN,
+) -> list[Change]:
     """Compare two methods of one run in every column, by paired tests.
 
     Args:
         results: The run.
         first: Label of the method used as A.
         second: Label of the method used as B.
-        replicates: Bootstrap replicates for FPR95; 0 omits it.
+        replicates: Bootstrap replicates for other metrics than AUROC; 0 omits them.
         seed: Random seed of the bootstrap.
+        metrics: Fields of results to compare: AUROC and FPR95 by default.
     """
+    results.require_scores()
     check_labels(results, (first, second))
     if first == second:
         raise ValueError(f"the methods must differ, got {first!r} twice. Available: {', '.join(_labels(results))}.")
     sides = [(results.scores, method) for method in (first, second)]
-    return _changes(f"{first} -> {second}", sides, results.members, results.members, replicates, seed)
+    return _changes(f"{first} -> {second}", sides, results.members, results.members, metrics, replicates, seed)
 
 
 def only_one_has(a: Results, b: Results) -> list[str]:
@@ -248,26 +268,38 @@ def _bounds_if_perfect(metric: str, estimate: float, n: int, sizes: Sequence[int
 
 
 def _changes(
-    name: str, sides: Sequence[_Side], columns: Columns, paired: Collection[str], replicates: int, seed: int
+    name: str,
+    sides: Sequence[_Side],
+    columns: Columns,
+    paired: Collection[str],
+    metrics: Sequence[str],
+    replicates: int,
+    seed: int,
 ) -> list[Change]:
     """Return the differences between two sides in each column; ``paired`` columns share their images."""
+    others = [metric for metric in metrics if metric != AUROC] if replicates else []
 
     @cache  # the averages need them again
-    def redrawn(side: int, dataset: str, seed: int) -> NDArray[np.float64]:
+    def redrawn(side: int, dataset: str, seed: int) -> dict[str, NDArray[np.float64]]:
         scores, method = sides[side]
-        return resampled(scores, [method], [dataset], replicates, seed, [FPR95])[method, dataset][FPR95]
+        return resampled(scores, [method], [dataset], replicates, seed, others)[method, dataset]
 
     changes = []
     for column, members in columns.items():
         together = column in paired
-        a, b = (column_influence(*side, members) for side in sides)
-        change = paired_difference(b, a) if together else independent_difference(b, a)
-        numbers = (a.auroc, b.auroc, change.value, change.low, change.high, change.p_value)
-        rows = [Change(name, column, "auroc", *numbers, together)]
-        if replicates:
-            seeds = (seed, seed if together else seed + 1)
-            means = [np.mean([redrawn(side, dataset, seeds[side]) for dataset in members], axis=0) for side in (0, 1)]
-            rows.append(Change(name, column, FPR95, *_rates(sides, members, means[1] - means[0]), None, together))
+        rows = list[Change]()
+        if AUROC in metrics:
+            a, b = (column_influence(*side, members) for side in sides)
+            change = paired_difference(b, a) if together else independent_difference(b, a)
+            numbers = (a.auroc, b.auroc, change.value, change.low, change.high, change.p_value)
+            rows.append(Change(name, column, AUROC, *numbers, together))
+        seeds = (seed, seed if together else seed + 1)
+        for metric in others:
+            means = [
+                np.mean([redrawn(side, dataset, seeds[side])[metric] for dataset in members], axis=0) for side in (0, 1)
+            ]
+            values = _values(metric, sides, members, means[1] - means[0])
+            rows.append(Change(name, column, metric, *values, None, together))
         if together and all(_rank_alike(sides, dataset) for dataset in members):
             rows = [replace(row, low=0.0, high=0.0) for row in rows]
         changes += rows
@@ -281,16 +313,16 @@ def _rank_alike(sides: Sequence[_Side], dataset: str) -> bool:
     return bool(np.array_equal(a, b))
 
 
-def _rates(
-    sides: Sequence[_Side], members: Sequence[str], redrawn: NDArray[np.float64]
+def _values(
+    metric: str, sides: Sequence[_Side], members: Sequence[str], redrawn: NDArray[np.float64]
 ) -> tuple[float, float, float, float, float]:
-    """Return both FPR95 and their difference with its interval."""
-    rates = []
+    """Return a metric of both sides and the difference with its interval."""
+    found = []
     for scores, method in sides:
-        id_scores = scores[f"{method}/{ID}"]
-        rate = fmean(fpr_at_tpr(id_scores, scores[f"{method}/{name}"], positive="ood") for name in members)
-        rates.append((rate, *rate_interval(rate, len(id_scores))))  # bounds at 0 or 1
-    (a, a_low, a_high), (b, b_low, b_high) = rates
+        id_scores, sets = scores[f"{method}/{ID}"], [scores[f"{method}/{name}"] for name in members]
+        value = fmean(FIGURES[metric](id_scores, ood_scores) for ood_scores in sets)
+        found.append((value, *_bounds_if_perfect(metric, value, len(id_scores), list(map(len, sets)))))
+    (a, a_low, a_high), (b, b_low, b_high) = found
     low, high = percentile_interval(b - a, redrawn)
     return a, b, b - a, min(low, b_low - a_high), max(high, b_high - a_low)
 

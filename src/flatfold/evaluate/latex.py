@@ -3,14 +3,8 @@ r"""Format results as LaTeX tables: booktabs rules, one column per data set and 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-HEADS = {
-    "auroc": r"AUROC $\uparrow$",
-    "fpr95_ood_positive": r"FPR95 $\downarrow$",
-    "fpr95_id_positive": r"FPR95 (ID positive) $\downarrow$",
-    "aupr_out": r"AUPR-out $\uparrow$",
-    "aupr_in": r"AUPR-in $\uparrow$",
-}
-HIGHER = ("auroc", "aupr_out", "aupr_in")  # higher is better
+from .metrics import METRICS, SHOWN, find_metrics
+
 SPECIAL = {
     "\\": r"\textbackslash{}",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
@@ -28,8 +22,8 @@ class LatexCell(NamedTuple):
 
 def latex_table(
     columns: Sequence[str],
-    lines: Mapping[str, Sequence[LatexCell]],
-    metrics: Sequence[str] = ("auroc", "fpr95_ood_positive"),
+    lines: Sequence[tuple[str, Sequence[LatexCell]]],
+    metrics: Sequence[str] = SHOWN,
     caption: str = "",
     label: str = "",
     notes: Sequence[str] = (),
@@ -37,29 +31,32 @@ def latex_table(
     """Format a table of values in percent.
 
     The best value of each column is bold, and so are values equal to it after rounding. With a ``caption`` or a
-    ``label`` the result is a ``table`` environment, else a ``tabular``. ``lines`` are by method, with one cell per
-    column; ``notes`` become comments.
+    ``label`` the result is a ``table`` environment, else a ``tabular``. ``lines`` are the methods, each with
+    one cell per column; ``notes`` become comments.
     """
-    unknown = [metric for metric in metrics if metric not in HEADS]
-    if unknown or not metrics:
-        raise ValueError(f"metrics must be some of {', '.join(HEADS)}, got {list(metrics)}.")
+    metrics = find_metrics(metrics)
+    if not lines or not columns:
+        raise ValueError("a table needs a method and a column, got none. Choose results that have both.")
+    heads = {
+        metric: rf"{METRICS[metric].title} $\{'up' if METRICS[metric].higher else 'down'}arrow$" for metric in metrics
+    }
     width = len(metrics)
     body = [r"\toprule"]
     if width == 1:
-        body.append(_row(["Method", *(f"{escape(column)} {HEADS[metrics[0]]}" for column in columns)]))
+        body.append(_row(["Method", *(f"{escape(column)} {heads[metrics[0]]}" for column in columns)]))
     else:
         spans = (f"\\multicolumn{{{width}}}{{c}}{{{escape(column)}}}" for column in columns)
         starts = range(2, 2 + width * len(columns), width)
         body.append(_row(["", *spans]))
         body.append(" ".join(f"\\cmidrule(lr){{{start}-{start + width - 1}}}" for start in starts))
-        body.append(_row(["Method", *(HEADS[metric] for _ in columns for metric in metrics)]))
+        body.append(_row(["Method", *(heads[metric] for _ in columns for metric in metrics)]))
     body.append(r"\midrule")
     best = {
-        (number, metric): (max if metric in HIGHER else min)(_digits(cells[number], metric) for cells in lines.values())
+        (number, metric): (max if METRICS[metric].higher else min)(_digits(cells[number], metric) for _, cells in lines)
         for number in range(len(columns))
         for metric in metrics
     }
-    for method, cells in lines.items():
+    for method, cells in lines:
         texts = []
         for number, cell in enumerate(cells):
             for metric in metrics:

@@ -9,38 +9,76 @@ import csv
 import io
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from ..core.metrics import auroc, fpr_at_tpr
+from ..detectors.registry import printed_name
 from ..display.numbers import count
 from ..display.table import Table, fitting_text
 from ..io.artifacts import read_document, write_document
 from .latex import LatexCell, interval_after, latex_table
+from .metrics import FIELDS, SHOWN, describe_metrics, find_metrics, rank
 from .suites.suite import Group
 
-METRICS = ("auroc", "fpr95_ood_positive", "fpr95_id_positive", "aupr_out", "aupr_in")
+METRICS = FIELDS
 OPENOOD, PAPER = "OpenOOD", "FOLD paper"  # conventions for averages: near and far, or over all data sets
 FIGURES = ("alpha", "costs", "histograms", "norms-best", "norms-fold", "roc", "threshold")  # figure files of a report
 CHECKED = {"auroc": "AUROC", "fpr95_ood_positive": "FPR95"}  # what is computed again when a file is read
 TOLERANCE = 1e-6  # between these and the values of the file
-LEGEND = (
-    "AUROC / FPR95 in percent. FPR95 counts OOD as positive: the fraction of ID inputs flagged by the threshold that "
-    "flags 95 % of the OOD inputs."
-)
 BEST = "the best AUROC of a column, and others without significant difference (paired test)."
 BEFORE = "Before you compare"
+TITLES = {"near": "Near-OOD", "far": "Far-OOD", "all": "Average"}  # of averages, in tables for papers
 ID = "id"  # the name of the in-distribution test data among the scores
 
+Choice = tuple[tuple[str, ...], tuple[str, ...]]  # columns and metrics of a table
+Share = Annotated[float, Meta(ge=0, le=1)]
+Difference = Annotated[float, Meta(ge=-1, le=1)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
 log = logging.getLogger(__name__)
+
+
+class OodFacts(msgspec.Struct):
+    """An OOD data set in the suite of a result file."""
+
+    name: str
+    group: Group
+    n: Positive
+    about: str
+    printed: str = ""
+
+
+class SuiteFacts(msgspec.Struct):
+    """The entries of ``Results.suite``: those without a default are in every result file."""
+
+    name: str
+    network: str
+    about: str
+    n_classes: Positive
+    accuracy: Share
+    n_test: Positive
+    ood: Annotated[list[OodFacts], Meta(min_length=1)]
+    family: str = ""
+    architecture: str = ""
+    protocol: str = ""
+    classes: list[str] = []
+    deviations: list[str] = []
+    fingerprints: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -50,11 +88,11 @@ class Certainty:
     ``best`` marks the best method of the column, and those not significantly different from it.
     """
 
-    intervals: dict[str, tuple[float, float]]
-    behind: float
-    behind_low: float
-    behind_high: float
-    p_value: float
+    intervals: dict[str, tuple[Share, Share]]
+    behind: Difference
+    behind_low: Difference
+    behind_high: Difference
+    p_value: Share
     best: bool
 
 
@@ -66,13 +104,13 @@ class Row:
     tuned_on: str
     dataset: str
     group: Group
-    auroc: float
-    fpr95_ood_positive: float
-    fpr95_id_positive: float
-    aupr_out: float
-    aupr_in: float
-    n_id: int
-    n_ood: int
+    auroc: Share
+    fpr95_ood_positive: Share
+    fpr95_id_positive: Share
+    aupr_out: Share
+    aupr_in: Share
+    n_id: Positive
+    n_ood: Positive
     certainty: Certainty | None = None
 
 
@@ -84,11 +122,11 @@ class Average:
     tuned_on: str
     over: str
     as_in: str
-    auroc: float
-    fpr95_ood_positive: float
-    fpr95_id_positive: float
-    aupr_out: float
-    aupr_in: float
+    auroc: Share
+    fpr95_ood_positive: Share
+    fpr95_id_positive: Share
+    aupr_out: Share
+    aupr_in: Share
     certainty: Certainty | None = None
 
 
@@ -105,8 +143,8 @@ class MethodRun:
     hyper: dict[str, Any]
     fits_on: str
     tuned_on: str
-    fit_seconds: float
-    microseconds_per_sample: float
+    fit_seconds: Seconds
+    microseconds_per_sample: Seconds
     learnt: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     trials: list[dict[str, Any]] = field(default_factory=list)
@@ -116,7 +154,16 @@ class MethodRun:
     def alpha(self) -> str:
         """The exponent of partial normalisation, with a star if chosen by AutoFold, or an empty string."""
         alpha = self.learnt.get("alpha_", self.hyper.get("alpha"))
-        return "" if alpha is None else f"{alpha:g}{'*' if 'alpha_' in self.learnt else ''}"
+        text = f"{alpha:g}" if isinstance(alpha, (int, float)) else str(alpha)
+        return "" if alpha is None else f"{text}{'*' if 'alpha_' in self.learnt else ''}"
+
+    @property
+    def printed(self) -> str:
+        """The method as papers print it, with the settings of its label, such as ``KNN (k=10, tuned on OOD)``."""
+        settings, _, data = self.method.removeprefix(self.name).partition("@")
+        notes = [note for note in settings.split(":") if note] + [f"tuned on {data.upper()}"] * bool(data)
+        name = printed_name(self.name) if self.method.startswith(self.name) else ""
+        return f"{name} ({', '.join(notes)})" if name and notes else name or self.method
 
     @property
     def tuned(self) -> str:
@@ -148,12 +195,12 @@ class WorstCase:
 
     method: str
     dataset: str
-    row: int
+    row: Count
     name: str
     score: float
-    share: float
-    predicted: int
-    label: int | None = None
+    share: Share
+    predicted: Count
+    label: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -212,6 +259,15 @@ class Results:
         datasets = [ood["name"] for ood in self.suite["ood"]]
         return {column: tuple(sorted(members[column])) for column in (*datasets, *averages)}
 
+    def find_columns(self, names: Iterable[str] | None = None) -> list[str]:
+        """Return columns by name, by default all that a table shows; ``average`` is another name of ``all``."""
+        return self.columns if names is None else select_columns(names, self.members)
+
+    def title_of(self, column: str) -> str:
+        """Return the title of a column in tables for papers."""
+        printed = {ood["name"]: ood.get("printed") or ood["name"] for ood in self.suite["ood"]} | TITLES
+        return str(printed[column])
+
     @property
     def left_out(self) -> dict[str, str]:
         """The methods without results (refused or failed), with the reason."""
@@ -226,7 +282,11 @@ class Results:
     @cached_property
     def ranked(self) -> list[MethodRun]:
         """The methods, best average AUROC first."""
-        return sorted(self.methods, key=lambda run: -self.cells[run.method, "all"].auroc)
+        return self.ranked_by("auroc")
+
+    def ranked_by(self, metric: str) -> list[MethodRun]:
+        """Return the methods, the best average of a metric first."""
+        return sorted(self.methods, key=lambda run: rank(metric, getattr(self.cells[run.method, "all"], metric)))
 
     def __repr__(self) -> str:
         found = f"{count(len(self.methods), 'method')}, {count(len(self.suite['ood']), 'OOD data set')}"
@@ -236,34 +296,43 @@ class Results:
         return f"{type(self).__name__}({self.suite['name']}: {found}{led})"
 
     def __str__(self) -> str:
-        tables = [self.table(columns) for columns in (self.columns, self.groups)]
-        return "\n".join([fitting_text(tables), *self.notes])
+        return "\n".join([fitting_text([self.table(*choice) for choice in self.choices()]), *self.notes])
 
     def _repr_html_(self) -> str:
         tested = any(cell.certainty is not None for cell in self.cells.values())
         return self.table().html([*([f"Bold: {BEST}"] if tested else []), *self.notes])
 
-    def table(self, columns: Sequence[str] | None = None) -> Table:
-        """Return AUROC and FPR95 of each method, the best average first, as ``flatfold bench`` prints them.
+    def choices(self, metrics: Sequence[str] = SHOWN, columns: Sequence[str] | None = None) -> list[Choice]:
+        """Return the columns and metrics of tables, each narrower than the one before.
+
+        First the later metrics are left out and then, unless ``columns`` are given, single data sets.
+        """
+        return list_choices(metrics, *((self.columns, self.groups) if columns is None else (columns,)))
+
+    def table(self, columns: Sequence[str] | None = None, metrics: Sequence[str] = SHOWN) -> Table:
+        """Return metrics of each method, the best average first, as ``flatfold bench`` prints them.
 
         Args:
-            columns: Some of ``columns``, by default all of them.
+            columns: OOD data sets, ``near``, ``far`` and ``average``; by default all that a table shows.
+            metrics: Some of ``auroc``, ``fpr95``, ``fpr95-id``, ``aupr-out`` and ``aupr-in``; by default the first two.
         """
-        suite, columns = self.suite, self.columns if columns is None else columns
+        suite, columns, metrics = self.suite, self.find_columns(columns), find_metrics(metrics)
         names = ["average" if column == "all" else column for column in columns]
+        settings = [name for name in ("alpha", "tuned") if any(getattr(run, name) for run in self.methods)]
         rows, best = [], []
-        for place, run in enumerate(self.ranked):
+        for place, run in enumerate(self.ranked_by(metrics[0])):
             cells = [self.cells[run.method, column] for column in columns]
-            values = [f"{100 * cell.auroc:.2f} / {100 * cell.fpr95_ood_positive:.2f}" for cell in cells]
-            rows.append([run.method, *values, run.alpha, run.tuned])
+            values = [" / ".join(f"{100 * getattr(cell, metric):.2f}" for metric in metrics) for cell in cells]
+            rows.append([run.method, *values, *(getattr(run, name) for name in settings)])
             best += [
                 (place, i) for i, cell in enumerate(cells, 1) if cell.certainty is not None and cell.certainty.best
             ]
         title = f"{suite['name']}, {suite['network']}" if suite["network"] else suite["name"]
         about = " ".join([suite["about"]] * bool(suite["about"]) + [f"ID accuracy {100 * suite['accuracy']:.2f} % on"])
         title = f"{title}: {about} {suite['n_test']} images."
-        heads = ["method", *names, "alpha", "tuned"]
-        return Table(heads, rows, title, LEGEND, left=(0, len(heads) - 1), best=best)
+        heads = ["method", *names, *settings]
+        left = [0, len(heads) - 1] if "tuned" in settings else [0]
+        return Table(heads, rows, title, describe_metrics(metrics), left, best)
 
     @property
     def notes(self) -> list[str]:
@@ -298,23 +367,27 @@ class Results:
 
     def to_latex(
         self,
-        metrics: Sequence[str] = ("auroc", "fpr95_ood_positive"),
+        metrics: Sequence[str] = SHOWN,
         intervals: bool = False,
         caption: str = "",
         label: str = "",
+        columns: Sequence[str] | None = None,
     ) -> str:
-        """Format the results as a LaTeX table: best average AUROC first, the best of each column in bold.
+        """Format the results as a LaTeX table: best average first, the best of each column in bold.
+
+        Methods and data sets have the names that papers print, such as ReAct and CIFAR-100.
 
         Args:
-            metrics: Some of ``METRICS``: AUROC and FPR95 by default.
+            metrics: Some of ``auroc``, ``fpr95``, ``fpr95-id``, ``aupr-out`` and ``aupr-in``; by default the first two.
             intervals: Append the 95 % interval to each value that has one.
             caption: Caption in LaTeX. With a caption or label the table is a ``table`` environment, else a ``tabular``.
             label: Label of the ``table`` environment.
+            columns: OOD data sets, ``near``, ``far`` and ``average``; by default all that a table shows.
         """
-        lines = {}
-        for run in self.ranked:
-            cells = [self.cells[run.method, column] for column in self.columns]
-            lines[run.method] = [
+        lines, shown = [], self.find_columns(columns)
+        for run in self.ranked_by(find_metrics(metrics)[0]):
+            cells = [self.cells[run.method, column] for column in shown]
+            texts = [
                 LatexCell(
                     {metric: getattr(cell, metric) for metric in METRICS},
                     {metric: interval_after(ends) for metric, ends in cell.certainty.intervals.items()}
@@ -323,26 +396,57 @@ class Results:
                 )
                 for cell in cells
             ]
-        columns = ["average" if column == "all" else column for column in self.columns]
+            lines.append((run.printed, texts))
         notes = [f"{self.suite['name']}: {note}" for note in self.suite.get("deviations", ())]
-        return latex_table(columns, lines, metrics, caption, label, notes)
+        return latex_table([self.title_of(column) for column in shown], lines, metrics, caption, label, notes)
 
     def check(self) -> None:
-        """Raise a KeyError or ValueError unless every method has values in every column, and those of its scores."""
-        self.suite["name"]
-        missing = [
-            (run.method, name) for run in self.ranked for name in self.columns if (run.method, name) not in self.cells
-        ]
-        if missing or not self.methods:
-            raise ValueError(f"methods or values are missing: {missing[:3]}")
+        """Raise a KeyError or ValueError unless the content is complete and consistent, as tables and pages need it."""
+        suite = msgspec.convert(self.suite, SuiteFacts)
+        groups, methods = {ood.name: ood.group for ood in suite.ood}, [run.method for run in self.methods]
+        cells = Counter((mean.method, mean.over) for mean in self.averages)
+        cells.update((row.method, row.dataset) for row in self.rows)
+        missing = [place for place in product(methods, columns_of(groups)) if cells[place] != 1]
+        if missing or not methods or len(set(methods)) < len(methods) or len(groups) < len(suite.ood):
+            raise ValueError(f"methods or values are missing or there twice: {missing[:3] or methods}")
+        if any(row.method not in methods or groups.get(row.dataset) != row.group for row in self.rows):
+            raise ValueError("the rows are not those of the methods and data sets")
+        if self.scores:
+            self._check_scores()
+        for curve in self.alpha_curves:
+            lengths = {len(curve.grid), len(curve.curve), len(curve.stderr), *map(len, curve.auroc.values())}
+            if len(lengths) > 1 or not curve.grid or not curve.auroc.keys() >= {*groups, "all"}:
+                raise ValueError(f"the curve of {curve.method} is incomplete")
+        if not all(case.method in methods and case.dataset in (ID, *groups) for case in self.wrong):
+            raise ValueError("the worst cases are of other methods or data sets")
+        if not isinstance(self.provenance.get("seconds", 0.0), (int, float)):
+            raise ValueError("the provenance has no number of seconds")
+
+    def require_scores(self) -> None:
+        """Raise a ValueError if the results hold the metrics alone."""
+        if not self.scores:
+            raise ValueError(
+                f"the results of {self.suite['name']} must hold the scores of its images, got none. "
+                "Run `flatfold bench` again."
+            )
+
+    def _check_scores(self) -> None:
+        """Raise unless all scores are there, and give the metrics."""
+        sizes = {(row.method, row.dataset, row.n_ood) for row in self.rows}
+        sizes |= {(row.method, ID, row.n_id) for row in self.rows}
+        for method, dataset, size in sizes:
+            scores = self.scores.get(f"{method}/{dataset}", np.empty(0))
+            if scores.shape != (size,) or not np.isfinite(scores).all():
+                raise ValueError(f"the scores of {method} on {dataset} are not {size} finite numbers")
+            norms = self.norms.get(dataset, scores)
+            if norms.shape != scores.shape or not np.isfinite(norms).all():
+                raise ValueError(f"the norms of {dataset} are not {size} finite numbers")
         with ThreadPoolExecutor() as pool:  # numpy releases the lock while sorting
-            singles = {
-                (row.method, row.dataset): sides
-                for row, sides in zip(self.rows, pool.map(self._recompute, self.rows), strict=True)
-            }
+            found = pool.map(self._recompute, self.rows)
+            singles = {(row.method, row.dataset): each for row, each in zip(self.rows, found, strict=True)}
         for (method, column), cell in self.cells.items():
-            parts = [singles.get((method, dataset), {}) for dataset in self.members.get(column, ())]
-            for metric, title in CHECKED.items() if parts and all(parts) else ():
+            parts = [singles[method, dataset] for dataset in self.members.get(column, ())]
+            for metric, title in CHECKED.items() if parts else ():
                 there, expected = getattr(cell, metric), fmean(part[metric] for part in parts)
                 if not abs(there - expected) <= TOLERANCE:
                     raise ValueError(
@@ -350,10 +454,8 @@ class Results:
                     )
 
     def _recompute(self, row: Row) -> dict[str, float]:
-        """Return the metrics of a row from the scores; none if these are not there."""
-        known, unknown = (self.scores.get(f"{row.method}/{name}") for name in (ID, row.dataset))
-        if known is None or unknown is None:
-            return {}
+        """Return the metrics of a row from the scores."""
+        known, unknown = (self.scores[f"{row.method}/{name}"] for name in (ID, row.dataset))
         return {"auroc": auroc(known, unknown), "fpr95_ood_positive": fpr_at_tpr(known, unknown)}
 
     def save(self, folder: Path | str) -> None:
@@ -388,19 +490,40 @@ def columns_of(groups: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return {name: (name,) for name in groups} | {over: members for over, members in means.items() if members}
 
 
+def select_columns(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the columns with these names; ``average`` is another name of ``all``."""
+    columns, known = list(dict.fromkeys("all" if name == "average" else name for name in names)), list(known)
+    if not columns or not set(columns) <= set(known):
+        shown = ", ".join("average" if name == "all" else name for name in known)
+        unknown = ", ".join(repr(name) for name in columns if name not in known) or "none"
+        raise ValueError(f"columns must be some of {shown}, got {unknown}.")
+    return columns
+
+
+def list_choices(metrics: Sequence[str], *columns: Sequence[str]) -> list[Choice]:
+    """Return each of some columns with all metrics, and then with the first."""
+    return list(dict.fromkeys((tuple(some), tuple(metrics[:n])) for some in columns for n in (len(metrics), 1)))
+
+
 def in_family(method: str) -> bool:
     """Return whether a method, given by name or label, is FOLD, AutoFold or one of their variants."""
     return method.removeprefix("auto").startswith("fold")
 
 
 def as_csv(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Format rows with the same columns as CSV."""
+    """Format rows as CSV; all must have the columns of the first, in any order."""
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    for number, line in enumerate(lines):
-        if number == 0:
-            table.writerow(line)
-        table.writerow(json.dumps(value) if isinstance(value, dict) else value for value in line.values())
+    table: csv.DictWriter[str] | None = None
+    for line in lines:
+        if table is None:
+            table = csv.DictWriter(text, list(line), lineterminator="\n")
+            table.writeheader()
+        if line.keys() != set(table.fieldnames):
+            raise ValueError(
+                f"rows of a table must have the columns {', '.join(table.fieldnames)}, got {', '.join(line)}. "
+                "Give all rows the same columns."
+            )
+        table.writerow({name: json.dumps(value) if isinstance(value, dict) else value for name, value in line.items()})
     return text.getvalue()
 
 

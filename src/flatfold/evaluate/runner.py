@@ -162,6 +162,7 @@ def _evaluate(
 
 def check_same(previous: Results, suite: Suite, settings: Settings) -> None:
     """Raise unless finished results have the same network, images and settings as a run."""
+    previous.require_scores()
     facts, prints = previous.provenance, previous.suite.get("fingerprints", {})
     now = {name: source.fingerprint for name, source in suite.sources.items()}
     images = [name for name in {**prints, **now} if prints.get(name) != now.get(name)]
@@ -260,6 +261,7 @@ def describe(suite: Suite, banks: Banks) -> dict[str, Any]:
         "n_ood_val": 0 if suite.ood_val is None else suite.ood_val.rows,
         "ood": [
             {"name": ood.name, "group": ood.group, "n": len(banks.ood[ood.name]), "about": ood.about}
+            | ({"printed": ood.printed} if ood.printed else {})
             for ood in suite.ood
         ],
         "fingerprints": {name: source.fingerprint for name, source in suite.sources.items()},

@@ -10,16 +10,16 @@ from functools import cached_property
 from math import hypot
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from ..curvature.estimate import Loss, Matrix
 from ..io.artifacts import read_document, write_document
-from .results import ID, as_csv, remove_pages
-from .suites.suite import Group
+from .results import ID, Positive, SuiteFacts, as_csv, remove_pages
 
 Space = Literal["parameter", "feature", "logit"]
 Name = Literal["lambda_max", "trace"]
@@ -28,6 +28,7 @@ NAMES: dict[Name, str] = {"lambda_max": "λmax", "trace": "trace"}
 
 JSON, CSV, ARRAYS = "curvature.json", "curvature.csv", "curvature.safetensors"
 STORED = ("traces", "trace_stderr", "nodes", "weights", "eigenvalues", "top_shares", "square_shares")  # arrays
+LARGEST = 1e150  # ratios and products of larger values would be infinite
 ERRORS = 2  # difference required between two values, in units of the sum of their standard errors
 
 
@@ -42,7 +43,7 @@ class Statistic:
     group: str
     space: Space
     name: Name
-    value: float
+    value: Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
     stderr: float | None
     method: str
     matrix: Matrix
@@ -83,7 +84,7 @@ class Study:
     trace_stderr: dict[str, NDArray[np.float64]]  # by the same keys, if not exact
     nodes: dict[str, NDArray[np.float64]]  # of spectra, (probes, m), keyed by space/dataset, without logits
     weights: dict[str, NDArray[np.float64]]
-    sizes: dict[str, int]  # number of eigenvalues by space
+    sizes: dict[str, Positive]  # number of eigenvalues by space
     eigenvalues: dict[str, NDArray[np.float64]]  # the largest of single inputs, (n, k), keyed by alpha/dataset
     provenance: dict[str, Any]
     top_shares: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -146,23 +147,11 @@ class Study:
         remove_pages(folder, "curvature.html", "report.html", "figures/curvature-*")
 
 
-class _OodSet(msgspec.Struct):
-    name: str
-    group: Group
-    about: str
+class _Suite(SuiteFacts, kw_only=True):
+    """The entries of the suite of a study."""
 
-
-class _Suite(msgspec.Struct):
-    """Fields of the suite of a study that a page needs."""
-
-    name: str
-    network: str
-    about: str
-    n_classes: int
-    n_features: int
-    n_parameters: int
-    accuracy: float
-    ood: list[_OodSet]
+    n_features: Positive
+    n_parameters: Positive
 
 
 def load_study(folder: Path | str) -> Study:

@@ -1,19 +1,24 @@
 """Compute means, standard deviations and intervals over networks that differ only by seed."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, pstdev, variance
 from typing import Any, ClassVar
 
-from ..core.intervals import paired_difference, student_quantile
+from scipy.special import ndtr, ndtri, stdtrit
+
+from ..core.intervals import paired_difference, smallest, student_quantile
+from ..errors import DamagedFileError
 from ..io.artifacts import encode, read_json
 from ..io.files import write_atomically
-from .compare import SIGNIFICANT, column_influence
+from .compare import SIGNIFICANT, Change, column_influence
 from .latex import LatexCell, deviation_after, latex_table
+from .metrics import SHOWN, find_metrics, rank
 from .results import ID, METRICS, Results, as_csv, load_results, remove_pages
 
+NORMAL = float(ndtri(0.975))  # half the width of a 95 % interval, in standard errors of a normal distribution
 NAMED = 3  # largest number of methods in a sentence, or one more
 
 
@@ -47,7 +52,10 @@ def load_runs(folder: Path | str) -> dict[Path, Results]:
     if (folder / "results.json").exists():
         return {folder: load_results(folder)}
     path = folder / "summary.json"
-    places = [folder / name for name in read_json(path, _Summary).runs] if path.exists() else []
+    names = read_json(path, _Summary).runs if path.exists() else []
+    if not all(name == Path(name).name for name in names):  # a page is written into each of them
+        raise DamagedFileError(f"{path} cannot be read: its runs are not all folders next to it.")
+    places = [folder / name for name in names]
     places = places or [path.parent for path in sorted(folder.glob("*/results.json"))]
     if not places:
         raise ValueError(
@@ -156,28 +164,35 @@ def answer(group: Sequence[Results]) -> str:
 
 def summary_latex(
     group: Sequence[Results],
-    metrics: Sequence[str] = ("auroc", "fpr95_ood_positive"),
+    metrics: Sequence[str] = SHOWN,
     caption: str = "",
     label: str = "",
+    columns: Sequence[str] | None = None,
 ) -> str:
     """Format the means over the runs of a family in LaTeX, with population standard deviations.
 
     The arguments are those of :meth:`Results.to_latex`.
     """
     rows = {(row.method, row.column): row for row in summarise(group)}
-    columns = [column for column in group[0].columns if any(key[1] == column for key in rows)]
-    methods = [run.method for run in group[0].methods if all((run.method, column) in rows for column in columns)]
-    lines = {
-        method: [
-            LatexCell(row.means, {metric: deviation_after(row.stds[metric]) for metric in metrics})
-            for row in (rows[method, column] for column in columns)
-        ]
-        for method in sorted(methods, key=lambda method: -rows[method, columns[-1]].means["auroc"])
-    }
+    first, (metric, *_) = group[0], find_metrics(metrics)
+    shown = [column for column in first.find_columns(columns) if any(key[1] == column for key in rows)]
+    methods = [run for run in first.methods if all((run.method, column) in rows for column in shown)]
+    if shown:
+        key = "all" if all((run.method, "all") in rows for run in methods) else shown[-1]
+        methods.sort(key=lambda run: rank(metric, rows[run.method, key].means[metric]))
+    lines = [
+        (
+            run.printed,
+            [
+                LatexCell(row.means, {name: deviation_after(deviation) for name, deviation in row.stds.items()})
+                for row in (rows[run.method, column] for column in shown)
+            ],
+        )
+        for run in methods
+    ]
     notes = dict.fromkeys(f"{run.suite['name']}: {note}" for run in group for note in run.suite.get("deviations", ()))
     spread = f"mean and population standard deviation over {len(group)} runs"
-    titles = ["average" if column == "all" else column for column in columns]
-    return latex_table(titles, lines, metrics, caption, label, [spread, *notes])
+    return latex_table([first.title_of(column) for column in shown], lines, metrics, caption, label, [spread, *notes])
 
 
 def _differs(group: Sequence[Results], first: str, second: str, level: float) -> bool:
@@ -207,6 +222,92 @@ def mean_interval(values: Sequence[float], halves: Sequence[float], level: float
     images = fmean(half**2 for half in halves)  # 1.96^2 times the variance
     seeds = student_quantile(level, n - 1) ** 2 * variance(values) / n if n > 1 else 0.0
     return fmean(values) - sqrt(images + seeds), fmean(values) + sqrt(images + seeds)
+
+
+def mean_p_value(values: Sequence[float], halves: Sequence[float]) -> float:
+    """Return 1 minus the level at which the interval of a mean over seeds just reaches 0; see :func:`summarise`.
+
+    ``halves`` are the half-widths of the 95 % intervals of the values.
+    """
+    n, mean = len(values), abs(fmean(values))
+    images, seeds = fmean(half**2 for half in halves) / NORMAL**2, variance(values) / n
+    if images + seeds == 0:
+        return 1.0 if mean == 0 else 0.0
+
+    def reaches_0(z: float) -> bool:
+        """Return whether the interval of ``z`` standard errors of a normal distribution contains 0."""
+        t = -float(stdtrit(n - 1, ndtr(-z))) if seeds else 0.0
+        return z**2 * images + t**2 * seeds >= mean**2
+
+    return float(2 * ndtr(-smallest(reaches_0)))
+
+
+def compare_over_seeds(runs: Sequence[Sequence[Change]]) -> list[Change]:
+    r"""Return the mean differences of paired comparisons over runs that differ by their seed.
+
+    The interval of a mean difference is that of :func:`summarise`: with the differences :math:`d_i` of :math:`n` runs,
+    their sample variance :math:`s^2`, and the mean :math:`\bar v` of the variances of their own intervals,
+
+    .. math:: \bar d \pm \sqrt{1.96^2\, \bar v + t_{n-1}^2\, s^2 / n}
+
+    Without the first term, which is due to the images that all runs share, this is the paired t interval over seeds.
+    For AUROC, 1 - p is the level at which the interval just reaches 0. Differences that are not in every run are left
+    out, and a single run keeps its own.
+    """
+    if len(runs) == 1:
+        return list(runs[0])
+    tables = [{(change.method, change.column, change.metric): change for change in run} for run in runs]
+    means = []
+    for key, first in tables[0].items():
+        if not all(key in table for table in tables):
+            continue
+        changes = [table[key] for table in tables]
+        values, halves = [it.difference for it in changes], [(it.high - it.low) / 2 for it in changes]
+        low, high = mean_interval(values, halves)
+        mean = replace(
+            first,
+            a=fmean(it.a for it in changes),
+            b=fmean(it.b for it in changes),
+            difference=fmean(values),
+            low=max(-1.0, low),
+            high=min(1.0, high),
+            p_value=None if first.p_value is None else mean_p_value(values, halves),
+            paired=all(it.paired for it in changes),
+            runs=len(changes),
+        )
+        means.append(mean)
+    return means
+
+
+def load_seeds(folder: Path) -> dict[str, list[Results]]:
+    """Load the runs of a folder by family; the runs of a family must have networks of different names."""
+    runs = load_runs(folder)
+    groups = families(runs.values())
+    for group in groups.values():
+        names = [run.suite.get("network") for run in group]
+        if len(group) > 1 and (len(set(names)) < len(names) or not all(names)):
+            places = [place.relative_to(folder) for place in runs]
+            raise ValueError(
+                f"{folder} holds several runs: {', '.join(map(str, places))}. Pass one, such as {folder / places[0]}."
+            )
+    return groups
+
+
+def pair_runs(
+    a: Mapping[str, Sequence[Results]], b: Mapping[str, Sequence[Results]]
+) -> dict[str, list[tuple[Results, Results]]]:
+    """Return the runs of two folders in pairs, by family; several runs are paired by the names of their networks."""
+    ours, theirs = ([run for group in runs.values() for run in group] for runs in (a, b))
+    if len(ours) == len(theirs) == 1:
+        return {next(iter(a)): [(ours[0], theirs[0])]}
+    by_name = {str(run.suite.get("network")): run for run in theirs}
+    names = [str(run.suite.get("network")) for run in ours]
+    if sorted(names) != sorted(by_name):
+        raise ValueError(
+            f"several runs are compared in pairs of one name, but A has {', '.join(names)} and B {', '.join(by_name)}. "
+            "Pass folders with the same networks and seeds, or the folder of one run each."
+        )
+    return {family: [(run, by_name[str(run.suite.get("network"))]) for run in group] for family, group in a.items()}
 
 
 def _flatten(row: SummaryRow) -> dict[str, Any]:

@@ -55,6 +55,7 @@ A = TypeVar("A", bound=ArrayDocument)
 
 LARGEST_HEADER = 10 * 10**6  # bytes; safetensors headers are read into memory at once
 LARGEST_DOCUMENT = 2**29  # bytes; larger files are rejected
+LARGEST_ARRAYS = 2**36
 _HEADER = "flatfold"
 _LENGTH = 8  # bytes before a safetensors header
 _SAFETENSORS = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
@@ -114,9 +115,7 @@ def write_json(path: Path, document: Document) -> None:
 def read_json(path: Path, kind: type[D]) -> D:
     """Return the document in a JSON file; raise FileNotFoundError, or DamagedFileError if it is not valid."""
     try:
-        if path.stat().st_size > LARGEST_DOCUMENT:
-            raise DamagedFileError(f"it is larger than {LARGEST_DOCUMENT} bytes")
-        return decode(path.read_bytes(), kind)
+        return decode(read_regular(path), kind)
     except DamagedFileError as error:
         raise DamagedFileError(f"{path} cannot be read: {error}.") from error
 
@@ -169,9 +168,19 @@ def read_document(path: Path, kind: type[A], command: str) -> A:
     return document
 
 
+def read_regular(path: Path, limit: int = LARGEST_DOCUMENT) -> bytes:
+    """Return the content of a regular file of limited size; a pipe would block, and a device may never end."""
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise DamagedFileError(f"{path.name} is not a regular file")
+    if about.st_size > limit:
+        raise DamagedFileError(f"{path.name} is larger than {limit} bytes")
+    return path.read_bytes()
+
+
 def _read_fields(path: Path, kind: type[ArrayDocument]) -> dict[str, Any]:
     """Return the fields of a document, from its JSON and from its arrays."""
-    content = _read_content(path.read_bytes(), kind)
+    content = _read_content(read_regular(path), kind)
     sums = content.pop("sha256", None)
     known = {field.name for field in fields(kind)} - kind.ARRAYS.keys()  # type: ignore[arg-type]
     if not isinstance(sums, dict) or not content.keys() <= known:
@@ -179,13 +188,19 @@ def _read_fields(path: Path, kind: type[ArrayDocument]) -> dict[str, Any]:
     content |= {name: {} for name in kind.ARRAYS}
     for file in dict.fromkeys(file for file, _ in kind.ARRAYS.values()):
         try:
-            data = path.with_name(file).read_bytes()
+            data = read_regular(path.with_name(file), LARGEST_ARRAYS)
+        except DamagedFileError:
+            raise
         except OSError as error:
             raise DamagedFileError(f"{file} cannot be read ({error})") from error
         if hashlib.sha256(data).hexdigest() != sums.get(file):
             raise DamagedFileError(f"the checksum of {file} does not match")
         prefixes = {name: prefix for name, (its_file, prefix) in kind.ARRAYS.items() if its_file == file}
-        for key, array in numpy_files.load(data).items():
+        try:
+            loaded = numpy_files.load(data)
+        except SafetensorError as error:
+            raise DamagedFileError(f"{file} is truncated, damaged, or not a safetensors file ({error})") from error
+        for key, array in loaded.items():
             name = max((n for n in prefixes if key.startswith(prefixes[n])), key=lambda n: len(prefixes[n]))
             content[name][key.removeprefix(prefixes[name])] = array
     return content
@@ -251,9 +266,7 @@ def read_tensors(path: Path, name: str = _HEADER) -> tuple[str, dict[str, Tensor
     Raise DamagedFileError if it is not a regular file, is truncated, or was not written by :func:`write_tensors` under
     this name.
     """
-    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
-        raise DamagedFileError("it is not a regular file")
-    content = path.read_bytes()
+    content = read_regular(path, LARGEST_ARRAYS)
     header = content[_LENGTH : _LENGTH + header_length(content)]
     try:
         tensors = load(content)  # validates the header against the bytes before allocating

@@ -63,7 +63,8 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
         model: In evaluation mode.
         batch: Something it accepts, to find the layers with.
         wanted: ``"stem"``: the input of the second convolution, after whatever follows the first. ``"stages"``: the
-            stem, the last activation at each resolution but the smallest, and the features. Or names of modules, whose
+            stem, the last activation at each resolution but the smallest, and the features. In a model without
+            convolutions, the input of the second linear layer, and those of all others. Or names of modules, whose
             outputs are taken.
     """
     x = _only_input(model, batch)
@@ -131,8 +132,9 @@ def _only_input(model: nn.Module, batch: Any) -> Tensor:
 def _places(model: nn.Module, x: Tensor, wanted: Wanted) -> list[Place]:
     if wanted not in ("stem", "stages"):
         return _named(model, wanted)
-    convolved = _convolution_inputs(model, x)[1:]
-    stem, last = convolved[0][0], {shape[2:]: place for place, shape in convolved}  # of each resolution, in order
+    inputs = _layer_inputs(model, x)[1:]
+    # The last of each resolution, in order; a linear layer has no resolution, and each of them counts.
+    stem, last = inputs[0][0], {shape[2:] or place: place for place, shape in inputs}
     return list(dict.fromkeys([stem, *list(last.values())[:-1]])) if wanted == "stages" else [stem]
 
 
@@ -166,18 +168,26 @@ def _named(model: nn.Module, names: Sequence[str]) -> list[Place]:
     return [Place(name, "output") for name in names]
 
 
-def _convolution_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.Size]]:
-    """Return place and shape of the input of every convolution, in the order of the calls."""
+def _layer_inputs(model: nn.Module, x: Tensor) -> list[tuple[Place, torch.Size]]:
+    """Return place and shape of the input of every convolution, or of every linear layer if there are none."""
+    convolutions = _inputs_of(model, x, _CONVOLUTIONS)
+    linear = [] if convolutions else [each for each in _inputs_of(model, x, (nn.Linear,)) if len(each[1]) == 2]
+    if len(inputs := convolutions or linear) < 2:
+        raise ValueError(
+            "the stem is the input of a model's second convolution, or second linear layer if it has no convolutions, "
+            f"but this one called {len(convolutions)} and {len(linear)} with a vector for each input. Name the layers "
+            "to use: layers=['module.name', ...]."
+        )
+    return inputs
+
+
+def _inputs_of(model: nn.Module, x: Tensor, kinds: tuple[type[nn.Module], ...]) -> list[tuple[Place, torch.Size]]:
+    """Return place and shape of the input of every module of some kinds, in the order of the calls."""
     inputs: list[tuple[Place, torch.Size]] = []
-    names = [name for name, module in model.named_modules() if isinstance(module, _CONVOLUTIONS)]
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
     hooks = _watch_places(model, [(name, "input") for name in names], lambda place, v: inputs.append((place, v.shape)))
     with hooks, torch.no_grad(), input_errors(x):
         model(x)
-    if len(inputs) < 2:
-        raise ValueError(
-            f"the stem is the input of a model's second convolution, but this one called {len(inputs)}. "
-            "Name the layers to use: layers=['module.name', ...]."
-        )
     return inputs
 
 

@@ -5,7 +5,7 @@ The numbers are in ``ablations.json``, the scores of the scatter plots in ``abla
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from pathlib import Path
@@ -22,6 +22,7 @@ from ..core.bootstrap import CHUNK, draws, percentile_interval
 from ..core.intervals import Influence, auroc_influence, mean_influence, paired_difference
 from ..core.metrics import fpr_at_tpr
 from ..core.shaping import row_norms
+from ..data.batch import Batch, split_batch
 from ..detectors import create, get_method
 from ..evaluate.banks import Banks, Settings
 from ..evaluate.methods import ImageData, learnt_numbers, peak_memory
@@ -32,14 +33,16 @@ from ..io.artifacts import read_document, write_document
 from ..io.clock import time_call
 from ..io.progress import track
 from ..network.calls import evaluating
+from ..network.heads import probe
 from ..network.layers import logits_function
+from ..network.runtime import TorchRuntime
 from ..passes.inputs import labelled_batches
 
 Normalisation = Literal["none", "partial", "full"]
 Scores = dict[str, NDArray[np.float32]]
 Vector = NDArray[np.float64]
 Action = Callable[[], Any]
-Fit = Callable[[], Callable[[Tensor], Tensor]]
+Fit = Callable[[], Callable[..., Tensor]]
 
 JSON, ARRAYS = "ablations.json", "ablations.safetensors"
 ALL = "all"
@@ -109,9 +112,15 @@ class Cost:
     method: str  # as in the benchmark; "forward" is the network itself
     sees: str  # "features" or, for methods that run the network, "images"
     setup_ms: float  # to fit once, with the features given
-    inference_ms: float  # to score a batch, without the forward pass that all methods on features share
+    inference_ms: float  # the method alone: to score a batch with the features and logits of the forward pass given
     inference_low: float  # quartiles over the rounds
     inference_high: float
+    total_ms: float  # the network and the method: from the images of a batch to its scores
+    total_low: float
+    total_high: float
+    passes: float  # the same over the time of a bare forward pass in the same round
+    passes_low: float
+    passes_high: float
     rounds: int
     peak_megabytes: float | None  # of fitting and scoring beyond what was in use, where the system reports it
     batch_size: int
@@ -122,7 +131,7 @@ class Ablations:
     """All measurements of a network beyond its benchmark and its curvature study."""
 
     FORMAT: ClassVar[str] = "flatfold-ablations"
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
     ARRAYS: ClassVar[Mapping[str, tuple[str, str]]] = {
         name: (ARRAYS, f"{name}/") for name in ("scores", "logits", "norms")
     }
@@ -359,39 +368,99 @@ def logit_traces(banks: Banks, alpha: float) -> Scores:
 def measure_costs(
     suite: Suite, banks: Banks, runs: Sequence[MethodRun], settings: Settings, batch_size: int = 256, rounds: int = 11
 ) -> tuple[list[Cost], dict[str, str]]:
-    """Return the costs of a plain forward pass and of the methods of a benchmark, and the errors of those that failed.
+    """Return the costs of a bare forward pass and of the methods of a benchmark, and the errors of those that failed.
 
-    All methods score the same test inputs: their features, which are given, or the images. A set-up is one fit with the
-    hyper-parameters of the benchmark, without the search for them; it includes AutoFold's own search, and for MDSEns
-    reading the training images. Each round times every method once, so that drifts of the machine affect all alike.
+    All methods score the same test images: alone, with the features and logits of the network given, and behind the
+    network, as a guard does. A set-up is one fit with the hyper-parameters of the benchmark, without the search for
+    them; it includes AutoFold's own search, and for MDSEns reading the training images. Each round times every method
+    once, right after a bare pass, so that drifts of the machine affect both alike.
     """
     size, device = min(batch_size, len(banks.test)), settings.device
-    inputs = {"features": banks.test.features[:size].to(device), "images": _read_images(suite, size, device)}
-    refused = dict[str, str]()
+    images, refused = _read_images(suite, size, device), dict[str, str]()
     with evaluating(suite.model, device):
-        ready = [_set_up(FORWARD, "images", partial(logits_function, suite.model), inputs["images"], device, rounds=0)]
+        batch = split_batch(images)
+        found, given = probe(suite.model, batch, suite.head)
+        network = TorchRuntime(suite.model, found)
+        bare = partial(logits_function(suite.model), images)
+        with peak_memory(device) as peak:
+            bare()
+        ready = [_Ready(FORWARD, "images", 0.0, peak.megabytes, bare)]
         for run in track(runs, "setting methods up"):
             try:
                 sees = "features" if get_method(run.name).sees == "features" else "images"
                 fit = _prepare_fit(run, suite, banks, settings)
-                ready.append(_set_up(run.method, sees, fit, inputs[sees], device, SETUPS))
+                ready.append(_set_up(run.method, sees, fit, given if sees == "features" else (images,), device))
             except Exception as error:  # a method that fails does not stop the others
                 refused[run.method] = f"{type(error).__name__}: {error}"
-        seconds = time_in_turn([score for _, score in ready], rounds, device)
+        actions: list[Action] = []
+        for each in ready:  # the network and the method right after the bare pass
+            both = partial(_run_both, network, batch, each.score.func) if each.sees == "features" else each.score
+            actions += [bare, both] if each.sees == "images" else [bare, both, each.score]
+        seconds = iter(time_in_turn(actions, rounds, device))
     costs = []
-    for (cost, _), times in zip(ready, seconds, strict=True):
-        low, middle, high = (1e3 * float(time) for time in np.quantile(times, [0.25, 0.5, 0.75]))
-        costs.append(replace(cost, inference_ms=middle, inference_low=low, inference_high=high, rounds=len(times)))
+    for each in ready:
+        without, total = next(seconds), next(seconds)
+        own = next(seconds) if each.sees == "features" else total
+        (low, middle, high), (total_low, total_middle, total_high) = map(_milliseconds, (own, total))
+        passes_low, passes, passes_high = _ratios(total, without)
+        costs.append(
+            Cost(
+                method=each.method,
+                sees=each.sees,
+                setup_ms=each.setup_ms,
+                inference_ms=middle,
+                inference_low=low,
+                inference_high=high,
+                total_ms=total_middle,
+                total_low=total_low,
+                total_high=total_high,
+                passes=passes,
+                passes_low=passes_low,
+                passes_high=passes_high,
+                rounds=len(total),
+                peak_megabytes=each.peak,
+                batch_size=size,
+            )
+        )
     return costs, refused
 
 
-def _set_up(method: str, sees: str, fit: Fit, inputs: Tensor, device: str, rounds: int) -> tuple[Cost, Action]:
-    """Set a method up, once for its peak memory and then timed; return its cost so far and its scoring function."""
+class _Ready(NamedTuple):
+    """A method that is fitted, or the network itself, with the action that scores a batch."""
+
+    method: str
+    sees: str
+    setup_ms: float
+    peak: float | None
+    score: "partial[Tensor]"
+
+
+def _set_up(method: str, sees: str, fit: Fit, inputs: Sequence[Tensor], device: str) -> _Ready:
+    """Set a method up, once for its peak memory and then timed."""
     with peak_memory(device) as peak:
-        score = partial(fit(), inputs)
+        score = partial(fit(), *inputs)
         score()
-    (times,) = time_in_turn([fit], rounds, device) if rounds else [[0.0]]
-    return Cost(method, sees, 1e3 * median(times), 0.0, 0.0, 0.0, 0, peak.megabytes, len(inputs)), score
+    (times,) = time_in_turn([fit], SETUPS, device)
+    return _Ready(method, sees, 1e3 * median(times), peak.megabytes, score)
+
+
+def _run_both(network: TorchRuntime, batch: Batch, score: Callable[..., Tensor]) -> Tensor:
+    """Return the scores of a batch of images by a method that sees features."""
+    return score(*network(batch))
+
+
+def _milliseconds(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of times between its quartiles."""
+    low, middle, high = (1e3 * float(time) for time in np.quantile(seconds, [0.25, 0.5, 0.75]))
+    return low, middle, high
+
+
+def _ratios(seconds: Sequence[float], bare: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median, between its quartiles, of the ratio in each round, or one ratio if a slow action has one."""
+    if len(seconds) != len(bare):
+        return (median(seconds) / median(bare),) * 3
+    low, middle, high = (float(ratio) for ratio in np.quantile(np.divide(seconds, bare), [0.25, 0.5, 0.75]))
+    return low, middle, high
 
 
 def time_in_turn(actions: Sequence[Action], rounds: int, device: str) -> list[list[float]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, product
-from math import ceil, hypot, inf
+from math import hypot, inf
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
@@ -33,7 +33,7 @@ COMPETITIVE = 0.02  # largest difference in AUROC from the best method that coun
 NEAR_OPTIMAL = 0.01  # largest regret in AUROC that counts as nearly optimal
 HARMFUL = 0.02  # loss in AUROC from partial to full normalisation that counts as harm
 COMPARABLE = 2.0  # of a pass with FOLD's score to a forward pass: at most
-CHEAPEST = 1 / 3  # share of the other methods whose slowest one limits a low cost
+LOW_COST = 1.05  # of network and method to a bare forward pass: at most
 SLOWER = 2.0  # of far slower inference to FOLD's: at least
 MAGNITUDE = 10.0  # of a set-up that is orders of magnitude slower: at least
 SETUP_ROOM = 2.0  # uncertainty of a set-up time, which is measured at most three times
@@ -87,22 +87,24 @@ def check_trend_and_cost(run: NetworkRun) -> Finding:
 
 
 def _check_variants(run: NetworkRun) -> list[Check]:
-    """Check for each variant of FOLD that it exceeds the mean AUROC and costs no more than a third of the others."""
+    """Check for each variant of FOLD that it exceeds the mean AUROC, and takes hardly more than the bare network."""
     costs, cells = {cost.method: cost for cost in run.ablations.costs}, run.results.cells
     timed = [method for method in run.results.methods if method.method in costs]
-    others = sorted((costs[m.method] for m in timed if m.name not in FOLD_FAMILY), key=lambda cost: cost.inference_ms)
-    limit = others[ceil(CHEAPEST * len(others)) - 1] if others else None
     mean = fmean(cells[method.method, "all"].auroc for method in timed) if timed else 0.0
     checks = list[Check]()
     for method in (method.method for method in timed if method.name in FOLD_FAMILY):
         cell, cost = cells[method, "all"], costs[method]
         low, high = (cell.certainty.intervals if cell.certainty else {}).get("auroc", (0.0, 1.0))
-        parts = {decide(low >= mean, high < mean)}
-        text = f"{method}: AUROC {_percent(cell.auroc)} (mean {_percent(mean)}), {_number(cost.inference_ms)} ms"
-        if limit is not None:
-            slower = measured.inference_range(cost)[0] > measured.inference_range(limit)[1]
-            parts.add(decide(cost.inference_ms <= limit.inference_ms, slower))
-            text += f" (cheapest third: up to {_number(limit.inference_ms)}, {limit.method})"
+        parts, text = {decide(low >= mean, high < mean)}, f"{method}: AUROC {_percent(cell.auroc)}"
+        text += f" (mean {_percent(mean)}), "
+        if measured.forward_cost(run) is None:
+            parts.add(None)
+            text += "no network in front of it"
+        else:
+            passes = measured.count_passes(cost)
+            parts.add(passes.at_most(LOW_COST))
+            text += f"with the network {_with_ends(passes, _number)} bare passes"
+        text += f", alone {_number(cost.inference_ms)} ms"
         checks.append(Check(text, decide(parts == {True}, False in parts)))
     return checks
 
@@ -194,27 +196,28 @@ def check_costs(run: NetworkRun) -> Finding:
     for suffix in ("", "-r", "-a"):
         variant, auto = costs.get(f"fold{suffix}"), costs.get(f"autofold{suffix}")
         if variant is not None and forward is not None:
-            times = variant.inference_ms, *measured.inference_range(variant)
-            passes = Interval(*(1 + time / forward.inference_ms for time in times))
-            text = f"a pass with {variant.method} takes {_number(passes.value)} forward passes"
+            passes = measured.count_passes(variant)
+            text = f"the network and {variant.method} take {_with_ends(passes, _number)} bare passes"
             checks.append(Check(text, passes.at_most(COMPARABLE)))
         if variant is not None and auto is not None:
-            same = auto.inference_ms <= EQUAL * variant.inference_ms
-            slower = measured.inference_range(auto)[0] > EQUAL * measured.inference_range(variant)[1]
-            checks.append(Check(_format_times(auto, variant), decide(same, slower)))
+            ours, theirs = (measured.inference_time(run, cost) for cost in (auto, variant))
+            decision = decide(ours.value <= EQUAL * theirs.value, ours.low > EQUAL * theirs.high)
+            checks.append(Check(_format_times(run, auto, variant), decision))
     for slow in (costs[name] for name in SLOW_SCORING if name in costs):
-        (low, high), (least, most) = measured.inference_range(slow), measured.inference_range(fold)
-        checks.append(Check(_format_times(slow, fold), decide(low >= SLOWER * most, high < SLOWER * least)))
+        theirs, ours = (measured.inference_time(run, cost) for cost in (slow, fold))
+        decision = decide(theirs.low >= SLOWER * ours.high, theirs.high < SLOWER * ours.low)
+        checks.append(Check(_format_times(run, slow, fold), decision))
     if forward is None:  # then the time to collect the features is unknown
         shows = f"the score of {fold.method} takes {_number(fold.inference_ms)} ms with no network in front of it"
     else:
         pairs = [pair for pair in product(("fold", "autofold"), SLOW_SETUP) if costs.keys() >= {*pair}]
-        for ours, slow in ((costs[name], costs[other]) for name, other in pairs):
-            mine, theirs = measured.setup_time(run, ours), measured.setup_time(run, slow)
-            text = f"{slow.method} sets up in {_number(theirs)} ms, {ours.method} in {_number(mine)}, features included"
-            checks.append(Check(text, decide(theirs >= MAGNITUDE * mine, theirs < MAGNITUDE * mine / SETUP_ROOM)))
-        share = _number(100 * fold.inference_ms / forward.inference_ms)
-        shows = f"the score of {fold.method} adds {share} % to a forward pass of {_number(forward.inference_ms)} ms"
+        for own, slow in ((costs[name], costs[other]) for name, other in pairs):
+            mine, other = measured.setup_time(run, own), measured.setup_time(run, slow)
+            text = f"{slow.method} sets up in {_number(other)} ms, {own.method} in {_number(mine)}, features included"
+            checks.append(Check(text, decide(other >= MAGNITUDE * mine, other < MAGNITUDE * mine / SETUP_ROOM)))
+        ratio = _with_ends(measured.count_passes(fold), _number)
+        shows = f"the network and {fold.method} take {ratio} bare passes of {_number(forward.inference_ms)} ms, "
+        shows += f"{fold.method} alone {_number(fold.inference_ms)} ms"
     count = f", {_count(checks)} comparisons hold"
     return Finding(shows + (count if checks else ", and there is nothing to compare it with"), checks)
 
@@ -470,9 +473,14 @@ def _list_values(study: Study, space: Space, name: Name) -> str:
     return f"{NAMES[name]} {', '.join(values)}"
 
 
-def _format_times(first: Cost, second: Cost) -> str:
-    times = f"{_number(first.inference_ms)} ms, {second.method} in {_number(second.inference_ms)}"
-    return f"{first.method} scores in {times}"
+def _format_times(run: NetworkRun, first: Cost, second: Cost) -> str:
+    """Return the times of two methods with the network, and alone."""
+    alone = [f"{_number(cost.inference_ms)} ms" for cost in (first, second)]
+    if measured.forward_cost(run) is None:
+        return f"{first.method} scores in {alone[0]}, {second.method} in {alone[1]}"
+    both = [f"{_number(measured.inference_time(run, cost).value)} ms" for cost in (first, second)]
+    times = f"the network and {first.method} take {both[0]}, with {second.method} {both[1]}"
+    return f"{times} (alone {' and '.join(alone)})"
 
 
 def _with_error(figure: Statistic) -> str:

@@ -15,7 +15,9 @@ from .tables import (
     BENCHMARKS,
     CHECKPOINTS,
     COLUMNS,
+    FOLD_FAMILY,
     MAIN,
+    METRICS,
     NETWORKS,
     OTHERS,
     RATES,
@@ -23,6 +25,7 @@ from .tables import (
     TABLES,
     Contradiction,
     Number,
+    find_table,
     format_tuning,
     paper_tuning,
     read_table,
@@ -93,11 +96,12 @@ def compare_with_paper(runs: Sequence[Results], table: str | None = None, anyway
 
     Methods that the paper tuned on OOD validation data are compared with ``NAME@ood``, the others with ``NAME``; a
     method that was tuned otherwise gets a remark, and so does another number of networks than in the paper. Averages
-    are compared only over the paper's data sets. The default ``table`` is that of the suite's protocol and network.
+    are compared only over the paper's data sets. ``table`` is a name or a number in the paper, by default that of the
+    suite's protocol and network.
     Runs that are not comparable are an error, or with ``anyway`` get a remark that begins with the reasons.
     """
     if table is not None:
-        read_table(table)  # raises if there is none
+        table = find_table(table)
         if table not in CHECKPOINTS:
             raise ValueError(f"no run has the numbers of the table {table}. Choose one of {', '.join(CHECKPOINTS)}.")
     groups = families(runs)
@@ -218,6 +222,21 @@ def _average(number: Number, parts: Sequence[Line]) -> Line:
     method = labels[0] if len(labels) == 1 else number.row.lower()
     place = method, "all", f"mean over {len(parts)} benchmarks"
     return Line.of(number, MAIN, place, fmean(part.measured for part in parts), ends, texts)
+
+
+def headline() -> str:
+    """Return the lead of the best variant of FOLD over the best other method, by the paper's own numbers."""
+    leads = []
+    for metric, sign in (("auroc", 1), ("fpr95", -1)):
+        column = [number for number in read_table(MAIN) if (number.column, number.metric) == (AVERAGE, metric)]
+        best = {
+            ours: max((n for n in column if (n.row.lower() in FOLD_FAMILY) == ours), key=lambda n: sign * n.value)
+            for ours in (True, False)
+        }
+        lead = sign * (best[True].value - best[False].value)
+        names = " and ".join(f"{number.row} {number.value:.2f}" for number in best.values())
+        leads.append(f"{METRICS[metric]} of {names}, better by {lead:.2f} points")
+    return "; ".join(leads)
 
 
 def table_of(suite: Mapping[str, Any]) -> str | None:

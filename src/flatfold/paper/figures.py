@@ -47,13 +47,13 @@ FALSE = Key("condition false", LineStyle(PALETTE[1]), filled=True)
 
 
 def cost_against_auroc(run: NetworkRun, name: str, size: tuple[float, float] = WIDE) -> Drawing:
-    """Return AUROC against cost, with the costs of the ablations in place of those of the benchmark."""
+    """Return AUROC against the time of network and method, in place of the times of the benchmark."""
     costs = {cost.method: cost for cost in run.ablations.costs}
     methods = [
         replace(
             method,
             fit_seconds=costs[method.method].setup_ms / 1000,
-            microseconds_per_sample=1000 * costs[method.method].inference_ms / costs[method.method].batch_size,
+            microseconds_per_sample=1000 * costs[method.method].total_ms / costs[method.method].batch_size,
         )
         for method in run.results.methods
         if method.method in costs
@@ -114,23 +114,26 @@ def _draw_regimes(lines: list[dict[str, Statistic]], axes: Axes) -> None:
 
 
 def cost_bars(costs: Sequence[Cost], name: str) -> Drawing:
-    """Return set-up and inference time of every method on logarithmic axes, shortest first."""
+    """Return set-up and inference time of every method, with the network and alone, shortest first."""
     methods = [cost for cost in costs if cost.method != FORWARD]
     forward = next((cost.inference_ms for cost in costs if cost.method == FORWARD), None)
     if not methods:
         return Drawing(name, [])
     setup = [(cost.method, cost.setup_ms, cost.setup_ms, cost.setup_ms) for cost in methods]
-    inference = [(cost.method, cost.inference_ms, cost.inference_low, cost.inference_high) for cost in methods]
+    inference = [(cost.method, cost.total_ms, cost.total_low, cost.total_high) for cost in methods]
+    alone = [(cost.method, cost.inference_ms, cost.inference_low, cost.inference_high) for cost in methods]
+    size = f"a batch of {methods[0].batch_size}"
     panels = [
         Panel("Set-up", partial(_draw_bars, setup, None), "once"),
-        Panel("Inference", partial(_draw_bars, inference, forward), f"a batch of {methods[0].batch_size}"),
+        Panel("Inference, network and method", partial(_draw_bars, inference, forward), size),
+        Panel("The method alone", partial(_draw_bars, alone, forward), size),
     ]
     keys = [
         Key("FOLD family", LineStyle(ACCENT), filled=True),
         Key("others", LineStyle(LIGHT_GREY), filled=True),
         FORWARD_PASS,
     ]
-    return Drawing(name, panels, keys, columns=2, size=(4.2, 0.75 + BAR * len(methods)))
+    return Drawing(name, panels, keys, columns=3, size=(4.2, 0.75 + BAR * len(methods)))
 
 
 def _draw_bars(bars: list[tuple[str, float, float, float]], line: float | None, axes: Axes) -> None:

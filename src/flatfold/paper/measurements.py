@@ -271,11 +271,23 @@ def costs_by_name(run: NetworkRun) -> dict[str, Cost]:
     return {re.split("[:@]", cost.method)[0]: cost for cost in reversed(run.ablations.costs)}
 
 
-def inference_range(cost: Cost) -> tuple[float, float]:
-    """Return the quartiles of the inference time in ms, or half and double the median if rounds are few."""
-    if cost.rounds < FEW_ROUNDS:
-        return cost.inference_ms / 2, 2 * cost.inference_ms
-    return cost.inference_low, cost.inference_high
+def inference_time(run: NetworkRun, cost: Cost) -> Interval:
+    """Return the time of network and method in ms with its quartiles; without a network, of the method alone."""
+    if forward_cost(run) is None:
+        times = Interval(cost.inference_ms, cost.inference_low, cost.inference_high)
+    else:
+        times = Interval(cost.total_ms, cost.total_low, cost.total_high)
+    return _with_doubt(times, cost.rounds)
+
+
+def count_passes(cost: Cost) -> Interval:
+    """Return the time of network and method in bare forward passes, with quartiles."""
+    return _with_doubt(Interval(cost.passes, cost.passes_low, cost.passes_high), cost.rounds)
+
+
+def _with_doubt(times: Interval, rounds: int) -> Interval:
+    """Return a median with its quartiles over the rounds, or with its half and its double if the rounds are few."""
+    return times if rounds >= FEW_ROUNDS else Interval(times.value, times.value / 2, 2 * times.value)
 
 
 def forward_cost(run: NetworkRun) -> Cost | None:

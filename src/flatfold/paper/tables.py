@@ -16,6 +16,7 @@ from typing import NamedTuple
 NUMBERS = Path(__file__).parent / "numbers"
 AVERAGE = "Average"
 RATES = {"auroc": "auroc", "fpr95": "fpr95_ood_positive"}  # names in the tables and in a run; OOD is positive
+METRICS = {"auroc": "AUROC", "fpr95": "FPR95", "lambda_max": "largest eigenvalue", "trace": "trace"}
 FOLD_FAMILY = ("fold", "fold-r", "fold-a", "autofold", "autofold-r", "autofold-a")  # the paper's own methods
 REGIME_TABLES = {"hessian_parameter": "parameter", "hessian_feature_milli": "feature (x1e-3)"}
 OTHERS = "imagenet1k_architectures"
@@ -29,8 +30,9 @@ BENCHMARKS = {
 
 
 class Layout(NamedTuple):
-    """The structure of a table: its subject, the columns of the file that name a row and a column, and its digits."""
+    """The structure of a table: number, subject, the columns of the file that name a row and a column, and digits."""
 
+    number: int  # in the paper
     about: str
     row: Sequence[str]
     column: str
@@ -58,7 +60,7 @@ class Number(NamedTuple):
 
 
 _FACTS = tomllib.loads((NUMBERS / "tables.toml").read_text(encoding="utf-8"))
-TABLES = {name: Layout(**layout) for name, layout in _FACTS["tables"].items()}
+TABLES: dict[str, Layout] = {name: Layout(**layout) for name, layout in _FACTS["tables"].items()}
 NETWORKS: dict[str, list[str]] = _FACTS["networks"]
 CHECKPOINTS: dict[str, int] = _FACTS["checkpoints"]
 COLUMNS: dict[str, str] = _FACTS["columns"]
@@ -67,11 +69,23 @@ NOTES: list[str] = _FACTS["notes"]
 TUNED = frozenset[str](_FACTS["tuned"])
 
 
+def find_table(name: str) -> str:
+    """Return the name of a table of the paper, given that name or its number in the paper.
+
+    Example:
+        >>> find_table("2"), find_table("main")
+        ('main', 'main')
+    """
+    names = {str(layout.number): each for each, layout in TABLES.items()} | {each: each for each in TABLES}
+    if name not in names:
+        known = ", ".join(f"{layout.number} ({each})" for each, layout in TABLES.items())
+        raise ValueError(f"the paper has no table {name!r}. It has {known}.")
+    return names[name]
+
+
 @cache
 def read_table(name: str) -> tuple[Number, ...]:
     """Return every number of a table of the paper, row by row."""
-    if name not in TABLES:
-        raise ValueError(f"the paper has no table called {name!r}. It has {', '.join(TABLES)}.")
     layout, numbers = TABLES[name], list[Number]()
     with (NUMBERS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):

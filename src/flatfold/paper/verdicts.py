@@ -30,6 +30,15 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables: tuple[str, ...] = ()  # the paper's numbers, by the name of their file
     networks: Literal["each", "all", "any"] = "each"  # checked one by one or by their mean; any: no run is needed
 
+    @property
+    def figures(self) -> Sequence[int]:
+        """The numbers of the figures that the claim is about."""
+        kind, *places = self.number.split()
+        numbers = [int(place) for place in places if place.isdecimal()]
+        if not kind.startswith("Figure"):
+            return ()
+        return range(numbers[0], numbers[-1] + 1) if "to" in places else numbers
+
     def __post_init__(self) -> None:
         if not all((self.number, self.title, self.claim, self.note)) or not TABLES.keys() >= {*self.tables}:
             raise ValueError(f"{self.number or 'a claim'} lacks a text, or names a table that does not exist")
@@ -68,6 +77,14 @@ def read_claims() -> dict[str, Claim]:
         note = claim.note.format(**values, errata="; ".join(wrong))
         texts[claim.number] = msgspec.structs.replace(claim, note=note)
     return texts
+
+
+def find_figure(number: int) -> Claim:
+    """Return the claim about a figure of the paper, given its number in the paper."""
+    figures = {place: claim for claim in read_claims().values() for place in claim.figures}
+    if number not in figures:
+        raise ValueError(f"the paper has no Figure {number}. It has Figures {min(figures)} to {max(figures)}.")
+    return figures[number]
 
 
 def compute_verdicts(runs: Sequence[NetworkRun]) -> list[ClaimVerdict]:

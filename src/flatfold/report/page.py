@@ -32,6 +32,7 @@ def write_report(folder: Path | str) -> Path:
     """
     folder = Path(folder)
     results = load_results(folder)
+    results.require_scores()
     figures = all_figures(results)
     for name, drawing in figures.items():
         if not name.endswith("-tall"):

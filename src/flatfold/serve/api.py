@@ -42,6 +42,8 @@ class Scores(BaseModel):
 class Stream(BaseModel):
     """The settings of the guard, and counts of all inputs since the service started."""
 
+    guard: str | None = Field(description="Name of the guard's file, if known.")
+    model: str | None = Field(description="Name of the model, if known; null if the service has none.")
     method: str = Field(description="Detection method.")
     fpr: float = Field(description="Share of ID inputs that may raise an alarm.")
     thresholds: list[float | None] = Field(description="Scores above it raise an alarm; one, or one per class.")
@@ -80,7 +82,7 @@ ERRORS = {
     403: "Requests from this web page are not allowed.",
     408: "The request did not arrive in time.",
     413: "More bytes, images, rows or pixels than the limit.",
-    415: "Unsupported Content-Type, or a compressed body.",
+    415: "Unsupported Content-Type, or a compressed body; an image needs no Content-Type.",
     421: "Unknown name in the Host header.",
     422: "The model does not accept this input, or the query is invalid.",
     503: "Overloaded or shutting down. Retry after the number of seconds in Retry-After.",
@@ -105,7 +107,7 @@ def request_body(scorer: Scorer, settings: Settings) -> dict[str, Any]:
         }
         image = {**BINARY, "description": "One image: BMP, GIF, JPEG, PNG, TIFF, WEBP or binary PPM."}
         content = {"image/*": {"schema": image}, FORM: {"schema": form}, **content}
-        example = "--data-binary @cat.png -H 'Content-Type: image/png'"
+        example = "--data-binary @cat.png"
     token = "" if settings.token is None else " -H 'Authorization: Bearer TOKEN'"
     sample = {"lang": "Shell", "source": f"curl {example}{token} 'http://127.0.0.1:8000/v1/score?explain=true'"}
     return {"requestBody": {"required": True, "content": content}, "x-codeSamples": [sample]}

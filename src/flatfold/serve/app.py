@@ -125,7 +125,7 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
     @get("/v1/stream", "/stream", response_model=api.Stream, responses=api.errors(401))
     def stream() -> Response:
         """Return the settings of the guard, and counts and histograms of all inputs."""
-        return JSONResponse(service.scorer.facts())
+        return JSONResponse(service.facts())
 
     @get("/metrics", response_class=PlainTextResponse, responses=api.errors(401))
     def metrics() -> Response:

@@ -1,6 +1,7 @@
 "use strict";
 // The histogram. In the page it precedes page.js in one script, which defines the formatting of numbers and the stream.
 const BARS = 40;
+const LAST_LABEL = 64; // pixels at the end of the axis for the label of the last bar
 
 function axisOf({ edges, calibration, live, thresholds }) {
   // The first bin ends at the lowest scores of the calibration data: it is drawn as one bar.
@@ -62,9 +63,11 @@ function shape(name, attributes, text) {
   return made;
 }
 
+const lastBar = (axis) => `≥ ${figures(axis.value(BARS), 3)}`; // of all scores beyond the axis
+
 function describe(bar, axis) {
   if (bar === 0) return `up to ${figures(axis.value(0), 3)}`;
-  if (bar === BARS + 1) return `above ${figures(axis.value(BARS), 3)}`;
+  if (bar === BARS + 1) return lastBar(axis);
   return `${figures(axis.value(bar - 1), 3)} to ${figures(axis.value(bar), 3)}`;
 }
 
@@ -94,9 +97,11 @@ function gridShapes(axis, frame) {
   }
   for (const [value, text] of ticksOf(axis, Math.max(2, Math.floor(frame.width / 80)))) {
     const x = frame.x(axis.place(value));
+    if (axis.beyond && x > frame.right - LAST_LABEL) continue;
     made.push(shape("path", { class: "tick", d: `M${x} ${frame.bottom}v5` }));
     made.push(shape("text", { x, y: frame.bottom + 18, "text-anchor": "middle" }, text));
   }
+  if (axis.beyond) made.push(shape("text", { class: "beyond", x: frame.right, y: frame.bottom + 18, "text-anchor": "end" }, lastBar(axis)));
   const words = `score${axis.logarithmic ? ", logarithmic" : ""}: more OOD →`;
   made.push(shape("text", { x: frame.right, y: frame.height - 4, "text-anchor": "end" }, words));
   return made;

@@ -275,10 +275,12 @@ function strong(text) {
   return Object.assign(document.createElement("b"), { textContent: text });
 }
 
-function showGuarded({ method, classes, calibrated, fpr, thresholds }) {
+function showGuarded({ guard, model, method, classes, calibrated, fpr, thresholds }) {
   const end = thresholds.length > 1 ? " raise an alarm, in each class." : " raise an alarm.";
+  const network = `a network of ${grouped(classes)} classes. It was calibrated on `;
   part("guarded").replaceChildren(
-    ...[strong(method), ` guards a network of ${grouped(classes)} classes. It was calibrated on `],
+    ...[strong(method), guard ? ` (${guard}) guards ` : " guards "],
+    ...(model ? [strong(model), `, ${network}`] : [network]),
     ...[strong(pluralise(calibrated, "sample")), ": at most ", strong(percent(fpr)), " of similar images", end],
   );
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Sequence
 from copy import deepcopy
 from ipaddress import ip_address
 from math import ceil
@@ -23,6 +24,7 @@ from .app import PUBLIC_PATH, SECURITY_HEADERS
 from .service import Metrics, Service
 from .settings import error_response, unavailable
 
+BACKLOG = 2048  # connections that the system accepts before the service does; Linux: at most net.core.somaxconn
 MAX_CONNECTIONS = 512  # connections served, each an open file; as many more are answered with 503
 MAX_PER_CLIENT = 128  # connections of one address
 IDLE_SECONDS = 1.0  # idle time after which a connection may be closed to make room for others
@@ -49,7 +51,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         raise OSError(
             f"cannot listen on {host} port {port}: {error.strerror}. "
@@ -89,6 +91,7 @@ def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
         ws="none",
         loop="asyncio",
         lifespan="on",
+        backlog=BACKLOG,
         log_config=log_config if access_log else None,
         log_level=None if access_log else "error",
         access_log=access_log,
@@ -120,21 +123,24 @@ class _DeadlineProtocol(H11Protocol):
     uvicorn waits without limit for the head of a request, for the rest of a rejected body, and for a client that does
     not read its response. Clients that open connections and send nothing, or send bodies slowly, would exhaust them.
     So the connections of one address are limited, and connections beyond either limit are answered only for
-    ``/healthz``: a busy service must not appear to be down.
+    ``/healthz``: a busy service must not appear to be down. For the same reason the new connection stays when there are
+    twice as many, and the one that has waited longest is aborted.
     """
 
     seconds = 30.0
     metrics: Metrics
+    refused = False  # whether it is answered only for /healthz
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._timer: asyncio.TimerHandle | None = None
         self._set_deadline(self.seconds)
-        others = sum(other._address == self._address for other in self._all())
-        if others > MAX_PER_CLIENT:
-            self._refuse("too many connections from this address", others > 2 * MAX_PER_CLIENT)
-        elif len(self.connections) > MAX_CONNECTIONS:
-            self._make_room()
+        everyone = self._all()
+        crowd = [other for other in everyone if other._address == self._address]
+        if len(crowd) > MAX_PER_CLIENT:
+            self._refuse("too many connections from this address", crowd, 2 * MAX_PER_CLIENT)
+        elif len(everyone) > MAX_CONNECTIONS:
+            self._make_room(everyone)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -184,22 +190,30 @@ class _DeadlineProtocol(H11Protocol):
     def _is_busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete and not self.cycle.disconnected
 
-    def _make_room(self) -> None:
+    def _make_room(self, everyone: Sequence[_DeadlineProtocol]) -> None:
         """Close the connection that has been idle longest; without an idle one, answer this one with 503."""
         latest = self.loop.time() - IDLE_SECONDS
-        idle = [other for other in self._all() if not other._is_busy() and not other.transport.is_closing()]
+        idle = [other for other in everyone if not other._is_busy() and not other.transport.is_closing()]
         oldest = min(idle, key=lambda other: other._waiting_since)  # this one is idle too
         if oldest._waiting_since < latest:
             oldest.transport.abort()
         else:
-            self._refuse("too many connections", len(self.connections) > 2 * MAX_CONNECTIONS)
+            self._refuse("too many connections", everyone, 2 * MAX_CONNECTIONS)
 
-    def _refuse(self, problem: str, at_once: bool) -> None:
-        """Answer 503 to all requests except for ``/healthz``, or abort at once: even a response needs an open file."""
-        if at_once:
+    def _refuse(self, problem: str, crowd: Sequence[_DeadlineProtocol], most: int) -> None:
+        """Answer 503 to all requests except for ``/healthz``, and abort another connection if the crowd is larger.
+
+        Even a response needs an open file. A request may be under way on the new connection, one to ``/healthz`` for
+        all that is known, so those that were refused before and sent no request are aborted first.
+        """
+        if len(crowd) > most:
+            idle = [other for other in crowd if not other._is_busy() and not other.transport.is_closing()]
+            victim = min(idle, key=lambda other: (not other.refused, other._waiting_since))  # this one is idle too
             self.metrics.aborted.inc()
-            self.transport.abort()
-            return
+            victim.transport.abort()
+            if victim is self:
+                return
+        self.refused = True
         app, refusal = self.app, _last_answer(unavailable(problem))
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -212,8 +226,13 @@ class _DeadlineProtocol(H11Protocol):
         self.app = answer
         self._set_deadline(LINGER_SECONDS)
 
-    def _all(self) -> set[_DeadlineProtocol]:
-        return cast("set[_DeadlineProtocol]", self.connections)
+    def _all(self) -> list[_DeadlineProtocol]:
+        """Return all connections but those that close as soon as the event loop goes on: they have nothing to send."""
+        return [
+            other
+            for other in cast("set[_DeadlineProtocol]", self.connections)
+            if not other.transport.is_closing() or other.transport.get_write_buffer_size()
+        ]
 
     @property
     def _address(self) -> str | None:

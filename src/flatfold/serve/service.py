@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from math import prod
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from .. import __version__
+from ..data.decoding import is_image
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from ..scoring.monitor import Monitor
@@ -32,6 +34,7 @@ MEMORY = 2**30  # bytes of all bodies and prepared inputs; decoders and the mode
 DECODERS = 2  # threads that decode images; each may need memory for the largest image allowed
 Score = Callable[[Sequence[Input]], Sequence[Row | Exception]]
 Waiting = tuple[Input, asyncio.Future[Row]]
+_UNSTATED = ("", "application/x-www-form-urlencoded")  # the second is what curl --data-binary sends by itself
 _FEATURES_HINT = f"features as {FEATURES} (little-endian float32)"
 
 
@@ -40,6 +43,8 @@ class Service:
 
     def __init__(self, guard: Guard | CalibratedDetector, settings: Settings) -> None:
         self.settings = settings
+        own = type(guard.model).__name__ if isinstance(guard, Guard) else None
+        self._model = settings.model or own
         self.scorer = Scorer(guard, settings.names)
         fpr = float(self.scorer.calibrated.calibration.fpr)
         self.metrics = Metrics(self.scorer.monitor, self.scorer.method, fpr, lambda: self.batcher.waiting)
@@ -56,6 +61,8 @@ class Service:
         kind = self._media_type(request)
         with self.memory.reserve() as take:
             files = await self._read(limit_body(request, self.settings.max_body, take), kind)
+            if kind in _UNSTATED:
+                kind = self._check_type("image/unstated" if is_image(files[0].content) else kind)
             return await _cancel_on_disconnect(request, self._answer(kind, files, explain, take))
 
     def close(self, wait: bool = False) -> None:
@@ -70,8 +77,16 @@ class Service:
         closing.join(seconds)
         return not closing.is_alive()
 
+    def facts(self) -> dict[str, Any]:
+        """Return the settings of the guard and the current counts, with the names of guard and model."""
+        return {"guard": self.settings.guard or None, "model": self._model} | self.scorer.facts()
+
     def _media_type(self, request: Request) -> str:
+        """Return the media type that a request states; its first bytes will tell whether it is an unstated image."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return kind if kind in _UNSTATED else self._check_type(kind)
+
+    def _check_type(self, kind: str) -> str:
         if kind == FEATURES:
             return kind
         if not kind.startswith("image/") and kind != FORM:

@@ -18,6 +18,8 @@ _HOST = r"[a-z0-9._-]+|\[[0-9a-f:.]+\]"
 class Settings:
     """Limits and access rules of a service."""
 
+    guard: str = ""  # name of the guard's file, to be shown
+    model: str = ""  # name of the model, to be shown; by default that of its class
     names: tuple[str, ...] | None = None  # of the classes, in the order of the logits
     token: str | None = field(default=None, repr=False)  # required as "Authorization: Bearer ..."; None: no token
     # Accepted Host headers, without port; None accepts all. This prevents DNS rebinding: a web page can make its own

@@ -108,13 +108,21 @@ def test_a_study_that_lacks_what_a_page_needs_is_refused(study, tmp_path):
     broken += [{"suite": without(suite, key)} for key in texts] + [{"suite": {**suite, key: ["?"]}} for key in texts]
     broken += [
         {"statistics": [replace(first, **change), *study.statistics[1:]]}
-        for change in ({"value": True}, {"stderr": "0.1"}, {"n": [5]}, {"loss": "mse"}, {"matrix": "fisher"})
+        for change in (
+            {"value": True},
+            {"value": 1e308},
+            {"stderr": "0.1"},
+            {"n": [5]},
+            {"loss": "mse"},
+            {"matrix": "fisher"},
+        )
     ]
     broken += [
         {"statistics": []},
         {"alphas": {"none": 0.0}},
         {"alphas": {"none": 0.0, "partial": "0.38", "full": 1.0}},
         {"sizes": {}},
+        {"sizes": {**study.sizes, "parameter": 0}},
         {"suite": {**suite, "ood": [{"name": "snow", "group": "far", "about": ""}]}},
         {"detections": [Detection("feature", 0.5, "noise", "much", 0.8, 0.95)]},
     ]

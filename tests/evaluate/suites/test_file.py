@@ -416,6 +416,7 @@ REFUSALS = [
     ("train", {"npz": None, "folder": "flat"}, "sub-folder"), ("val", {"y": "z"}, "'z'"), ("ood", {"x": "z"}, "'z'"),
     ("ood", {"expect": 6}, "any_counts="), ("ood", {"expect": 6, "outdated": 7}, "older version"),
     ("ood", {"name": "ood_val"}, "'ood_val'"),
+    *((section, {"name": "a" * 65}, "at most 64 letters") for section in ("", "network", "ood")),
     ("val", {"per_class": 11}, "class 0 has 10"), ("test", {"per_class": 7}, "class 0 has 6"),
     ("val", {"per_class": 10}, "empty"), ("test", {"npz": "train.npz"}, "same source"),
     ("test", {"x": "twin"}, "same source"),

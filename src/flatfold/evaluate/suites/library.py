@@ -7,11 +7,9 @@ from pathlib import Path
 
 from ...data.sources import Source, take_subset
 from .digits import DIGIT_NETWORKS, FIRST, digits
-from .schema import BUILT_IN, OPENOOD, built_in_names
+from .schema import BUILT_IN, DIGITS, OPENOOD, built_in_names, suite_names
 from .suite import Suite
 from .toml_file import SuiteFile
-
-DIGITS = "digits"
 
 
 def open_suite_file(
@@ -28,7 +26,7 @@ def open_suite_file(
     """
     if not name.endswith(".toml") and name not in built_in_names():
         raise ValueError(
-            f"no suite is called {name!r}. Built in: {', '.join([DIGITS, *built_in_names()])}. "
+            f"no suite is called {name!r}. Built in: {', '.join(suite_names())}. "
             "For your own network and data, pass the path of a suite file, which ends in .toml."
         )
     path = Path(name) if name.endswith(".toml") else BUILT_IN / f"{name}.toml"

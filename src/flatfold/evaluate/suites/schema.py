@@ -13,18 +13,19 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from .suite import NAME, Group
+from .suite import LETTERS, NAME, Group
 
 SPLITS = ("train", "val", "test")
 KINDS = ("npz", "folder", "list", "table", "bank")  # keys that name the source of images
 MAKERS = ("factory", "model", "linear")  # keys that name the origin of a network
 BUILT_IN = Path(__file__).parent / "openood"  # suite files like any other
+DIGITS = "digits"  # the built-in suite that has no file
 OPENOOD = "OPENOOD"  # the environment variable with the folder of OpenOOD's data and results
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 # Types of values; the description completes the sentence "<key> must be ...".
 Text = Annotated[str, Meta(min_length=1, description="a non-empty string")]
-ShortName = Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="a name of letters, digits and -_.+")]
+ShortName = Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description=f"a name of {LETTERS}")]
 Count = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
 FromZero = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
 Numbers = Annotated[list[float], Meta(description="a list of numbers")]
@@ -108,6 +109,7 @@ class OodTable(ImageTable, frozen=True, kw_only=True):
     name: ShortName
     group: Group
     about: Text = ""
+    printed: Text = ""
 
     @property
     def title(self) -> str:
@@ -245,6 +247,11 @@ def _read_toml(path: Path) -> Table:
 def built_in_names() -> list[str]:
     """Return the names of the suite files that are part of flatfold."""
     return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
+
+
+def suite_names() -> list[str]:
+    """Return the names of all suites that are part of flatfold, ``digits`` first."""
+    return [DIGITS, *built_in_names()]
 
 
 @contextmanager

@@ -1,21 +1,27 @@
 """A suite: a network, in-distribution splits, and OOD data sets."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Literal, get_args
 
-from torch import nn
-
-from ...data.sources import Source
 from ...display.numbers import count
+
+if TYPE_CHECKING:  # completion in the shell reads the names of suites, without torch
+    from torch import nn
+
+    from ...data.sources import Source
 
 Group = Literal["near", "far"]
 GROUPS = get_args(Group)
 
-NAME = re.compile(r"[\w+-][\w.+-]*")  # names become folders
+NAME = re.compile(r"[\w+-][\w.+-]{0,63}")  # names become folders, with a method and a hash in 255 bytes
+LETTERS = "at most 64 letters, digits and -_.+"
 FOLDERS = ("banks", "scores", "figures", "data", "curvature", "exhibits", "full-scale")  # reserved: next to results
-RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all")  # in folders and tables
+RESERVED = ("train", "val", "test", "ood_val", "id", "near", "far", "all", "average")  # in folders and tables
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class OodSet:
     group: Group
     images: Source
     about: str
+    printed: str = ""  # its name in tables for papers, if that is another one
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,8 @@ class Suite:
 def check_names(names: Sequence[str]) -> None:
     """Raise ValueError unless these are valid names of OOD data sets."""
     for name in names:
-        if name in RESERVED or names.count(name) > 1 or not NAME.fullmatch(name):
+        if name in RESERVED or names.count(name) > 1 or not isinstance(name, str) or not NAME.fullmatch(name):
             raise ValueError(
-                f"an OOD data set cannot be called {name!r}. Use unique names of letters, digits and -_.+, and none "
-                f"of {', '.join(RESERVED)}."
+                f"an OOD data set cannot be called {shortened(name)}. Use unique names of {LETTERS}, and none of "
+                f"{', '.join(RESERVED)}."
             )

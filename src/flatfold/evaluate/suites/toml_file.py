@@ -188,7 +188,7 @@ class SuiteData:
             train=self._train(),
             val=self.take("val", document.val),
             test=self.take("test", document.test),
-            ood=tuple(OodSet(it.name, it.group, self.take("ood", it), it.about) for it in document.ood),
+            ood=tuple(OodSet(it.name, it.group, self.take("ood", it), it.about, it.printed) for it in document.ood),
             ood_val=self.take("ood_val", document.ood_val) if document.ood_val else None,
             seed=self.seed,
             siblings=tuple(network.name for network in self.file.networks),
