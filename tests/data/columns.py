@@ -45,9 +45,9 @@ class Stream(IterableDataset):
 
 
 class Splits(UserDict):
-    """Data sets by the name of the split."""
+    """Data sets by the name of the split, which has no ``features`` of its own."""
 
-    column_names, features = {}, {}
+    column_names = {}
 
 
 def make_columns(columns, classes=()):

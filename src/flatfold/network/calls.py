@@ -159,7 +159,8 @@ def watch_calls(
 
 def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the first argument of a call, None if it has none."""
-    return next(iter((*args, *kwargs.values())), None)
+    values = (*args, *kwargs.values())
+    return values[0] if values else None  # not next(), whose default torch.compile may not know
 
 
 def one_row_each(values: Tensor, axes: int, rows: int) -> Tensor | None:
