@@ -52,3 +52,11 @@ def check_guard(model, data, batch, folder, method="fourfold", **loading):
     for ours, theirs in zip(verdict, again(batch), strict=True):
         assert torch.equal(ours, theirs)
     return guard
+
+
+def check_export(model, inputs, folder):
+    """Export a guard around a model in both formats; each file is compared with the guard before it is written."""
+    data, some = random_batches(inputs)
+    guard = ff.Guard.fit(model, data, "fold", FPR)
+    for suffix in (".pt2", ".onnx"):
+        assert guard.export(folder / f"guard{suffix}", some).inputs == JUDGED

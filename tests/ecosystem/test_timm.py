@@ -9,7 +9,7 @@ import flatfold as ff
 from flatfold.errors import UnsupportedHeadError
 from flatfold.network.model_loading import named_model, published_transform
 from tests.architectures import CLASSES
-from tests.ecosystem.guarded import FPR, built_for_images, check_guard, random_batches
+from tests.ecosystem.guarded import FPR, built_for_images, check_export, check_guard, random_batches
 
 pytestmark = pytest.mark.ecosystem
 
@@ -38,6 +38,11 @@ def make(name):
 def test_a_guard_around_a_classifier_answers_as_the_classifier_does(name, tmp_path):
     model, x = make(name)
     check_guard(model, *random_batches(x), tmp_path, "fold")
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto"])
+def test_a_guard_around_a_classifier_becomes_a_graph(name, tmp_path):
+    check_export(*make(name), tmp_path)
 
 
 @pytest.mark.parametrize("name", AVERAGED)

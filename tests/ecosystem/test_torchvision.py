@@ -12,7 +12,7 @@ import flatfold as ff
 from flatfold.errors import UnsupportedHeadError
 from flatfold.network.model_loading import named_model, published_transform
 from tests.architectures import CLASSES
-from tests.ecosystem.guarded import FPR, built_for_images, check_guard, random_batches
+from tests.ecosystem.guarded import FPR, built_for_images, check_export, check_guard, random_batches
 
 pytestmark = pytest.mark.ecosystem
 
@@ -38,6 +38,11 @@ def test_a_guard_around_a_classifier_answers_as_the_classifier_does(name, tmp_pa
     side, options = ARCHITECTURES[name]
     model, x = built_for_images(partial(make, name, **options), side)
     check_guard(model, *random_batches(x), tmp_path, "fold")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+def test_a_guard_around_a_classifier_becomes_a_graph(name, tmp_path):
+    check_export(*built_for_images(partial(make, name), 64), tmp_path)
 
 
 def test_squeezenet_is_refused_because_no_linear_layer_computes_its_logits():

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import flatfold as ff
 from flatfold.network.model_loading import named_model, published_transform
 from tests.architectures import CLASSES, HUB, built
-from tests.ecosystem.guarded import check_guard, random_batches
+from tests.ecosystem.guarded import check_export, check_guard, random_batches
 
 pytestmark = pytest.mark.ecosystem
 
@@ -22,6 +22,11 @@ SOUNDS = ["audio_spectrogram", "wav2vec2"]
 def test_a_guard_around_a_classifier_answers_as_the_classifier_does(name, tmp_path):
     model, inputs = built(HUB[name])
     check_guard(model, *random_batches(inputs), tmp_path, "fold")
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "deberta_v2", "wav2vec2"])
+def test_a_guard_around_a_classifier_becomes_a_graph(name, tmp_path):
+    check_export(*built(HUB[name]), tmp_path)
 
 
 @pytest.mark.parametrize("backend", ["", "Pil"])  # "" is that of torchvision

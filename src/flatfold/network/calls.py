@@ -295,7 +295,7 @@ def evaluating(model: nn.Module, device: torch.device | str | None = None) -> It
             undo.callback(model.to, home)
             model.to(target)
         undo.enter_context(torch.no_grad())
-        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        if "torch._dynamo" in sys.modules:
             # a compiled model skips the hooks that were added after its first call
             undo.enter_context(_shared("torch.compile", _begin_eager))
         yield target

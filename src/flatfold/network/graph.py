@@ -193,7 +193,8 @@ def write_onnx(
     size = sum(value.numel() * value.element_size() for value in tensors if isinstance(value, Tensor))
     if size > LARGEST:
         raise ValueError(f"an ONNX file holds at most 2 GB, but the weights have {size / 1e9:.1f} GB. Use a .pt2 file.")
-    with quiet(), explain_export_errors("the graph", "Use a .pt2 file instead, which needs no conversion."):
+    advice = f"Use a .pt2 file, which needs no conversion, or a newer torch than {torch.__version__}."
+    with quiet(), explain_export_errors("the graph", advice):
         translated = torch.onnx.export(
             program,
             dynamo=True,
@@ -239,7 +240,7 @@ def _onnx_batch_norm(
     weight, bias = each(1.0) if weight is None else weight, each(0.0) if bias is None else bias
     outputs = op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=eps)
     normalised = outputs[0] if isinstance(outputs, Sequence) else outputs  # torch 2.6 adds the outputs of the training
-    return normalised, normalised, normalised  # the model reads the first only
+    return normalised, op.Identity(running_mean), op.Identity(running_var)  # the model reads the first only
 
 
 def _name_batch_axis(graph: Any, batch: Batch) -> None:
