@@ -34,7 +34,7 @@ def built_for_images(make, side):
 
 def check_guard(model, data, batch, folder, method="fourfold", **loading):
     """Fit a guard on ``data``, judge a prepared batch, save and load the guard; return it."""
-    guard = ff.Guard.fit(model, data, method, FPR, loading=ff.Loading(**loading))
+    guard = ff.Guard.fit(model, data, method=method, fpr=FPR, loading=ff.Loading(**loading))
     verdict = guard(batch)
     model.eval()
     with torch.no_grad():
@@ -57,6 +57,6 @@ def check_guard(model, data, batch, folder, method="fourfold", **loading):
 def check_export(model, inputs, folder):
     """Export a guard around a model in both formats; each file is compared with the guard before it is written."""
     data, some = random_batches(inputs)
-    guard = ff.Guard.fit(model, data, "fold", FPR)
+    guard = ff.Guard.fit(model, data, method="fold", fpr=FPR)
     for suffix in (".pt2", ".onnx"):
         assert guard.export(folder / f"guard{suffix}", some).inputs == JUDGED

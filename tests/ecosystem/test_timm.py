@@ -49,7 +49,7 @@ def test_a_guard_around_a_classifier_becomes_a_graph(name, tmp_path):
 def test_a_classifier_with_two_heads_is_refused_by_their_names(name):
     model, x = make(name)
     with pytest.raises(UnsupportedHeadError, match="averaged"):
-        ff.Guard.fit(model, random_batches(x)[0], "fold", FPR)
+        ff.Guard.fit(model, random_batches(x)[0], method="fold", fpr=FPR)
 
 
 def test_the_preparation_of_every_classifier_becomes_the_same_transform_from_its_settings_and_its_steps(pictures):

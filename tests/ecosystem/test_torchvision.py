@@ -48,7 +48,7 @@ def test_a_guard_around_a_classifier_becomes_a_graph(name, tmp_path):
 def test_squeezenet_is_refused_because_no_linear_layer_computes_its_logits():
     model, x = built_for_images(partial(make, "squeezenet1_0"), 64)
     with pytest.raises(UnsupportedHeadError, match="every token or pixel"):  # behind which a ReLU stands
-        ff.Guard.fit(model, random_batches(x)[0], "fold", FPR)
+        ff.Guard.fit(model, random_batches(x)[0], method="fold", fpr=FPR)
 
 
 def test_the_published_preparation_of_every_classifier_becomes_a_transform(pictures):
