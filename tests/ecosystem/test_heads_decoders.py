@@ -90,7 +90,7 @@ def fit(model, batch, method="fold"):
         (part(batch, 0, half), torch.arange(half) % CLASSES),
         (part(batch, half, None), torch.arange(half) % CLASSES),
     ]
-    return ff.Guard.fit(model, data, method, FPR)
+    return ff.Guard.fit(model, data, method=method, fpr=FPR)
 
 
 def check_guard(guard, model, batch, folder):
@@ -168,7 +168,7 @@ def test_in_bfloat16_the_token_is_the_right_one_though_paddings_may_have_its_log
     assert torch.equal(bank.features, features_of(model, batch).float())
     assert (bank.features.dtype, head.weight.dtype) == (torch.float32, torch.float32)
     some = part(batch, 0, 200)
-    verdict = ff.Guard.fit(model, [(some, torch.arange(200) % max(classes, 2))], "fourfold", FPR)(some)
+    verdict = ff.Guard.fit(model, [(some, torch.arange(200) % max(classes, 2))], method="fourfold", fpr=FPR)(some)
     assert verdict.score.isfinite().all()
     assert classes == 1 or torch.equal(verdict.logits, logits_of(model, some))
 
@@ -186,7 +186,9 @@ def test_false_alarms_are_as_frequent_as_asked_for():
     for seed in range(40):
         batch = sentences(400, seed=seed)
         known, new = part(batch, 0, 200), part(batch, 200, 400)
-        guard = ff.Guard.fit(model, [(known, logits_of(model, known).argmax(1))], "fourfold", 0.05, seed=seed)
+        guard = ff.Guard.fit(
+            model, [(known, logits_of(model, known).argmax(1))], method="fourfold", fpr=0.05, seed=seed
+        )
         rates.append(guard(new).is_ood.double().mean())
     rates = torch.stack(rates)
     assert abs(rates.mean() - 0.05) < 3 * rates.std() / len(rates) ** 0.5

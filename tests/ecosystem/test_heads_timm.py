@@ -41,7 +41,7 @@ def test_features_are_the_inputs_of_both_heads(name, tmp_path):
     for hook in hooks:
         hook.remove()
     guard = ff.Guard.fit(
-        model, [(x[:12], torch.arange(12) % CLASSES), (x[12:], torch.arange(12) % CLASSES)], "fold", 0.1
+        model, [(x[:12], torch.arange(12) % CLASSES), (x[12:], torch.arange(12) % CLASSES)], method="fold", fpr=0.1
     )
     found = guard.network.found
     assert (found.relation.kind, found.relation.layers) == ("averaged", MODELS[name][1])
@@ -77,7 +77,7 @@ def test_other_networks_with_several_heads_are_read_and_squeezenet_is_refused():
 @pytest.mark.filterwarnings("ignore")  # of torch.export
 def test_in_float64_the_relation_is_exact_and_graphs_have_it(tmp_path):
     model, x = make("deit_tiny_distilled_patch16_224", depth=1)
-    guard = ff.Guard.fit(model, [(x, torch.arange(N) % CLASSES)], "fold", 0.1)
+    guard = ff.Guard.fit(model, [(x, torch.arange(N) % CLASSES)], method="fold", fpr=0.1)
     for suffix in (".pt2", ".onnx"):
         guard.export(tmp_path / f"guard{suffix}", [x])  # which compares
     bank, head = ff.extract(model.double(), [x.double()])
@@ -92,7 +92,7 @@ def test_false_alarms_are_as_frequent_as_asked_for():
         x = torch.randn(400, 3, 64, 64, generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
             labels = model(x[:200]).argmax(1)
-        guard = ff.Guard.fit(model, [(x[:200], labels)], "fourfold", 0.05, seed=seed)
+        guard = ff.Guard.fit(model, [(x[:200], labels)], method="fourfold", fpr=0.05, seed=seed)
         rates.append(guard(x[200:]).is_ood.double().mean())
     rates = torch.stack(rates)
     assert abs(rates.mean() - 0.05) < 3 * rates.std() / len(rates) ** 0.5

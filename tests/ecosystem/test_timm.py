@@ -6,10 +6,9 @@ from PIL import Image
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.errors import UnsupportedHeadError
 from flatfold.network.model_loading import named_model, published_transform
 from tests.architectures import CLASSES
-from tests.ecosystem.guarded import FPR, built_for_images, check_export, check_guard, random_batches
+from tests.ecosystem.guarded import built_for_images, check_export, check_guard, random_batches
 
 pytestmark = pytest.mark.ecosystem
 
@@ -21,8 +20,6 @@ TRANSFORMERS = [  # whose size of the images is an option
     *["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "beit_base_patch16_224", "mixer_s32_224"],
     *["cait_xxs24_224", "eva02_tiny_patch14_224", "deit_tiny_distilled_patch16_224", "levit_128s"],
 ]
-# Their logits are the mean of two layers' outputs, which a guard refuses.
-AVERAGED = ["deit_tiny_distilled_patch16_224", "levit_128s", "efficientformer_l1"]
 NAMES = [*CONVOLUTIONS, *TRANSFORMERS, "efficientformer_l1"]
 
 
@@ -34,7 +31,7 @@ def make(name):
     return built_for_images(lambda: timm.create_model(name, num_classes=CLASSES, **options), side)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in AVERAGED])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_guard_around_a_classifier_answers_as_the_classifier_does(name, tmp_path):
     model, x = make(name)
     check_guard(model, *random_batches(x), tmp_path, "fold")
@@ -43,13 +40,6 @@ def test_a_guard_around_a_classifier_answers_as_the_classifier_does(name, tmp_pa
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto"])
 def test_a_guard_around_a_classifier_becomes_a_graph(name, tmp_path):
     check_export(*make(name), tmp_path)
-
-
-@pytest.mark.parametrize("name", AVERAGED)
-def test_a_classifier_with_two_heads_is_refused_by_their_names(name):
-    model, x = make(name)
-    with pytest.raises(UnsupportedHeadError, match="averaged"):
-        ff.Guard.fit(model, random_batches(x)[0], method="fold", fpr=FPR)
 
 
 def test_the_preparation_of_every_classifier_becomes_the_same_transform_from_its_settings_and_its_steps(pictures):

@@ -9,10 +9,9 @@ from PIL import Image
 from torch.testing import assert_close
 
 import flatfold as ff
-from flatfold.errors import UnsupportedHeadError
 from flatfold.network.model_loading import named_model, published_transform
 from tests.architectures import CLASSES
-from tests.ecosystem.guarded import FPR, built_for_images, check_export, check_guard, random_batches
+from tests.ecosystem.guarded import built_for_images, check_export, check_guard, random_batches
 
 pytestmark = pytest.mark.ecosystem
 
@@ -43,12 +42,6 @@ def test_a_guard_around_a_classifier_answers_as_the_classifier_does(name, tmp_pa
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 def test_a_guard_around_a_classifier_becomes_a_graph(name, tmp_path):
     check_export(*built_for_images(partial(make, name), 64), tmp_path)
-
-
-def test_squeezenet_is_refused_because_no_linear_layer_computes_its_logits():
-    model, x = built_for_images(partial(make, "squeezenet1_0"), 64)
-    with pytest.raises(UnsupportedHeadError, match="every token or pixel"):  # behind which a ReLU stands
-        ff.Guard.fit(model, random_batches(x)[0], method="fold", fpr=FPR)
 
 
 def test_the_published_preparation_of_every_classifier_becomes_a_transform(pictures):

@@ -213,7 +213,7 @@ def test_a_guard_scores_the_features_is_saved_and_runs_as_one_module(case, tmp_p
     build, draw, *_ = CASES[case]
     model, inputs = build(dtype=torch.float32), draw(n=40, dtype=torch.float32)
     data = [part(inputs, 0, 20), part(inputs, 20, 40)]
-    guard = Guard.fit(model, data, "fold", 0.1)
+    guard = Guard.fit(model, data, method="fold", fpr=0.1)
     verdict = guard(inputs)
     assert torch.equal(verdict.logits, logits_by(model.eval(), inputs))
     assert_close(verdict.score, guard.detector(features_by_hand(case, model, inputs)), rtol=1e-5, atol=1e-6)
@@ -236,7 +236,7 @@ def test_graphs_give_the_same_verdicts(case, tmp_path):
     pytest.importorskip("onnxruntime", reason="flatfold[onnx] is not installed")
     build, draw, *_ = CASES[case]
     model, inputs = build(dtype=torch.float32), draw(n=40, dtype=torch.float32)
-    guard = Guard.fit(model, [inputs], "fold", 0.1)
+    guard = Guard.fit(model, [inputs], method="fold", fpr=0.1)
     for suffix in (".onnx", ".pt2"):
         guard.export(tmp_path / f"guard{suffix}", [inputs])  # which compares
     expected = guard(inputs)
@@ -253,7 +253,7 @@ def test_compiled_networks_give_the_same_verdicts():
     for case in ("averaged", QUICK_GRAPH, "mean of pixels"):
         build, draw, *_ = CASES[case]
         model, inputs = build(dtype=torch.float32), draw(n=40, dtype=torch.float32)
-        guard = Guard.fit(model, [inputs], "fold", 0.1)
+        guard = Guard.fit(model, [inputs], method="fold", fpr=0.1)
         expected = guard(inputs)
         guard.use_runtime("torch-compile")
         for some in (inputs, part(inputs, 0, 7), part(inputs, 0, 1)):
@@ -349,7 +349,7 @@ def test_a_later_batch_with_another_relation_is_refused():
 def test_a_graph_raises_an_alarm_where_no_token_has_the_logits():
     model = make(at_last_token, dtype=torch.float32)
     data = sentences(40, dtype=torch.float32)
-    guard = Guard.fit(model, [data], "fold", 0.1)
+    guard = Guard.fit(model, [data], method="fold", fpr=0.1)
     module = guard.as_module()
 
     def shifted(m, **inputs):
@@ -468,7 +468,7 @@ def test_the_head_of_an_adapter_is_what_it_computes(case, tmp_path):
     plain = getattr(model, name)
     adapter = Adapter(plain)
     setattr(model, name, adapter)
-    guard = Guard.fit(model, [inputs], "fold", 0.1)
+    guard = Guard.fit(model, [inputs], method="fold", fpr=0.1)
     assert sentence in str(guard.network.found.relation)
     assert torch.equal(guard(inputs).logits, called(model.eval(), inputs))
     merged = plain.weight + 2 * (adapter.lora_B.weight.flatten(1) @ adapter.lora_A.weight.flatten(1)).view_as(
