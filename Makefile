@@ -10,23 +10,29 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 ORACLES := curvlinops-for-pytorch backpack-for-pytorch einconv unfoldNd linear_operator
 
 # A process per core, and a thread per process. Files stay together: they share clusters and fitted guards.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := -m pytest -n auto --maxprocesses 4 --dist loadfile
+TEST   := OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST)
 SLOW   := slow or browser or ray or real or docs
 ARGS   :=  # more words for pytest: files, -k NAME, -n 0 for one process
 
-.PHONY: demo test test-slow coverage lint format docs bench clean
+.PHONY: demo test test-slow test-ecosystem coverage lint format docs bench clean
 
 demo: $(READY)  ## the main job on built-in real data: out/digits/report.html
 	$(BIN)/flatfold bench digits
 
 test: $(DEV)  ## the quick tests, doctests included: before every commit
-	$(PYTEST) -m "not ($(SLOW))" $(ARGS)
+	$(TEST) -m "not ($(SLOW) or ecosystem)" $(ARGS)
 
 test-slow: $(VENV)/.ready-slow  ## all others: browser, Ray, real networks, documentation, long simulations
-	$(PYTEST) -m "$(SLOW)" $(ARGS)
+	$(TEST) -m "$(SLOW)" $(ARGS)
 
-coverage: $(DEV)  ## all tests of both, with branch coverage
-	$(PYTEST) --cov --cov-report=term
+# Its environment is no part of the clone: 7 GB (3 GB to download), three minutes, once.
+test-ecosystem:  ## the quick tests with the oldest torch, and the real torchvision, timm, transformers, datasets
+	environment=$$(.ci/ecosystem) && PYTHONPATH=$(CURDIR)/src OMP_NUM_THREADS=1 \
+		"$$environment/bin/python" $(PYTEST) -m "not ($(SLOW))" $(ARGS)
+
+coverage: $(DEV)  ## all tests of the first two, with branch coverage
+	$(TEST) -m "not ecosystem" --cov --cov-report=term
 
 lint: $(DEV)  ## style and types
 	$(BIN)/ruff check .

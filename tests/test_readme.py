@@ -121,3 +121,9 @@ def test_links_of_the_readme_lead_to_the_configured_address_in_a_package_and_els
     for address in ("(https://example.org/images/docs/scores.svg)", "(https://example.org/links/docs/gallery.md)"):
         assert address in metadata["readme"]["text"]
     assert "readme" in PROJECT["dynamic"]
+
+
+def test_the_ecosystem_is_tried_with_the_lowest_torch_that_is_admitted():
+    (lowest,) = re.findall(r"^torch==(\S+)$", (ROOT / ".ci" / "ecosystem.txt").read_text(encoding="utf8"), re.MULTILINE)
+    (floor,) = (entry for entry in PROJECT["dependencies"] if entry.startswith("torch>="))
+    assert floor.partition(",")[0] == f"torch>={lowest.removesuffix('.0')}"

@@ -2,6 +2,7 @@
 
 from collections import UserDict
 from importlib.util import find_spec
+from typing import ClassVar
 
 from torch.utils.data import IterableDataset
 
@@ -45,9 +46,9 @@ class Stream(IterableDataset):
 
 
 class Splits(UserDict):
-    """Data sets by the name of the split."""
+    """Data sets by the name of the split, which has no ``features`` of its own."""
 
-    column_names, features = {}, {}
+    column_names: ClassVar = {}
 
 
 def make_columns(columns, classes=()):

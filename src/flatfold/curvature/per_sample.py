@@ -171,7 +171,8 @@ class AutogradForward(CachedForward):
                 torch.autograd.grad(logits, parameters, one[row : row + 1], retain_graph=True, materialize_grads=True)
                 for one in cotangents
             ]
-            rows.append(_flat_products([torch.stack(by) for by in zip(*gradients, strict=True)], pairs))
+            # detached, because the zeros of torch 2.6 for an unused parameter require a gradient
+            rows.append(_flat_products([torch.stack(by).detach() for by in zip(*gradients, strict=True)], pairs))
         return torch.stack(rows)
 
 

@@ -4,6 +4,8 @@ Bibas, Feder and Hassner, "Single Layer Predictive Normalized Maximum Likelihood
 NeurIPS 2021.
 """
 
+from math import log
+
 import torch
 from torch import Tensor
 
@@ -82,4 +84,4 @@ class Pnml(Detector):
         logits = self.logits(units if self.unit_logits else h).to(q.dtype)
         p = logits.softmax(dim=-1).clamp(SMALLEST, 1 - SMALLEST)
         reached = p / (p + (1 - p) * p**kappa)
-        return (reached.sum(dim=-1).log() / torch.tensor(float(p.shape[-1]), dtype=q.dtype).log()).to(h.dtype)
+        return (reached.sum(dim=-1).log() / log(p.shape[-1])).to(h.dtype)

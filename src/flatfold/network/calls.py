@@ -159,7 +159,8 @@ def watch_calls(
 
 def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the first argument of a call, None if it has none."""
-    return next(iter((*args, *kwargs.values())), None)
+    values = (*args, *kwargs.values())
+    return values[0] if values else None  # not next(), whose default torch.compile may not know
 
 
 def one_row_each(values: Tensor, axes: int, rows: int) -> Tensor | None:
@@ -294,7 +295,7 @@ def evaluating(model: nn.Module, device: torch.device | str | None = None) -> It
             undo.callback(model.to, home)
             model.to(target)
         undo.enter_context(torch.no_grad())
-        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        if "torch._dynamo" in sys.modules:
             # a compiled model skips the hooks that were added after its first call
             undo.enter_context(_shared("torch.compile", _begin_eager))
         yield target

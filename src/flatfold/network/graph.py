@@ -35,6 +35,7 @@ BATCH = "batch"  # name of the dynamic batch axis
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 18
 LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file holds at most 2 GiB, including the graph
+LARGEST_BATCH = 2**31  # inputs in a batch of a graph
 INT64 = 7  # ONNX's code for the type
 
 OnnxSession = Callable[[Batch], list[np.ndarray[Any, Any]]]
@@ -155,8 +156,11 @@ def trace(module: nn.Module, batch: Batch) -> ExportedProgram:
     part = batch.part(0, TRACED)
     blank = part.with_each(lambda value: torch.zeros_like(value) if part.one_per_input(value) else value)
     with quiet(), torch.no_grad(), explain_export_errors("the model"):
-        shapes = _dynamic_shapes(blank, Dim(BATCH))
-        program = export(_TupleModule(module, blank), blank.args, blank.kwargs, dynamic_shapes=shapes)
+        # Both are for torch 2.6: it traces models of transformers only if it is not strict, and excludes no size of a
+        # batch by itself, not even the largest integer, which slices take for "to the end".
+        size = Dim(BATCH, max=LARGEST_BATCH)
+        shapes = {name: {0: size} if blank.one_per_input(value) else None for name, value in by_name(blank).items()}
+        program = export(_TupleModule(module, blank), blank.args, blank.kwargs, dynamic_shapes=shapes, strict=False)
     for graph in program.graph_module.modules():
         if isinstance(graph, GraphModule):
             for node in graph.graph.nodes:
@@ -167,11 +171,6 @@ def trace(module: nn.Module, batch: Batch) -> ExportedProgram:
 def by_name(batch: Batch) -> dict[str, Any]:
     """Return the arguments of a batch by their names in a graph."""
     return {"x": batch.args[0], **batch.kwargs} if batch.args else batch.kwargs
-
-
-def _dynamic_shapes(batch: Batch, size: Any) -> dict[str, Any]:
-    """Return the dynamic dimensions of a batch: the first one of every value with a batch axis."""
-    return {name: {0: size} if batch.one_per_input(value) else None for name, value in by_name(batch).items()}
 
 
 def check_onnx_packages(names: Sequence[str] = ONNX_PACKAGES) -> None:
@@ -194,7 +193,8 @@ def write_onnx(
     size = sum(value.numel() * value.element_size() for value in tensors if isinstance(value, Tensor))
     if size > LARGEST:
         raise ValueError(f"an ONNX file holds at most 2 GB, but the weights have {size / 1e9:.1f} GB. Use a .pt2 file.")
-    with quiet(), explain_export_errors("the graph", "Use a .pt2 file instead, which needs no conversion."):
+    advice = f"Use a .pt2 file, which needs no conversion, or a newer torch than {torch.__version__}."
+    with quiet(), explain_export_errors("the graph", advice):
         translated = torch.onnx.export(
             program,
             dynamo=True,
@@ -203,10 +203,13 @@ def write_onnx(
             opset_version=OPSET,
             input_names=[name for name, value in by_name(batch).items() if isinstance(value, Tensor)],
             output_names=list(outputs),
-            dynamic_shapes=_dynamic_shapes(batch, BATCH),
-            custom_translation_table={torch.ops.aten.searchsorted.Tensor: _onnx_searchsorted},
+            custom_translation_table={
+                torch.ops.aten.searchsorted.Tensor: _onnx_searchsorted,
+                torch.ops.aten._native_batch_norm_legit_no_training.default: _onnx_batch_norm,
+            },
         )
         assert translated is not None
+        _name_batch_axis(translated.model.graph, batch)
         translated.model.metadata_props.update(metadata)
         translated.save(path, external_data=False)
 
@@ -221,6 +224,34 @@ def _onnx_searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
     # "Not at least" instead of "below": a NaN sorts after all values, as in torch.
     before = op.Not(op.GreaterOrEqual(sorted_sequence, values))
     return op.ReduceSum(op.Cast(before, to=INT64), [1], keepdims=int(by_row))
+
+
+# torch 2.6 matches arguments by the names of its own operator, and accepts None for those with a default.
+def _onnx_batch_norm(
+    input: Any, weight: Any = None, bias: Any = None, running_mean: Any = None, running_var: Any = None,
+    momentum: Any = None, eps: Any = None,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Implement ``batch_norm`` in evaluation; the implementation of onnxscript needs a newer torch than 2.6."""
+    op = import_module("onnxscript").opset18
+
+    def each(number: float) -> Any:
+        return op.Expand(op.CastLike(op.Constant(value_floats=[number]), running_var), op.Shape(running_var))
+
+    weight, bias = each(1.0) if weight is None else weight, each(0.0) if bias is None else bias
+    outputs = op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=eps)
+    normalised = outputs[0] if isinstance(outputs, Sequence) else outputs  # torch 2.6 adds the outputs of the training
+    return normalised, op.Identity(running_mean), op.Identity(running_var)  # the model reads the first only
+
+
+def _name_batch_axis(graph: Any, batch: Batch) -> None:
+    """Give the batch axis of all inputs and outputs its name; not all versions of torch keep that of the program."""
+    axes = {entry.name: entry.shape for entry in graph.inputs}
+    names = [name for name, value in by_name(batch).items() if name in axes and batch.one_per_input(value)]
+    sizes = {str(axes[name][0]) for name in names}
+    for entry in (*graph.inputs, *graph.outputs):
+        for axis, size in enumerate(entry.shape):
+            if str(size) in sizes:
+                entry.shape[axis] = BATCH
 
 
 def open_onnx(graph: Path | bytes, threads: int | None = None) -> OnnxSession:
