@@ -70,7 +70,7 @@ def layers_of(model: nn.Module, batch: Any, wanted: Wanted) -> Callable[[Tensor]
     x = _only_input(model, batch)
     places = _places(model, x, wanted)
     if wanted == "stages":
-        places = list(dict.fromkeys([*places, *_inputs_of(find_head(model, x))]))
+        places = list(dict.fromkeys([*places, *_head_inputs(find_head(model, x))]))
     # Copies: the model may go on to change an activation in place.
     return lambda x: _activations(model, places, x, Tensor.clone)
 
@@ -95,7 +95,7 @@ def layers_and_head(
             f"methods that run the network need features that are known before its logits, but {found.relation}. Use a "
             "method on features."
         )
-    inputs = _inputs_of(found)
+    inputs = _head_inputs(found)
     named = [place for place in (_places(model, x, wanted) if wanted else []) if place not in inputs]
     last_layer = found.head.to(x.device)
 
@@ -116,7 +116,7 @@ def layers_and_head(
     return layers
 
 
-def _inputs_of(found: FoundHead) -> list[Place]:
+def _head_inputs(found: FoundHead) -> list[Place]:
     return [Place(name, "input") for name in found.relation.layers]
 
 
