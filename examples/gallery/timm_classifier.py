@@ -16,7 +16,7 @@ photos = [Image.fromarray(pixels) for pixels in noise]
 held_out = [(photo, row % 5) for row, photo in enumerate(photos[4:])]  # yours: any data set, or a folder
 
 guard = ff.Guard.fit(model, held_out, fpr=0.1, loading=ff.Loading(transform=config))
-for explanation in guard.explain(torch.stack([guard.transform(photo) for photo in photos[:4]])):
+for explanation in guard.explain(photos[:4]):
     print(explanation)
 
 guard.save("timm_guard.safetensors")

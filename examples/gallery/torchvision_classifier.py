@@ -12,7 +12,7 @@ held_out = torchvision.datasets.FakeData(200, (3, 256, 256), 1000)  # yours: Ima
 photos = [image for image, _ in torchvision.datasets.FakeData(4, (3, 300, 400), random_offset=7)]
 
 guard = ff.Guard.fit(model, held_out, loading=ff.Loading(transform=weights.transforms()))
-verdict = guard(torch.stack([guard.transform(photo) for photo in photos]))  # images of PIL, prepared as in fit
+verdict = guard(photos)  # images of PIL, prepared as in fit
 for label, p, alarm in zip(verdict.predicted, verdict.p_value, verdict.is_ood, strict=True):
     print(f"{weights.meta['categories'][label]:20} p = {p:.2f} {'OOD' if alarm else 'ID'}")
 
