@@ -187,7 +187,7 @@ def test_bad_data_is_refused_with_a_sentence():
     x, masks = scenes()
     cases = {
         "12 x 16, the size of the logits, got 12 x 12": masks[:, :, :12],
-        "each position.*one per input": masks[:, 0, 0],
+        "class for each.*one per input.*wrap the model": masks[:, 0, 0],
         "from 0 to 3 or ignored.*got 7, 9": masks.clone()
         .index_fill_(1, torch.tensor([3]), 7)
         .index_fill_(2, torch.tensor([3]), 9),

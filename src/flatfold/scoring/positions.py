@@ -179,9 +179,12 @@ def masks_of(batch: Batch, result: DensePass, ignored: Sequence[int]) -> Tensor:
     if given not in (size, image):
         at = " x ".join(map(str, size))
         also = "" if image == size or len(size) == 1 else f" or of the image, {' x '.join(map(str, image))}"
+        advice = "Resize the masks with nearest neighbour, as the images."
+        if not given:
+            advice = "For one decision per input, wrap the model so that it selects or pools positions."
         raise ValueError(
-            f"labels must have a class for each position: {at}, the size of the logits{also}, got "
-            f"{' x '.join(map(str, given)) or 'one per input'}. Resize the masks with nearest neighbour, as the images."
+            f"the model has logits at every position, so labels must have a class for each: {at}, the size of the "
+            f"logits{also}, got {' x '.join(map(str, given)) or 'one per input'}. {advice}"
         )
     masks = at_size(masks.long(), size).flatten(1)
     used = torch.tensor([value for value in ignored if not 0 <= value < classes], dtype=torch.int64)
