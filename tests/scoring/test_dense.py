@@ -60,7 +60,7 @@ def correlated(n, g, side=8):
 
 
 def test_the_mean_share_of_false_alarms_is_bounded_over_draws_of_the_images():
-    fpr, redraws, n = 0.05, 220, 80
+    fpr, redraws, n = 0.05, 250, 44
     model = nn.Sequential(nn.Conv2d(2, 3, 1)).eval()
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])[:, :, None, None])
@@ -74,14 +74,14 @@ def test_the_mean_share_of_false_alarms_is_bounded_over_draws_of_the_images():
         result, images = fit_positions(create("mls"), first.network.found.head, drawn, pixels, fpr, redraw)
         guard = DenseGuard(first.network, CalibratedDetector(result.detector, result.calibration), images)
         verdict = guard(new)
-        naive = guard(data[: n // 4]).score.flatten().quantile(1 - fpr)  # of pooled pixels, 20 images
+        naive = guard(data[: n // 2]).score.flatten().quantile(1 - fpr)  # of pooled pixels
         alarms = (verdict.is_ood, verdict.image_is_ood, verdict.score > naive)
         shares.append(torch.stack([each.double().mean() for each in alarms]))
     mean, error = torch.stack(shares).mean(dim=0), torch.stack(shares).std(dim=0) / redraws**0.5
     assert (mean[:2] <= fpr + 3 * error[:2]).all()
     # The threshold of risk control costs at most 2 / (n + 1) of the rate, the rank of images at most 1 / (n + 1).
-    assert mean[0] >= fpr - 2 / 41 - 3 * error[0]
-    assert mean[1] >= fpr - 1 / 41 - 3 * error[1]
+    assert mean[0] >= fpr - 2 / 23 - 3 * error[0]
+    assert mean[1] >= fpr - 1 / 23 - 3 * error[1]
     assert mean[2] > fpr + 3 * error[2]
 
 
@@ -315,8 +315,11 @@ def test_padding_of_texts_does_not_count():
     assert (verdict.p_value[padding] == 1).all()
     assert not verdict.is_ood[padding].any()
     assert torch.equal(verdict.predicted, verdict.logits.argmax(dim=-1))
-    strange = few | {"x": few["x"].where(~padding[..., None], 1e3)}
-    assert torch.equal(guard(strange).image_p_value, verdict.image_p_value)
+    for row in range(6):
+        own = verdict.score[row][~padding[row]].sort(descending=True).values
+        number = own[-(-len(own) // 10) - 1]  # at most a tenth of the tokens is above it
+        p_value = (1 + (guard.images.calibration.scores[0] >= number).sum()) / 26
+        assert_close(verdict.image_p_value[row], p_value)
     assert "6 texts of 9" in repr(verdict)
 
 
