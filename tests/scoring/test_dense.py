@@ -201,12 +201,12 @@ def test_bad_data_is_refused_with_a_sentence():
         Guard.fit(network(), [(x[:20], masks[:20]), x[20:]], method="mds", fpr=0.1)
     with refused("too few", "takes 99 calibration samples, half of the images has 22"):
         Guard.fit(network(), batched(x, masks), fpr=0.01)
-    for name, value in {"per_class": True, "confidence": 0.9, "groups": [0] * N, "calibration": [x]}.items():
-        if name != "calibration":
-            with refused(name, f"takes no {name}="):
-                Guard.fit(network(), batched(x, masks), fpr=0.1, **{name: value})
-    with refused("calibration", "takes no calibration="):
-        Guard.fit(network(), batched(x, masks), fpr=0.1, calibration=batched(x, masks))
+    for name, value in {"per_class": True, "confidence": 0.9, "groups": [0] * N}.items():
+        with refused(name, f"takes no {name}="):
+            Guard.fit(network(), batched(x, masks), fpr=0.1, **{name: value})
+    again = (batched(x, masks), batched(x, masks))
+    with refused("same images", "data that the detector was fitted on"):
+        Guard.fit(network(), again[0], method="mds", fpr=0.1, calibration=again[1])
     with refused("runtime", "every position.*onnx"):
         Guard.fit(network(), batched(x, masks), fpr=0.1, execution=Execution(runtime="onnx"))
     plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 16, 3))
@@ -221,6 +221,22 @@ def test_copies_of_images_are_counted_once():
     guard = Guard.fit(network(), batched(torch.cat([x, x]), torch.cat([masks, masks])), method="msp", fpr=0.1)
     assert guard.fit_result.copies == 30
     assert guard.calibration.samples == 15
+
+
+def test_other_images_can_be_given_to_calibrate_on(monkeypatch):
+    data, others = scenes(30), scenes(25, seed=2)
+    few = Guard.fit(network(), batched(*data), method="mds", fpr=0.05, calibration=batched(*others))
+    assert (few.calibration.samples, few.fit_result.samples) == (25, 30)
+    grid = few.calibrated(few.network(others[0]).features)[0].reshape(25, -1)
+    number = torch.stack([upper_quantile(each.repeat_interleave(4), 0.95) for each in grid])
+    assert_close(few.images.calibration.scores[0], number.sort().values, rtol=1e-3, atol=1e-3)
+    mixed = (torch.cat([data[0][:5], others[0]]), torch.cat([data[1][:5], others[1]]))
+    assert (
+        Guard.fit(network(), batched(*data), method="mds", fpr=0.05, calibration=batched(*mixed)).calibration.samples
+        == 25
+    )
+    monkeypatch.setattr(positions, "POSITIONS", 400)
+    assert Guard.fit(network(), batched(*data), method="mds", fpr=0.05, calibration=batched(*others)).images.pixels == 8
 
 
 def test_a_file_holds_a_guard_for_every_position(tmp_path):

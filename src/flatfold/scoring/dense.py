@@ -27,7 +27,7 @@ from .calibrated import CalibratedDetector, Verdict, check_rate
 from .fitting import FitResult
 from .guard import Guard
 from .guard_file import save_guard
-from .positions import AT_ONCE, IGNORED, Images, at_size, draw, fit_positions
+from .positions import AT_ONCE, IGNORED, Drawn, Images, at_size, draw, fit_positions
 
 if TYPE_CHECKING:
     from .explanation import Explanations
@@ -164,8 +164,7 @@ class DenseGuard(Guard):
         return DenseVerdict.of(joined, [torch.cat(each).cpu() for each in images], first.fpr, first._channels_last)
 
     def _batches(self, data: Any) -> Iterator[Batch]:
-        raw = [data] if is_batch(data) else self.batches(data)
-        return (batch for one in raw if (batch := split_batch(one, indices_or_masks)).rows)
+        return _split([data] if is_batch(data) else self.batches(data))
 
     @torch.no_grad()
     def _decide(self, batch: Batch) -> DenseVerdict:
@@ -254,6 +253,11 @@ class DenseGuard(Guard):
         return super().__repr__().replace("Guard(", "DenseGuard(", 1).replace("calibration group", "calibration image")
 
 
+def _split(batches: Iterable[Any]) -> Iterator[Batch]:
+    """Return the batches that hold an input; their labels may be masks."""
+    return (batch for raw in batches if (batch := split_batch(raw, indices_or_masks)).rows)
+
+
 def _smooth(score: Tensor, size: tuple[int, ...]) -> Tensor:
     """Return scores ``(n, *grid)`` at another size; bilinear, unless this would make all of its neighbours NaN."""
     if tuple(score.shape[1:]) == size:
@@ -268,6 +272,7 @@ def fit_dense(
     detector: Detector,
     fpr: float,
     *,
+    calibration: Iterable[Any] | None,
     seed: int,
     ignore_index: int | Sequence[int] | None,
     refused: Sequence[str],
@@ -276,18 +281,24 @@ def fit_dense(
 ) -> DenseGuard:
     """Fit a guard to the data of a model that was found to have logits at every position.
 
-    ``refused`` names the arguments of the user that such a guard cannot have.
+    ``calibration`` are batches of other images; ``refused`` names what the user gave and such a guard cannot have.
     """
     check_rate(fpr)
     if refused:
         raise ValueError(
-            "a guard for every position holds out half of the images and has one threshold, so it takes no "
+            "a guard for every position has one threshold, and a rate that is a mean over images, so it takes no "
             f"{' or '.join(f'{name}=' for name in refused)}. Leave it out; of several images of a scene, give one."
         )
     named = [] if ignore_index is None else [ignore_index] if isinstance(ignore_index, int) else [*ignore_index]
     network = found.network
-    drawn, pixels = draw(network, found.batches, [*IGNORED, *named], execution.here().device, seed)
-    result, images = fit_positions(detector, network.found.head, drawn, pixels, fpr, seed)
+    device, ignored = execution.here().device, [*IGNORED, *named]
+    drawn, pixels = draw(network, found.batches, ignored, device, seed)
+    others = list[Drawn]()
+    if calibration is not None:
+        others, most = draw(network, _split(calibration), ignored, device, seed + 1)
+        pixels = min(pixels, most)
+        drawn, others = ([each.thin(pixels) for each in part] for part in (drawn, others))
+    result, images = fit_positions(detector, network.found.head, drawn, pixels, fpr, seed, others)
     assert result.calibration is not None
     network.reset_runtime()
     network.record_evidence()

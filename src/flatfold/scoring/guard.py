@@ -160,11 +160,12 @@ class Guard:
             except EveryPositionError as found:
                 from .dense import fit_dense  # late: that module makes guards
 
-                others_given = {"calibration": calibration, "groups": groups, "confidence": confidence}
+                others_given = {"groups": groups, "confidence": confidence}
                 return fit_dense(
                     found,
                     detector,
                     fpr,
+                    calibration=to_hold,
                     seed=seed,
                     ignore_index=ignore_index,
                     refused=[*("per_class",) * per_class, *(k for k, v in others_given.items() if v is not None)],

@@ -38,7 +38,7 @@ from ..network.calls import evaluating
 from ..network.heads import DensePass
 from ..network.network import Network
 from .calibrated import Calibration, check_enough, with_rounding_margin, without_autocast
-from .fitting import FitResult, check_labels_fit, split_groups
+from .fitting import SAME_DATA, FitResult, check_labels_fit, learns, split_groups
 
 log = logging.getLogger(__name__)
 
@@ -257,17 +257,34 @@ def scores_of(detector: Detector, features: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fit_positions(
-    detector: Detector, head: Head, drawn: Sequence[Drawn], pixels: int, fpr: float, seed: int
+    detector: Detector,
+    head: Head,
+    drawn: Sequence[Drawn],
+    pixels: int,
+    fpr: float,
+    seed: int,
+    others: Sequence[Drawn] = (),
 ) -> tuple[FitResult, Images]:
-    """Fit a detector in place on pixels of a random half of the images, and calibrate it on the others."""
-    groups = group_copies(torch.stack([each.mean for each in drawn]))[0]
-    check_enough(fpr, len(drawn) // 2, "half of the images")
-    to_fit, to_hold = split_groups(groups, 1.0, seed)
-    held, of_held = [drawn[image] for image in to_hold.tolist()], groups[to_hold]
-    distinct = distinct_rows(of_held)
+    """Fit a detector in place on pixels of a random half of the images, and calibrate it on the other half.
+
+    With ``others`` to calibrate on, all images are fitted on. ``pixels`` are drawn from each image.
+    """
+    every = [*drawn, *others]
+    groups = group_copies(torch.stack([each.mean for each in every]))[0]
     copies = int((~distinct_rows(groups)).sum())
-    check_enough(fpr, int(distinct.sum()), f"half of the images{', copies not counted,' if copies else ''}")
-    fitted = [drawn[image] for image in to_fit.tolist()]
+    if others:
+        to_fit, to_hold, where = torch.arange(len(drawn)), torch.arange(len(drawn), len(every)), "the calibration data"
+        if learns(detector):  # images that the detector has learnt from say nothing about others
+            to_hold = to_hold[~torch.isin(groups[to_hold], groups[to_fit])]
+            if not len(to_hold):
+                raise ValueError(SAME_DATA)
+    else:
+        check_enough(fpr, len(every) // 2, "half of the images")
+        (to_fit, to_hold), where = split_groups(groups, 1.0, seed), "half of the images"
+    held, of_held = [every[image] for image in to_hold.tolist()], groups[to_hold]
+    distinct = distinct_rows(of_held)
+    check_enough(fpr, int(distinct.sum()), f"{where}{', copies not counted,' if copies else ''}")
+    fitted = [every[image] for image in to_fit.tolist()]
     features, labels, predicted = (torch.cat(column) for column in zip(*map(_rows_to_fit, fitted), strict=True))
     bank = FeatureBank(features, None if drawn[0].labels is None else labels)
     check_fit(bank, head)
