@@ -170,7 +170,7 @@ REFUSED = {
         lambda m, x: m.head(m.body(torch.stack([x, 2 * x], 1))).amax(1),
         r"'head' runs at every token .*\(3, 2, 5\)",
     ),
-    "logits for every token": (on_tokens, "'head' runs at every token"),
+    "other logits for every token": (lambda m, x: on_tokens(m, x) ** 3, "'head' runs at every token"),
     "softmax after the head": (lambda m, x: m.head(m.body(x)).softmax(-1), "softmax of the output of 'head'"),
     "scaled in place": (lambda m, x: m.head(m.body(x)).mul_(3), "changes"),
     "not linear": (lambda m, x: m.cosine(m.body(x)), "Cosine"),
@@ -226,7 +226,7 @@ def test_a_name_that_cannot_be_used_is_refused():
     for case, name, keyword in [
         (model, "haed", "'head'"), (model, "qqq", "no module 'qqq'"), (model, "act", "ReLU"), (model, "", "Net"),
         (model, "spare", "never called"), (nn.Sequential(nn.ReLU()), "fc", "no linear layers"),
-        (refused_model("logits for every token"), "head", "every token"),
+        (refused_model("other logits for every token"), "head", "every token"),
     ]:  # fmt: skip
         with refused(name, keyword, UnsupportedHeadError):
             find_head(case, x, name)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .batch import Batch, split_batch
-from .labels import LABEL_KEYS, are_labels
+from .labels import LABEL_KEYS, ClassIndices, are_labels, class_indices, indices_or_masks
 from .sources import Source
 
 SHOWN = 3  # columns that a message names
@@ -28,7 +28,7 @@ class ArrayRows(Source):
 
     def __init__(self, inputs: Any, batch_size: int = 64) -> None:
         super().__init__(batch_size)
-        self._whole = split_batch(inputs)
+        self._whole = split_batch(inputs, _labels_of_arrays)
         self.rows, self.labels = self._whole.rows, self._whole.labels
         self.label_classes = self._whole.label_classes
         if self.rows == 0:
@@ -63,6 +63,13 @@ class ArrayRows(Source):
     def without_labels(self) -> ArrayRows:
         """Return the same inputs without labels."""
         return ArrayRows(_as_raw(self._whole._replace(labels=None)), self.batch_size)
+
+
+def _labels_of_arrays(labels: Any, rows: int) -> ClassIndices:
+    """Convert labels to class indices; masks, and rows with a class for each token, are left as they are."""
+    values, _ = read = indices_or_masks(labels, rows)
+    tokens = values.ndim == 2 and values.numel() and (int(values.min()) < 0 or int(values.max()) > 1)
+    return read if values.ndim > 2 or tokens else class_indices(labels, rows)
 
 
 def _as_raw(batch: Batch) -> Any:

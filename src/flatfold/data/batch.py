@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .labels import LABEL_KEYS, are_labels, class_indices
+from .labels import LABEL_KEYS, ClassIndices, are_labels, class_indices
 
 INPUT_KEYS = ("x", "image", "images", "input", "inputs")
 _PREPARED = (
@@ -57,13 +57,14 @@ class Batch(NamedTuple):
         return self._replace(args=tuple(map(change, self.args)), kwargs=kwargs)
 
 
-def split_batch(batch: Any) -> Batch:
+def split_batch(batch: Any, read_labels: Callable[[Any, int], ClassIndices] = class_indices) -> Batch:
     """Split a batch into inputs and labels.
 
     Args:
         batch: A tensor; ``(x,)`` or ``(x, y)``, where x may be a dict of keyword arguments; or a dict. In a dict the
             entry under ``labels``, ``label``, ``y``, ``target`` or ``targets`` holds the labels. A single other entry
             under ``x``, ``image``, ``images``, ``input`` or ``inputs`` is passed by position, anything else by name.
+        read_labels: How labels of a number of inputs are converted; ``indices_or_masks`` also takes masks.
 
     Example:
         >>> batch = split_batch({"image": torch.zeros(2, 3), "label": torch.tensor([4, 5])})
@@ -95,7 +96,7 @@ def split_batch(batch: Any) -> Batch:
     if tensors[0].ndim == 0:
         raise ValueError("a batch must have a batch axis first, got a tensor without dimensions.")
     rows = len(tensors[0])
-    indices, classes = (None, None) if labels is None else class_indices(labels, rows)
+    indices, classes = (None, None) if labels is None else read_labels(labels, rows)
     return Batch(args, kwargs, indices, rows, classes)
 
 

@@ -58,6 +58,15 @@ def class_indices(labels: Any, rows: int) -> ClassIndices:
     return ClassIndices(indices, classes)
 
 
+def indices_or_masks(labels: Any, rows: int) -> ClassIndices:
+    """Convert labels as :func:`class_indices` does, but leave masks of whole numbers, ``(n, H, W)``, as they are."""
+    values = labels.detach().cpu() if isinstance(labels, Tensor) else _as_tensor(labels)
+    several = values.ndim > 1 and values.shape[1:] != (1,)
+    if several and len(values) == rows and not values.is_floating_point() and not values.is_complex():
+        return ClassIndices(values, None)
+    return class_indices(labels, rows)
+
+
 def is_one_hot(values: Tensor) -> bool:
     """Return whether a tensor has rows of several columns with a single 1 each, and 0 elsewhere."""
     if values.ndim != 2 or values.shape[1] < 2 or not len(values) or values.is_complex():

@@ -222,14 +222,14 @@ def outputs_of(output: Any) -> list[Tensor]:
     logits = getattr(output, "logits", output)
     others: Sequence[Any] = ()
     if isinstance(logits, Mapping):
-        logits = logits.get("logits")
+        logits = logits.get("logits", logits.get("out"))  # the name in segmentation networks of torchvision
     elif isinstance(logits, (tuple, list)) and logits:
         logits, *others = logits
     if isinstance(logits, Tensor):
         return [logits, *(other for other in others if isinstance(other, Tensor))]
     raise UnsupportedHeadError(
-        "the model must return logits: a tensor, an object with .logits, a dict with 'logits', or a tuple that "
-        f"starts with a tensor. It returned {type(output).__name__}. Wrap it in a module that returns its logits."
+        "the model must return logits: a tensor, an object with .logits, a dict with 'logits' or 'out', or a tuple "
+        f"that starts with a tensor. It returned {type(output).__name__}. Wrap it in a module that returns its logits."
     )
 
 

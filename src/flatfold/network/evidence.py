@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..data.banks import network_tolerance
 from ..data.batch import Batch
 from .calls import evaluating
-from .heads import FoundHead, Pass
+from .heads import DensePass, FoundHead, Pass
 from .runtime import TorchRuntime
 
 log = logging.getLogger(__name__)
@@ -129,8 +129,8 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         try:
             with evaluating(model) as device:
                 batch, run = inputs.make(INPUTS).to(device), TorchRuntime(model, found, dtype=dtype)
-                features, logits = (values.cpu() for values in run(batch))
-                moved = run(batch.with_each(nudge)).features.cpu()
+                features, logits = (values.cpu() for values in _one_row_each(run(batch)))
+                moved = _one_row_each(run(batch.with_each(nudge))).features.cpu()
         except Exception as error:  # a network may raise anything for unexpected inputs
             log.info("no evidence of what this model computes can be recorded: %s", error)
             return None
@@ -145,7 +145,7 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         """Return the relative difference of a model's features from these, at most 1; 0 if it is within rounding."""
         with evaluating(model) as device:
             made = self.inputs.make(INPUTS).to(device)
-            features, logits = TorchRuntime(model, found, dtype=dtype)(made)
+            features, logits = _one_row_each(TorchRuntime(model, found, dtype=dtype)(made))
         stored = Pass(self.features, logits)
         return difference(stored, Pass(features[self.rows], logits), self.device, device.type)
 
@@ -163,6 +163,13 @@ def tolerance(there: str, here: str, dtype: torch.dtype) -> float:
     """Return the allowed relative difference of features between two device types, for logits of ``dtype``."""
     wide = dtype in (torch.float32, torch.float64)
     return CPU_TOLERANCE if wide and there == here == "cpu" else network_tolerance(dtype)
+
+
+def _one_row_each(result: Pass) -> Pass:
+    """Return a pass with one row per input: of one with a row per position, the mean over all positions."""
+    if not isinstance(result, DensePass):
+        return result
+    return Pass(*(values.reshape(result.grid[0], -1, values.shape[-1]).mean(dim=1) for values in result))
 
 
 def _differences(ours: Tensor, theirs: Tensor) -> Tensor:

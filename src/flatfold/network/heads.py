@@ -38,6 +38,8 @@ from .calls import (
     record_calls,
     spatial_axes,
 )
+from .dense import PROBED as DENSE_PROBED
+from .dense import Dense
 from .relations import (
     Averaged,
     Inner,
@@ -150,11 +152,46 @@ class Pass(NamedTuple):
     logits: Tensor
 
 
+class DensePass(Pass):
+    """Result of a batch of n inputs with logits at every position; the rows of a pass are the positions of a grid.
+
+    Attributes:
+        grid: ``(n, *sides)``, the number of inputs and the sides of the grid of the layer.
+        outputs: The logits as the model returned them, with two classes instead of a single one.
+        channels_last: Whether these are ``(n, *size, c)``, and not ``(n, c, *size)``.
+        counted: Which positions are no padding, a mask ``(n, *sides)``; None if all are none.
+    """
+
+    grid: tuple[int, ...]
+    outputs: Tensor
+    channels_last: bool
+    counted: Tensor | None
+
+    @classmethod
+    def read(cls, relation: Dense, record: Record, dtype: torch.dtype) -> Self | None:
+        """Return what a record holds, with features in a ``dtype``; None if it is not of this relation."""
+        maps = relation.maps(record)
+        if maps is None:
+            return None
+        result = cls(maps.features.flatten(0, -2).to(dtype), as_two_classes(maps.logits.flatten(0, -2), dim=1))
+        outputs, result.grid = as_two_classes(maps.outputs, dim=1), tuple(maps.features.shape[:-1])
+        result.outputs = outputs.movedim(1, -1) if relation.channels_last else outputs
+        result.channels_last = relation.channels_last
+        masked = record.mask is not None and tuple(record.mask.shape) == result.grid
+        result.counted = record.mask != 0 if masked and record.mask is not None else None
+        return result
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The size of the logits that the model returned, ``(H, W)`` or ``(T,)``."""
+        return tuple(self.outputs.shape[1:-1] if self.channels_last else self.outputs.shape[2:])
+
+
 def find_head(model: nn.Module, batch: Any, name: str | None = None) -> FoundHead:
     """Run one batch and return the layers that compute the model's logits, and how.
 
     The logits may be the output of one linear layer, or of one at one token of each input, the average of its outputs
-    at all positions, or the average or sum of several layers.
+    at all positions, its outputs at every position, or the average or sum of several layers.
 
     The model runs in evaluation mode, without gradients, on its device; its state is restored.
 
@@ -200,7 +237,8 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
     relation = _find_relation(model, layers, record, batch, name)
     found = FoundHead.of(relation, layers)
     reading = relation.read(record)
-    result = run(model, found, batch) if reading is None else _as_pass(reading, batch, found)
+    dense = isinstance(relation, Dense)
+    result = run(model, found, batch) if reading is None or dense else _as_pass(reading, batch, found)
     _check_affine(found, result)
     single = ", whose single output is used as the logit of class 1 against class 0" if found.single else ""
     logger.info("%s: %r%s", relation, found.head, single)
@@ -210,7 +248,16 @@ def probe(model: nn.Module, batch: Batch, name: str | None = None) -> tuple[Foun
 def run(model: nn.Module, found: FoundHead, batch: Batch) -> Pass:
     """Run one batch through a model whose head is known."""
     record = _record(model, found.layers, batch, found.relation.keep)
-    result = _as_pass(found.relation.read(record), batch, found)
+    if isinstance(found.relation, Dense):
+        result: Pass | None = DensePass.read(found.relation, record, found.head.weight.dtype)
+    else:
+        reading = found.relation.read(record)
+        result = None if reading is None else _as_pass(reading, batch, found)
+    if result is None:
+        raise UnsupportedHeadError(
+            f"{found.relation} in the first batch, but not in a later one. Does the model branch on its input? Wrap it "
+            "so that all inputs use one head, or name a layer with head='module.name'."
+        )
     check_rows(found, result)
     return result
 
@@ -232,14 +279,17 @@ def _find_relation(
     if len(found) > 1 and batch.labels is not None:
         least = int(batch.labels.max())
         found = [each for each in found if _classes(each.read(record)) > least] or found
-    if not found and not several:
+    if not found:
         places = list(dict.fromkeys(call.name for call in reversed(_likely(record, name)) if call.features is None))
         if places:
             # The last ones: many layers may be as wide as a second output, and the tokens of all would fill the memory.
             some = {key: layer for key, layer in layers.items() if key in places[:_SHOWN]}
-            spread = _record(model, some, batch.part(0, PROBED), at_positions)
-            found = [*Selected.find(spread), *Pooled.find(spread)]
-        found = found or ([] if name is None else [*Inner.find(record)])
+            if any(output.ndim > 2 for output in record.outputs):
+                found = [*Dense.find(_record(model, some, batch.part(0, DENSE_PROBED), Dense.keep))]
+            if not found and not several:
+                spread = _record(model, some, batch.part(0, PROBED), at_positions)
+                found = [*Selected.find(spread), *Pooled.find(spread)]
+        found = found or ([] if name is None or several else [*Inner.find(record)])
     if len(found) == 1:
         return found[0]
     if found:
@@ -313,12 +363,7 @@ def _named_layer(model: nn.Module, name: str) -> nn.Module:
     )
 
 
-def _as_pass(reading: Reading | None, batch: Batch, found: FoundHead) -> Pass:
-    if reading is None:
-        raise UnsupportedHeadError(
-            f"{found.relation} in the first batch, but not in a later one. Does the model branch on its input? Wrap it "
-            "so that all inputs use one head, or name a layer with head='module.name'."
-        )
+def _as_pass(reading: Reading, batch: Batch, found: FoundHead) -> Pass:
     features, logits = reading
     if len(features) != batch.rows:
         raise UnsupportedHeadError(
@@ -430,8 +475,8 @@ def _not_a_head(model: nn.Module, record: Record, spread: Record | None, name: s
     if at_places is not None:
         return (
             f"{quoted(at_places.name)} runs at every token or pixel of an input: its output is {at_places.shape}, the "
-            f"logits are {shape}, and are neither its output at one token nor its mean. Wrap the model so that it "
-            "selects or pools before that layer, or name another layer with head='module.name'."
+            f"logits are {shape}, and are neither its output at every position or at one token nor its mean. Wrap the "
+            "model so that it selects or pools before that layer, or name another layer with head='module.name'."
         )
     if len(names) > 1:
         return (

@@ -11,6 +11,7 @@ from torch import nn
 from ..data.batch import Batch, split_batch
 from ..data.transform import InputSizes, join_sizes
 from .calls import evaluating, usable_device
+from .dense import Dense
 from .evidence import Evidence, InputSpec
 from .execution import Execution, RuntimeName
 from .fingerprint import weights_hash
@@ -123,6 +124,13 @@ class Network:
             rows: Number of inputs to follow: for a few, ``"auto"`` prepares nothing. None means many.
             onnx_cache: File that caches the graph exported for ``"onnx"``.
         """
+        if self.dense:
+            if runtime not in ("auto", "torch"):
+                raise ValueError(
+                    f"a model with logits at every position runs with the runtime torch, not {runtime}. Leave it out."
+                )
+            self.reset_runtime()
+            return
         self.runtime = FastestRuntime(runtime, self.model, self.found, rows=rows, cache=onnx_cache, dtype=self.dtype)
 
     def reset_runtime(self) -> None:
@@ -144,6 +152,11 @@ class Network:
         elif isinstance(self.runtime, FastestRuntime):
             with evaluating(self.model) as device:
                 self.runtime.choose(inputs.to(device))
+
+    @property
+    def dense(self) -> bool:
+        """Whether the model gives logits at every position."""
+        return isinstance(self.found.relation, Dense)
 
     @property
     def onnx(self) -> OnnxRuntime | None:
@@ -187,6 +200,11 @@ class Network:
 
     def as_module(self) -> HeadModule:
         """Return the model as one module that outputs features and logits, for graphs and compilers."""
+        if self.dense:
+            raise ValueError(
+                "a model with logits at every position cannot become one module with features yet. Use the guard "
+                "itself, or a classifier of whole inputs."
+            )
         if self.dtype is not None:
             raise ValueError(
                 f"this guard runs in {self.dtype}, which is not part of the model's graph. Fit it without dtype= "

@@ -5,10 +5,12 @@ linear    z = W h + b                                         the input of the l
 averaged  z = a (W1 h1 + b1 + ... + Wk hk + bk), a = 1/k, 1   the inputs of the layers, one behind the other
 selected  z = W h_t + b at one token t of each input          the input of the layer at that token
 pooled    z = mean of W h_t + b over all positions t          the mean of the input of the layer
+dense     z_t = W h_t + b at every position t                 the input of the layer at every position
 ========  ==================================================  ==========================================
 
 With these features every relation is exactly z = W h + b, of which all methods start. A relation is found on the record
-of a probe, read on the record of each later batch, and part of a graph.
+of a probe, read on the record of each later batch, and part of a graph. The last one has a module of its own,
+:mod:`flatfold.network.dense`.
 """
 
 from __future__ import annotations
@@ -345,6 +347,8 @@ def relation_of(settings: Mapping[str, Any]) -> Relation:
         and type(output) is int
         and output >= 0
         and type(values.get("summed", False)) is bool
+        and type(values.get("channels_last", False)) is bool
+        and isinstance(values.get("resize", ""), str)
     )
     if not valid:
         raise ValueError("the relation between layers and logits is not valid")

@@ -18,11 +18,12 @@ from ..core.validation import check_finite
 from ..data.banks import BankWriter
 from ..data.batch import Batch, split_batch
 from ..data.fingerprint import data_key
+from ..data.labels import class_indices, indices_or_masks
 from ..data.loading import Loading
 from ..data.sources import BatchResult, Source
 from ..data.transform import InputSizes
 from ..display.numbers import count
-from ..errors import UnreadableImageError
+from ..errors import UnreadableImageError, UnsupportedHeadError
 from ..io.progress import track
 from ..io.store import Part
 from ..network.calls import check_model, evaluating, weights_dtype
@@ -55,6 +56,22 @@ class Extraction(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Extraction({self.network}, {self.bank}, {count(len(self.unreadable), 'unreadable input')})"
+
+
+class EveryPositionError(UnsupportedHeadError):
+    """A model has logits at every position, and so no row of features per input.
+
+    Attributes:
+        network: The model with its head.
+        batches: The batches of the data, from the first one on; labels may be masks.
+    """
+
+    def __init__(self, network: Network, batches: Iterator[Batch]) -> None:
+        super().__init__(
+            f"flatfold needs one row of features per input here, but {network.found.relation}, and so are its "
+            "features. Such a model can have a guard: Guard.fit(model, data)."
+        )
+        self.network, self.batches = network, batches
 
 
 @dataclass(frozen=True)
@@ -173,8 +190,8 @@ def extract_features(
     data = None if out is None else data_key(batches, key)
     here = execution.here()
     with evaluating(module, here.device) as place:
-        split = _split(batches)
-        first, first_rows = (next(split, None), []) if source is None else first_inputs(source)
+        loader = iter(()) if source is not None else iter(track(batches, TITLE, count_batches(batches)))
+        first, first_rows = (next(_split(loader, True), None), []) if source is None else first_inputs(source)
         if first is None:
             raise ValueError("the loader gave no input at all. Is the data set empty, or the generator used up?")
         if network is None:
@@ -184,6 +201,12 @@ def extract_features(
             shape = tuple(first.first_tensor.shape[1:])
             network.add_sizes(InputSizes(shape, shape))
             result = network.run_few(first)
+        if network.dense:
+            others = _split(loader if source is None else iter(source), True)
+            raise EveryPositionError(network, chain([first], others) if source is None else others)
+        if first.labels is not None and first.labels.ndim > 1:
+            indices, classes = class_indices(first.labels, first.rows)
+            first = first._replace(labels=indices, label_classes=classes)
         head = network.found.head
         _check_label_classes(first.label_classes if source is None else source.label_classes, head)
         key_of_bank = {} if data is None else {"weights": network.weights, "data": data, "head": network.found.key}
@@ -205,7 +228,7 @@ def extract_features(
                 sink.confirm(first_rows, result.features)
                 parts = _missing_parts(Features(source, network, execution), sink, loading.workers)
             else:
-                parts = _missing_of_loader(network, first, result, split, sink)
+                parts = _missing_of_loader(network, first, result, _split(loader), sink)
             for covered, part in parts:
                 runtime = f"{part.info['runtime']} on Ray" if execution.distributed else str(network.runtime)
                 for shape in part.info.get("sizes", ()):
@@ -248,7 +271,7 @@ def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
         rows = range(row, min(row + FEW, source.rows))
         raw, unreadable = source.attempt(rows)
         if raw is not None:
-            return split_batch(raw), [row for row in rows if row not in unreadable]
+            return split_batch(raw, indices_or_masks), [row for row in rows if row not in unreadable]
         first = first or unreadable[row]
     raise UnreadableImageError(f"not a single image could be read. The first: {first}")
 
@@ -292,9 +315,10 @@ def _missing_of_loader(
     sink.end(start)
 
 
-def _split(loader: Iterable[Any]) -> Iterator[Batch]:
-    """Yield the batches of a loader that hold an input."""
-    return (batch for batch in map(split_batch, track(loader, TITLE, count_batches(loader))) if batch.rows)
+def _split(loader: Iterator[Any], masks: bool = False) -> Iterator[Batch]:
+    """Yield the batches of a loader that hold an input; their labels may be masks if the caller takes them."""
+    read_labels = indices_or_masks if masks else class_indices
+    return (batch for raw in loader if (batch := split_batch(raw, read_labels)).rows)
 
 
 def count_batches(loader: Iterable[Any]) -> int | None:

@@ -94,7 +94,7 @@ def fit_detector(
     """
     if bank is not None:
         check_fit(bank, head)  # before labels are counted
-    accuracy = None if bank is None else _check_labels(bank, head, predicted)
+    accuracy = None if bank is None else check_labels_fit(bank, head, predicted)
     samples = 0 if bank is None else len(bank)
     copies, near = 0, None
     if fpr is not None and bank is not None:
@@ -106,7 +106,7 @@ def fit_detector(
             near = share_near_copies(bank.features[first[:samples]], classes[first[:samples]])
         if held_out is None:
             together = groups if grouping is None else join_groups(groups, grouping)
-            to_fit, to_hold = _split(together, fpr if grouping is None else 1.0, seed)
+            to_fit, to_hold = split_groups(together, fpr if grouping is None else 1.0, seed)
             count, what = int(distinct_rows(together[to_hold]).sum()), _WITHOUT_COPIES[copies > 0]
             where = f"half of the data{what}" if grouping is None else "half of the groups"
             check_enough(fpr, count, where, confidence)
@@ -192,7 +192,7 @@ def _highest_of_copies(detector: Detector, features: Tensor, groups: Tensor) -> 
     return highest[groups]
 
 
-def _split(groups: Tensor, most: float, seed: int) -> tuple[Tensor, Tensor]:
+def split_groups(groups: Tensor, most: float, seed: int) -> tuple[Tensor, Tensor]:
     """Return the rows to fit and the rows to calibrate on: a random half of the groups each.
 
     What makes up more than a share ``most`` of the data, such as a black frame, is calibrated on: the detector might
@@ -231,7 +231,7 @@ def learns(detector: Detector) -> bool:
     return detector.made_by is None or get_method(detector.made_by[0]).fits_on != "nothing"
 
 
-def _check_labels(bank: FeatureBank, head: Head, predicted: Tensor | None) -> float | None:
+def check_labels_fit(bank: FeatureBank, head: Head, predicted: Tensor | None) -> float | None:
     """Return the accuracy of the head, and log a warning if it is no better than a guess or classes are permuted."""
     if bank.labels is None:
         return None

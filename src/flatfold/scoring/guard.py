@@ -23,7 +23,7 @@ from ..network.execution import Execution, RuntimeName
 from ..network.graph import HeadModule, copy_around_memory
 from ..network.heads import Pass
 from ..network.network import Network
-from ..passes.extract import Extraction, extract_features
+from ..passes.extract import EveryPositionError, Extraction, extract_features
 from ..passes.passes import session
 from ..passes.stream import Streamed, run_batches
 from .calibrated import (
@@ -47,6 +47,11 @@ if TYPE_CHECKING:
     from .export import Layout, Parity
 
 log = logging.getLogger(__name__)
+
+NO_POSITIONS = (
+    "ignore_index= is about labels of positions, but this model has one row of logits per input. Leave out the inputs "
+    "without a class."
+)
 
 
 class Guard:
@@ -92,10 +97,14 @@ class Guard:
         confidence: float | None = None,
         seed: int = 0,
         groups: Any = None,
+        ignore_index: int | Sequence[int] | None = None,
         loading: Loading | None = None,
         execution: Execution | None = None,
-    ) -> Self:
+    ) -> Guard:
         """Fit a detector and calibrate it, on in-distribution data that the model was not trained on.
+
+        A model with logits at every position, such as a segmentation network or a classifier of tokens, gets a
+        :class:`~flatfold.scoring.dense.DenseGuard`.
 
         Args:
             model: Any classifier whose logits come from linear layers (:func:`~flatfold.network.heads.find_head`); one
@@ -121,6 +130,7 @@ class Guard:
                 of ``data``, in its order, such as the patient or the source image of a view. Whole groups are held out
                 and each counts the same, so that at most a share ``fpr`` of the inputs of a new group raises an alarm,
                 on average over groups. Near copies of a group would otherwise be on both sides, and the rate too high.
+            ignore_index: Of models with logits at every position: labels that do not count, besides 255 and -100.
             loading: Settings for loading data. The guard keeps them and prepares inputs in the same way; a file of it
                 holds the transform, and the name of a tokeniser. Pass the transform for paths and data sets of images;
                 sources such as ``FolderImages`` have their own.
@@ -145,7 +155,25 @@ class Guard:
             check_enough(fpr, to_hold.rows, "the calibration data", confidence)
         execution = execution or Execution()
         with session(execution):
-            extracted = extract_features(model, to_fit, loading, execution)
+            try:
+                extracted = extract_features(model, to_fit, loading, execution)
+            except EveryPositionError as found:
+                from .dense import fit_dense  # late: that module makes guards
+
+                others_given = {"groups": groups, "confidence": confidence}
+                return fit_dense(
+                    found,
+                    detector,
+                    fpr,
+                    calibration=to_hold,
+                    seed=seed,
+                    ignore_index=ignore_index,
+                    refused=[*("per_class",) * per_class, *(k for k, v in others_given.items() if v is not None)],
+                    loading=loading,
+                    execution=execution,
+                )
+            if ignore_index is not None:
+                raise ValueError(NO_POSITIONS)
             network = extracted.network
             held_out = None if to_hold is None else extract_features(network, to_hold, loading, execution)
         result = fit_detector(
@@ -331,7 +359,7 @@ class Guard:
         save_guard(Path(path), self.network, self.calibrated, self.loading)
 
     @classmethod
-    def load(cls, path: Path | str | GuardFile, model: nn.Module, *, loading: Loading | None = None) -> Self:
+    def load(cls, path: Path | str | GuardFile, model: nn.Module, *, loading: Loading | None = None) -> Guard:
         """Read a guard for ``model``; reject a file made for another model.
 
         The weights must be equal, and the features of a few synthetic inputs must agree up to rounding, to detect
@@ -346,6 +374,10 @@ class Guard:
         """
         check_model(model)
         file = path if isinstance(path, GuardFile) else read_guard(Path(path))
+        if file.images is not None:
+            from .dense import DenseGuard  # late: that module makes guards
+
+            return DenseGuard(file.match(model), file.calibrated, file.images, file.complete(loading))
         return cls(file.match(model), file.calibrated, file.complete(loading))
 
     def __repr__(self) -> str:

@@ -37,12 +37,14 @@ from ..detectors import METHODS, create
 from ..detectors.base import Detector
 from ..io.artifacts import checksum, decode, read_tensors, write_tensors
 from ..network.calls import evaluating, linear_layer
+from ..network.dense import Dense
 from ..network.evidence import INPUTS, Evidence, InputSpec
 from ..network.fingerprint import weights_hash
 from ..network.heads import FoundHead, module_named
 from ..network.network import Network
 from ..network.relations import Inner, Linear, Relation, relation_of
 from .calibrated import CalibratedDetector, Calibration
+from .positions import Images
 
 TYPES = (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
 MIXED_PRECISION = {"": None, "bfloat16": torch.bfloat16}
@@ -58,6 +60,7 @@ NUDGE = 1e-6  # rounding error of float32 in a sum of thousands of products
 TOLERANCE = 1e-5  # relative, of the scores of the self-test
 OTHERS = {"calibration.scores", "calibration.counts", "probe.features", "probe.scores"}
 EVIDENCE = "evidence.features"
+IMAGES = "calibration.images"
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +104,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     tokeniser: TokeniserSpec | None = None
     collate: str = ""  # name of what joined inputs into batches, if that cannot be stored
     labels: str = ""  # name of the column of labels, if the user gave it
+    pixels: int = 0  # drawn from each image, of guards for every position
+    level: float = 0.0  # of their quantile that is the number of an image
     relation: dict[str, Any] | None = None  # of layers and logits, unless the logits are the output of one layer
 
 
@@ -113,6 +118,7 @@ class GuardFile:
     loading: Loading
     settings: Settings
     evidence: Evidence | None = None
+    images: Images | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _read_again, (self.path, self.settings.sha256)
@@ -240,12 +246,19 @@ def read_guard(path: Path) -> GuardFile:
         if settings.evidence is not None:
             kept = settings.evidence
             evidence = Evidence(kept.inputs, kept.rows, kept.device, tensors[EVIDENCE])
-        _make_relation(settings)
-        return GuardFile(path, calibrated, _make_loading(settings), settings, evidence)
+        images = _make_images(tensors.get(IMAGES), settings)
+        if isinstance(_make_relation(settings), Dense) != (images is not None):
+            raise ValueError("its relation and its calibration do not match")
+        return GuardFile(path, calibrated, _make_loading(settings), settings, evidence, images)
 
 
-def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, loading: Loading) -> None:
-    """Write a guard to ``path`` atomically; the same guard yields the same bytes."""
+def save_guard(
+    path: Path, network: Network, calibrated: CalibratedDetector, loading: Loading, images: Images | None = None
+) -> None:
+    """Write a guard to ``path`` atomically; the same guard yields the same bytes.
+
+    ``images`` is the calibration of images as a whole, of a guard for every position.
+    """
     if path.is_dir():
         raise IsADirectoryError(f"a guard is one file, but {path} is a folder. Try {path / 'guard.safetensors'}.")
     if any(buffer.device.type != "cpu" for buffer in calibrated.buffers()):
@@ -286,6 +299,8 @@ def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, loa
         tokeniser=tokeniser,
         collate=_collate_name(loading.collate) if tokeniser is None else "",
         labels=loading.labels or "",
+        pixels=0 if images is None else images.pixels,
+        level=0.0 if images is None else images.level,
         relation=None if isinstance(found.relation, (Linear, Inner)) else found.relation.settings(),
         **_derived_settings(calibrated),
     )
@@ -300,6 +315,8 @@ def save_guard(path: Path, network: Network, calibrated: CalibratedDetector, loa
     tensors["probe.features"], tensors["probe.scores"] = make_probes(calibrated, fitted_head(calibrated))
     if evidence is not None:
         tensors[EVIDENCE] = evidence.features
+    if images is not None:
+        tensors[IMAGES] = images.calibration.scores[0].cpu()
     settings = msgspec.structs.replace(settings, sha256=checksum(_text(settings), tensors))
     write_tensors(path, _text(settings), tensors, name="guard")
 
@@ -375,6 +392,17 @@ def _make_calibration(scores: Tensor, counts: Tensor, settings: Settings) -> Cal
     return Calibration(scores, counts, settings.fpr, settings.confidence, settings.above)
 
 
+def _make_images(numbers: Tensor | None, settings: Settings) -> Images | None:
+    """Create the calibration of images as a whole; None for a guard of whole inputs."""
+    if numbers is None:
+        return None
+    if not 0 < settings.level < 1 or settings.pixels < 1 or numbers.ndim != 1:
+        raise ValueError("the calibration of its images is not valid")
+    scores, counts = numbers[None], torch.tensor([len(numbers)])
+    _check_calibration(scores, counts)
+    return Images(settings.pixels, settings.level, Calibration(scores, counts, settings.fpr))
+
+
 def _derived_settings(calibrated: CalibratedDetector) -> dict[str, Any]:
     """Return the settings derived from the tensors, for people and programs that only read the header."""
     calibration, head = calibrated.calibration, fitted_head(calibrated)
@@ -402,6 +430,7 @@ def _name_of(dtype: torch.dtype) -> str:
 def _check_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> None:
     """Raise unless all tensors are present, with consistent dtypes and shapes."""
     others = OTHERS if settings.evidence is None else OTHERS | {EVIDENCE}
+    others = others | {IMAGES} if settings.pixels else others
     if missing := sorted(others - set(tensors)):
         raise ValueError(f"the tensor {missing[0]!r} is missing")
     for name, tensor in tensors.items():

@@ -57,6 +57,11 @@ class ScoringJob(RowJob):
     paced = True
 
     def __post_init__(self) -> None:
+        if self.guard.images is not None:
+            raise ValueError(
+                f"a table has one score per image, but {self.guard.path} is a guard for every position. Load it in "
+                "Python: Guard.load(path, model)(images).columns() has the share of alarms of each image."
+            )
         source = copy(self.source)  # the user's source is not modified
         source.sizes = None if self.allow_sizes else self.guard.sizes
         object.__setattr__(self, "source", source)

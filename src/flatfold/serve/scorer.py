@@ -44,6 +44,11 @@ class Scorer:
     """Score inputs of one kind and shape; the row of an input does not depend on the other inputs of its batch."""
 
     def __init__(self, guard: Guard | CalibratedDetector, names: tuple[str, ...] | None = None) -> None:
+        if isinstance(guard, Guard) and guard.network.dense:
+            raise ValueError(
+                "the service gives one score per image, but this is a guard for every position. Call it in Python, or "
+                "serve guard.calibrated, which accepts the features of positions."
+            )
         self._guard = guard if isinstance(guard, Guard) else None
         self.calibrated = guard.calibrated if isinstance(guard, Guard) else guard
         self.transform = None if self._guard is None else self._guard.transform  # None: features only

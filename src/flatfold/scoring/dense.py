@@ -1,0 +1,305 @@
+"""Guards for models with logits at every position: segmentation networks and classifiers of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from ..core.hessian import row_chunks
+from ..core.validation import check_finite
+from ..data.batch import Batch, is_batch, split_batch
+from ..data.labels import indices_or_masks
+from ..data.loading import Loading
+from ..detectors.base import Detector
+from ..display.numbers import count, rate
+from ..network.execution import Execution
+from ..network.heads import DensePass
+from ..network.network import Network
+from ..passes.extract import EveryPositionError
+from .calibrated import CalibratedDetector, Verdict, check_rate
+from .fitting import FitResult
+from .guard import Guard
+from .guard_file import save_guard
+from .positions import AT_ONCE, IGNORED, Drawn, Images, at_size, draw, fit_positions
+
+if TYPE_CHECKING:
+    from .explanation import Explanations
+    from .export import Layout, Parity
+    from .guard import GuardModule
+    from .monitor import Monitor
+
+ALARM = (220, 38, 38)  # the colour of an alarm in a picture
+SHARE = 0.5  # of that colour in the picture
+
+
+class DenseVerdict(Verdict):
+    """What a guard says about every position of a batch of images, or about every token of texts.
+
+    The maps have the size of the model's logits. ``score`` is brought to it like the logits of most models, bilinear;
+    ``p_value`` and ``is_ood`` are those of the nearest position of the layer, so that the promise holds for pixels.
+
+    Attributes:
+        logits: ``(n, c, H, W)``, as the model gives them, or ``(n, T, c)`` for tokens.
+        score: ``(n, H, W)`` or ``(n, T)``, higher = more out-of-distribution.
+        p_value: Likewise; how unusual the score is among the positions of ID images. Padding has 1.
+        is_ood: Likewise, bool, True at positions with an alarm. Padding has none.
+    """
+
+    _image_p_value: Tensor
+    _image_is_ood: Tensor
+    _fpr: float | None = None
+    _channels_last: bool = False
+
+    @classmethod
+    def of(cls, maps: Iterable[Tensor], images: Sequence[Tensor], fpr: float | None, channels_last: bool) -> Self:
+        """Create the verdict with these maps, and p-values and decisions of whole images."""
+        verdict = cls(*maps)
+        verdict._image_p_value, verdict._image_is_ood = images
+        verdict._fpr, verdict._channels_last = fpr, channels_last
+        return verdict
+
+    @property
+    def image_p_value(self) -> Tensor:
+        """``(n,)``, how unusual an image is as a whole among ID images: small = unusual."""
+        return self._image_p_value
+
+    @property
+    def image_is_ood(self) -> Tensor:
+        """``(n,)`` bool; at most a share ``fpr`` of ID images has True, on average."""
+        return self._image_is_ood
+
+    @property
+    def fpr(self) -> float | None:
+        """The false-alarm rate of the guard."""
+        return self._fpr
+
+    @property
+    def predicted(self) -> Tensor:
+        """The likeliest class of each position, ``(n, H, W)`` or ``(n, T)``."""
+        return self.logits.argmax(dim=-1 if self._channels_last else 1)
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return the columns of a table with a row per image: the share of alarms, p-value and decision."""
+        share = self.is_ood.flatten(1).double().mean(dim=1)
+        columns = {"share_ood": share, "image_p_value": self.image_p_value, "image_is_ood": self.image_is_ood}
+        return {name: values.detach().cpu() for name, values in columns.items()}
+
+    def __repr__(self) -> str:
+        what = "text" if self._channels_last else "image"
+        share = float(self.is_ood.double().mean()) if self.is_ood.numel() else 0.0
+        at = "" if self.fpr is None else f" at {rate(self.fpr)}"
+        images = f"{int(self.image_is_ood.sum()):,} as a whole"
+        return (
+            f"DenseVerdict({count(len(self.is_ood), what)} of {' x '.join(map(str, self.is_ood.shape[1:]))}, alarms at "
+            f"{100 * share:.1f} % of positions, {images}{at})"
+        )
+
+    def _repr_html_(self) -> str:
+        from ..display.table import Table  # late: only notebooks need it
+
+        columns = {name: values.tolist() for name, values in self.columns().items()}
+        rows = [
+            (str(row), f"{100 * share:.1f} %", f"{p_value:.2g}", "alarm" * alarm)
+            for row, (share, p_value, alarm) in enumerate(zip(*columns.values(), strict=True))
+        ]
+        return Table(("row", *columns), rows, repr(self), left=(3,)).html([])
+
+
+class DenseGuard(Guard):
+    """A guard for a model with logits at every position; :meth:`Guard.fit` and :meth:`Guard.load` return it.
+
+    On average over draws of the calibration images, at most a share ``fpr`` of the positions of a new ID image raises
+    an alarm, and at most a share ``fpr`` of ID images does so as a whole, if calibration images and future ID images
+    have the same distribution. Positions of one image may depend on each other in any way.
+
+    Attributes:
+        images: Calibration of images as a whole.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        calibrated: CalibratedDetector,
+        images: Images,
+        loading: Loading | None = None,
+        fit_result: FitResult | None = None,
+    ) -> None:
+        super().__init__(network, calibrated, loading, fit_result)
+        self.images = images
+
+    def at(self, fpr: float, confidence: float | None = None) -> DenseGuard:
+        """Return this guard with another false-alarm rate, without refitting.
+
+        The number of an image stays the quantile of its scores at the rate that the guard was fitted with.
+        """
+        calibrated = self.calibrated.at(fpr, confidence)
+        return DenseGuard(self.network, calibrated, self.images.at(fpr), self.loading, self.fit_result)
+
+    def __call__(self, data: Any) -> DenseVerdict:
+        """Run images or texts through the model and return a verdict on every position, and on each of them.
+
+        Args:
+            data: As for any guard. Images of several sizes are given in separate calls.
+        """
+        verdicts = [self._decide(batch) for batch in self._batches(data)]
+        if not verdicts:
+            raise ValueError("the data gave no input at all. Is the data set empty, or the generator used up?")
+        if len(verdicts) == 1:
+            return verdicts[0]
+        if len(sizes := {tuple(verdict.score.shape[1:]) for verdict in verdicts}) > 1:
+            raise ValueError(
+                f"one verdict needs maps of one size, but those of this data have {len(sizes)}: "
+                f"{', '.join(' x '.join(map(str, size)) for size in sorted(sizes)[:3])}. Call the guard on each batch: "
+                "[guard(x) for x in guard.batches(data)]."
+            )
+        first, joined = verdicts[0], (torch.cat([*column]).cpu() for column in zip(*verdicts, strict=True))
+        images = zip(*((each.image_p_value, each.image_is_ood) for each in verdicts), strict=True)
+        return DenseVerdict.of(joined, [torch.cat(each).cpu() for each in images], first.fpr, first._channels_last)
+
+    def _batches(self, data: Any) -> Iterator[Batch]:
+        return _split([data] if is_batch(data) else self.batches(data))
+
+    @torch.no_grad()
+    def _decide(self, batch: Batch) -> DenseVerdict:
+        result = self.network.run(batch)
+        assert isinstance(result, DensePass)
+        check_finite(result.features, "features")
+        if self.calibration.scores.device != result.features.device:
+            self.calibrated.to(result.features.device)
+            self.images.calibration.to(result.features.device)
+        parts = [
+            self.calibrated(result.features[part], result.logits[part])
+            for part in row_chunks(len(result.features), AT_ONCE)
+        ]
+        score, p_value, is_ood = (torch.cat(column).reshape(result.grid) for column in zip(*parts, strict=True))
+        if result.counted is not None:
+            counted = result.counted.to(score.device)
+            p_value, is_ood = p_value.where(counted, 1.0), is_ood & counted
+        rows = range(batch.rows)
+        numbers = torch.stack(
+            [
+                self.images.of_map(score[row], None if result.counted is None else result.counted[row], result.size)
+                for row in rows
+            ]
+        )
+        maps = (_smooth(score, result.size), at_size(p_value, result.size), at_size(is_ood, result.size))
+        images = self.images.calibration(numbers)
+        return DenseVerdict.of((result.outputs, *maps), images, self.fpr, result.channels_last)
+
+    def overlay(self, image: Any) -> Image.Image:
+        """Return a picture of an image, as the model sees it, with the positions that raise an alarm in red.
+
+        Args:
+            image: One image: as a call takes it, or a tensor ``(c, h, w)``.
+        """
+        image = image[None] if isinstance(image, Tensor) and image.ndim == 3 else image
+        (batch, *others) = self._batches(image)
+        x = batch.first_tensor
+        if others or x.ndim != 4 or len(x) != 1 or x.shape[1] not in (1, 3):
+            raise ValueError(
+                f"an overlay is made of one image, (1, 3, h, w) or (1, 1, h, w), got {tuple(x.shape)}. Give one of "
+                "them: guard.overlay(x[:1])."
+            )
+        alarms = at_size(self._decide(batch).is_ood, x.shape[2:])[0].cpu().numpy()
+        pixels = self._pixels(x[0].detach().cpu().float())
+        pixels[alarms] = (1 - SHARE) * pixels[alarms] + SHARE * np.array(ALARM)
+        return Image.fromarray(pixels.round().astype(np.uint8))
+
+    def _pixels(self, x: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return a prepared image ``(c, h, w)`` as colours ``(h, w, 3)`` from 0 to 255."""
+        transform = self.transform
+        if transform is not None and len(x) == len(transform.mode):
+            std, mean = torch.tensor(transform.std or [1.0]), torch.tensor(transform.mean or [0.0])
+            x = x * std[:, None, None] + mean[:, None, None]
+        elif x.min() < 0 or x.max() > 1:  # how it was scaled is not known
+            x = (x - x.min()) / (x.max() - x.min()).clamp_min(1e-12)
+        return (255 * x.clamp(0, 1)).expand(3, *x.shape[1:]).movedim(0, -1).double().numpy().copy()
+
+    def save(self, path: Path | str) -> None:
+        """Write the guard, without the model, to a safetensors file."""
+        self.network.check_unchanged()
+        save_guard(Path(path), self.network, self.calibrated, self.loading, self.images)
+
+    def export(self, path: Path | str, inputs: Any, *, layout: Layout | None = None, name: str = "guard") -> Parity:
+        """Refuse: graphs have one row of features per input."""
+        self._refuse("written as a graph for other runtimes")
+
+    def as_module(self) -> GuardModule:
+        """Refuse: modules have one row of features per input."""
+        self._refuse("made one module with the model")
+
+    def explain(self, data: Any, names: Sequence[str] | None = None, pairs: int = 3) -> Explanations:
+        """Refuse: explanations are of inputs, not of positions."""
+        self._refuse("explained")
+
+    def monitor(self, data: Any = None) -> Monitor:
+        """Refuse: the positions of one image are no independent inputs."""
+        self._refuse("monitored")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ValueError(
+            f"a guard for every position cannot be {what} yet: {self.network.found.relation}. Call the guard itself, "
+            "and save it to a file."
+        )
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Guard(", "DenseGuard(", 1).replace("calibration group", "calibration image")
+
+
+def _split(batches: Iterable[Any]) -> Iterator[Batch]:
+    """Return the batches that hold an input; their labels may be masks."""
+    return (batch for raw in batches if (batch := split_batch(raw, indices_or_masks)).rows)
+
+
+def _smooth(score: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return scores ``(n, *grid)`` at another size; bilinear, unless this would make all of its neighbours NaN."""
+    if tuple(score.shape[1:]) == size:
+        return score
+    if score.ndim != 3 or not score.isfinite().all():
+        return at_size(score, size)
+    return interpolate(score[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+
+
+def fit_dense(
+    found: EveryPositionError,
+    detector: Detector,
+    fpr: float,
+    *,
+    calibration: Iterable[Any] | None,
+    seed: int,
+    ignore_index: int | Sequence[int] | None,
+    refused: Sequence[str],
+    loading: Loading,
+    execution: Execution,
+) -> DenseGuard:
+    """Fit a guard to the data of a model that was found to have logits at every position.
+
+    ``calibration`` are batches of other images; ``refused`` names what the user gave and such a guard cannot have.
+    """
+    check_rate(fpr)
+    if refused:
+        raise ValueError(
+            "a guard for every position has one threshold, and a rate that is a mean over images, so it takes no "
+            f"{' or '.join(f'{name}=' for name in refused)}. Leave it out; of several images of a scene, give one."
+        )
+    named = [] if ignore_index is None else [ignore_index] if isinstance(ignore_index, int) else [*ignore_index]
+    network = found.network
+    device, ignored = execution.here().device, [*IGNORED, *named]
+    drawn, pixels = draw(network, found.batches, ignored, device, seed)
+    others = list[Drawn]()
+    if calibration is not None:
+        others, most = draw(network, _split(calibration), ignored, device, seed + 1)
+        pixels = min(pixels, most)
+        drawn, others = ([each.thin(pixels) for each in part] for part in (drawn, others))
+    result, images = fit_positions(detector, network.found.head, drawn, pixels, fpr, seed, others)
+    assert result.calibration is not None
+    network.reset_runtime()
+    network.record_evidence()
+    return DenseGuard(network, CalibratedDetector(result.detector, result.calibration), images, loading, result)
