@@ -29,6 +29,8 @@ State = dict[str, Tensor]
 
 SHOWN = 3  # names in a message
 ENTRIES = ("state_dict", "model", "net")  # entries of checkpoints that hold the weights
+OF_TEXTS = "ForSequenceClassification"  # the end of the names of classes of transformers
+TOKENISER_FILES = ("tokenizer.json", "tokenizer_config.json")
 WRAPPER = "module"  # DataParallel's name for its network
 DEFAULT = "DEFAULT"  # torchvision's name for the recommended weights
 PUBLISHED = {
@@ -238,6 +240,15 @@ def _transformers_preparation(name: str, model: nn.Module, pretrained: str | Non
     return library.AutoImageProcessor.from_pretrained(name, local_files_only=pretrained is None, **options)
 
 
+def tokeniser_folder(name: str) -> Path | None:
+    """Return the folder of a network of transformers, if it also holds a tokeniser and no preprocessing of images."""
+    library, _, network = name.partition("/")
+    folder = Path(network)
+    if library != "transformers" or not folder.is_dir() or (folder / "preprocessor_config.json").is_file():
+        return None
+    return folder if any((folder / file).is_file() for file in TOKENISER_FILES) else None
+
+
 PREPARATIONS: dict[str, Callable[[str, nn.Module, str | None], Any]] = {
     "torchvision": _torchvision_preparation,
     "timm": _timm_preparation,
@@ -282,12 +293,15 @@ def _timm(name: str, state: State | None, pretrained: str | None) -> nn.Module:
 def _transformers(name: str, state: State | None, pretrained: str | None) -> nn.Module:
     library = _import_library("transformers")
     with _library_errors("transformers"):
-        kind = library.AutoModelForImageClassification
+        options: dict[str, Any] = {} if pretrained in (None, DEFAULT) else {"revision": pretrained}
+        local = state is not None or pretrained is None
+        config = library.AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False, **options)
+        texts = any(kind.endswith(OF_TEXTS) for kind in getattr(config, "architectures", None) or ())
+        kind = library.AutoModelForSequenceClassification if texts else library.AutoModelForImageClassification
         if state is not None:
-            config = library.AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
             empty: nn.Module = kind.from_config(config, trust_remote_code=False)
             return empty
-        options = {} if pretrained in (None, DEFAULT) else {"revision": pretrained}
+        options |= {"use_safetensors": True} if texts else {}
         trained: nn.Module
         trained, report = kind.from_pretrained(
             name, local_files_only=pretrained is None, output_loading_info=True, trust_remote_code=False, **options
@@ -296,7 +310,7 @@ def _transformers(name: str, state: State | None, pretrained: str | None) -> nn.
     if missing:  # transformers silently initialises them at random
         raise ValueError(
             f"transformers/{name} has no trained weights for {listed(missing)}. "
-            "Use a model trained for image classification."
+            "Use a model trained for the classification of images or texts."
         )
     return trained
 
