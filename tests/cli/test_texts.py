@@ -182,3 +182,16 @@ def test_mistakes(here):
         (("val.csv", *MODEL, *fit, "--tokenizer", "nowhere"), 1, "--tokenizer"),
     ]
     assert_mistakes(("fit",), cases, here)
+
+
+def test_the_service_takes_texts_with_the_tokeniser_of_the_model(here, monkeypatch):
+    served = []
+    monkeypatch.setattr("flatfold.serve.server.run", lambda *arguments: served.append(arguments) or True)
+    serve = ("serve", "guard.safetensors", "--port", 0)
+    done = succeed(*serve, *MODEL, "--max-texts", 3, "--max-characters", 99)
+    assert "for texts and features" in done.stdout
+    service = served[0][0].state.service
+    assert (service.settings.max_texts, service.settings.max_characters) == (3, 99)
+    assert service.scorer.tokeniser.longest == LONGEST
+    assert flatfold(*serve, *MODEL, "--crop", 4).returncode == 2
+    assert flatfold(*serve, "--tokenizer", "bert").returncode == 1

@@ -54,6 +54,10 @@ Pretrained = Annotated[
     str | None,
     Option(help="Name of published weights of a library's network, such as DEFAULT; brings their transform."),
 ]
+Tokenizer = Annotated[
+    Path | None,
+    Option(help="Folder of the tokeniser of transformers. Default: that of --model transformers/FOLDER."),
+]
 Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
 
 
@@ -152,7 +156,7 @@ PANELS = {
         "bootstrap figure"
     ),
     "Access": "host port token_file no_token allow_host allow_origin docs",
-    "Limits": "max_batch max_waiting max_body max_images max_pixels timeout",
+    "Limits": "max_batch max_waiting max_body max_images max_texts max_characters max_pixels timeout",
     "Output": (
         "out triton name mlflow names metric sets csv latex report force access_log cite quiet verbose debug json"
     ),
@@ -360,10 +364,7 @@ class ImageOptions:
 class TextOptions:
     """Options for reading texts."""
 
-    tokenizer: Annotated[
-        Path | None,
-        Option(help="Folder of the tokeniser of transformers. Default: that of --model transformers/FOLDER."),
-    ] = None
+    tokenizer: Tokenizer = None
     text_column: Annotated[str | None, Option(help="Column or entry that holds the texts. Default: text.")] = None
     max_length: Annotated[
         int | None, Option(min=1, help="Largest number of tokens of a text. Default: that of the tokeniser.")
