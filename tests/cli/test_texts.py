@@ -195,3 +195,23 @@ def test_the_service_takes_texts_with_the_tokeniser_of_the_model(here, monkeypat
     assert service.scorer.tokeniser.longest == LONGEST
     assert flatfold(*serve, *MODEL, "--crop", 4).returncode == 2
     assert flatfold(*serve, "--tokenizer", "bert").returncode == 1
+
+
+def test_a_suite_of_texts_is_evaluated(here):
+    write_csv(here / "new.csv", sentences(40, 3, NEW))
+    write_csv(here / "test.csv", sentences(60, 4))
+    sections = ['[[network]]\nname = "bert"\nmodel = "transformers/bert"', '[val]\ntexts = "val.csv"\ny = "label"']
+    sections += ['[test]\ntexts = "test.csv"', '[[ood]]\nname = "music"\ngroup = "far"\ntexts = "new.csv"']
+    (here / "mine.toml").write_text("\n".join(sections))
+    methods = ("--methods", "msp,fold", "--out", "out", "--bootstrap", "0")
+    done = succeed("bench", "mine.toml", *methods)
+    assert "music" in done.stdout
+    assert "report ->" in done.stdout
+    before = (here / "out" / "scores.safetensors").read_bytes()
+    succeed("bench", "mine.toml", *methods)
+    assert (here / "out" / "scores.safetensors").read_bytes() == before
+    other = "\n".join(sections).replace("transformers/bert", "nets:none").replace("model", "factory")
+    (here / "mine.toml").write_text(other)
+    (here / "nets.py").write_text("from torch import nn\n\ndef none():\n    return nn.Linear(2, 2)\n")
+    done = flatfold("bench", "mine.toml", "--out", "other")
+    assert (done.returncode, "tokenizer" in done.stderr) == (1, True)

@@ -106,13 +106,14 @@ def fit(
 
     running = execution.execution(loading.workers, execution.dtype, head)
     network = model.open()
-    tokeniser = texts.tokeniser(model, network)
+    tokeniser = texts.tokeniser(model)
     labelled = labels and (label_column or True)
     published, held_out = None, None
     source: NamedSource
     if tokeniser is not None:
         check_no_images(transform, options)
-        source = take_subset(texts.open(images, tokeniser, options.batch_size, labelled, network), limit, seed)
+        classes = getattr(getattr(network, "config", None), "label2id", None)
+        source = take_subset(texts.open(images, tokeniser, options.batch_size, labelled, classes), limit, seed)
         if calibration is not None:
             held_out = take_subset(texts.open(calibration, tokeniser, options.batch_size), limit, seed)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import wraps
@@ -370,10 +370,10 @@ class TextOptions:
         int | None, Option(min=1, help="Largest number of tokens of a text. Default: that of the tokeniser.")
     ] = None
 
-    def tokeniser(self, model: ModelOptions, network: nn.Module) -> Tokeniser | None:
+    def tokeniser(self, model: ModelOptions) -> Tokeniser | None:
         """Return the tokeniser of --tokenizer, else that of the network's folder; None for a network of images."""
         from ..data.texts import Tokeniser
-        from ..network.model_loading import tokeniser_folder
+        from ..network.model_loading import read_config, tokeniser_folder
 
         folder = self.tokenizer or tokeniser_folder(model.model)
         if folder is None:
@@ -382,8 +382,8 @@ class TextOptions:
         if not folder.is_dir():
             raise NotADirectoryError(f"--tokenizer must be a folder of save_pretrained, but {folder} is none.")
         tokeniser = Tokeniser.in_folder(folder, self.max_length)
-        limit = getattr(getattr(network, "config", None), "max_position_embeddings", None)
-        if tokeniser.longest is None and isinstance(limit, int) and limit > 0:
+        limit = read_config(tokeniser_folder(model.model) or folder).longest
+        if tokeniser.longest is None and limit is not None:
             return Tokeniser.in_folder(folder, limit)  # longer texts would make the network fail
         return tokeniser
 
@@ -415,12 +415,11 @@ class TextOptions:
         tokeniser: Tokeniser,
         batch_size: int,
         labels: str | bool = False,
-        network: nn.Module | None = None,
+        classes: Mapping[str, int] | None = None,
     ) -> TextSource:
-        """Open texts, optionally with labels, whose names are numbered as in the network's config."""
+        """Open texts, optionally with labels, whose names are numbered by ``classes``."""
         from ..data.text_files import open_texts
 
-        classes = getattr(getattr(network, "config", None), "label2id", None)
         try:
             return open_texts(place, tokeniser, batch_size, labels=labels, text=self.text_column, classes=classes)
         except ValueError as error:

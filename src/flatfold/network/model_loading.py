@@ -1,6 +1,7 @@
 """Build models by a user's function or by library name, and load weights from files."""
 
 import hashlib
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,7 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -247,6 +248,29 @@ def tokeniser_folder(name: str) -> Path | None:
     if library != "transformers" or not folder.is_dir() or (folder / "preprocessor_config.json").is_file():
         return None
     return folder if any((folder / file).is_file() for file in TOKENISER_FILES) else None
+
+
+class TextConfig(NamedTuple):
+    """What the config of a network of texts says: class indices by name, and the largest number of tokens."""
+
+    classes: dict[str, int] | None = None
+    longest: int | None = None
+
+
+def read_config(folder: Path) -> TextConfig:
+    """Read ``config.json`` in a folder of transformers, which a folder with a tokeniser alone does not have."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return TextConfig()
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        classes, longest = content.get("label2id"), content.get("max_position_embeddings")
+        usable = isinstance(longest, int) and longest > 0
+        return TextConfig(
+            classes and {str(name): int(index) for name, index in classes.items()}, longest if usable else None
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} must be the config of a network: {error}. Save it again.") from error
 
 
 PREPARATIONS: dict[str, Callable[[str, nn.Module, str | None], Any]] = {
