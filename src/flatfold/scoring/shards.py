@@ -39,7 +39,7 @@ PARTS = 64  # smallest number of parts, if there are as many batches, to distrib
 LONGEST = 200  # bytes of the name of a table: files next to it have longer names, and most systems allow 255
 READ_ROWS = 1024  # rows read at once from a parquet file
 SHOWN = 5  # shards that a message names
-NOT_FINITE = "the model returned non-finite features. Check the {} and the dtype of the model."
+NOT_FINITE = "the model returned non-finite features. Check the input and the dtype of the model."
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ScoringJob(RowJob):
                 raise ValueError(f"{first} to {last}: {error}") from error
             finite = output.features.isfinite().all(dim=-1)
             verdict = loaded.calibrated.decide(*(values[finite] for values in output)).columns()
-            reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE.format(self.source.noun))
+            reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
             others = {name: values[finite.cpu()] for name, values in (batch.columns or {}).items()}
             columns = {"row": rows[finite.cpu()], **verdict, **others}
         return Part({"unreadable": {row: _printable(reason) for row, reason in sorted(reasons.items())}}, columns)
