@@ -52,7 +52,7 @@ _HOMES = {
     "data.loading": "Loading",
     "detectors": "AutoFold Detector Fold FourFold InputDetector PartialNorm Shaped create methods register",
     "errors": "DamagedBankError DamagedFileError FlatfoldError MethodRefusedError NotFittedError UnreadableImageError "
-    "UnsupportedHeadError",
+    "UnreadableInputError UnreadableTextError UnsupportedHeadError",
     "evaluate.tuning": "tune",
     "network.execution": "Execution",
     "network.layers": "layers_and_head layers_of logits_function",

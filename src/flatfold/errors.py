@@ -32,8 +32,16 @@ class InsufficientResourcesError(FlatfoldError, OSError):
     """A run needs more memory or disk space than there is."""
 
 
-class UnreadableImageError(FlatfoldError, ValueError):
+class UnreadableInputError(FlatfoldError, ValueError):
+    """An input of a data set could not be read; others may be fine."""
+
+
+class UnreadableImageError(UnreadableInputError):
     """A file could not be decoded as an image."""
+
+
+class UnreadableTextError(UnreadableInputError):
+    """A row of a file does not hold a text."""
 
 
 class TooManyPixelsError(UnreadableImageError):

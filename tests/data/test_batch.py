@@ -16,7 +16,7 @@ def test_a_single_input_is_passed_by_position():
     labelled = [[X, Y], (X, Y), ({"image": X}, Y), {"x": X, "y": Y}, {"image": X, "label": Y}]
     labelled += [{"images": X, "target": Y}, {"inputs": X, "targets": Y}]
     for batch in [X, (X,), (X, None), {"input": X, "labels": None}, *labelled]:
-        args, kwargs, labels, rows, _ = split_batch(batch)
+        args, kwargs, labels, rows, *_ = split_batch(batch)
         assert (len(args), kwargs, rows) == (1, {}, 2), batch
         assert args[0] is X, batch
         assert torch.equal(labels, Y) if any(batch is each for each in labelled) else labels is None, batch

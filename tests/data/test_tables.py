@@ -296,13 +296,13 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path, monkeypatch, kind):
     source = TableImages(tmp_path / "t.parquet", PLAIN)
     assert source.picture(50)[1].getpixel((0, 0)) == (7, 7, 7)
     assert pa.total_allocated_bytes() - before < 10**6  # equal images once
-    monkeypatch.setattr("flatfold.data.images.LARGEST_GROUP", 10**7)
+    monkeypatch.setattr("flatfold.data.tables.LARGEST_GROUP", 10**7)
     pq.write_table(table, tmp_path / "t.parquet", compression="zstd", use_dictionary=False)
     with refused("pages", "'image' of row group 0 would expand .* to 20 MB", ValueError):
         TableImages(tmp_path / "t.parquet", PLAIN)
-    monkeypatch.setattr("flatfold.data.images.LARGEST_GROUP", 1000)
+    monkeypatch.setattr("flatfold.data.tables.LARGEST_GROUP", 1000)
     pq.write_table(rows_of([None] * 10**6, kind), tmp_path / "t.parquet", compression="zstd")
     TableImages(tmp_path / "t.parquet", PLAIN, label=None)
-    monkeypatch.setattr("flatfold.data.images.EXPANSION", 1)
+    monkeypatch.setattr("flatfold.data.tables.EXPANSION", 1)
     with refused("labels", "'label' would expand .* to 8 MB", ValueError):
         TableImages(tmp_path / "t.parquet", PLAIN)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.docs, pytest.mark.timeout(600)]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::RuntimeWarning")
-@pytest.mark.parametrize("page", ["engineer", "researcher"])
+@pytest.mark.parametrize("page", ["engineer", "researcher", "text"])
 def test_every_cell_of_a_tutorial_runs(page, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     with create_server(("127.0.0.1", 0)) as free:

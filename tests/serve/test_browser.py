@@ -11,6 +11,7 @@ from torch import nn
 import flatfold as ff
 from flatfold.data.images import ArrayImages
 from tests.browser import expect, needs_browser, scroll_width
+from tests.data.tokenisers import Letters, Reader, make_texts
 from tests.four_classes import known, make_model
 from tests.serve.small_service import encoded, running
 
@@ -346,3 +347,23 @@ def test_a_full_page_never_scrolls_sideways(visit, guard, width):
         expect(cards(page, ":not(.waiting)")).to_have_count(3)
         page.locator("summary").click()
         assert scroll_width(page) <= width
+
+
+def test_a_text_is_scored_and_shown_as_text(visit):
+    texts, labels = make_texts()
+    guard = ff.Guard.fit(Reader().eval(), (texts, labels), fpr=0.1, loading=ff.Loading(collate=Letters()))
+    with running(guard) as service:
+        page = visit(f"http://127.0.0.1:{service.port}")
+        for text in ["<b>abc</b>", "abcdefg"]:
+            page.get_by_label("Text", exact=True).fill(text)
+            page.get_by_role("button", name="Score").click()
+            card = page.locator(".card").filter(has_text=text)
+            expect(card).to_have_count(1)
+            verdict = "OOD" if guard(text).is_ood else "ID"
+            expect(card.locator(".verdict")).to_have_text(verdict)
+            expect(card.locator(".file")).to_have_text(text)
+            assert "usual" in card.locator(".why").text_content()
+            assert card.locator(".signs dt").count() == len(guard.explain(text)[0].signs)
+            assert card.locator(".picture").count() == 0
+        page.get_by_role("button", name="Clear").click()
+        expect(page.locator(".card")).to_have_count(0)

@@ -13,13 +13,16 @@ from .options import (
     FPR,
     IMAGES,
     METHOD,
+    TEXTS,
     ExecutionOptions,
     ImageOptions,
     LoadingOptions,
     ModelOptions,
     PerClass,
+    TextOptions,
     TransformOptions,
     With,
+    check_no_images,
     check_out,
     load_plugins,
     make_detector,
@@ -28,13 +31,14 @@ from .options import (
 from .output import captured_warnings, count, print_json, say
 
 if TYPE_CHECKING:
+    from ..data.sources import NamedSource
     from ..scoring.export import Layout
 
 MANY = 50_000  # images to score for which preparing a graph of the network pays off
 
 
 def fit(
-    images: Annotated[Path, Argument(help=f"ID images that the model was not trained on: {IMAGES}.")],
+    images: Annotated[Path, Argument(help=f"ID images that the model was not trained on: {IMAGES}; or {TEXTS}.")],
     model: ModelOptions,
     out: Annotated[Path, Option(help="File to write, such as guard.safetensors.")],
     method: Annotated[str, Option(help=f"Detection method: a {METHOD}.")] = DEFAULT_METHOD,
@@ -59,13 +63,14 @@ def fit(
     limit: Annotated[int | None, Option(min=2, help="Largest number of images, spread over all of them.")] = None,
     seed: Annotated[int, Option(min=0, help="Random seed for the calibration half and for --limit.")] = 0,
     options: ImageOptions,
+    texts: TextOptions,
     label_column: Annotated[
         str | None, Option(help="Parquet column or .npz array that holds the labels. Default: label, or y.")
     ] = None,
     labels: Annotated[bool, Option("--labels/--no-labels", help="Read labels, or fit without.")] = True,
     own: With = None,
 ) -> None:
-    """Fit a guard for a model on ID images.
+    """Fit a guard for a model on ID images or texts.
 
     A guard is a detector with a threshold that at most a fraction --fpr of ID inputs exceeds, on average over draws of
     the calibration images; with --confidence 0.95, this holds for this guard with a probability of 95 %.
@@ -76,6 +81,10 @@ def fit(
     uses the transform published with the weights. It is stored in the file. `flatfold score`, `export` and `serve` use
     the guard.
 
+    With --model transformers/FOLDER and a tokeniser in the folder, or with --tokenizer, IMAGES are texts. Labels are
+    class indices, or names, which are numbered as in the model's config, else in sorted order. Rows without a text
+    count as unreadable.
+
     Exit codes: 0 done; 1 invalid input; 2 invalid usage; 130 interrupted.
 
     Example: flatfold fit val/ --model nets:resnet20 --weights resnet20.pt --mean 0.485,0.456,0.406 --std
@@ -83,6 +92,8 @@ def fit(
 
     Example: flatfold fit val.parquet --model torchvision/resnet50 --pretrained DEFAULT --method knn:k=10 --fpr 0.01
     --out guard.safetensors
+
+    Example: flatfold fit reviews.csv --model transformers/bert --out guard.safetensors
     """
     load_plugins(own)
     detector = make_detector(method, images, calibration, "IMAGES")
@@ -95,18 +106,30 @@ def fit(
 
     running = execution.execution(loading.workers, execution.dtype, head)
     network = model.open()
-    published = None if transform.given else model.published_transform(network)
-    prepared = transform.transform(published=published)
-    source = take_subset(options.open(images, prepared, labels and (label_column or True)), limit, seed)
-    held_out = None
-    if calibration is not None:
-        places = options if calibration.suffix.lower() in LISTS else replace(options, root=None)
-        held_out = take_subset(places.open(calibration, prepared), limit, seed)
+    tokeniser = texts.tokeniser(model)
+    labelled = labels and (label_column or True)
+    published, held_out = None, None
+    source: NamedSource
+    if tokeniser is not None:
+        check_no_images(transform, options)
+        classes = getattr(getattr(network, "config", None), "label2id", None)
+        source = take_subset(texts.open(images, tokeniser, options.batch_size, labelled, classes), limit, seed)
+        if calibration is not None:
+            held_out = take_subset(texts.open(calibration, tokeniser, options.batch_size), limit, seed)
+    else:
+        published = None if transform.given else model.published_transform(network)
+        prepared = transform.transform(published=published)
+        source = take_subset(options.open(images, prepared, labelled), limit, seed)
+        if calibration is not None:
+            places = options if calibration.suffix.lower() in LISTS else replace(options, root=None)
+            held_out = take_subset(places.open(calibration, prepared), limit, seed)
     name = parse_method(method)[0]
     if source.labels is None and get_method(name).needs_labels:
+        advice = "Sort the images into one folder per class, in the order of the model's outputs"
+        advice = advice if tokeniser is None else "Give them in a column of a .csv, .jsonl or .parquet file"
         raise ValueError(
-            f"{name} needs labels, but {images} is read without labels. Sort the images into one folder per class, in "
-            "the order of the model's outputs, or choose a --method that needs no labels, such as fold."
+            f"{name} needs labels, but {images} is read without labels. {advice}, or choose a --method that needs no "
+            "labels, such as fold."
         )
     with captured_warnings():
         guard = Guard.fit(
@@ -132,35 +155,36 @@ def fit(
     }
     low, high = (float(edge) for edge in calibrated.threshold.aminmax())
     threshold = f"{low:.4g} to {high:.4g}, by predicted class" if per_class else f"{low:.4g}"
-    say(f"images       {result.samples:,} of {images}; {right}")
+    noun = source.noun
+    say(f"{noun + 's':<12} {result.samples:,} of {images}; {right}")
     if result.copies:
-        say(f"copies       {count(result.copies, 'image')} with duplicate features, up to rounding")
+        say(f"copies       {count(result.copies, noun)} with duplicate features, up to rounding")
     if published is not None:
         steps = ", ".join(f"{name} {value}" for name, value in published.as_dict().items() if value is not None)
         say(f"transform    of the published weights: {steps}")
     say(f"runtime      {result.runtime}")
-    if running.runtime == "auto":  # also cache the graph, if it is the fastest
+    if running.runtime == "auto" and tokeniser is None:  # also cache the graph, if it is the fastest
         guard.use_runtime("auto", MANY, onnx_cache(out))
         guard.warm_up()
         say(f"             for many images: {guard.network.runtime}")
     say(f"method       {detector.method_text}{''.join(f', {key} = {value:g}' for key, value in chosen.items())}")
-    noun = "distinct image" if result.copies else "image"
-    say(f"calibration  {count(calibrated.samples, noun)}, {calibration or 'a random half of them'}")
-    sure = "on average over draws of the calibration images"
+    distinct = f"distinct {noun}" if result.copies else noun
+    say(f"calibration  {count(calibrated.samples, distinct)}, {calibration or 'a random half of them'}")
+    sure = f"on average over draws of the calibration {noun}s"
     if confidence is not None:
         sure = f"with a probability of {100 * confidence:g} % for this guard"
-    say(f"rate         at most {100 * guard.fpr:g} % of ID images raise an alarm, {sure}")
+    say(f"rate         at most {100 * guard.fpr:g} % of ID {noun}s raise an alarm, {sure}")
     say(f"threshold    alarm if the score is above {threshold}")
     say(f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB")
     print_json(
         guard=out,
         bytes=out.stat().st_size,
-        images=result.samples,
+        **{f"{noun}s": result.samples},
         copies=result.copies,
         accuracy=accuracy,
         method=detector.method_text,
         chosen=chosen,
-        calibration_images=calibrated.samples,
+        **{f"calibration_{noun}s": calibrated.samples},
         fpr=guard.fpr,
         confidence=confidence,
         thresholds=calibrated.threshold.tolist(),
@@ -171,7 +195,7 @@ def fit(
 def export(
     guard: Annotated[Path, Argument(help="Guard file, from `flatfold fit` or Guard.save.")],
     model: ModelOptions,
-    images: Annotated[Path, Option(help=f"Images for validating the export: {IMAGES}.")],
+    images: Annotated[Path, Option(help=f"Images for validating the export: {IMAGES}; or {TEXTS}.")],
     out: Annotated[Path | None, Option(help="File to write, .onnx or .pt2. Default: GUARD.onnx.")] = None,
     triton: Annotated[
         Path | None,
@@ -186,6 +210,7 @@ def export(
     limit: Annotated[int, Option(min=2, max=1024, help="Largest number of images for validation.")] = 128,
     *,
     transform: TransformOptions,
+    texts: TextOptions,
     own: With = None,
 ) -> None:
     """Export a guard and its model as one graph.
@@ -194,6 +219,8 @@ def export(
     .onnx, torch. It is written only if it reproduces the guard's results on real images, in batches of 1, 7 and 64.
     Images are prepared with the transform stored in the guard file; a guard fitted on tensors stores none and needs
     --resize, --crop, --mean, --std, --mode or --interpolation.
+
+    The graph of a model of texts takes tokens padded to one length: --max-length, else that of the tokeniser.
 
     --triton DIR writes DIR/NAME/config.pbtxt and DIR/NAME/1/model.onnx, for the backend onnxruntime with dynamic
     batching. An existing model gets the next version, which Triton serves by default, and keeps its config.pbtxt;
@@ -223,13 +250,24 @@ def export(
     check_out(target, guard, images, option=option)
     load_plugins(own)
     loaded = Guard.load(guard, model.open())
-    loaded.transform = transform.transform(guard, loaded.transform)
-    source = take_subset(open_images(images, loaded.transform, labels=False), limit)
+    tokeniser = replace(texts, max_length=None).stored(model, loaded.loading)
+    source: NamedSource
+    if tokeniser is not None:
+        check_no_images(transform)
+        length = texts.max_length or tokeniser.longest
+        if length is None:
+            message = "the tokeniser does not limit the length of texts, and a graph has one. Pass it."
+            raise BadParameter(message, param_hint="--max-length")
+        padded = tokeniser.with_options(padding="max_length", max_length=length)
+        source = take_subset(texts.open(images, padded, 64), limit)
+    else:
+        loaded.transform = transform.transform(guard, loaded.transform)
+        source = take_subset(open_images(images, loaded.transform, labels=False), limit)
     parity = export_guard(loaded, path, source, layout=layout, name=name)
     sizes = ", ".join(map(str, parity.batch_sizes))
     say(f"{loaded!r} -> {target}, {target.stat().st_size / 1e6:.1f} MB")
-    say(f"validated on {parity.inputs} images of {images} in batches of {sizes}")
+    say(f"validated on {parity.inputs} {source.noun}s of {images} in batches of {sizes}")
     say(f"largest relative error: logits {parity.logits:.1e}, scores {parity.score:.1e}")
     near = f", {parity.undecidable} closer to the threshold than 1e-4" if parity.undecidable else ""
-    say(f"same decision for every image{near}")
+    say(f"same decision for every {source.noun}{near}")
     print_json(file=target, bytes=target.stat().st_size, parity=parity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import wraps
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from ..data.loading import Loading
     from ..data.sources import ImageSource
+    from ..data.text_files import TextSource
+    from ..data.texts import Tokeniser
     from ..data.transform import Transform
     from ..detectors.base import Detector
     from ..evaluate.banks import Settings
@@ -37,6 +39,8 @@ FPR = 0.05
 DEFAULT_METHOD = "fourfold"  # of `fit` and `score-features`
 
 IMAGES = "folder of images or of parquet files, .parquet or .npz file, or list of paths (.txt, .lst, .list)"
+
+TEXTS = "texts in a .csv, .jsonl, .parquet or .txt file, for a model of texts"
 
 NETWORK = (
     "Network: a function package.module:function, searched in the current folder first, or a library's network as "
@@ -49,6 +53,10 @@ Weights = Annotated[Path | None, Option(help="File with the network's state dict
 Pretrained = Annotated[
     str | None,
     Option(help="Name of published weights of a library's network, such as DEFAULT; brings their transform."),
+]
+Tokenizer = Annotated[
+    Path | None,
+    Option(help="Folder of the tokeniser of transformers. Default: that of --model transformers/FOLDER."),
 ]
 Device = Annotated[str, Option(help="Torch device that runs the network: cpu, cuda, cuda:1, mps.")]
 
@@ -140,14 +148,15 @@ PANELS = {
     "Model": "guard model weights pretrained head networks accuracy",
     "Images": (
         "train val test near far ood_val images resize crop squash mean std mode interpolation draft allow_sizes root "
-        "image_column label_column labels data limit limit_fit samples shard max_unreadable any_counts read"
+        "image_column tokenizer text_column max_length label_column labels data "
+        "limit limit_fit samples shard max_unreadable any_counts read"
     ),
     "Method": (
         "methods method add own fit calibration fpr confidence per_class table anyway matrix loss probes steps alpha "
         "bootstrap figure"
     ),
     "Access": "host port token_file no_token allow_host allow_origin docs",
-    "Limits": "max_batch max_waiting max_body max_images max_pixels timeout",
+    "Limits": "max_batch max_waiting max_body max_images max_texts max_characters max_pixels timeout",
     "Output": (
         "out triton name mlflow names metric sets csv latex report force access_log cite quiet verbose debug json"
     ),
@@ -348,6 +357,73 @@ class ImageOptions:
             return open_images(place, transform, size, labels=labels, root=self.root, images=column)
         except ValueError as error:
             hint = "--root, --image-column" + ("" if labels is False else ", --label-column, --no-labels")
+            raise ValueError(f"{error} See also the options {hint}.") from error
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Options for reading texts."""
+
+    tokenizer: Tokenizer = None
+    text_column: Annotated[str | None, Option(help="Column or entry that holds the texts. Default: text.")] = None
+    max_length: Annotated[
+        int | None, Option(min=1, help="Largest number of tokens of a text. Default: that of the tokeniser.")
+    ] = None
+
+    def tokeniser(self, model: ModelOptions) -> Tokeniser | None:
+        """Return the tokeniser of --tokenizer, else that of the network's folder; None for a network of images."""
+        from ..data.texts import Tokeniser
+        from ..network.model_loading import read_config, tokeniser_folder
+
+        folder = self.tokenizer or tokeniser_folder(model.model)
+        if folder is None:
+            self._reject("it applies to texts, which need a tokeniser. Pass its folder as --tokenizer.")
+            return None
+        if not folder.is_dir():
+            raise NotADirectoryError(f"--tokenizer must be a folder of save_pretrained, but {folder} is none.")
+        tokeniser = Tokeniser.in_folder(folder, self.max_length)
+        limit = read_config(tokeniser_folder(model.model) or folder).longest
+        if tokeniser.longest is None and limit is not None:
+            return Tokeniser.in_folder(folder, limit)  # longer texts would make the network fail
+        return tokeniser
+
+    def stored(self, model: ModelOptions, loading: Loading) -> Tokeniser | None:
+        """Return the tokeniser of a guard's file, from the folder of --tokenizer, the network or the fit."""
+        from ..data.texts import NotStored, Tokeniser
+        from ..network.model_loading import tokeniser_folder
+
+        folder = self.tokenizer or tokeniser_folder(model.model)
+        if isinstance(loading.collate, NotStored) and folder is not None:
+            return Tokeniser.in_folder(folder, self.max_length)
+        own = Tokeniser.of(loading.collate)
+        if own is None:
+            self._reject("the guard was fitted on images. Leave it out.")
+        elif self.max_length is not None:
+            message = "the guard stores the length of its texts. Leave it out."
+            raise typer.BadParameter(message, param_hint="--max-length")
+        return own if own is None or folder is None else own.placed(folder)
+
+    def _reject(self, problem: str) -> None:
+        """Raise if an option is given."""
+        for name, value in asdict(self).items():
+            if value is not None:
+                raise typer.BadParameter(problem, param_hint=f"--{name.replace('_', '-')}")
+
+    def open(
+        self,
+        place: Path,
+        tokeniser: Tokeniser,
+        batch_size: int,
+        labels: str | bool = False,
+        classes: Mapping[str, int] | None = None,
+    ) -> TextSource:
+        """Open texts, optionally with labels, whose names are numbered by ``classes``."""
+        from ..data.text_files import open_texts
+
+        try:
+            return open_texts(place, tokeniser, batch_size, labels=labels, text=self.text_column, classes=classes)
+        except ValueError as error:
+            hint = "--text-column" + ("" if labels is False else ", --label-column, --no-labels")
             raise ValueError(f"{error} See also the options {hint}.") from error
 
 
@@ -607,6 +683,16 @@ def check_table(out: Path, *inputs: Path | None) -> None:
     with invalid_usage("--out"):
         check_format(out)
     check_out(out, *inputs)
+
+
+def check_no_images(transform: TransformOptions, options: ImageOptions | None = None) -> None:
+    """Raise if an option for images is given with texts."""
+    given = transform.given
+    if options is not None:
+        given |= {name: getattr(options, name) for name in ("root", "image_column") if getattr(options, name)}
+    if given:
+        option = f"--{next(iter(given)).replace('_', '-')}"
+        raise typer.BadParameter("it applies to images, but the model classifies texts. Remove it.", param_hint=option)
 
 
 def make_detector(method: str, fit: Path | None, calibration: Path | None, fit_option: str = "--fit") -> Detector:

@@ -19,6 +19,7 @@ from .options import (
     FPR,
     IMAGES,
     METHOD,
+    TEXTS,
     AnySize,
     EngineOptions,
     ImageOptions,
@@ -26,9 +27,11 @@ from .options import (
     PerClass,
     Rate,
     Resume,
+    TextOptions,
     TransformOptions,
     With,
     Workers,
+    check_no_images,
     check_table,
     count_option,
     invalid_usage,
@@ -39,6 +42,7 @@ from .options import (
 from .output import captured_warnings, count, get_output, note, print_json, printable, say
 
 if TYPE_CHECKING:
+    from ..data.sources import NamedSource
     from ..detectors.base import Detector
     from ..io.store import Part
     from ..passes.passes import Parts
@@ -57,7 +61,7 @@ Processes = Annotated[
 
 
 def score(
-    images: Annotated[Path, Argument(help=f"Images to score: {IMAGES}.")],
+    images: Annotated[Path, Argument(help=f"Images to score: {IMAGES}; or {TEXTS}.")],
     guard: Annotated[Path, Option(help="Guard file, from `flatfold fit` or Guard.save.")],
     model: ModelOptions,
     out: Annotated[Path, Option(help="Table to write: *.csv, *.jsonl or *.parquet.")],
@@ -70,18 +74,22 @@ def score(
     *,
     execution: EngineOptions,
     options: ImageOptions,
+    texts: TextOptions,
     transform: TransformOptions,
     own: With = None,
 ) -> None:
-    """Score images with a guard and its model.
+    """Score images or texts with a guard and its model.
 
-    Writes a table with one row per image. Columns: path, predicted (the most likely class), score (higher = more
+    Writes a table with one row per input. Columns: path, predicted (the most likely class), score (higher = more
     out-of-distribution), p_value and is_ood. At most a fraction --fpr of ID inputs raises an alarm.
 
     Images are prepared with the transform stored in the guard file, else with --resize, --crop, --mean, --std, --mode
     and --interpolation. Memory use does not grow with the number of images. An interrupted run resumes when the same
     command is run again. Images that cannot be read or scored, or whose size was not seen during calibration, are
     listed in OUT.unreadable.csv; OUT.summary.json has the counts. Use `flatfold score-features` for features.
+
+    Texts are prepared with the tokeniser of the guard, from the folder of --tokenizer, of --model transformers/FOLDER,
+    or of the fit; its tokens must be those of the fit. The column truncated says which texts were too long for it.
 
     Exit codes: 0 all images are scored; 1 invalid input; 2 invalid usage; 3 done, but some images have no score; 130
     interrupted.
@@ -109,7 +117,13 @@ def score(
         message = "other processes cannot load local files. Use one process, or install the method as a package."
         raise typer.BadParameter(message, param_hint="--with")
     file = read_guard(guard)
-    source = options.open(images, transform.transform(guard, file.transform))
+    tokeniser = texts.stored(model, file.loading)
+    source: NamedSource
+    if tokeniser is not None:
+        check_no_images(transform, options)
+        source = texts.open(images, tokeniser, options.batch_size)
+    else:
+        source = options.open(images, transform.transform(guard, file.transform))
     job = ScoringJob(file, model.open, source, fpr, running, allow_sizes)
     now, start = 0, perf_counter()  # now: images not scored by an earlier run
 
@@ -124,9 +138,9 @@ def score(
         reason = str(error).strip().partition("\n")[0].rstrip(". ") or "out of memory"
         raise OSError(f"{reason}. Run the same command again to resume.") from error
     seconds, earlier = perf_counter() - start, summary.scored + summary.unreadable - now
-    speed = f"{seconds:.1f} s, {now / seconds:.0f} images per second"
+    speed = f"{seconds:.1f} s, {now / seconds:.0f} {source.noun}s per second"
     speed = f"{earlier:,} scored before, {now:,} now: {speed}" if earlier else speed
-    print_summary(summary, out, speed if now else "nothing to do: all images were already scored")
+    print_summary(summary, out, speed if now else f"nothing to do: all {source.noun}s were already scored")
 
 
 def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
@@ -136,7 +150,7 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
     total = summary.scored + summary.unreadable
     shard = "" if summary.shard.of == 1 else f"shard {summary.shard}: "
     scored = f"{summary.scored:,} scored" if summary.unreadable else "all scored" if total else "nothing to score"
-    say(f"{shard}{count(total, 'image')}, {scored} -> {out}", err=True)
+    say(f"{shard}{count(total, summary.noun)}, {scored} -> {out}", err=True)
     if summary.scored:
         say(str(summary.monitor), err=True)
     if speed and total:
@@ -147,7 +161,7 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
     print_json(
         table=out,
         shard=str(summary.shard),
-        images=total,
+        **{f"{summary.noun}s": total},
         scored=summary.scored,
         unreadable=summary.unreadable,
         alarms=monitor.alarms,
@@ -156,7 +170,7 @@ def print_summary(summary: Summary, out: Path, speed: str = "") -> None:
     )
     if not summary.unreadable:
         return
-    typer.echo(f"{count(summary.unreadable, 'image')} could not be scored -> {path}", err=True)
+    typer.echo(f"{count(summary.unreadable, summary.noun)} could not be scored -> {path}", err=True)
     with path.open(encoding="utf-8", newline="") as file:
         for row in islice(csv.DictReader(file), SHOWN):
             line = row["reason"] if row["path"] in row["reason"] else f"{row['path']}: {row['reason']}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import stat
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +20,12 @@ from .options import (
     Pretrained,
     Rate,
     RuntimeOption,
+    TextOptions,
+    Tokenizer,
     TransformOptions,
     Weights,
     With,
+    check_no_images,
     load_plugins,
     use_free_cores,
 )
@@ -44,6 +47,7 @@ def serve(
     ] = None,
     *,
     options: TransformOptions,
+    tokenizer: Tokenizer = None,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 for any.")] = 8000,
     token_file: Annotated[
@@ -61,6 +65,8 @@ def serve(
     max_waiting: Annotated[int, Option(min=1, help="Largest number of inputs queued for the model.")] = 1024,
     max_body: Annotated[float, Option(min=0.001, max=100_000, help="Largest request body in megabytes.")] = 16,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = 64,
+    max_texts: Annotated[int, Option(min=1, help="Largest number of texts in a request.")] = 256,
+    max_characters: Annotated[int, Option(min=1, help="Largest number of characters per text.")] = 100_000,
     max_pixels: Annotated[int, Option(min=1, help="Largest number of pixels per image.")] = 50_000_000,
     allow_sizes: AnySize = False,
     timeout: Annotated[float, Option(help="Timeout in seconds for receiving a request, and for answering it.")] = 30,
@@ -70,20 +76,22 @@ def serve(
     access_log: Annotated[bool, Option("--access-log", help="Print one line per request.")] = False,
     own: With = None,
 ) -> None:
-    """Score images and features over HTTP.
+    """Score images, texts and features over HTTP.
 
-    POST an image, a form with images, or features to /v1/score. GET / returns a page to test the service and monitor
-    the scores, /v1/stream the counts so far, /metrics the same for Prometheus, /healthz the health of the service,
-    /docs the API documentation. SIGTERM or Ctrl+C stop it after the running requests.
+    POST an image, a form with images, texts as JSON, or features to /v1/score. GET / returns a page to test the service
+    and monitor the scores, /v1/stream the counts so far, /metrics the same for Prometheus, /healthz the health of the
+    service, /docs the API documentation. SIGTERM or Ctrl+C stop it after the running requests.
 
     Example: flatfold serve guard.safetensors --model nets:resnet20 --weights resnet20.pt
 
     Example: curl --data-binary @cat.png "http://127.0.0.1:8000/v1/score?explain=true"
     """
-    image_options = {"weights": weights, "pretrained": pretrained, **asdict(options)}
+    image_options = {"weights": weights, "pretrained": pretrained, "tokenizer": tokenizer, **asdict(options)}
     given = [name for name, value in image_options.items() if value is not None]
     if model is None and given:
-        raise ValueError(f"--{given[0]} applies to images, which need a network. Add --model, or remove --{given[0]}.")
+        raise ValueError(
+            f"--{given[0]} applies to images and texts, which need a network. Add --model, or remove --{given[0]}."
+        )
     for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(
@@ -110,6 +118,8 @@ def serve(
         max_batch=max_batch,
         max_waiting=max_waiting,
         max_images=max_images,
+        max_texts=max_texts,
+        max_characters=max_characters,
         max_pixels=max_pixels,
         allow_sizes=allow_sizes,
         timeout=timeout,
@@ -129,19 +139,27 @@ def serve(
     if model is None:
         served = CalibratedDetector.load(guard).to(processor)
     else:
-        served = Guard.load(guard, ModelOptions(model, weights, pretrained).open().to(processor))
-        served.transform = options.transform(guard, served.transform)
+        network = ModelOptions(model, weights, pretrained)
+        served = Guard.load(guard, network.open().to(processor))
+        tokeniser = TextOptions(tokenizer).stored(network, served.loading)
+        if tokeniser is None:
+            served.transform = options.transform(guard, served.transform)
+        else:
+            check_no_images(options)
+            served.loading = replace(served.loading, collate=tokeniser)
+            runtime = "torch" if runtime == "auto" else runtime  # a graph is for texts of one length
         served.calibrated.to(processor)
         use_free_cores()
         served.use_runtime(runtime, onnx_cache=onnx_cache(guard))
         served.warm_up()
-        if served.network.sizes is None and not allow_sizes:
+        if tokeniser is None and served.network.sizes is None and not allow_sizes:
             sizes = f"{guard} does not store the sizes of its images: all sizes up to --max-pixels are accepted"
             note(f"{sizes}. Add --crop, or fit the guard again")
     app = create_app(served if fpr is None else served.at(fpr), settings)
     scorer = app.state.service.scorer
     with bind(host, port) as bound:
-        inputs = "features" if scorer.transform is None else "images and features"
+        kinds = {"images": scorer.transform, "texts": scorer.tokeniser}
+        inputs = " and ".join([*(kind for kind, known in kinds.items() if known is not None), "features"])
         access = "without a token" if token is None else "with a token"
         rate = scorer.calibrated.calibration.fpr
         by = f"; runtime: {served.network.runtime}" if isinstance(served, Guard) else ""

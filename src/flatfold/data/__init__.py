@@ -1,6 +1,17 @@
-"""Data: image sources, preprocessing, and conversion of common data containers to batches."""
+"""Data: sources of images and texts, preprocessing, and conversion of common data containers to batches."""
 
 from .images import ArrayImages, FolderImages, ListImages, NpzImages, TableImages, Transform
 from .inputs import as_batches
+from .text_files import TextSource, open_texts
 
-__all__ = ["ArrayImages", "FolderImages", "ListImages", "NpzImages", "TableImages", "Transform", "as_batches"]
+__all__ = [
+    "ArrayImages",
+    "FolderImages",
+    "ListImages",
+    "NpzImages",
+    "TableImages",
+    "TextSource",
+    "Transform",
+    "as_batches",
+    "open_texts",
+]

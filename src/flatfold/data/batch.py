@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """One batch of ``rows`` inputs: call the model as ``model(*args, **kwargs)``; labels are ``(n,)`` int64 or None.
 
     ``label_classes`` is the number of classes that the form of the labels implies, as in
-    :class:`~flatfold.data.labels.ClassIndices`.
+    :class:`~flatfold.data.labels.ClassIndices`. ``columns`` has values ``(n,)`` of each input for tables.
     """
 
     args: tuple[Any, ...]
@@ -31,6 +31,7 @@ class Batch(NamedTuple):
     labels: Tensor | None
     rows: int
     label_classes: int | None = None
+    columns: Mapping[str, Tensor] | None = None
 
     @property
     def first_tensor(self) -> Tensor:
@@ -49,7 +50,8 @@ class Batch(NamedTuple):
         """Return inputs ``start`` to ``stop``; arguments without a batch axis are passed unchanged."""
         part = self.with_each(lambda value: value[start:stop] if self.one_per_input(value) else value)
         labels = None if self.labels is None else self.labels[start:stop]
-        return part._replace(labels=labels, rows=len(range(self.rows)[start:stop]))
+        columns = {name: values[start:stop] for name, values in (self.columns or {}).items()} or None
+        return part._replace(labels=labels, rows=len(range(self.rows)[start:stop]), columns=columns)
 
     def with_each(self, change: Callable[[Any], Any]) -> Batch:
         """Return this batch with ``change`` applied to each argument."""
@@ -61,7 +63,8 @@ def split_batch(batch: Any, read_labels: Callable[[Any, int], ClassIndices] = cl
     """Split a batch into inputs and labels.
 
     Args:
-        batch: A tensor; ``(x,)`` or ``(x, y)``, where x may be a dict of keyword arguments; or a dict. In a dict the
+        batch: A tensor; ``(x,)`` or ``(x, y)``, where x may be a dict of keyword arguments; or a dict. A
+            :class:`Batch` is returned unchanged. In a dict the
             entry under ``labels``, ``label``, ``y``, ``target`` or ``targets`` holds the labels. A single other entry
             under ``x``, ``image``, ``images``, ``input`` or ``inputs`` is passed by position, anything else by name.
         read_labels: How labels of a number of inputs are converted; ``indices_or_masks`` also takes masks.
@@ -71,6 +74,8 @@ def split_batch(batch: Any, read_labels: Callable[[Any, int], ClassIndices] = cl
         >>> batch.args, batch.kwargs, batch.labels, batch.rows
         ((tensor([[0., 0., 0.], [0., 0., 0.]]),), {}, tensor([4, 5]), 2)
     """
+    if isinstance(batch, Batch):
+        return batch
     inputs, labels = batch, None
     if isinstance(batch, Mapping):
         names = [name for name in LABEL_KEYS if name in batch]

@@ -7,14 +7,10 @@ import io
 import json
 import os
 import re
-import threading
 import zlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -28,6 +24,7 @@ from .decoding import EXTENSIONS, class_labels, find_images, holds_images, read_
 from .fingerprint import file_statuses, hash_files
 from .labels import class_indices
 from .sources import ImageSource
+from .tables import NULL, ParquetColumn, parquet_files
 from .transform import Transform
 
 __all__ = [
@@ -47,14 +44,10 @@ LISTS = (".txt", ".lst", ".list")
 OPENED = (OSError, SyntaxError, ValueError)  # what Pillow raises for a broken image that is decoded late
 FILES = (".parquet", ".npz", *LISTS)
 SHOWN = 80  # characters of a line in a message
-LARGEST_GROUP = 2**28  # bytes of a row group in memory, or else ...
-EXPANSION = 20  # ... this multiple of its bytes in the file: encoded images hardly compress
 
 _LABEL = re.compile(r"\s*-?[0-9]{1,18}\s*")  # almost the range of int64
+_ADVICE = "Pass image='...' for the images and label='...' (or label=None) for the labels."
 _SUSPECT = re.compile(r"^[/\\]|\.\.|:")  # only these paths need to be parsed
-_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_SIZES = ("total_uncompressed_size", "total_compressed_size")
-_NULL = -(2**63)  # stands for a missing label
 
 
 def open_images(
@@ -405,28 +398,18 @@ class TableImages(ImageSource):
     ) -> None:
         super().__init__(transform, batch_size)
         self.path, self.image, self.label = Path(path), image, label
-        if not self.path.exists():
-            raise FileNotFoundError(f"no table {path}. Check the path.")
-        self.files = parquet_files(self.path) if self.path.is_dir() else (self.path,)
-        if not self.files:
-            raise ValueError(f"{path} holds no table: no file ends in .parquet. Pass the folder of the parquet files.")
-        self._groups: list[_RowGroup] = []
-        columns = [self._examine(file) for file in self.files]
-        self._stops = list(accumulate(group.rows for group in self._groups))
-        self.rows = sum(group.rows for group in self._groups)
-        if not self.rows:
-            raise ValueError(f"{path} must hold at least one row, but its tables are empty. Check the path.")
+        self._column = ParquetColumn(self.path, image, "encoded images", _holds_images, _ADVICE)
+        self.files, self.rows = self._column.files, self._column.rows
         if label is not None:
-            values = np.concatenate([column for column in columns if column is not None])
+            values = self._column.whole_numbers(label)
             if values.min() < 0:
                 row = int((values < 0).argmax())
                 raise ValueError(
                     f"column {label!r} of {path} must hold a class index from 0 in every row, but row {row} has "
-                    f"{'null' if values[row] == _NULL else values[row]}. Pass label=None to read the images without "
+                    f"{'null' if values[row] == NULL else values[row]}. Pass label=None to read the images without "
                     "labels."
                 )
             self.labels = torch.from_numpy(values)
-        self._last = _LastGroup()
 
     def name(self, row: int) -> str:
         """Return the table and the number of the row, ``photos.parquet:7``."""
@@ -435,7 +418,7 @@ class TableImages(ImageSource):
     def picture(self, row: int) -> tuple[str, Image.Image]:
         """Return the number, with the path if there is one, and the decoded image of one row."""
         row = range(self.rows)[row]
-        value = self._value(row)
+        value = self._column.value(row)
         content, place = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         name = f"{self.path}, row {row}" + (f" ({place})" if place else "")
         if content is None:
@@ -445,112 +428,6 @@ class TableImages(ImageSource):
     def _identify(self, digest: hashlib._Hash) -> None:
         digest.update(json.dumps([self.image, self.label]).encode())
         hash_files(digest, self.files[0].parent, [file.name for file in self.files])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_last"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _last=_LastGroup())
-
-    def _examine(self, file: Path) -> NDArray[np.int64] | None:
-        """Record the row groups of a file, and return its labels."""
-        with _open_parquet(file) as table:
-            _check_column(file, table.schema_arrow, self.image, "encoded images", _holds_images)
-            for number in range(table.num_row_groups):
-                group = table.metadata.row_group(number)
-                chunks = _chunks(group, self.image)
-                expanded, stored = (sum(getattr(it, size) for it in chunks) for size in _SIZES)
-                _check_expansion(file, f"column {self.image!r} of row group {number}", expanded, stored)
-                dictionaries = [it.path_in_schema for it in chunks if it.has_dictionary_page]
-                self._groups.append(_RowGroup(file, number, group.num_rows, dictionaries))
-            if self.label is None:
-                return None
-            _check_expansion(file, f"column {self.label!r}", 8 * table.metadata.num_rows, file.stat().st_size)
-            _check_column(file, table.schema_arrow, self.label, "whole numbers", lambda kind: str(kind) in _INTEGERS)
-            column = _validated(table.read([self.label], use_threads=False), self.label)
-            return column.cast("int64").fill_null(_NULL).to_numpy()  # type: ignore[no-any-return]
-
-    def _value(self, row: int) -> Any:
-        """Return the value of the image column in one row: bytes, a dict, or None."""
-        index = bisect_right(self._stops, row)
-        group = self._groups[index]
-        if self._last.index != index:
-            self._last.index, self._last.column = -1, None  # release it first, so that only one is in memory
-            with _open_parquet(group.file, group.dictionaries) as table:
-                column = _validated(table.read_row_group(group.number, [self.image], use_threads=False), self.image)
-            if len(column) != group.rows:
-                raise ValueError(f"{group.file} was changed while it was in use. Start again.")
-            self._last.index, self._last.column = index, column
-        return self._last.column[row - self._stops[index] + group.rows].as_py()
-
-
-class _LastGroup(threading.local):
-    """The row group that a thread read last, and its images."""
-
-    index = -1
-    column: Any = None
-
-
-class _RowGroup(NamedTuple):
-    """Rows of a parquet file that are read together."""
-
-    file: Path
-    number: int
-    rows: int
-    dictionaries: list[str]  # dictionary-encoded parts of the image column, kept so in memory
-
-
-def parquet_files(folder: Path) -> tuple[Path, ...]:
-    """Return the parquet files of a folder except hidden ones, sorted by name."""
-    return tuple(sorted(file for file in folder.glob("*.parquet") if file.is_file() and file.name[0] != "."))
-
-
-@contextmanager
-def _open_parquet(file: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]:
-    """Open a parquet file, with some columns read as dictionaries; errors raised in the block name the file."""
-    try:
-        import pyarrow as arrow  # type: ignore[import-untyped]
-        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "reading tables needs pyarrow, which is not installed. Run: pip install 'flatfold[parquet]'", name="pyarrow"
-        ) from error
-    try:
-        with ParquetFile(file, read_dictionary=list(dictionaries)) as table:
-            yield table
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read as a table: {error}. Copy or write it again.") from error
-
-
-def _chunks(group: Any, column: str) -> list[Any]:
-    """Return the metadata of the parts of a column in a row group."""
-    chunks = (group.column(index) for index in range(group.num_columns))
-    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{column}.")]
-
-
-def _check_expansion(file: Path, what: str, expanded: int, stored: int) -> None:
-    if expanded > max(LARGEST_GROUP, EXPANSION * stored):
-        raise ValueError(
-            f"{file}: {what} would expand from {stored / 1e6:.3g} MB in the file to {expanded / 1e6:,.0f} MB in "
-            f"memory. Write row groups of less than {LARGEST_GROUP // 10**6} MB."
-        )
-
-
-def _validated(table: Any, name: str) -> Any:
-    """Return a column after validating it: damaged offsets could point outside of its memory."""
-    column = table.column(name)
-    column.validate(full=True)
-    return column
-
-
-def _check_column(file: Path, schema: Any, name: str, kind: str, fits: Callable[[Any], bool]) -> None:
-    index = schema.get_field_index(name)  # -1 also if there are several
-    if index < 0 or not fits(schema.field(index).type):
-        columns = ", ".join(f"{field.name!r} ({field.type})" for field in schema) or "none"
-        raise ValueError(
-            f"{file} must have one column {name!r} of {kind}; its columns are {columns}. "
-            "Pass image='...' for the images and label='...' (or label=None) for the labels."
-        )
 
 
 def _holds_images(kind: Any) -> bool:

@@ -25,6 +25,7 @@ from .fingerprint import evenly_spaced
 from .images import ArrayImages, PathImages, Pictures, open_images
 from .labels import LABEL_KEYS, are_labels, class_indices
 from .sources import ImageSource, Source, check_batch_size
+from .text_files import holds_texts, open_texts
 from .texts import NotStored, Tokeniser
 from .transform import Transform
 
@@ -88,6 +89,7 @@ def as_batches(
             - a ``datasets.Dataset`` of Hugging Face, or a row or a list of rows of one, with a column of images, or
               with columns named like the model's arguments, or with any columns and ``collate``;
             - the path of a folder of images, of an image, of an ``.npz`` or ``.parquet`` file, or of a list of images;
+            - with a tokeniser, the ``pathlib.Path`` of a file of texts, ``.csv``, ``.jsonl``, ``.parquet`` or ``.txt``;
             - an image, a text, or a list of images, of their paths or of texts, or such a list with labels,
               ``(texts, y)``;
             - ``(X, y)``, ``X`` alone, or a dict of them: tensors, numpy arrays or data frames of pandas with one row
@@ -131,6 +133,8 @@ def _batches(data: Any, how: Preparation) -> Iterable[Any]:
     if hasattr(data, "column_names") and (hasattr(data, "features") or isinstance(data, Mapping)):
         return _from_columns(data, how)
     if isinstance(data, Path) or (isinstance(data, str) and not how.reads_texts):
+        if how.transform is None and Tokeniser.of(how.collate) is not None and holds_texts(Path(data)):
+            return open_texts(data, how.collate, how.batch_size, labels=how.labels and (how.column or True))
         if how.transform is None:
             raise ValueError(_preparation_of(str if isinstance(data, str) else Path, str(data)[:SHOWN]))
         return open_images(data, how.transform, how.batch_size, labels=how.labels and (how.column or True))

@@ -6,11 +6,11 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..display.numbers import count
-from ..errors import UnreadableImageError
+from ..errors import UnreadableImageError, UnreadableInputError
 from ..io.cores import usable_cores
 from ..io.progress import track
 from .batch import Batch, split_batch
@@ -85,18 +85,40 @@ def check_batch_size(batch_size: int) -> None:
         raise ValueError(f"batch_size must be a positive whole number, got {batch_size!r}. The default is 64.")
 
 
-class ImageSource(Source):
+class NamedSource(Source):
+    """Inputs with names, some of which may be unreadable, such as the images of a folder or the lines of a file."""
+
+    noun: ClassVar[str]  # one input, in messages
+    unreadable: ClassVar[type[UnreadableInputError]]
+    columns: ClassVar[Mapping[str, type[np.generic]]] = {}  # what a batch has of each input for tables, and its type
+    sizes: InputSizes | None = None  # prepared images of other sizes count as unreadable
+
+    @abstractmethod
+    def name(self, row: int) -> str:
+        """Return the name of an input in tables, without reading it."""
+
+    @abstractmethod
+    def subset(self, rows: NDArray[np.integer]) -> NamedSource:
+        """Return the given rows, in that order, as a source."""
+
+    def read(self, rows: range) -> Any:
+        """Return the batch that holds these rows; raise the error of the first one that is unreadable."""
+        batch, unreadable = self.attempt(rows)
+        for reason in unreadable.values():
+            raise self.unreadable(reason)
+        assert batch is not None
+        return batch
+
+
+class ImageSource(NamedSource):
     """Images prepared by one transform, as batches ``x`` of shape ``(n, c, h, w)``, or ``(x, y)`` with labels."""
 
-    sizes: InputSizes | None = None  # prepared images of other sizes count as unreadable
+    noun = "image"
+    unreadable = UnreadableImageError
 
     def __init__(self, transform: Transform, batch_size: int) -> None:
         super().__init__(batch_size)
         self.transform = transform
-
-    @abstractmethod
-    def name(self, row: int) -> str:
-        """Return the name of an image in tables, without reading it."""
 
     @abstractmethod
     def picture(self, row: int) -> tuple[str, Image.Image | NDArray[np.uint8]]:
@@ -117,14 +139,6 @@ class ImageSource(Source):
     def subset(self, rows: NDArray[np.integer]) -> ImageSource:
         """Return the given images, in that order, as a source."""
         return ImageSubset(self, rows)
-
-    def read(self, rows: range) -> Tensor | tuple[Tensor, Tensor]:
-        """Decode and transform the given images; raise `UnreadableImageError` if one of them is broken."""
-        batch, unreadable = self.attempt(rows)
-        for reason in unreadable.values():
-            raise UnreadableImageError(reason)
-        assert batch is not None
-        return batch
 
     def attempt(self, rows: range) -> tuple[Tensor | tuple[Tensor, Tensor] | None, dict[int, str]]:
         """Decode and transform the images; report any that fails or whose size differs from the most frequent one."""
@@ -181,6 +195,10 @@ class ImageSubset(ImageSource):
 def take_subset(
     source: ImageSource, count: int | None, seed: int | None = ..., balanced: bool = ...
 ) -> ImageSource: ...
+@overload
+def take_subset(
+    source: NamedSource, count: int | None, seed: int | None = ..., balanced: bool = ...
+) -> NamedSource: ...
 @overload
 def take_subset(source: Source, count: int | None, seed: int | None = ..., balanced: bool = ...) -> Source: ...
 def take_subset(source: Source, count: int | None, seed: int | None = None, balanced: bool = False) -> Source:
@@ -270,4 +288,6 @@ def _pinned(raw: Any) -> Any:
     """Return a batch with tensors in page-locked memory, which a GPU can copy while it computes."""
     if isinstance(raw, Tensor):
         return raw.pin_memory()
+    if isinstance(raw, Batch):
+        return raw.with_each(_pinned)
     return type(raw)(map(_pinned, raw)) if isinstance(raw, (tuple, list)) else raw

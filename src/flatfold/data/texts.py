@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
+import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -23,7 +25,15 @@ _PUBLISHED = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 LONGEST = 2**17  # tokens of a text, which a file of unknown origin may ask for
 Length = Annotated[int, Meta(ge=1, le=LONGEST)]
 Side = Literal["left", "right"]
+_TOKENISING = threading.Lock()  # two threads cannot set the padding and truncation of one tokeniser
 log = logging.getLogger(__name__)
+
+
+class Encoded(NamedTuple):
+    """Tokens of some texts as arguments of a model, and whether each text was truncated."""
+
+    arguments: dict[str, Any]
+    truncated: list[bool]
 
 
 class CallOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,6 +83,12 @@ class Tokeniser:
         return cls(collate, options) if hasattr(collate, "pad") and hasattr(collate, "decode") else None
 
     @classmethod
+    def in_folder(cls, folder: Path, max_length: int | None = None) -> Self:
+        """Load the tokeniser in a folder of ``save_pretrained``, which truncates texts to ``max_length`` tokens."""
+        own = _from_pretrained(str(folder), f"the tokeniser in {folder}")
+        return cls(own, {} if max_length is None else {"max_length": max_length})
+
+    @classmethod
     def stored(cls, spec: TokeniserSpec) -> Tokeniser:
         """Return the tokeniser of a file, to be loaded when it is needed."""
         return cls(None, msgspec.to_builtins(spec.options), spec)
@@ -118,6 +134,48 @@ class Tokeniser:
         if label is None or label not in first:
             return {**batch}
         return {**batch, "labels": [row[label] for row in rows]}
+
+    def encode(self, texts: list[str]) -> Encoded:
+        """Tokenise texts; several threads may do so at the same time."""
+        own = self.load()
+        with _TOKENISING:
+            batch = own(texts, **self._options)
+            if (encodings := getattr(batch, "encodings", None)) is not None:
+                return Encoded({**batch}, [bool(encoding.overflowing) for encoding in encodings])
+            # Nothing says what was cut off, so texts as long as the longest are tokenised again.
+            free = {**self._options, "padding": True, "truncation": False, "max_length": None}
+            names = ("attention_mask", "input_ids")
+            kept, whole = (
+                next(torch.as_tensor(tokens[name]) for name in names if name in tokens)
+                for tokens in (batch, own(texts, **free))
+            )
+        if whole.shape[1] <= kept.shape[1]:
+            return Encoded({**batch}, [False] * len(texts))
+        return Encoded({**batch}, [int((row != 0).sum()) > kept.shape[1] for row in whole])
+
+    @property
+    def longest(self) -> int | None:
+        """Largest number of tokens of a text, None if it is not limited."""
+        given = self._options.get("max_length")
+        length = given if given is not None else getattr(self.load(), "model_max_length", None)
+        return length if isinstance(length, int) and length <= LONGEST else None
+
+    def with_options(self, **options: Any) -> Tokeniser:
+        """Return this tokeniser with other options of its calls."""
+        return Tokeniser(self.load(), {**self._options, **options}, None)
+
+    def placed(self, folder: Path) -> Tokeniser:
+        """Return the tokeniser of a file, to be loaded from a folder; its checksum must be the same."""
+        if self._spec is None:
+            return self
+        return Tokeniser.stored(msgspec.structs.replace(self._spec, name=str(folder)))
+
+    @property
+    def fingerprint(self) -> str:
+        """A sha256 of the tokens of some texts, and of the options of the calls."""
+        options = {name: value for name, value in self._options.items() if name != "return_tensors"}
+        content = json.dumps([self.load() and self._checksum(), self.longest, options], sort_keys=True, default=repr)
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def load(self) -> Any:
         """Return the tokeniser itself, loaded by its name if need be."""
@@ -174,6 +232,13 @@ def _load(spec: TokeniserSpec) -> Any:
     network_path = spec.name.startswith(("//", "\\\\"))  # looking at it would contact another machine
     if network_path or not (_is_published(spec.name) or Path(spec.name).is_dir()):
         raise ValueError(f"the tokeniser {spec.name!r} of the guard is no folder on this machine. {PASS_AGAIN}")
+    names = ("pad_token", "padding_side", "truncation_side", "model_max_length")
+    settings = {name: value for name in names if (value := getattr(spec, name)) is not None}
+    return _from_pretrained(spec.name, f"the tokeniser {spec.name!r} of the guard", settings)
+
+
+def _from_pretrained(name: str, called: str, settings: Mapping[str, Any] | None = None) -> Any:
+    """Load a tokeniser by name from the files of this machine, without running code that came with it."""
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -181,13 +246,10 @@ def _load(spec: TokeniserSpec) -> Any:
             "tokenising texts needs transformers, which is not installed. Run: pip install 'flatfold[hf]'",
             name="transformers",
         ) from error
-    names = ("pad_token", "padding_side", "truncation_side", "model_max_length")
-    settings = {name: value for name in names if (value := getattr(spec, name)) is not None}
     try:
-        return AutoTokenizer.from_pretrained(spec.name, local_files_only=True, trust_remote_code=False, **settings)
+        return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False, **(settings or {}))
     except (ImportError, OSError, ValueError) as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise ValueError(
-            f"the tokeniser {spec.name!r} of the guard cannot be loaded from this machine: {reason}. Download it "
-            f"first. {PASS_AGAIN}"
+            f"{called} cannot be loaded from this machine: {reason}. Download it first. {PASS_AGAIN}"
         ) from error

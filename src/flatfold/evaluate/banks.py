@@ -15,7 +15,7 @@ from ..data.feature_files import FeatureRows
 from ..data.loading import Loading
 from ..data.sources import Source
 from ..detectors.registry import FitsOn
-from ..errors import MethodRefusedError, UnreadableImageError
+from ..errors import MethodRefusedError, UnreadableInputError
 from ..io.progress import track
 from ..network.execution import Execution
 from ..network.fingerprint import weights_hash
@@ -120,8 +120,8 @@ def extract_all(suite: Suite, folder: Path, settings: Settings | None = None, tu
             network, banks[name], reasons = extracted.network, extracted.bank, extracted.unreadable
             used = extracted.runtime or used
             check_fit(banks[name], network.found.head)
-        except UnreadableImageError as error:
-            raise UnreadableImageError(f"{name}: {error}") from error
+        except UnreadableInputError as error:
+            raise type(error)(f"{name}: {error}") from error
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
         if reasons:

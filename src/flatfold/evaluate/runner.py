@@ -20,7 +20,7 @@ from .. import __version__
 from ..core.shaping import row_norms
 from ..data.sources import ImageSource
 from ..data.transform import in_mode
-from ..errors import MethodRefusedError, UnreadableImageError
+from ..errors import MethodRefusedError, UnreadableInputError
 from ..io.progress import track
 from ..io.store import PartStore, read_manifest
 from ..network.fingerprint import weights_hash
@@ -89,7 +89,7 @@ def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, pre
         for spec in track(specs, "fitting and scoring"):
             try:
                 evaluated.append(_evaluate(spec, suite, banks, out / "scores", settings, finished))
-            except (MethodRefusedError, UnreadableImageError) as error:
+            except (MethodRefusedError, UnreadableInputError) as error:
                 refused[spec.label] = str(error)
             except Exception as error:
                 if isinstance(error, OSError) and own_traceback(error) is None:

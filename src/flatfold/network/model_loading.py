@@ -1,6 +1,7 @@
 """Build models by a user's function or by library name, and load weights from files."""
 
 import hashlib
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,7 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -29,6 +30,8 @@ State = dict[str, Tensor]
 
 SHOWN = 3  # names in a message
 ENTRIES = ("state_dict", "model", "net")  # entries of checkpoints that hold the weights
+OF_TEXTS = "ForSequenceClassification"  # the end of the names of classes of transformers
+TOKENISER_FILES = ("tokenizer.json", "tokenizer_config.json")
 WRAPPER = "module"  # DataParallel's name for its network
 DEFAULT = "DEFAULT"  # torchvision's name for the recommended weights
 PUBLISHED = {
@@ -238,6 +241,38 @@ def _transformers_preparation(name: str, model: nn.Module, pretrained: str | Non
     return library.AutoImageProcessor.from_pretrained(name, local_files_only=pretrained is None, **options)
 
 
+def tokeniser_folder(name: str) -> Path | None:
+    """Return the folder of a network of transformers, if it also holds a tokeniser and no preprocessing of images."""
+    library, _, network = name.partition("/")
+    folder = Path(network)
+    if library != "transformers" or not folder.is_dir() or (folder / "preprocessor_config.json").is_file():
+        return None
+    return folder if any((folder / file).is_file() for file in TOKENISER_FILES) else None
+
+
+class TextConfig(NamedTuple):
+    """What the config of a network of texts says: class indices by name, and the largest number of tokens."""
+
+    classes: dict[str, int] | None = None
+    longest: int | None = None
+
+
+def read_config(folder: Path) -> TextConfig:
+    """Read ``config.json`` in a folder of transformers, which a folder with a tokeniser alone does not have."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return TextConfig()
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        classes, longest = content.get("label2id"), content.get("max_position_embeddings")
+        usable = isinstance(longest, int) and longest > 0
+        return TextConfig(
+            classes and {str(name): int(index) for name, index in classes.items()}, longest if usable else None
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} must be the config of a network: {error}. Save it again.") from error
+
+
 PREPARATIONS: dict[str, Callable[[str, nn.Module, str | None], Any]] = {
     "torchvision": _torchvision_preparation,
     "timm": _timm_preparation,
@@ -282,12 +317,15 @@ def _timm(name: str, state: State | None, pretrained: str | None) -> nn.Module:
 def _transformers(name: str, state: State | None, pretrained: str | None) -> nn.Module:
     library = _import_library("transformers")
     with _library_errors("transformers"):
-        kind = library.AutoModelForImageClassification
+        options: dict[str, Any] = {} if pretrained in (None, DEFAULT) else {"revision": pretrained}
+        local = state is not None or pretrained is None
+        config = library.AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False, **options)
+        texts = any(kind.endswith(OF_TEXTS) for kind in getattr(config, "architectures", None) or ())
+        kind = library.AutoModelForSequenceClassification if texts else library.AutoModelForImageClassification
         if state is not None:
-            config = library.AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
             empty: nn.Module = kind.from_config(config, trust_remote_code=False)
             return empty
-        options = {} if pretrained in (None, DEFAULT) else {"revision": pretrained}
+        options |= {"use_safetensors": True} if texts else {}
         trained: nn.Module
         trained, report = kind.from_pretrained(
             name, local_files_only=pretrained is None, output_loading_info=True, trust_remote_code=False, **options
@@ -296,7 +334,7 @@ def _transformers(name: str, state: State | None, pretrained: str | None) -> nn.
     if missing:  # transformers silently initialises them at random
         raise ValueError(
             f"transformers/{name} has no trained weights for {listed(missing)}. "
-            "Use a model trained for image classification."
+            "Use a model trained for the classification of images or texts."
         )
     return trained
 

@@ -20,10 +20,10 @@ from ..data.batch import Batch, split_batch
 from ..data.fingerprint import data_key
 from ..data.labels import class_indices, indices_or_masks
 from ..data.loading import Loading
-from ..data.sources import BatchResult, Source
+from ..data.sources import BatchResult, NamedSource, Source
 from ..data.transform import InputSizes
 from ..display.numbers import count
-from ..errors import UnreadableImageError, UnsupportedHeadError
+from ..errors import UnreadableInputError, UnsupportedHeadError
 from ..io.progress import track
 from ..io.store import Part
 from ..network.calls import check_model, evaluating, weights_dtype
@@ -143,7 +143,7 @@ def extract(
 
     Raises:
         UnsupportedHeadError: The logits are not z = W h + b for features that can be found.
-        UnreadableImageError: More than that share cannot be read.
+        UnreadableInputError: More than that share cannot be read.
         ValueError: The data is empty or has labels only in part, the model cannot take it, or ``out`` holds features
             of something else: other weights, data, head, or a model that does something else with the same weights.
         OSError: An image could not be read because of the system and not of the image, or another process writes to
@@ -239,10 +239,10 @@ def extract_features(
                 reasons = {int(row): reason for row, reason in part.info["unreadable"].items()}
                 sink.add(covered, features, part.tensors.get("labels"), reasons)
                 if reasons and source is not None:
-                    check_share(sink.unreadable, source.rows, loading.max_unreadable)
+                    check_share(sink.unreadable, source, loading.max_unreadable)
             if source is not None:  # those of an earlier run, which allowed for more, count too
-                check_share(sink.unreadable, source.rows, loading.max_unreadable)
-                warn_unreadable(sink.unreadable, source.rows)
+                check_share(sink.unreadable, source, loading.max_unreadable)
+                warn_unreadable(sink.unreadable, source)
             in_order = [predicted[start] for start in sorted(predicted)]
             return Extraction(
                 network,
@@ -273,7 +273,8 @@ def first_inputs(source: Source, start: int = 0) -> tuple[Batch, list[int]]:
         if raw is not None:
             return split_batch(raw, indices_or_masks), [row for row in rows if row not in unreadable]
         first = first or unreadable[row]
-    raise UnreadableImageError(f"not a single image could be read. The first: {first}")
+    kind, noun = unreadable_kind(source)
+    raise kind(f"not a single {noun} could be read. The first: {first}")
 
 
 def _missing_parts(job: Features, sink: BankWriter, workers: int | None) -> Iterator[tuple[range, Part]]:
@@ -335,23 +336,29 @@ def _count_rows(loader: Iterable[Any], first: Batch) -> int | None:
     return None if batches is None else batches * first.rows
 
 
-def check_share(unreadable: Mapping[int, str], rows: int, most: float) -> None:
+def unreadable_kind(source: Source) -> tuple[type[UnreadableInputError], str]:
+    """Return the error for unreadable inputs of a source, and what one of them is called."""
+    return (source.unreadable, source.noun) if isinstance(source, NamedSource) else (UnreadableInputError, "input")
+
+
+def check_share(unreadable: Mapping[int, str], source: Source, most: float) -> None:
     """Raise if more than a share of the rows could not be read."""
-    if len(unreadable) <= most * rows:
+    if len(unreadable) <= most * source.rows:
         return
+    kind, noun = unreadable_kind(source)
     if most == 0:
-        raise UnreadableImageError(next(iter(unreadable.values())))
-    raise UnreadableImageError(
-        f"{len(unreadable)} of {rows} images could not be read, more than the {100 * most:g} % that may be left out. "
-        + _numbered(unreadable.values())
+        raise kind(next(iter(unreadable.values())))
+    raise kind(
+        f"{len(unreadable)} of {source.rows} {noun}s could not be read, more than the {100 * most:g} % that may be "
+        f"left out. {_numbered(unreadable.values())}"
     )
 
 
-def warn_unreadable(unreadable: Mapping[int, str], rows: int) -> None:
-    """Log a warning if some of the images could not be read."""
+def warn_unreadable(unreadable: Mapping[int, str], source: Source) -> None:
+    """Log a warning if some of the inputs could not be read."""
     if unreadable:
-        why = _numbered(unreadable.values())
-        log.warning("%d of %d images could not be read and are left out. %s", len(unreadable), rows, why)
+        why, what = _numbered(unreadable.values()), f"{unreadable_kind(source)[1]}s"
+        log.warning("%d of %d %s could not be read and are left out. %s", len(unreadable), source.rows, what, why)
 
 
 def _numbered(reasons: Iterable[str]) -> str:

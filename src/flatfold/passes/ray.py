@@ -27,7 +27,13 @@ TRIES = 3  # times that a part is begun: a machine may fail twice, but then it i
 FROM_FILES = ("flatfold_suite_", "flatfold_own_")
 # What a worker may raise, from the particular to the general: each can be made again from its message alone.
 KINDS = (
-    *(errors.UnsupportedHeadError, errors.UnreadableImageError, errors.MethodRefusedError, errors.DamagedFileError),
+    *(
+        errors.UnsupportedHeadError,
+        errors.UnreadableImageError,
+        errors.UnreadableTextError,
+        errors.MethodRefusedError,
+        errors.DamagedFileError,
+    ),
     *(ModuleNotFoundError, FileNotFoundError, OSError, MemoryError, TypeError, ValueError, RuntimeError, Exception),
 )
 

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 from ..core.validation import check_finite
 from ..data.batch import split_batch
 from ..data.loading import Loading
-from ..data.sources import BatchResult, ImageSource, Source, read_batches
-from ..errors import UnreadableImageError
+from ..data.sources import BatchResult, NamedSource, Source, read_batches
 from ..io.progress import track
 from ..network.heads import Pass
 from ..network.network import Network
-from .extract import check_share, count_batches, warn_unreadable
+from .extract import check_share, count_batches, unreadable_kind, warn_unreadable
 
 TITLE = "scoring"
 
@@ -26,9 +25,9 @@ class Streamed(NamedTuple):
 
 
 def run_batches(network: Network, batches: Iterable[Any], loading: Loading) -> Iterator[Streamed]:
-    """Yield the result of each batch with the names of its inputs; images that cannot be read have no row.
+    """Yield the result of each batch with the names of its inputs; inputs that cannot be read have no row.
 
-    Memory use does not grow with the number of batches. Raises `UnreadableImageError` if more than the share
+    Memory use does not grow with the number of batches. Raises `UnreadableInputError` if more than the share
     ``loading.max_unreadable`` cannot be read.
     """
     unreadable: dict[int, str] = {}
@@ -36,20 +35,21 @@ def run_batches(network: Network, batches: Iterable[Any], loading: Loading) -> I
     for rows, batch, reasons in _read(batches, loading):
         unreadable |= reasons
         if reasons and isinstance(batches, Source):
-            check_share(unreadable, batches.rows, loading.max_unreadable)
+            check_share(unreadable, batches, loading.max_unreadable)
         if batch is None:
             continue
         rows_read += batch.rows
         output = network.run(batch)
         check_finite(output.features, "features", first=rows.start)
-        names = [batches.name(row) for row in rows if row not in reasons] if isinstance(batches, ImageSource) else None
+        names = [batches.name(row) for row in rows if row not in reasons] if isinstance(batches, NamedSource) else None
         yield Streamed(output, names)
-    if unreadable and not rows_read:
-        raise UnreadableImageError(f"not a single image could be read. The first: {next(iter(unreadable.values()))}")
+    if unreadable and not rows_read and isinstance(batches, Source):
+        kind, noun = unreadable_kind(batches)
+        raise kind(f"not a single {noun} could be read. The first: {next(iter(unreadable.values()))}")
     if not rows_read:
         raise ValueError("the data gave no input at all. Is the data set empty, or the generator used up?")
     if isinstance(batches, Source):
-        warn_unreadable(unreadable, batches.rows)
+        warn_unreadable(unreadable, batches)
 
 
 def _read(batches: Iterable[Any], loading: Loading) -> Iterator[BatchResult]:

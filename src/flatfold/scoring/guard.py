@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..data.batch import is_batch, split_batch
 from ..data.loading import Loading
 from ..data.sources import ImageSource, Source
+from ..data.text_files import TextSource
 from ..data.transform import Transform
 from ..detectors.base import Detector
 from ..network.calls import check_model, weights_dtype
@@ -193,6 +194,8 @@ class Guard:
         _warn_if_unsteady(extracted, execution)
         if loading.transform is None and isinstance(to_fit, ImageSource):
             loading = replace(loading, transform=to_fit.transform)
+        if loading.collate is None and isinstance(to_fit, TextSource):
+            loading = replace(loading, collate=to_fit.tokeniser)
         calibrated = CalibratedDetector(result.detector, result.calibration)
         result = replace(result, runtime=extracted.runtime)
         network.reset_runtime()
@@ -265,7 +268,8 @@ class Guard:
         Raises:
             ValueError: An input gives features that are not finite, as most networks do for a NaN; the message has its
                 row. Exported graphs raise an alarm instead.
-            UnreadableImageError: More than the share ``loading.max_unreadable`` of the images cannot be read.
+            UnreadableInputError: More than the share ``loading.max_unreadable`` of the images or texts of files cannot
+                be read.
         """
         if is_batch(data):
             return self.calibrated.decide(*self.network(data))

@@ -1,4 +1,4 @@
-"""Batch scoring: write a table with one row per image, in resumable parts that can be distributed over processes."""
+"""Batch scoring: write a table with one row per input, in resumable parts that can be distributed over processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import nn
 
 from ..data.fingerprint import evenly_spaced
-from ..data.sources import BatchResult, ImageSource
+from ..data.sources import BatchResult, ImageSource, NamedSource
 from ..errors import DamagedFileError
 from ..io.artifacts import read_json, write_json
 from ..io.files import replacing, sha256_of
@@ -39,16 +39,16 @@ PARTS = 64  # smallest number of parts, if there are as many batches, to distrib
 LONGEST = 200  # bytes of the name of a table: files next to it have longer names, and most systems allow 255
 READ_ROWS = 1024  # rows read at once from a parquet file
 SHOWN = 5  # shards that a message names
-NOT_FINITE = "the model returned non-finite features. Check the image and the dtype of the model."
+NOT_FINITE = "the model returned non-finite features. Check the input and the dtype of the model."
 
 
 @dataclass(frozen=True)
 class ScoringJob(RowJob):
-    """Images to score with the guard of a model; it can be pickled."""
+    """Images or texts to score with the guard of a model; it can be pickled."""
 
     guard: GuardFile  # other processes read the file again
     model: Callable[[], nn.Module]  # called in the scoring process: must be a module-level function for pickle
-    source: ImageSource
+    source: NamedSource
     fpr: float | None = None  # default: that of the file
     execution: Execution = field(default_factory=Execution)
     allow_sizes: bool = False  # score images of other sizes than the guard was calibrated on
@@ -65,6 +65,10 @@ class ScoringJob(RowJob):
         source = copy(self.source)  # the user's source is not modified
         source.sizes = None if self.allow_sizes else self.guard.sizes
         object.__setattr__(self, "source", source)
+        if not isinstance(source, ImageSource) and self.execution.runtime == "auto":
+            # Batches of texts have several lengths. A graph is for one of them, and the choice would depend on which
+            # batch is computed first, so that a resumed run had other last digits.
+            object.__setattr__(self, "execution", replace(self.execution, runtime="torch"))
 
     def calibrated(self) -> CalibratedDetector:
         """Return the detector with the false-alarm rate of this job; it needs no model."""
@@ -95,7 +99,8 @@ class ScoringJob(RowJob):
             finite = output.features.isfinite().all(dim=-1)
             verdict = loaded.calibrated.decide(*(values[finite] for values in output)).columns()
             reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
-            columns = {"row": rows[finite.cpu()], **verdict}
+            others = {name: values[finite.cpu()] for name, values in (batch.columns or {}).items()}
+            columns = {"row": rows[finite.cpu()], **verdict, **others}
         return Part({"unreadable": {row: _printable(reason) for row, reason in sorted(reasons.items())}}, columns)
 
     def key(self) -> dict[str, str]:
@@ -109,7 +114,9 @@ class ScoringJob(RowJob):
             "place": hashlib.sha256(json.dumps(names).encode()).hexdigest(),  # the table names images by their path
             "batch_size": str(source.batch_size),
             "rows": str(source.rows),
-        } | ({"sizes": "any"} if self.allow_sizes else {})
+            **({"sizes": "any"} if self.allow_sizes else {}),
+            **({} if isinstance(source, ImageSource) else {"inputs": source.noun}),
+        }
 
 
 Executor = Callable[[ScoringJob, Parts], Iterator[tuple[int, Part]]]
@@ -169,6 +176,11 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Monitor.from_dict(self.counts)  # raises if they are damaged
 
     @property
+    def noun(self) -> str:
+        """What one input is called."""
+        return self.job.get("inputs", ImageSource.noun)
+
+    @property
     def monitor(self) -> Monitor:
         """Counts of all scored images."""
         return Monitor.from_dict(self.counts)
@@ -206,7 +218,7 @@ def compute_parts(
 def score_images(
     job: ScoringJob, out: Path | str, *, shard: Shard = WHOLE, executor: Executor | None = None, restart: bool = False
 ) -> Summary:
-    """Write one row per image: path, predicted class, score, p-value and decision.
+    """Write one row per image or text: path, predicted class, score, p-value and decision.
 
     Memory use does not grow with the number of images, except for their names. A stopped or killed run resumes
     when it is called again; a complete run is not repeated.
@@ -355,6 +367,7 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
         "score": number,
         "p_value": number,
         "is_ood": np.bool_,
+        **job.source.columns,
     }
 
     def paths(rows: Iterable[int]) -> NDArray[np.str_]:

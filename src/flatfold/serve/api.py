@@ -10,7 +10,7 @@ from jinja2 import Environment
 from pydantic import BaseModel, Field
 
 from ..display.look import MARK, icon
-from .requests import FEATURES, FORM
+from .requests import FEATURES, FORM, JSON
 from .scorer import Scorer
 from .settings import Settings
 
@@ -27,6 +27,7 @@ class Row(BaseModel):
     score: float | None = Field(description="Higher is more out-of-distribution; null if it is infinite.")
     p_value: float = Field(description="Conformal p-value; small if few calibration inputs score as high.")
     is_ood: bool = Field(description="Whether the input raises an alarm.")
+    truncated: bool | None = Field(None, description="Whether the text was too long for the tokeniser, for texts.")
     explanation: str | None = Field(None, description="A sentence, with explain=true.")
     signs: dict[str, float | None] | None = Field(
         None, description="Deviation of each sign from ID inputs, in standard deviations, with explain=true."
@@ -95,7 +96,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def request_body(scorer: Scorer, settings: Settings) -> dict[str, Any]:
-    """Return the description of the body of /v1/score, with an example; without a network, no images."""
+    """Return the description of the body of /v1/score, with an example; without a network, features only."""
     rows = f"Rows of {scorer.width} little-endian float32 numbers, at most {settings.max_waiting} rows."
     content: dict[str, Any] = {FEATURES: {"schema": {**BINARY, "description": rows}}}
     example = f"--data-binary @features.f32 -H 'Content-Type: {FEATURES}'"
@@ -108,6 +109,12 @@ def request_body(scorer: Scorer, settings: Settings) -> dict[str, Any]:
         image = {**BINARY, "description": "One image: BMP, GIF, JPEG, PNG, TIFF, WEBP or binary PPM."}
         content = {"image/*": {"schema": image}, FORM: {"schema": form}, **content}
         example = "--data-binary @cat.png"
+    if scorer.tokeniser is not None:
+        texts = {"type": "array", "items": {"type": "string"}, "maxItems": settings.max_texts, "minItems": 1}
+        about = f"At most {settings.max_texts} texts of {settings.max_characters:,} characters."
+        schema = {"type": "object", "properties": {"texts": texts}, "required": ["texts"], "description": about}
+        content = {JSON: {"schema": schema}, **content}
+        example = f"""-d '{{"texts": ["a text"]}}' -H 'Content-Type: {JSON}'"""
     token = "" if settings.token is None else " -H 'Authorization: Bearer TOKEN'"
     sample = {"lang": "Shell", "source": f"curl {example}{token} 'http://127.0.0.1:8000/v1/score?explain=true'"}
     return {"requestBody": {"required": True, "content": content}, "x-codeSamples": [sample]}
@@ -116,7 +123,7 @@ def request_body(scorer: Scorer, settings: Settings) -> dict[str, Any]:
 def about(settings: Settings) -> str:
     """Return the description of the service, with its limits."""
     return (
-        "Scores images and features: in-distribution (ID), or out-of-distribution (OOD) with an alarm. "
+        "Scores images, texts and features: in-distribution (ID), or out-of-distribution (OOD) with an alarm. "
         f"Limits: {settings.max_body / 1e6:g} MB and {settings.max_images} images per request, "
         f"{settings.max_pixels:,} pixels per image, {settings.timeout:g} seconds. "
         "Paths without /v1 are aliases: /score and /stream."

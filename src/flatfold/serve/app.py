@@ -57,10 +57,14 @@ def _hash(text: str) -> str:
 _STYLE, _SCRIPT = f"{page_style()}{_read('page.css')}", f"{_read('chart.js')}\n{_read('page.js')}"
 
 
-def page_of(settings: Settings) -> bytes:
-    """Return the page; it links to /docs only without a token, because a browser sends none when it follows a link."""
+def page_of(settings: Settings, texts: bool = False) -> bytes:
+    """Return the page for images or for ``texts``.
+
+    It links to /docs only without a token, because a browser sends none when it follows a link.
+    """
     docs = settings.docs and settings.token is None
-    text: str = Template(_read("page.html")).render(style=_STYLE, script=_SCRIPT, docs=docs, mark=MARK, icon=icon())
+    noun, look = "text" if texts else "image", {"style": _STYLE, "script": _SCRIPT, "mark": MARK, "icon": icon()}
+    text: str = Template(_read("page.html")).render(docs=docs, noun=noun, longest=settings.max_characters, **look)
     return text.encode()
 
 
@@ -86,7 +90,8 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
         yield
         service.close()
 
-    limits, page = service.settings, page_of(service.settings)
+    limits = service.settings
+    page = page_of(limits, service.scorer.tokeniser is not None and service.scorer.transform is None)
     app = FastAPI(
         title=api.TITLE,
         version=__version__,
@@ -118,7 +123,7 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
     @app.post("/score", include_in_schema=False)
     @app.post("/v1/score", response_model=api.Scores, responses=failures, openapi_extra=body, response_description=OK)
     async def score(request: Request, explain: Explain = False) -> Response:
-        """Score one image, several images in a form, or rows of features."""
+        """Score one image, several images in a form, texts, or rows of features."""
         return JSONResponse({"rows": await service.score(request, explain)})
 
     # Not coroutines, because they are CPU-bound: FastAPI runs them in threads.

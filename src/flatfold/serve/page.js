@@ -12,6 +12,8 @@ const UNREADABLE = "This file cannot be read. Is it a folder, or was it moved? C
 const CUT_OFF = "The service closed the connection during the upload. The file may be too large; try a smaller one.";
 const REFUSED = "The service rejected this token. Check it and enter it again.";
 const SPACED = "A token consists of printable ASCII characters without spaces. Enter it again.";
+const NOUN = document.body.dataset.noun; // what one input is called
+const SHOWN = 300; // characters of a text on its card
 const part = (id) => document.getElementById(id);
 
 // Numbers as text
@@ -75,7 +77,7 @@ async function unlock() {
   field.value = "";
   locked = false;
   part("unlock").hidden = true;
-  part("files").focus();
+  (part("files") ?? part("text")).focus();
   work();
 }
 
@@ -88,15 +90,14 @@ part("unlock").addEventListener("submit", async (event) => {
   });
 });
 
-// Images and their cards
+// Images or texts and their cards
 
-const waiting = []; // each a file and, once it was first sent, its card
+const waiting = []; // each a file, or a text with a name in its place, and, once it was first sent, its card
 let running = 0;
 let round = new AbortController(); // aborted when everything is cleared
 let last = null; // the latest verdict
 
-function newCard(file) {
-  const card = part("card").content.cloneNode(true).firstElementChild;
+function showPicture(card, file) {
   const [image, picture] = [card.querySelector("img"), card.querySelector(".picture")];
   const address = URL.createObjectURL(file);
   image.addEventListener("load", () => {
@@ -108,6 +109,12 @@ function newCard(file) {
     picture.classList.add("blank");
   });
   image.src = address;
+}
+
+function newCard({ file, text }) {
+  const card = part("card").content.cloneNode(true).firstElementChild;
+  if (text === undefined) showPicture(card, file);
+  else card.querySelector(".picture").remove();
   Object.assign(card.querySelector(".file"), { textContent: file.name, title: file.name });
   part("cards").prepend(card);
   while (part("cards").children.length > MOST_CARDS) part("cards").lastElementChild.remove();
@@ -174,7 +181,11 @@ async function whyCutOff(file, signal) {
   return there ? new Error(CUT_OFF) : null;
 }
 
-async function send(file, signal) {
+async function send({ file, text }, signal) {
+  if (text !== undefined) {
+    const headers = { "Content-Type": "application/json" };
+    return ask("v1/score?explain=true", { method: "POST", body: JSON.stringify({ texts: [text] }), headers, signal });
+  }
   // A file without a type would be parsed as features.
   const type = file.type && file.type !== "application/octet-stream" ? file.type : "image/x-unknown";
   try {
@@ -187,10 +198,10 @@ async function send(file, signal) {
 async function score(item) {
   const { signal } = round;
   running += 1;
-  item.card ??= newCard(item.file);
+  item.card ??= newCard(item);
   write(item.card, "waiting", { "verdict b": "scoring" });
   try {
-    finish(item, (await send(item.file, signal)).rows[0]);
+    finish(item, (await send(item, signal)).rows[0]);
   } catch (error) {
     if (signal.aborted) return;
     if (error.status === 401) {
@@ -207,7 +218,7 @@ async function score(item) {
 
 function showWaiting() {
   if (!waiting.length) return;
-  part("status").textContent = `${pluralise(waiting.length, "image")} waiting${locked ? " for the token" : ""}.`;
+  part("status").textContent = `${pluralise(waiting.length, NOUN)} waiting${locked ? " for the token" : ""}.`;
 }
 
 function work() {
@@ -220,9 +231,16 @@ function add(files) {
   work();
 }
 
-part("files").addEventListener("change", (event) => {
+part("files")?.addEventListener("change", (event) => {
   add(event.target.files);
   event.target.value = ""; // allow choosing the same file again
+});
+part("write")?.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = part("text").value;
+  if (!text.trim()) return;
+  waiting.push({ text, file: { name: text.length > SHOWN ? `${text.slice(0, SHOWN)}…` : text } });
+  work();
 });
 part("clear").addEventListener("click", () => {
   round.abort();
@@ -233,10 +251,10 @@ part("clear").addEventListener("click", () => {
   part("none").hidden = false;
   part("clear").hidden = true;
   part("status").textContent = "Cleared. The counts of the service are unchanged.";
-  part("files").focus();
+  (part("files") ?? part("text")).focus();
   draw();
 });
-addEventListener("paste", (event) => add(event.clipboardData?.files ?? []));
+addEventListener("paste", (event) => part("files") && add(event.clipboardData?.files ?? []));
 // A file dropped outside the area must not replace the page.
 addEventListener("dragover", (event) => {
   event.preventDefault();
@@ -246,7 +264,7 @@ addEventListener("dragleave", (event) => event.relatedTarget ?? document.body.cl
 addEventListener("drop", (event) => {
   event.preventDefault();
   document.body.classList.remove("over");
-  add(event.dataTransfer?.files ?? []);
+  if (part("files")) add(event.dataTransfer?.files ?? []);
 });
 
 // The stream of all inputs
@@ -281,7 +299,7 @@ function showGuarded({ guard, model, method, classes, calibrated, fpr, threshold
   part("guarded").replaceChildren(
     ...[strong(method), guard ? ` (${guard}) guards ` : " guards "],
     ...(model ? [strong(model), `, ${network}`] : [network]),
-    ...[strong(pluralise(calibrated, "sample")), ": at most ", strong(percent(fpr)), " of similar images", end],
+    ...[strong(pluralise(calibrated, "sample")), ": at most ", strong(percent(fpr)), ` of similar ${NOUN}s`, end],
   );
 }
 

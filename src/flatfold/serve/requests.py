@@ -1,13 +1,15 @@
-"""Request bodies: read them within limits, and convert images, forms and features to tensors."""
+"""Request bodies: read them within limits, and convert images, forms, texts and features to tensors."""
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import AsyncGenerator, Callable
 from io import BytesIO
 from time import monotonic
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from starlette.datastructures import UploadFile
@@ -18,13 +20,15 @@ from starlette.types import Message
 from torch import Tensor
 
 from ..data.decoding import read_image
+from ..data.texts import Tokeniser
 from ..data.transform import InputSizes, Transform
 from ..errors import TooManyPixelsError, UnreadableImageError
 from .settings import too_large, unavailable
 
-FEATURES, FORM = "application/octet-stream", "multipart/form-data"
+FEATURES, FORM, JSON = "application/octet-stream", "multipart/form-data", "application/json"
 DECODE_SECONDS = 10.0  # time limit for one file, checked whenever a decoder reads more bytes
 MAX_NAME = 200  # longer file names are truncated
+_CONTROL = re.compile("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]")  # except tabs and line breaks
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # TIFF tags
 _TIFF_NUMBERS = {3: "H", 4: "I"}  # TIFF types of these tags
 
@@ -134,6 +138,59 @@ def decode_features(body: bytes, width: int, max_rows: int) -> Tensor:
         message = f"features must be finite, but row {int(finite.argmin())} has a NaN or infinite entry."
         raise HTTPException(400, f"{message} Check this input and the model's weights.")
     return torch.from_numpy(values)
+
+
+class _Texts(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request with texts."""
+
+    texts: Annotated[list[str], msgspec.Meta(min_length=1)]
+
+
+class Tokens(NamedTuple):
+    """The tokens of one text: the names of the arguments of the model, and their values, one row each."""
+
+    names: tuple[str, ...]
+    values: Tensor
+    truncated: bool
+
+
+def decode_texts(body: bytes, max_texts: int, max_characters: int) -> list[str]:
+    """Decode the texts of a request; errors never quote them.
+
+    Example:
+        >>> decode_texts(b'{"texts": ["a", "b"]}', max_texts=2, max_characters=9)
+        ['a', 'b']
+    """
+    form = 'the body must be {"texts": ["...", ...]} with at least one text and nothing else'
+    try:
+        texts = msgspec.json.decode(body, type=_Texts).texts
+    except msgspec.ValidationError:
+        raise HTTPException(422, f"{form}.") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise HTTPException(400, f"the body is not valid JSON in UTF-8: {form}.") from None
+    if len(texts) > max_texts:
+        raise too_large(f"{len(texts)} texts", f"{max_texts} texts per request", "Send several requests")
+    for number, text in enumerate(texts):
+        if len(text) > max_characters:
+            limit = f"{max_characters:,} characters"
+            raise too_large(f"text {number} has {len(text):,} characters", limit, "Send its beginning")
+        if not text.strip():
+            raise HTTPException(422, f"text {number} is empty. Leave it out.")
+        if _CONTROL.search(text):
+            raise HTTPException(422, f"text {number} has a control character. Remove it.")
+    return texts
+
+
+def encode_text(text: str, label: str, tokeniser: Tokeniser) -> Tokens:
+    """Tokenise a text alone, so that its padding does not depend on others; errors use its label."""
+    try:
+        arguments, truncated = tokeniser.encode([text])
+        values = torch.stack([torch.as_tensor(value)[0] for value in arguments.values()])
+    except Exception:  # whatever a tokeniser raises, which may quote the text
+        raise HTTPException(422, f"{label} cannot be tokenised. Send plain text.") from None
+    if not values.numel():
+        raise HTTPException(422, f"{label} has no token. Leave it out.")
+    return Tokens(tuple(arguments), values, truncated[0])
 
 
 def decode_image(

@@ -12,6 +12,7 @@ import torch
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from ..data.texts import Tokeniser
 from ..network.heads import Pass
 from ..scoring.calibrated import CalibratedDetector, Verdict
 from ..scoring.explanation import explain
@@ -27,12 +28,22 @@ log = logging.getLogger(__name__)
 
 
 class Input(NamedTuple):
-    """One image ``(c, h, w)`` or one row of features ``(d,)``, and its label in error messages."""
+    """One image ``(c, h, w)``, one row of features ``(d,)`` or one text, and its label in error messages.
 
-    kind: Literal["image", "features"]
+    The values of a text are the arguments of the model ``(k, tokens)``, with their names.
+    """
+
+    kind: Literal["image", "features", "text"]
     values: Tensor
     label: str
     explain: bool = False
+    names: tuple[str, ...] = ()
+    truncated: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of values that grow with the input: those of an image, or the tokens of a text."""
+        return self.values.shape[-1] if self.kind == "text" else self.values.numel()
 
     @property
     def group(self) -> tuple[str, torch.Size]:
@@ -52,10 +63,13 @@ class Scorer:
         self._guard = guard if isinstance(guard, Guard) else None
         self.calibrated = guard.calibrated if isinstance(guard, Guard) else guard
         self.transform = None if self._guard is None else self._guard.transform  # None: features only
+        self.tokeniser = None if self._guard is None else Tokeniser.of(self._guard.loading.collate)
         self.sizes = None if self._guard is None else self._guard.network.sizes  # None: not known
-        if self._guard is not None and self.transform is None:
+        if self.tokeniser is not None:
+            self.tokeniser.load()  # a service that cannot read texts must not start
+        elif self._guard is not None and self.transform is None:
             raise ValueError(
-                "the guard has no transform, so the service cannot prepare images. "
+                "the guard has no transform and no tokeniser, so the service cannot prepare images or texts. "
                 "Set guard.transform, or serve guard.calibrated, which accepts features only."
             )
         weight = self.calibrated.detector.fitted_weight
@@ -113,6 +127,8 @@ class Scorer:
         values = torch.stack([entry.values for entry in inputs])
         if self._guard is not None and inputs[0].kind == "image":
             result = self._guard.network(values)
+        elif self._guard is not None and inputs[0].kind == "text":
+            result = self._guard.network(dict(zip(inputs[0].names, values.unbind(1), strict=True)))
         else:
             features = values.to(self.calibrated.detector.fitted_weight)
             result = Pass(features, self.calibrated.detector.innermost.logits(features))
@@ -125,6 +141,7 @@ class Scorer:
         for i, (predicted, score, p_value, is_ood) in enumerate(zip(*columns, strict=True)):
             name = None if self.names is None else self.names[predicted]
             row = {"predicted": predicted, "class": name, "score": _finite(score), "p_value": p_value, "is_ood": is_ood}
+            row |= {"truncated": inputs[i].truncated} if inputs[i].kind == "text" else {}
             rows.append(row | explanations.get(i, {}))
         return rows
 
@@ -153,6 +170,8 @@ def _to_http_error(entry: Input, error: Exception) -> Exception:
     log.info("%s could not be scored: %s", entry.label, error)
     if entry.kind == "features":
         return HTTPException(422, f"{entry.label} cannot be scored: {error}")
+    if entry.kind == "text":
+        return HTTPException(422, f"{entry.label} cannot be scored: the model does not accept its tokens.")
     # Errors of the model's own code may reveal internals, so they are only logged.
     shape = " x ".join(map(str, entry.values.shape))
     return HTTPException(

@@ -22,7 +22,18 @@ from ..data.decoding import is_image
 from ..scoring.calibrated import CalibratedDetector
 from ..scoring.guard import Guard
 from ..scoring.monitor import Monitor
-from .requests import FEATURES, FORM, File, decode_features, decode_image, limit_body, read_form
+from .requests import (
+    FEATURES,
+    FORM,
+    JSON,
+    File,
+    decode_features,
+    decode_image,
+    decode_texts,
+    encode_text,
+    limit_body,
+    read_form,
+)
 from .scorer import Input, Row, Scorer
 from .settings import Settings, too_large, unavailable
 
@@ -89,6 +100,12 @@ class Service:
     def _check_type(self, kind: str) -> str:
         if kind == FEATURES:
             return kind
+        if kind == JSON and self.scorer.tokeniser is not None:
+            return kind
+        if self.scorer.transform is None and self.scorer.tokeniser is not None:
+            raise HTTPException(
+                415, f'unsupported Content-Type. Send texts as {JSON}, {{"texts": ["..."]}}, or {_FEATURES_HINT}.'
+            )
         if not kind.startswith("image/") and kind != FORM:
             raise HTTPException(
                 415, f"unsupported Content-Type. Send an image (image/png, ...), images as {FORM}, or {_FEATURES_HINT}."
@@ -104,7 +121,7 @@ class Service:
                     return await read_form(request, min(self.settings.max_images, self.settings.max_waiting))
                 if body := await request.body():
                     return [File(None, body)]
-                raise HTTPException(400, "the request body is empty. Send an image or features.")
+                raise HTTPException(400, "the request body is empty. Send an image, texts or features.")
         except TimeoutError:
             message = f"the request did not arrive within {self.settings.timeout:g} seconds. Send less at once."
             raise HTTPException(408, message, {"Connection": "close"}) from None
@@ -123,7 +140,17 @@ class Service:
             width, max_rows = self.scorer.width, self.settings.max_waiting
             features = await in_thread(decode_features, files[0].content, width, max_rows)
             return [Input("features", row, f"row {i} of the features", explain) for i, row in enumerate(features)]
-        transform, inputs = self.scorer.transform, []
+        inputs: list[Input] = []
+        if kind == JSON:
+            tokeniser = self.scorer.tokeniser
+            assert tokeniser is not None  # as _media_type has checked
+            limits = (self.settings.max_texts, self.settings.max_characters)
+            for i, text in enumerate(await in_thread(decode_texts, files[0].content, *limits)):
+                names, values, truncated = await in_thread(encode_text, text, f"text {i}", tokeniser)
+                take(values.nbytes)
+                inputs.append(Input("text", values, f"text {i}", explain, names, truncated))
+            return inputs
+        transform = self.scorer.transform
         sizes = None if self.settings.allow_sizes else self.scorer.sizes
         assert transform is not None  # as _media_type has checked
         for i, (name, content) in enumerate(files):  # one by one, to reserve memory before decoding the next
@@ -186,8 +213,8 @@ class Batcher:
 
     No input waits for a timer: an input that arrives while the thread is idle is scored alone, and inputs that arrive
     in the meantime form the next batch. A batch has at most the pixels of ``max_batch`` images of ``largest`` numbers,
-    the largest that the guard was calibrated on. Inputs of cancelled requests are removed from the queue. Everything
-    except ``score`` runs in the event loop's thread.
+    or the tokens of as many texts, the largest that the guard was calibrated on. Inputs of cancelled requests are
+    removed from the queue. Everything except ``score`` runs in the event loop's thread.
     """
 
     def __init__(
@@ -249,7 +276,7 @@ class Batcher:
     def _most_rows(self, entry: Input) -> int:
         if self._largest is None or entry.kind == "features":
             return self._max_batch
-        return min(self._max_batch, self._max_batch * self._largest // entry.values.numel())
+        return min(self._max_batch, self._max_batch * self._largest // entry.size)
 
     def _next_batch(self) -> list[Waiting]:
         """Pop the first input of the queue, and later ones of the same kind and shape."""

@@ -30,6 +30,8 @@ class Settings:
     max_waiting: int = 1024  # inputs waiting for the model
     max_body: int = 16_000_000  # bytes of a request
     max_images: int = 64  # images of a request
+    max_texts: int = 256  # texts of a request
+    max_characters: int = 100_000  # characters of a text
     max_pixels: int = 50_000_000  # pixels of an image, before and after it is resized
     allow_sizes: bool = False  # whether to score images of other sizes than those seen during calibration
     timeout: float = 30.0  # seconds for receiving a request, and again for answering it

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from .suite import LETTERS, NAME, Group
 
 SPLITS = ("train", "val", "test")
-KINDS = ("npz", "folder", "list", "table", "bank")  # keys that name the source of images
+KINDS = ("npz", "folder", "list", "table", "texts", "bank")  # keys that name the source of images or texts
 MAKERS = ("factory", "model", "linear")  # keys that name the origin of a network
 BUILT_IN = Path(__file__).parent / "openood"  # suite files like any other
 DIGITS = "digits"  # the built-in suite that has no file
@@ -66,6 +66,7 @@ class ImageTable(TransformTable, frozen=True, kw_only=True):
     folder: Text | None = None
     list: Text | None = None
     table: Text | None = None
+    texts: Text | None = None
     bank: Text | None = None
     images: Text | None = None
     x: Text | None = None
@@ -78,14 +79,15 @@ class ImageTable(TransformTable, frozen=True, kw_only=True):
     def kind(self) -> str:
         """The key that names the source; raise ValueError unless there is one, and the other keys belong to it."""
         kind = _single_key(self, KINDS, "images come from")
-        if kind not in ("npz", "table") and (self.x or getattr(self, "y", None)):
+        if kind not in ("npz", "table", "texts") and (self.x or getattr(self, "y", None)):
             raise ValueError(
-                f"x and y name arrays of npz files or columns of tables, but this is a {kind}. Remove them."
+                f"x and y name arrays of npz files or columns of tables or texts, but this is a {kind}. Remove them."
             )
         if (kind == "list") != (self.images is not None):
             raise ValueError("images = is the root folder of the paths in a list. Set it with list =, and only then.")
-        if kind == "bank" and self.settings:
-            raise ValueError(f"{min(self.settings)} prepares images, but a bank holds features. Remove it.")
+        if kind in ("bank", "texts") and self.settings:
+            held = "a bank holds features" if kind == "bank" else "these are texts"
+            raise ValueError(f"{min(self.settings)} prepares images, but {held}. Remove it.")
         return kind
 
 
@@ -126,6 +128,7 @@ class NetworkTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     linear: Text | None = None
     weights: Text | None = None
     pretrained: Text | None = None
+    tokenizer: Text | None = None
     seeds: Seeds | None = None
     head: Text | None = None
     accuracy: Percent | None = None

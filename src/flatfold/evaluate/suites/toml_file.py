@@ -19,7 +19,9 @@ from torch import nn
 from ...data.feature_files import FeatureRows, linear_head
 from ...data.images import FolderImages, ListImages, Transform, open_images
 from ...data.sources import Source
-from ...network.model_loading import load_weights, make_model, named_model
+from ...data.text_files import TextSource, open_texts
+from ...data.texts import Tokeniser
+from ...network.model_loading import load_weights, make_model, named_model, read_config, tokeniser_folder
 from .schema import (
     OPENOOD,
     SPLITS,
@@ -87,7 +89,7 @@ class SuiteFile:
         with error_context(str(path)):
             self.document = read_document(path)
             self.networks = _list_networks(self.document, seeds)
-        self._data: dict[tuple[Transform, int], SuiteData] = {}
+        self._data: dict[tuple[Transform, int, Path | None], SuiteData] = {}
 
     def expand(self, text: str) -> Path:
         """Return a path of the file with its variables replaced."""
@@ -107,7 +109,9 @@ class SuiteFile:
         own = network.table.transform.settings
         with error_context("[transform]" + (", as a network changes it" if own else "")):
             transform = Transform(**self.document.transform.settings | own)
-        key = transform, network.draws
+        table = network.table
+        folder = self.expand(table.tokenizer) if table.tokenizer else tokeniser_folder(table.model or "")
+        key = transform, network.draws, folder
         if key not in self._data:
             self._data[key] = SuiteData(self, *key)
         return self._data[key]
@@ -164,14 +168,15 @@ class SuiteFile:
 
 
 class SuiteData:
-    """The images of a suite file, prepared by one transform; sections with the same source share it.
+    """The images or texts of a suite file, prepared by one transform or tokeniser; sections with one source share it.
 
     Attributes:
         deviations: A sentence for each data set with an unexpected number of images.
         classes: Names of the classes by split.
     """
 
-    def __init__(self, file: SuiteFile, transform: Transform, seed: int) -> None:
+    def __init__(self, file: SuiteFile, transform: Transform, seed: int, tokeniser: Path | None = None) -> None:
+        self.tokeniser = tokeniser
         self.file, self.document, self.transform, self.seed = file, file.document, transform, seed
         self.deviations: dict[str, str] = {}
         self.classes: dict[str, tuple[str, ...]] = {}
@@ -254,12 +259,26 @@ class SuiteData:
         if key not in self._opened:
             size, names = self.file.batch_size, {"root": images} if kind == "list" else {"images": images or None}
             with error_context(kind):
-                self._opened[key] = (
-                    FeatureRows(path, size, labels=bool(labels))
-                    if kind == "bank"
-                    else open_images(path, transform, size, labels=labels, kind=kind, **names)
-                )
+                if kind == "bank":
+                    self._opened[key] = FeatureRows(path, size, labels=bool(labels))
+                elif kind == "texts":
+                    self._opened[key] = self._open_texts(path, labels, table.x)
+                else:
+                    self._opened[key] = open_images(path, transform, size, labels=labels, kind=kind, **names)
         return self._opened[key]
+
+    def _open_texts(self, path: Path, labels: bool | str, column: str | None) -> TextSource:
+        """Return the texts of a file, with the tokeniser of the network."""
+        if self.tokeniser is None:
+            raise ValueError(
+                "texts need a tokeniser. Set tokenizer = in [[network]], the folder of one, or name a model = "
+                "'transformers/FOLDER' with a tokeniser in the folder."
+            )
+        tokeniser = Tokeniser.in_folder(self.tokeniser)
+        config = read_config(self.tokeniser)
+        if tokeniser.longest is None and config.longest is not None:
+            tokeniser = Tokeniser.in_folder(self.tokeniser, config.longest)
+        return open_texts(path, tokeniser, self.file.batch_size, labels=labels, text=column, classes=config.classes)
 
     def _check_count(self, name: str, table: ImageTable, source: Source) -> None:
         """Compare the number of images with the expected one; raise ValueError, or note a deviation if allowed."""
