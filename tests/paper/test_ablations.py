@@ -231,6 +231,6 @@ def test_ablations_are_loaded_as_they_were_saved_and_a_mixture_of_two_is_refused
         arrays.write_bytes(data)
         assert "damaged" in refusal(load_ablations, tmp_path), len(data)
     arrays.write_bytes(whole)
-    for damaged in ("{", "null", text.replace('"version": 4', '"version": 2'), text.replace('"costs"', '"prices"')):
+    for damaged in ("{", "null", text.replace('"version": 5', '"version": 4'), text.replace('"costs"', '"prices"')):
         (tmp_path / "ablations.json").write_text(damaged)
         assert "damaged" in refusal(load_ablations, tmp_path), damaged[:40]

@@ -279,8 +279,9 @@ def compare_over_seeds(runs: Sequence[Sequence[Change]]) -> list[Change]:
     return means
 
 
-def load_seeds(folder: Path) -> dict[str, list[Results]]:
+def load_seeds(folder: Path | str) -> dict[str, list[Results]]:
     """Load the runs of a folder by family; the runs of a family must have networks of different names."""
+    folder = Path(folder)
     runs = load_runs(folder)
     groups = families(runs.values())
     for group in groups.values():

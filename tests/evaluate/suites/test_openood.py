@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from flatfold.evaluate.suites.library import open_suite_file
 from flatfold.evaluate.suites.toml_file import SuiteFile
+from flatfold.paper.comparison import find_data_set
 from tests.openood_tree import BENCHMARKS, FEW, KNOWN, UNKNOWN, list_path, make_openood
 
 QUICK_AND_SLOW = [
@@ -39,6 +40,7 @@ def test_a_suite_says_what_openood_says(name):
             expected["outdated"] = 8793
         if split in benchmark.unknown:
             expected |= {"name": split, "group": "near" if split in benchmark.near else "far"}
+            assert find_data_set(tables[split].pop("printed"), [split]) == split  # as the paper prints it
         assert {key: value for key, value in tables[split].items() if key != "about"} == expected
     size = {"resize": benchmark.resize, "crop": benchmark.crop}
     assert said["transform"] == size | {"mean": list(benchmark.mean), "std": list(benchmark.std)}
