@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the names of _HOMES, for type checkers and the documentatio
     from .errors import DamagedBankError as DamagedBankError, DamagedFileError as DamagedFileError
     from .errors import FlatfoldError as FlatfoldError, MethodRefusedError as MethodRefusedError
     from .errors import NotFittedError as NotFittedError, UnreadableImageError as UnreadableImageError
+    from .errors import UnreadableInputError as UnreadableInputError, UnreadableTextError as UnreadableTextError
     from .errors import UnsupportedHeadError as UnsupportedHeadError
     from .evaluate.tuning import tune as tune
     from .network.execution import Execution as Execution
