@@ -14,7 +14,7 @@ NAMES = """
     Guard Verdict Explanation CalibratedDetector Monitor
     auroc auroc_interval aupr fpr_at_tpr
     FlatfoldError MethodRefusedError NotFittedError UnsupportedHeadError DamagedBankError DamagedFileError
-    UnreadableImageError curvature data detectors __version__
+    UnreadableInputError UnreadableImageError UnreadableTextError curvature data detectors __version__
 """
 CURVATURE = """
     Density Estimate Spectrum feature_eigenvalues feature_lambda_max feature_shares feature_spectrum feature_trace

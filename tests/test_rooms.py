@@ -73,10 +73,3 @@ def test_only_the_command_line_names_its_options():
         texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documents]
         named = [text for text in texts if isinstance(text, str) and re.search(rf"--({options})(?![\w-])", text)]
         assert room == "cli" or [text for text in named if "ray start" not in text] == [], path
-
-
-def test_type_checkers_and_the_documentation_know_every_public_name():
-    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    declared = {alias.asname or alias.name for node in block.body for alias in node.names}
-    assert declared == {*flatfold.__all__} - {"__version__"}

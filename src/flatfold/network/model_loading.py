@@ -257,9 +257,9 @@ class TextConfig(NamedTuple):
     longest: int | None = None
 
 
-def read_config(folder: Path) -> TextConfig:
+def read_config(folder: Path | str) -> TextConfig:
     """Read ``config.json`` in a folder of transformers, which a folder with a tokeniser alone does not have."""
-    file = folder / "config.json"
+    file = Path(folder) / "config.json"
     if not file.is_file():
         return TextConfig()
     try:
