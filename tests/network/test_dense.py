@@ -55,7 +55,10 @@ def test_the_logits_of_a_grid_are_found_as_they_are_or_interpolated(resize, laye
     assert_close(result.outputs, logits)
     grid = found.head(result.features).reshape(*result.grid, C).movedim(-1, 1)
     assert_close(of_size(grid, x, resize), logits, atol=1e-5, rtol=1e-5)
-    assert relation_of(found.relation.settings()) == found.relation
+    settings = found.relation.settings()
+    assert relation_of(settings) == found.relation
+    with pytest.raises(ValueError, match="not valid"):
+        relation_of(settings | {"resize": "cubic"})
 
 
 def test_tokens_have_their_channels_last():

@@ -55,6 +55,10 @@ class Dense(Averaged):
     channels_last: bool = False
     """Whether the model returns ``(n, *size, c)``, as for tokens, and not ``(n, c, *size)``."""
 
+    def __post_init__(self) -> None:
+        if self.resize not in RESIZES:  # from a file
+            raise ValueError("the relation between layers and logits is not valid")
+
     @staticmethod
     def keep(values: Tensor, axes: int, rows: int) -> Tensor | None:
         """Return the input or output of a layer as ``(n, *grid, channels)``."""
