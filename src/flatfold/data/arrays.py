@@ -127,7 +127,7 @@ def to_tensors(values: Any, dtype: torch.dtype | None = None) -> Any:
             "Fill them as in training, array.filled(0), or leave out these rows."
         )
     if values.dtype.kind not in "fiub":
-        texts = " For texts, pass collate=, the tokeniser of the model." if values.dtype.kind in "OU" else ""
+        texts = " For texts, set loading=Loading(collate=tokenizer)." if values.dtype.kind in "OU" else ""
         raise TypeError(
             f"arrays must hold numbers, got {values.dtype}. Convert them, as in array.astype('float32').{texts}"
         )
