@@ -154,7 +154,7 @@ def _numbers_of(table: Any) -> NDArray[Any]:
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         raise TypeError(
             f"the columns of a data frame must hold numbers, got {', '.join(others[:SHOWN])}{more}. Encode them as in "
-            "training, or leave them out: frame[columns]."
+            "training, or leave them out: frame[columns]. Texts are one column: frame[name]."
         )
     values: NDArray[Any] = table.to_numpy()
     # Columns of several types, or with missing values, are one array of objects.
