@@ -120,7 +120,12 @@ def test_the_advice_suits_the_mistake(tmp_path):
     x = torch.zeros(2, 3, 8, 8)
     takes_a_dict = Net(lambda m, batch: batch["pixels"])
     named = Net(lambda m, pixel_values: m.fc(pixel_values), fc=nn.Linear(4, 3))
+
+    def decoding(m, x):  # as decoders of transformers do
+        raise ValueError("Cannot handle batch sizes > 1 if no padding token is defined.")
+
     for model, inputs, keyword in [
+        (Net(decoding), torch.zeros(2, 5, dtype=torch.int64), "config.pad_token_id = tokenizer"),
         (takes_a_dict, {"pixels": torch.zeros(2, 3), "mask": torch.zeros(2)}, "by name"),
         (nn.BatchNorm2d(3), torch.zeros(3, 8, 8), r"x\[None"),
         (convolutional(), torch.zeros(2, 8, 8, 3), "permute"),

@@ -268,7 +268,12 @@ def test_a_guard_without_preparation_says_what_texts_and_images_need():
     tokens = Letters()(TEXTS, padding=True, truncation=True, return_tensors="pt")
     guard = ff.Guard.fit(Reader(), tokens, method="ebo", fpr=0.1)
     for data in ("a text", ["a", "b"]):
-        with refused(data, r'tokenizer\(texts, padding=True, return_tensors="pt"\)'):
+        with refused(
+            data, r'neither a file.*collate=.*tokenizer\(texts, padding=True, return_tensors="pt"\).*transform='
+        ):
+            guard(data)
+    for data in (str(Path(__file__).parent), Path(__file__).parent, [__file__]):
+        with refused(data, r"^the images at .*loading=Loading\(transform="):
             guard(data)
     plain = ff.Guard.fit(network(), CROPPED, method="ebo", fpr=0.1)
     with refused("an image", "transform="):

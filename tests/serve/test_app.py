@@ -219,7 +219,7 @@ def test_the_interface_is_described_as_it_is(shared, start, guard):
 def test_what_is_wrong_with_a_body_is_said(shared):
     for kind, body, status, keyword in [
         ("image/png", b"", 400, "empty"),
-        ("image/png", b"\x89PNG\r\n\x1a\n", 400, "image"),
+        ("image/png", b"\x89PNG\r\n\x1a\n", 400, "the body could not be read as an image"),
         ("image/svg+xml", b"<svg/>", 400, "format"),
         ("text/plain", b"hello", 415, "Content-Type"),
         ("application/json", b"{}", 415, "Content-Type"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
 
+from ..display.numbers import size
 from .options import (
     DEFAULT_METHOD,
     FPR,
@@ -175,7 +176,7 @@ def fit(
         sure = f"with a probability of {100 * confidence:g} % for this guard"
     say(f"rate         at most {100 * guard.fpr:g} % of ID {noun}s raise an alarm, {sure}")
     say(f"threshold    alarm if the score is above {threshold}")
-    say(f"guard        -> {out}, {out.stat().st_size / 1e6:.1f} MB")
+    say(f"guard        -> {out}, {size(out.stat().st_size)}")
     print_json(
         guard=out,
         bytes=out.stat().st_size,
@@ -265,7 +266,7 @@ def export(
         source = take_subset(open_images(images, loaded.transform, labels=False), limit)
     parity = export_guard(loaded, path, source, layout=layout, name=name)
     sizes = ", ".join(map(str, parity.batch_sizes))
-    say(f"{loaded!r} -> {target}, {target.stat().st_size / 1e6:.1f} MB")
+    say(f"{loaded!r} -> {target}, {size(target.stat().st_size)}")
     say(f"validated on {parity.inputs} {source.noun}s of {images} in batches of {sizes}")
     say(f"largest relative error: logits {parity.logits:.1e}, scores {parity.score:.1e}")
     near = f", {parity.undecidable} closer to the threshold than 1e-4" if parity.undecidable else ""

@@ -127,7 +127,7 @@ def to_tensors(values: Any, dtype: torch.dtype | None = None) -> Any:
             "Fill them as in training, array.filled(0), or leave out these rows."
         )
     if values.dtype.kind not in "fiub":
-        texts = " For texts, pass collate=, the tokeniser of the model." if values.dtype.kind in "OU" else ""
+        texts = " For texts, set loading=Loading(collate=tokenizer)." if values.dtype.kind in "OU" else ""
         raise TypeError(
             f"arrays must hold numbers, got {values.dtype}. Convert them, as in array.astype('float32').{texts}"
         )
@@ -154,7 +154,7 @@ def _numbers_of(table: Any) -> NDArray[Any]:
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         raise TypeError(
             f"the columns of a data frame must hold numbers, got {', '.join(others[:SHOWN])}{more}. Encode them as in "
-            "training, or leave them out: frame[columns]."
+            "training, or leave them out: frame[columns]. Texts are one column: frame[name]."
         )
     values: NDArray[Any] = table.to_numpy()
     # Columns of several types, or with missing values, are one array of objects.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -37,12 +38,12 @@ TAKEN = (
     "index of y for each input"
 )
 _NEEDS_TRANSFORM = (
-    "Pass transform=, the preprocessing used in training: a Transform(resize=..., crop=..., mean=..., std=...), or "
-    "the preprocessing published with the weights."
+    "Set loading=Loading(transform=...) to the preprocessing used in training: a Transform(resize=..., crop=..., "
+    "mean=..., std=...), or the preprocessing published with the weights."
 )
 _NEEDS_TOKENISER = (
-    "For texts, pass collate=, the tokeniser of the model, or tokenise them: tokenizer(texts, padding=True, "
-    'return_tensors="pt").'
+    "For texts, set loading=Loading(collate=tokenizer), or tokenise them: "
+    'tokenizer(texts, padding=True, return_tensors="pt").'
 )
 
 SHOWN = 60  # characters of an input in a message
@@ -136,7 +137,7 @@ def _batches(data: Any, how: Preparation) -> Iterable[Any]:
         if how.transform is None and Tokeniser.of(how.collate) is not None and holds_texts(Path(data)):
             return open_texts(data, how.collate, how.batch_size, labels=how.labels and (how.column or True))
         if how.transform is None:
-            raise ValueError(_preparation_of(str if isinstance(data, str) else Path, str(data)[:SHOWN]))
+            raise ValueError(_preparation_of(data))
         return open_images(data, how.transform, how.batch_size, labels=how.labels and (how.column or True))
     if (raw := _raw_inputs(data, how)) is not None:
         return _from_raw(*raw, how)
@@ -240,7 +241,7 @@ def _from_raw(inputs: Sequence[Any], labels: Any, how: Preparation) -> Iterable[
         return _load_items(items, how.batch_size, _join_function(how))
     kind = next(kind for kind in (str, Path, Image.Image, np.ndarray) if isinstance(first, kind))
     if how.transform is None:
-        raise ValueError(_preparation_of(kind, str(first)[:SHOWN]))
+        raise ValueError(_preparation_of(first))
     paths = kind in (str, Path)
     if isinstance(inputs, list) and any(isinstance(value, (str, Path)) != paths for value in inputs):
         raise TypeError("a list of inputs must hold either images or paths, got both. Open the images, or pass paths.")
@@ -249,14 +250,14 @@ def _from_raw(inputs: Sequence[Any], labels: Any, how: Preparation) -> Iterable[
     return source
 
 
-def _preparation_of(kind: type, example: str) -> str:
+def _preparation_of(first: Any) -> str:
     """Return an error message about images, paths or texts that cannot be prepared."""
-    if kind is str:
-        return (
-            f"{example!r} is the path of images, which must be converted to tensors, or a text, which needs a "
-            f"tokeniser. {_NEEDS_TOKENISER} For images: {_NEEDS_TRANSFORM[0].lower()}{_NEEDS_TRANSFORM[1:]}"
-        )
-    what = {Path: f"the images at {example}", Image.Image: "PIL images"}.get(kind, "images")
+    example = repr(first[:SHOWN]) if isinstance(first, str) else str(first)[:SHOWN]
+    if isinstance(first, str) and not os.path.exists(first):  # Path.exists raises for long texts
+        images = f"For images: {_NEEDS_TRANSFORM[0].lower()}{_NEEDS_TRANSFORM[1:]}"
+        return f"{example} is neither a file nor a folder. {_NEEDS_TOKENISER} {images}"
+    what = "PIL images" if isinstance(first, Image.Image) else "images"
+    what = f"the images at {example}" if isinstance(first, (str, Path)) else what
     return f"{what} must be converted to tensors. {_NEEDS_TRANSFORM}"
 
 
@@ -341,8 +342,9 @@ def _join_items(how: Preparation, items: list[Any]) -> Any:
         return default_collate(prepared)
     except (RuntimeError, TypeError, KeyError) as error:  # other sizes, types or names
         raise ValueError(
-            f"the items of the data set cannot be joined into a batch: {error}. Pass collate=, a function that joins a "
-            "list of items into a batch; images of several sizes need a transform with a resize and a crop."
+            f"the items of the data set cannot be joined into a batch: {error}. Set loading=Loading(collate=...) to a "
+            "function that joins a list of items into a batch; images of several sizes need a transform with a resize "
+            "and a crop."
         ) from error
 
 
@@ -470,7 +472,7 @@ def _input_columns(first: Mapping[str, Any], labels: list[str]) -> list[str]:
     if not inputs:
         raise ValueError(
             f"the data set must have a column of images or of numbers, got {', '.join(map(repr, names)) or 'none'}. "
-            "For texts, pass collate=, the tokeniser of the model, or a function that joins rows into a batch."
+            "For texts, set loading=Loading(collate=tokenizer), a tokeniser or a function that joins rows into a batch."
         )
     return inputs
 
@@ -486,8 +488,9 @@ def _join_columns(
             batch[argument] = torch.stack([torch.as_tensor(value) for value in values])
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"the rows of column {name!r} cannot be joined into a batch: {error}. Pad tokens with collate=, a "
-                "tokeniser or DataCollatorWithPadding; remove columns that the model does not accept."
+                f"the rows of column {name!r} cannot be joined into a batch: {error}. Pad tokens: "
+                "loading=Loading(collate=tokenizer), or DataCollatorWithPadding; remove columns that the model "
+                "does not accept."
             ) from error
     return batch if label is None else {**batch, "labels": class_indices([row[label] for row in rows], len(rows))[0]}
 

@@ -47,12 +47,15 @@ def class_indices(labels: Any, rows: int) -> ClassIndices:
         values = values[:, 0]
     if values.is_floating_point() or values.is_complex() or (values.ndim == 2 and len(values)):
         kind = f"{str(values.dtype).removeprefix('torch.')} of shape {tuple(values.shape)}"
-        raise _error(
-            kind,
-            "Convert 0.0 and 1.0 to whole numbers; a one-hot row has one 1 and else 0; leave out targets that are not "
-            "classes; join a list of inputs with torch.stack.",
-            ValueError if values.ndim == 2 else TypeError,
-        )
+        if values.ndim == 2:
+            advice = "A one-hot row has a single 1, and 0 elsewhere. Join a list of inputs with torch.stack."
+        elif values.isnan().any():
+            advice = "Leave out inputs without a class."
+        elif not values.is_complex() and (values == values.round()).all():
+            advice = "Convert them to whole numbers: labels.astype(int), or labels.long()."
+        else:
+            advice = "Leave out targets that are not classes."
+        raise _error(kind, advice, ValueError if values.ndim == 2 else TypeError)
     indices = values.long()
     check_labels(indices, rows)
     return ClassIndices(indices, classes)
@@ -83,7 +86,7 @@ def are_labels(values: Any, inputs: Any) -> bool:
     """
     if isinstance(values, (tuple, list)):
         return bool(values) and isinstance(values[0], _SCALARS)
-    if hasattr(values, "iloc"):  # a data frame or a series, which is never one of several batches
+    if _is_column(values):  # which is never one of several batches
         return True
     if not isinstance(values, (Tensor, np.ndarray)) or values.ndim == 0:
         return False
@@ -95,10 +98,17 @@ def are_labels(values: Any, inputs: Any) -> bool:
     return wide and _is_number(values) and is_one_hot(torch.as_tensor(values))
 
 
+def _is_column(values: Any) -> bool:
+    """Return whether this is a data frame, a series or an array of pandas, or a column of another library."""
+    if isinstance(values, (Tensor, np.ndarray, np.generic)) or not hasattr(values, "__array__"):
+        return False
+    return hasattr(values, "dtype") or hasattr(values, "iloc")
+
+
 def _as_tensor(labels: Any) -> Tensor:
     """Return labels that are not in a tensor as a tensor; raise if they are not numbers."""
-    if hasattr(labels, "iloc"):
-        labels = labels.to_numpy()
+    if _is_column(labels):
+        labels = np.asarray(labels)
     if isinstance(labels, (list, tuple)) and any(isinstance(label, Tensor) for label in labels):
         labels = [label.tolist() if isinstance(label, Tensor) else label for label in labels]
     if not isinstance(labels, (list, tuple, np.ndarray)):

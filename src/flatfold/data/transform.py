@@ -242,6 +242,11 @@ def _compose_settings(steps: list[Any] | tuple[Any, ...]) -> dict[str, Any]:
         elif kind == "Normalize":
             settings |= _channels((step.mean, step.std))
         elif kind not in ("ToTensor", "MaybeToTensor", "PILToTensor", "ToImage", "ConvertImageDtype", "ToDtype"):
+            if kind.startswith(("Rand", "Auto", "Trivial", "AugMix", "ColorJitter")):
+                raise ValueError(
+                    f"the transform draws random numbers ({kind}), as in training. Pass the one for evaluation, which "
+                    "prepares an image in the same way every time."
+                )
             _reject(f"a transform has no step {kind}")
     return settings
 
@@ -314,7 +319,8 @@ class InputSizes:
         if not all(low <= side <= high for low, side, high in sides):
             raise ValueError(
                 f"{called} has (h, w) = {pixels.shape[0]} x {pixels.shape[1]} after preprocessing, but the guard was "
-                f"calibrated on {self}. Scale it to that size, or accept other sizes with allow_sizes=True."
+                f"calibrated on {self}. Scale it to that size, or accept other sizes with --allow-sizes "
+                "(in Python allow_sizes=True)."
             )
 
 

@@ -24,6 +24,16 @@ def rate(share: float) -> str:
     return f"{100 * share:g} %"
 
 
+def size(count: int) -> str:
+    """Format the size of a file.
+
+    Example:
+        >>> size(8_400), size(1_260_000)
+        ('8.4 kB', '1.26 MB')
+    """
+    return f"{count / 1e3:.3g} kB" if count < 999_500 else f"{count / 1e6:.4g} MB"
+
+
 def power_of_ten(exponent: int) -> str:
     """Format a power of ten with a superscript exponent."""
     return f"10{str(exponent).translate(SUPERSCRIPTS)}"

@@ -26,8 +26,8 @@ from .suites.suite import Suite
 
 SHOWN = 3  # unreadable images that a message names
 NO_DATA = {
-    "train": "it learns from training data, and there is none. Add [train] to the file of the suite, or pass fit=.",
-    "val": "it learns from validation data, and there is none. Pass val= or fit=.",
+    "train": "there is no training data to learn from. Add [train] to the file of the suite, or pass fit=.",
+    "val": "there is no validation data to learn from. Pass val= or fit=.",
 }
 
 log = logging.getLogger(__name__)

@@ -252,7 +252,7 @@ class ImageData:
 
     def __init__(self, suite: Suite, folder: Path, settings: Settings) -> None:
         if not all(isinstance(source, ImageSource) for source in suite.sources.values()):
-            raise MethodRefusedError("it runs the network on images, but only features or tensors are available.")
+            raise MethodRefusedError("images to run the network on are needed, but there are only features or tensors.")
         self.suite, self.folder, self.settings = suite, folder, settings
 
     def tune(self, spec: Spec) -> Tuning:

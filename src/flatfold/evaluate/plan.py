@@ -34,6 +34,7 @@ TIMED_INPUTS = 16
 BASE_MEMORY = 3 * 10**8  # bytes of chunks, scores and intervals
 GRADIENT = 3  # passes that take as long as one with a gradient
 QUICK = 10**10  # multiplications that take less than a second anywhere
+SHORT = 60  # seconds that are not divided further
 LONG = 600  # seconds of a method that are worth a sentence
 GIGABYTE = 1e9
 
@@ -75,7 +76,7 @@ class Plan:
         parts = [f"{_gigabytes(self.peak)} of memory ({largest})"]
         parts += [f"{_gigabytes(self.disk)} of disk space"] if self.disk > GIGABYTE / 20 else []
         time = f"{_duration(self.total)} on this machine"
-        if self.inputs:
+        if self.inputs and (self.extraction is None or self.total >= SHORT):
             known = "an unknown time" if self.extraction is None else _duration(self.extraction)
             methods = _duration(sum(self.seconds.values()))
             time += f" ({known} for the features of {self.inputs:,} inputs, {methods} for the methods)"
@@ -209,10 +210,10 @@ def _duration(seconds: float) -> str:
     """Format a duration.
 
     Example:
-        >>> _duration(20), _duration(500), _duration(9000)
+        >>> _duration(59), _duration(500), _duration(9000)
         ('less than a minute', '8 min', '2 h 30 min')
     """
-    minutes = round(seconds / 60)
-    if minutes < 1:
+    if seconds < SHORT:
         return "less than a minute"
+    minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -22,7 +22,12 @@ COMPILED = "_orig_mod"  # where torch.compile keeps its module
 # What torch raises for a wrong shape or type; networks also assert. Kinds of RuntimeError such as
 # torch.OutOfMemoryError stay what they are.
 _INPUT_ERRORS = (RuntimeError, NotImplementedError, AssertionError)
-_CALL_ERRORS = ("unexpected keyword argument", "D input (got ")  # in a TypeError or ValueError about inputs
+_NO_PADDING = "no padding token"  # in an error of the decoders of transformers
+_CALL_ERRORS = (
+    "unexpected keyword argument",
+    "D input (got ",
+    _NO_PADDING,
+)  # in a TypeError or ValueError about inputs
 _MACHINE_ERRORS = ("memory", "CUDA error", "device", "DataLoader worker")  # on the CPU, plain RuntimeErrors too
 _TYPE_ERRORS = ("scalar type", "dtype", "Input type")
 _CHANNELS = (1, 3, 4)
@@ -259,6 +264,8 @@ def input_errors(inputs: Tensor) -> Iterator[None]:
 
 
 def _advice(inputs: Tensor, reason: str) -> str:
+    if _NO_PADDING in reason:
+        return "Name the token that pads texts: model.config.pad_token_id = tokenizer.pad_token_id."
     if "unexpected keyword argument" in reason:
         return "Entries of a dict go to the model by name; wrap a model that takes the dict itself."
     if (inputs.ndim > 2 or inputs.is_floating_point()) and any(words in reason for words in _TYPE_ERRORS):

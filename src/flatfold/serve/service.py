@@ -154,7 +154,7 @@ class Service:
         sizes = None if self.settings.allow_sizes else self.scorer.sizes
         assert transform is not None  # as _media_type has checked
         for i, (name, content) in enumerate(files):  # one by one, to reserve memory before decoding the next
-            label = "the image" if name is None else f"the image {name!r}" if name else f"image {i}"
+            label = "the body" if name is None else f"the image {name!r}" if name else f"image {i}"
             values = await in_thread(decode_image, content, label, transform, self.settings.max_pixels, sizes)
             take(values.nbytes)
             inputs.append(Input("image", values, label, explain))
