@@ -106,10 +106,10 @@ def test_gradients_flow_through_the_distance():
 
 
 def test_rows_of_zeros_are_neither_near_nor_far():
-    bank = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 3.0]])
+    bank = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 3.0], [3.0, 4.0]])
     query = torch.tensor([[1.0, 0.0]])
-    assert [round(float(distance(query, bank, k)), 6) for k in (1, 2, 3)] == [0.0, 1.0, 2.0]
-    assert [round(float(distance(0 * query, bank, k)), 6) for k in (1, 2, 3)] == [0.0, 1.0, 1.0]
+    assert [round(float(distance(query, bank, k)), 6) for k in (1, 2, 3, 4)] == [0.0, 0.8, 1.0, 2.0]
+    assert [round(float(distance(0 * query, bank, k)), 6) for k in (1, 2, 3, 4)] == [0.0, 1.0, 1.0, 1.0]
 
 
 def test_norms_that_float16_cannot_hold_do_not_matter():

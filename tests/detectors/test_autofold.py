@@ -182,6 +182,10 @@ def test_a_perfect_separation_takes_the_middle_and_warns():
         detector = ff.AutoFold(grid=[0.1, 0.2, 0.3, 0.4, 0.5]).fit(bank, head)
     assert_close(detector.curve_, torch.ones(5))
     assert_close(float(detector.alpha_), 0.3)
+    with pytest.warns(UserWarning, match="flat"):
+        joint = ff.create("autofold-r", percentile=[85, 90, 95], grid=[0.1, 0.2, 0.3]).fit(bank, head)
+    assert joint.maxima_.tolist() == [1, 1, 1]
+    assert joint.percentile_ == 90
 
 
 def test_a_curve_within_its_standard_error_is_flat(blurred):
