@@ -1,6 +1,7 @@
 """``flatfold fit``, ``score``, ``join`` and ``export`` on texts, with a model and a tokeniser in a folder."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -12,7 +13,7 @@ from flatfold.passes.local import run_local
 from tests.cli.images import read_rows
 from tests.cli.running import assert_mistakes, succeed
 from tests.command import flatfold
-from tests.tiny_texts import LONGEST, NEW, sentences, write_all, write_csv, write_transformer
+from tests.tiny_texts import LONGEST, NEW, TOPICS, sentences, write_all, write_csv, write_transformer
 
 pytest.importorskip("transformers")
 
@@ -90,6 +91,32 @@ def test_long_texts_are_truncated_and_the_table_says_so(here):
     assert [row["truncated"] for row in read_rows("t.jsonl")] == [False, True]
     succeed("score", "long.txt", *GUARD, "--out", "t.parquet")
     assert read_table("t.parquet")["truncated"].to_pylist() == [False, True]
+
+
+def test_explanations_and_words_behind_alarms_are_a_column(here):
+    score = ("score", "texts.csv", *GUARD, "--batch-size", "8")
+    succeed(*score, "--out", "plain.csv")
+    for kind in ("csv", "jsonl", "parquet"):
+        succeed(*score, "--explain", "--out", f"explained.{kind}")
+    succeed(*score, "--tokens", "--out", "words.csv")
+    plain, explained, words = (read_rows(f"{name}.csv") for name in ("plain", "explained", "words"))
+    texts = (here / "texts.txt").read_text().splitlines()
+    guard = load()
+    told = guard.explain(texts, [*TOPICS], tokens=True)
+    assert any(row["is_ood"] and each.tokens for row, each in zip(plain, told, strict=True))
+    for row, more, most, each in zip(plain, explained, words, told, strict=True):
+        assert more == row | {"explanation": more["explanation"]}
+        assert more["explanation"].split(":")[0] in str(each)
+        assert "without" not in more["explanation"]
+        named = [token.text for token in each.tokens] if row["is_ood"] else []
+        assert re.findall(r"without '(.*?)'", most["explanation"]) == named
+    assert read_table("explained.parquet")["explanation"].to_pylist() == [row["explanation"] for row in explained]
+    assert [row["explanation"] for row in read_rows("explained.jsonl")] == [row["explanation"] for row in explained]
+    for number in (1, 2):
+        succeed(*score, "--tokens", "--shard", f"{number}/2", "--out", f"part{number}.csv")
+    succeed("join", "part1.csv", "part2.csv", "--out", "joined.csv")
+    assert (here / "joined.csv").read_bytes() == (here / "words.csv").read_bytes()
+    assert "--tokens" in flatfold("score", "--help").stdout
 
 
 def test_a_tokeniser_without_a_limit_gets_that_of_the_network(here):

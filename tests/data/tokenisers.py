@@ -10,6 +10,7 @@ class Letters:
     model_input_names = ("input_ids", "attention_mask")
     padding_side = truncation_side = "right"
     model_max_length = 10**30
+    pad_token_id, unk_token_id, all_special_ids = 0, None, (0,)
 
     def __init__(self, name="", shift=0, pad_token="_"):
         self.name_or_path, self.shift, self.pad_token = name, shift, pad_token
@@ -23,7 +24,8 @@ class Letters:
         longest = max(map(len, rows))
         return {"input_ids": torch.tensor([row + [0] * (longest - len(row)) for row in rows])}
 
-    def decode(self): ...
+    def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=True):
+        return "".join(chr((int(token) - self.shift) % 128) for token in ids)
 
 
 class Reader(nn.Module):

@@ -405,3 +405,29 @@ def test_a_pipeline_is_refused_with_its_parts():
     ]:
         with refused(keyword, keyword, TypeError):
             ff.Guard.fit(pipe, known(100))
+
+
+def test_explanations_name_the_words_without_which_the_score_is_lowest(reader):
+    texts = ["abc deh XYZ", "abcab" * 60 + " zz", "abc"]
+    told = reader.explain(texts, tokens=True)
+    words = ["abc ", "deh ", "XYZ"]  # of the first text; Letters has no token of its own for a word
+    without = ["".join(words[:k] + words[k + 1 :]) for k in range(3)]
+    scores = reader(without).score.tolist()
+    own = float(reader(texts[0]).score)
+    expected = sorted((score, word.strip()) for score, word in zip(scores, words, strict=True) if score < own)
+    assert expected, "no word raises this score"
+    assert [token.text for token in told[0].tokens] == [word for _, word in expected]
+    for token, (score, word) in zip(told[0].tokens, expected, strict=True):
+        alone = reader("".join(each for each in words if each.strip() != word))
+        assert_close(torch.tensor([token.score, token.p_value]), torch.cat([alone.score, alone.p_value]))
+        assert f"{score:.4g} without {word!r}" in str(told[0])
+    assert 0 < len(told[1].tokens) <= 3, "a text without spaces is taken apart, and a long one in few parts"
+    assert told[2].tokens == (), "nothing is left of a text of one word"
+    plain = reader.explain(texts)
+    assert [(text.score, text.tokens) for text in plain] == [(text.score, ()) for text in told]
+    tokens = Letters()(texts, padding=True, truncation=True, return_tensors="pt")
+    assert [text.tokens for text in reader.explain(tokens, tokens=True)] == [text.tokens for text in told]
+    with refused("a guard of images", "no tokeniser"):
+        ff.Guard.fit(network(), PICTURES, method="ebo", fpr=0.1, loading=ff.Loading(transform=HALF)).explain(
+            CROPPED, tokens=True
+        )

@@ -85,6 +85,42 @@ def test_wrong_requests_are_refused_clearly_and_nothing_of_them_is_quoted_or_log
     assert ask(service, ["abc"]).status == 200
 
 
+def test_the_words_behind_a_score_are_named_on_request(service, text_guard):
+    texts = ["abc deh XYZ", "abcd xx ef", "abc"]
+    answer = ask(service, texts, "?tokens=true")
+    expected = text_guard.explain(texts, tokens=True)
+    assert any(each.tokens for each in expected)
+    for row, each in zip(answer.json["rows"], expected, strict=True):
+        assert [token["text"] for token in row["tokens"]] == [token.text for token in each.tokens]
+        assert [token["score"] for token in row["tokens"]] == pytest.approx([t.score for t in each.tokens], rel=1e-4)
+        assert ("without" in row["explanation"]) == bool(each.tokens)
+    assert "tokens" not in ask(service, texts[:1], "?explain=true").json["rows"][0]
+    for query, body, kind, status, word in (
+        ("?tokens=maybe", b"{}", JSON, 422, "'tokens'"),
+        ("?tokens=true", b"1234", "application/octet-stream", 422, "tokens=true"),
+    ):
+        answer = service.score(body, kind, query)
+        assert (answer.status, word in answer.error) == (status, True)
+
+
+def test_few_texts_at_once_have_their_words_named(text_guard):
+    with running(text_guard, max_texts=100) as service:
+        assert ask(service, ["abc"] * 8, "?tokens=true").status == 200
+        assert (ask(service, ["abc"] * 9, "?tokens=true").status, ask(service, ["abc"] * 9).status) == (413, 200)
+
+
+def test_hundred_thousand_texts_and_ten_megabytes_are_refused_before_they_are_tokenised(text_guard, monkeypatch):
+    calls = []
+    monkeypatch.setattr(Letters, "__call__", lambda *args, **options: calls.append(args))
+    with running(text_guard) as service:
+        many = ask(service, ["ab"] * 100_000)
+        long = ask(service, ["a" * 10_000_000])
+        huge = ask(service, ["a" * 17_000_000])
+    assert [answer.status for answer in (many, long, huge)] == [413] * 3
+    assert ["100000 texts" in many.error, "10,000,000 characters" in long.error, "16 MB" in huge.error] == [True] * 3
+    assert not calls
+
+
 def test_kinds_that_a_guard_does_not_know_are_refused(service, shared):
     assert (service.score(b"x", "image/png").status, service.score(b"x", "text/plain").status) == (415, 415)
     assert JSON in service.score(b"x", "image/png").error

@@ -71,6 +71,12 @@ def score(
     resume: Resume = True,
     workers: Workers = None,
     processes: Processes = None,
+    explain: Annotated[
+        bool, Option("--explain", help="Add the column explanation: what is unusual, in words.")
+    ] = False,
+    tokens: Annotated[
+        bool, Option("--tokens", help="As --explain, and for texts with an alarm, name the words behind it.")
+    ] = False,
     *,
     execution: EngineOptions,
     options: ImageOptions,
@@ -124,7 +130,11 @@ def score(
         source = texts.open(images, tokeniser, options.batch_size)
     else:
         source = options.open(images, transform.transform(guard, file.transform))
-    job = ScoringJob(file, model.open, source, fpr, running, allow_sizes)
+    if tokens and tokeniser is None:
+        raise typer.BadParameter(
+            "it names the words of texts, but the guard was fitted on images.", param_hint="--tokens"
+        )
+    job = ScoringJob(file, model.open, source, fpr, running, allow_sizes, explain, tokens)
     now, start = 0, perf_counter()  # now: images not scored by an earlier run
 
     def counted(job: ScoringJob, parts: Parts) -> Iterator[tuple[int, Part]]:

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -23,6 +23,7 @@ PROBES = ("", "Is this text new?", "12,345.67 & the naïve café\n", "two words 
 PASS_AGAIN = "Pass the one used in fit: Guard.load(path, model, loading=Loading(collate=tokenizer))."
 _PUBLISHED = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 LONGEST = 2**17  # tokens of a text, which a file of unknown origin may ask for
+LONGEST_WORD = 8  # tokens
 Length = Annotated[int, Meta(ge=1, le=LONGEST)]
 Side = Literal["left", "right"]
 _TOKENISING = threading.Lock()  # two threads cannot set the padding and truncation of one tokeniser
@@ -34,6 +35,13 @@ class Encoded(NamedTuple):
 
     arguments: dict[str, Any]
     truncated: list[bool]
+
+
+class Word(NamedTuple):
+    """A word of a text, and the positions of its tokens."""
+
+    text: str
+    places: tuple[int, ...]
 
 
 class CallOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -153,6 +161,39 @@ class Tokeniser:
             return Encoded({**batch}, [False] * len(texts))
         return Encoded({**batch}, [int((row != 0).sum()) > kept.shape[1] for row in whole])
 
+    def words(self, ids: list[int]) -> list[Word]:
+        """Return the words of a text, given its tokens, without special tokens.
+
+        A word consists of neighbouring tokens without white space between them. A longer run than a word has, as in
+        languages without spaces, gives a word for each token.
+        """
+        own = self.load()
+        unknown = getattr(own, "unk_token_id", None)
+        special = {token for token in getattr(own, "all_special_ids", ()) if token != unknown}
+        special |= {getattr(own, f"{name}_token_id", None) for name in ("bos", "eos", "sep", "cls", "pad")}
+        decode = partial(own.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        groups: list[list[int]] = []  # positions
+        for place, token in enumerate(ids):
+            if token in special:
+                groups.append([])
+            elif groups and groups[-1] and _continues(decode, ids[place - 1], token):
+                groups[-1].append(place)
+            else:
+                groups.append([place])
+        words = []
+        for group in groups:
+            for places in [group] if len(group) <= LONGEST_WORD else [[place] for place in group]:
+                if places and (text := decode([ids[place] for place in places]).strip()):
+                    words.append(Word(text, tuple(places)))
+        return words
+
+    @property
+    def padding(self) -> tuple[int, bool]:
+        """The token of padding, and whether padding is on the left."""
+        own = self.load()
+        token = getattr(own, "pad_token_id", None)
+        return 0 if token is None else int(token), getattr(own, "padding_side", "right") == "left"
+
     @property
     def longest(self) -> int | None:
         """Largest number of tokens of a text, None if it is not limited."""
@@ -212,6 +253,12 @@ class NotStored:
     def __call__(self, items: list[Any]) -> Any:
         """Raise: what to pass is known to the user only."""
         raise ValueError(f"the guard was fitted with collate={self.name}, which its file does not hold. {PASS_AGAIN}")
+
+
+def _continues(decode: Callable[[list[int]], str], token: int, following: int) -> bool:
+    """Return whether a token continues the word of the token before it."""
+    before = decode([token])
+    return before != "" and not before[-1].isspace() and len(decode([token, following]).split()) < 2
 
 
 def _as_row(item: Any, label: str | None) -> Mapping[str, Any]:

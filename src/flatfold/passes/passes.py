@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -73,7 +74,11 @@ def join_batches(batches: Iterable[Part]) -> Part:
     names = filled[0] if filled else ()
     reasons = {row: reason for info in infos for row, reason in info["unreadable"].items()}
     sizes = dict.fromkeys(tuple(size) for info in infos for size in info.get("sizes", ()))
+    texts: dict[str, list[str]] = {}  # columns of text, which no tensor holds
+    for name, values in chain.from_iterable(info.get("texts", {}).items() for info in infos):
+        texts.setdefault(name, []).extend(values)
     info: dict[str, Any] = {"unreadable": reasons} | ({"sizes": list(map(list, sizes))} if sizes else {})
+    info |= {"texts": texts} if texts else {}
     return Part(info, {name: torch.cat([columns[name] for columns in filled]) for name in names})
 
 

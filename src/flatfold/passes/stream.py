@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..core.validation import check_finite
-from ..data.batch import split_batch
+from ..data.batch import Batch, split_batch
 from ..data.loading import Loading
 from ..data.sources import BatchResult, NamedSource, Source, read_batches
 from ..io.progress import track
@@ -18,10 +18,11 @@ TITLE = "scoring"
 
 
 class Streamed(NamedTuple):
-    """The result of one batch, and the names of its inputs, None if they have none."""
+    """The result of one batch, the names of its inputs, None if they have none, and the batch itself."""
 
     output: Pass
     names: list[str] | None
+    batch: Batch
 
 
 def run_batches(network: Network, batches: Iterable[Any], loading: Loading) -> Iterator[Streamed]:
@@ -42,7 +43,7 @@ def run_batches(network: Network, batches: Iterable[Any], loading: Loading) -> I
         output = network.run(batch)
         check_finite(output.features, "features", first=rows.start)
         names = [batches.name(row) for row in rows if row not in reasons] if isinstance(batches, NamedSource) else None
-        yield Streamed(output, names)
+        yield Streamed(output, names, batch)
     if unreadable and not rows_read and isinstance(batches, Source):
         kind, noun = unreadable_kind(batches)
         raise kind(f"not a single {noun} could be read. The first: {next(iter(unreadable.values()))}")

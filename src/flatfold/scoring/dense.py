@@ -235,7 +235,9 @@ class DenseGuard(Guard):
         """Refuse: modules have one row of features per input."""
         self._refuse("made one module with the model")
 
-    def explain(self, data: Any, names: Sequence[str] | None = None, pairs: int = 3) -> Explanations:
+    def explain(
+        self, data: Any, names: Sequence[str] | None = None, pairs: int = 3, *, tokens: bool = False
+    ) -> Explanations:
         """Refuse: explanations are of inputs, not of positions."""
         self._refuse("explained")
 

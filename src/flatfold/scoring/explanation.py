@@ -1,10 +1,10 @@
-"""Explain verdicts: the signs that raise a score, and the pairs of classes that contribute most curvature."""
+"""Explain verdicts: the signs that raise a score, the pairs of classes that contribute most curvature, and words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from ..core.signs import CURVATURE
 from ..display.numbers import count, z_score
 from ..display.table import Table
 from .calibrated import Verdict
+from .tokens import Token
 
 SHOWN = 50  # explanations as text
 UNUSUAL = 2.0  # standard deviations above the mean of ID inputs from which a sign counts as unusual
@@ -48,6 +49,7 @@ class Explanation:
         rest: The share of all other pairs.
         names: Names of all classes, or None.
         signs: Standard deviations of each sign above the mean of ID inputs, by name; empty for other methods.
+        tokens: The words of a text without which its score is lowest, lowest first; empty unless they were asked for.
     """
 
     predicted: int
@@ -58,12 +60,18 @@ class Explanation:
     rest: float
     names: tuple[str, ...] | None = field(default=None, repr=False)  # a thousand names would hide everything else
     signs: dict[str, float] = field(default_factory=dict)
+    tokens: tuple[Token, ...] = ()
 
     def name(self, index: int) -> str:
         """Return the name of a class, or its number if there are no names."""
         return f"class {index}" if self.names is None else self.names[index]
 
     def __str__(self) -> str:
+        without = [f"{token.score:.4g} without {token.text!r}" for token in self.tokens]
+        return self._describe() + (f"; the score of {self.score:.4g} falls to {', '.join(without)}" if without else "")
+
+    def _describe(self) -> str:
+        """Return the verdict and the signs or pairs behind it."""
         verdict = f"{'OOD' if self.is_ood else 'ID'} (p = {self.p_value:.2g})"
         if self.signs:
             return f"{verdict}: {self._describe_signs()}"
@@ -122,8 +130,9 @@ def explain(
     pairs: Pairs | None = None,
     names: Sequence[str] | None = None,
     signs: Mapping[str, Tensor] | None = None,
+    tokens: Sequence[tuple[Token, ...]] | None = None,
 ) -> Explanations:
-    """Explain each of n verdicts, given its pairs ``(n, k)``, the names of all classes, and its signs."""
+    """Explain each of n verdicts, given its pairs ``(n, k)``, the names of all classes, its signs and its tokens."""
     n_classes = verdict.logits.shape[1]
     if names is not None and (isinstance(names, str) or len(names) != n_classes):
         raise ValueError(
@@ -132,18 +141,20 @@ def explain(
             "Pass them in the order of the model's outputs, or leave them out."
         )
     rows = list(zip(*(column.tolist() for column in verdict.columns().values()), strict=True))
-    none: list[tuple[float, ...]] = [()] * len(rows)
+    none: list[tuple[Any, ...]] = [()] * len(rows)
     pair_rows = none if pairs is None else zip(*(column.tolist() for column in pairs), strict=True)
     sign_rows = zip(*(column.tolist() for column in signs.values()), strict=True) if signs else none
     every = n_classes * (n_classes - 1) // 2
     explanations = Explanations()
-    for (predicted, score, p_value, is_ood), entries, values in zip(rows, pair_rows, sign_rows, strict=True):
+    token_rows = none if tokens is None else tokens
+    for row, entries, values, words in zip(rows, pair_rows, sign_rows, token_rows, strict=True):
+        predicted, score, p_value, is_ood = row
         named = tuple(Pair(*entry) for entry in zip(*entries, strict=True))
         share = sum(pair.share for pair in named)
         rest = 0.0 if len(named) == every or share == 0 else max(0.0, 1 - share)
         own = dict(zip(signs or (), values, strict=True))
         texts = None if names is None else tuple(names)
-        explanations.append(Explanation(predicted, score, p_value, is_ood, named, rest, texts, own))
+        explanations.append(Explanation(predicted, score, p_value, is_ood, named, rest, texts, own, words))
     return explanations
 
 

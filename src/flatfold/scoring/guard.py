@@ -16,6 +16,7 @@ from ..data.batch import is_batch, split_batch
 from ..data.loading import Loading
 from ..data.sources import ImageSource, Source
 from ..data.text_files import TextSource
+from ..data.texts import Tokeniser
 from ..data.transform import Transform
 from ..detectors.base import Detector
 from ..network.calls import check_model, weights_dtype
@@ -41,6 +42,7 @@ from .explanation import Explanations, explain
 from .fitting import SAME_DATA, FitResult, fit_detector, learns, make_detector
 from .guard_file import GuardFile, read_guard, save_guard
 from .monitor import Monitor
+from .tokens import NO_TOKENS, find_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -274,7 +276,7 @@ class Guard:
         if is_batch(data):
             return self.calibrated.decide(*self.network(data))
         verdicts, names = [], list[str]()
-        for output, batch_names in self._stream(data):
+        for output, batch_names, _ in self._stream(data):
             verdict = self.calibrated.decide(*output)
             verdicts.append(GuardVerdict.of((values.cpu() for values in verdict), verdict.fpr))
             names += batch_names or ()
@@ -288,7 +290,8 @@ class Guard:
     def _stream(self, data: Any) -> Iterator[Streamed]:
         """Prepare data as in :meth:`fit` and run it through the model in batches."""
         if is_batch(data):
-            return iter([Streamed(self.network(data), None)])
+            batch = split_batch(data)
+            return iter([Streamed(self.network.run(batch), None, batch)])
         return run_batches(self.network, self.batches(data), self.loading)
 
     def plot(self, data: Any = None) -> Figure:
@@ -309,18 +312,29 @@ class Guard:
         self.network.warm_up(None if batch is None else split_batch(batch))
 
     @torch.no_grad()
-    def explain(self, data: Any, names: Sequence[str] | None = None, pairs: int = 3) -> Explanations:
+    def explain(
+        self, data: Any, names: Sequence[str] | None = None, pairs: int = 3, *, tokens: bool = False
+    ) -> Explanations:
         """Explain the verdict on each input; see :class:`Explanation`.
 
         Args:
             data: As in a call.
             names: Names of the classes, in the order of the logits.
             pairs: Number of pairs of classes to include.
+            tokens: Also name the words of each text without which its score is lowest. Needs the tokeniser in
+                ``loading``, and for each text one more batch of at most 64 inputs: the text without one of its words,
+                or of a longer text, without some neighbouring ones.
         """
+        tokeniser = Tokeniser.of(self.loading.collate) if tokens else None
+        if tokens and tokeniser is None:
+            raise ValueError(NO_TOKENS)
         explanations = Explanations()
-        for output, _ in self._stream(data):
+        for output, _, batch in self._stream(data):
             verdict, h = self.calibrated.decide(*output), output.features
-            explanations += explain(verdict, self.detector.pairs(h, pairs), names, self.detector.signs(h))
+            words = None
+            if tokeniser is not None:
+                words = find_tokens(self.network, self.calibrated, tokeniser, batch, verdict.score)
+            explanations += explain(verdict, self.detector.pairs(h, pairs), names, self.detector.signs(h), words)
         return explanations
 
     def monitor(self, data: Any = None) -> Monitor:
@@ -330,7 +344,7 @@ class Guard:
             data: Inputs to begin with, as in a call; memory use does not grow with their number. By default none.
         """
         monitor = Monitor.of(self.calibrated)
-        for output, _ in () if data is None else self._stream(data):
+        for output, *_ in () if data is None else self._stream(data):
             monitor.add(self.calibrated.decide(*output))
         return monitor
 

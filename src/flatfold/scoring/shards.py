@@ -18,25 +18,32 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from ..data.batch import Batch
 from ..data.fingerprint import evenly_spaced
 from ..data.sources import BatchResult, ImageSource, NamedSource
+from ..data.text_files import TextSource
 from ..errors import DamagedFileError
 from ..io.artifacts import read_json, write_json
 from ..io.files import replacing, sha256_of
 from ..io.store import Part, PartStore
 from ..network.execution import Execution, RuntimeName
+from ..network.heads import Pass
 from ..network.network import Network
 from ..passes.passes import PART_ROWS, Parts, RowJob, run
 from .calibrated import CalibratedDetector
+from .explanation import explain
 from .guard import Guard
 from .guard_file import GuardFile
 from .monitor import Monitor
 from .tables import Columns, check_out, write_rows, write_tables
+from .tokens import Token, find_tokens
 
 PARTS = 64  # smallest number of parts, if there are as many batches, to distribute over processes
 LONGEST = 200  # bytes of the name of a table: files next to it have longer names, and most systems allow 255
+EXPLANATION = "explanation"  # the column
+PAIRS = 3  # of classes in an explanation
 READ_ROWS = 1024  # rows read at once from a parquet file
 SHOWN = 5  # shards that a message names
 NOT_FINITE = "the model returned non-finite features. Check the input and the dtype of the model."
@@ -52,6 +59,8 @@ class ScoringJob(RowJob):
     fpr: float | None = None  # default: that of the file
     execution: Execution = field(default_factory=Execution)
     allow_sizes: bool = False  # score images of other sizes than the guard was calibrated on
+    explain: bool = False  # add a column with a sentence about each verdict
+    tokens: bool = False  # name the words behind alarms, too
 
     title = "scoring"
     paced = True
@@ -62,6 +71,8 @@ class ScoringJob(RowJob):
                 f"a table has one score per image, but {self.guard.path} is a guard for every position. Load it in "
                 "Python: Guard.load(path, model)(images).columns() has the share of alarms of each image."
             )
+        if self.tokens and not isinstance(self.source, TextSource):
+            raise ValueError(f"words are named for texts, but the data holds {self.source.noun}s. Leave out tokens.")
         source = copy(self.source)  # the user's source is not modified
         source.sizes = None if self.allow_sizes else self.guard.sizes
         object.__setattr__(self, "source", source)
@@ -101,7 +112,26 @@ class ScoringJob(RowJob):
             reasons = reasons | dict.fromkeys(rows[~finite.cpu()].tolist(), NOT_FINITE)
             others = {name: values[finite.cpu()] for name, values in (batch.columns or {}).items()}
             columns = {"row": rows[finite.cpu()], **verdict, **others}
-        return Part({"unreadable": {row: _printable(reason) for row, reason in sorted(reasons.items())}}, columns)
+        info: dict[str, Any] = {"unreadable": {row: _printable(reason) for row, reason in sorted(reasons.items())}}
+        if self.explain or self.tokens:
+            info["texts"] = {} if batch is None else {EXPLANATION: self._explanations(loaded, batch, output, finite)}
+        return Part(info, columns)
+
+    def _explanations(self, guard: Guard, batch: Batch, output: Pass, finite: Tensor) -> list[str]:
+        """Return a sentence about each verdict; the words behind it only for alarms, each of which takes a batch."""
+        features, logits = (values[finite] for values in output)
+        verdict, detector = guard.calibrated.decide(features, logits), guard.calibrated.detector
+        words: list[tuple[Token, ...]] = [()] * len(features)
+        if self.tokens:
+            assert isinstance(self.source, TextSource)
+            places = finite.nonzero()[:, 0].tolist()
+            for row in verdict.is_ood.nonzero()[:, 0].tolist():
+                text = batch.part(places[row], places[row] + 1)
+                words[row] = find_tokens(
+                    guard.network, guard.calibrated, self.source.tokeniser, text, verdict.score[[row]]
+                )[0]
+        pairs, signs = detector.pairs(features, PAIRS), detector.signs(features)
+        return [str(each) for each in explain(verdict, pairs, _class_names(guard), signs, words)]
 
     def key(self) -> dict[str, str]:
         """Return the settings that identify the results of this job."""
@@ -115,6 +145,7 @@ class ScoringJob(RowJob):
             "batch_size": str(source.batch_size),
             "rows": str(source.rows),
             **({"sizes": "any"} if self.allow_sizes else {}),
+            **({"explain": "tokens" if self.tokens else "signs"} if self.explain or self.tokens else {}),
             **({} if isinstance(source, ImageSource) else {"inputs": source.noun}),
         }
 
@@ -333,6 +364,13 @@ def _with_runtime_of(job: ScoringJob, store: PartStore, parts: Parts) -> Scoring
     return replace(job, execution=replace(job.execution, runtime=chosen))
 
 
+def _class_names(guard: Guard) -> list[str] | None:
+    """Return the names of the classes in the configuration of a model of transformers."""
+    names = getattr(getattr(guard.model, "config", None), "id2label", None)
+    classes = range(len(guard.calibrated.detector.fitted_weight))
+    return [str(names[index]) for index in classes] if isinstance(names, dict) and {*names} == {*classes} else None
+
+
 def _name(number: int) -> str:
     return f"{number:08d}"
 
@@ -368,6 +406,7 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
         "p_value": number,
         "is_ood": np.bool_,
         **job.source.columns,
+        **({EXPLANATION: np.str_} if job.explain or job.tokens else {}),
     }
 
     def paths(rows: Iterable[int]) -> NDArray[np.str_]:
@@ -383,6 +422,7 @@ def _write_results(out: Path, job: ScoringJob, shard: Shard, key: dict[str, str]
                 columns = {name: values.numpy() for name, values in tensors.items()}
                 monitor.count(columns["predicted"], columns["score"], columns["is_ood"])
                 columns["path"] = paths(columns["row"].tolist())
+                columns |= {name: np.array(texts, dtype="U") for name, texts in info.get("texts", {}).items()}
                 yield {name: columns[name] for name in kinds}
 
     write_rows(table(), out)

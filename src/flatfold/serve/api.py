@@ -18,6 +18,14 @@ TITLE = "flatfold guard"
 BINARY = {"type": "string", "format": "binary"}
 
 
+class Word(BaseModel):
+    """A word that raises the score of a text; in long texts, several neighbouring words."""
+
+    text: str = Field(description="The word, as the tokeniser decodes it.")
+    score: float | None = Field(description="Score of the text without it.")
+    p_value: float = Field(description="p-value of that score.")
+
+
 class Row(BaseModel):
     """The verdict on one input."""
 
@@ -31,6 +39,10 @@ class Row(BaseModel):
     explanation: str | None = Field(None, description="A sentence, with explain=true.")
     signs: dict[str, float | None] | None = Field(
         None, description="Deviation of each sign from ID inputs, in standard deviations, with explain=true."
+    )
+
+    tokens: list[Word] | None = Field(
+        None, description="Words of the text without which its score is lowest, lowest first, with tokens=true."
     )
 
 

@@ -38,6 +38,9 @@ _ROUTING_ERRORS = {
     405: "method not allowed. Use POST for /v1/score and GET for all other paths.",
 }
 Explain = Annotated[bool, Query(description="Whether rows include an explanation and signs.")]
+Words = Annotated[
+    bool, Query(description="Whether rows of texts name the words that raise the score, at most 8 texts.")
+]
 OK = "Success."
 PUBLIC_PATH = "/healthz"  # requires no token
 CLIENT_CLOSED = 499  # status counted for a request whose client did not wait for the response
@@ -122,9 +125,9 @@ def create_app(guard: Guard | CalibratedDetector, settings: Settings | None = No
 
     @app.post("/score", include_in_schema=False)
     @app.post("/v1/score", response_model=api.Scores, responses=failures, openapi_extra=body, response_description=OK)
-    async def score(request: Request, explain: Explain = False) -> Response:
+    async def score(request: Request, explain: Explain = False, tokens: Words = False) -> Response:
         """Score one image, several images in a form, texts, or rows of features."""
-        return JSONResponse({"rows": await service.score(request, explain)})
+        return JSONResponse({"rows": await service.score(request, explain, tokens)})
 
     # Not coroutines, because they are CPU-bound: FastAPI runs them in threads.
     @get("/v1/stream", "/stream", response_model=api.Stream, responses=api.errors(401))
@@ -170,8 +173,9 @@ async def _http_error(request: Request, error: Any) -> Response:
 
 
 async def _query_error(request: Request, error: Any) -> Response:
-    value = request.query_params.get("explain", "")[:80]
-    return error_response(HTTPException(422, f"query parameter 'explain' must be 'true' or 'false', got {value!r}."))
+    name = next((each for each in ("explain", "tokens") if any(each in part["loc"] for part in error.errors())), "")
+    value = request.query_params.get(name, "")[:80]
+    return error_response(HTTPException(422, f"query parameter {name!r} must be 'true' or 'false', got {value!r}."))
 
 
 class AccessMiddleware:

@@ -144,6 +144,22 @@ function showSigns(card, signs) {
   card.querySelector(".signs").replaceChildren(...entries);
 }
 
+// Mark the words of a text without which its score is lowest.
+function showWords(card, tokens) {
+  const place = card.querySelector(".file");
+  const [text, words] = [place.textContent, (tokens ?? []).map((token) => token.text.toLowerCase())];
+  const [lower, parts] = [text.toLowerCase(), []];
+  if (lower.length !== text.length) return; // a few letters have a longer small form
+  for (let start = 0; start < text.length; ) {
+    const found = words.map((word) => [lower.indexOf(word, start), word.length]).filter(([at]) => at >= 0);
+    const [at, length] = found.sort((one, other) => one[0] - other[0])[0] ?? [text.length, 0];
+    parts.push(text.slice(start, at));
+    if (length) parts.push(Object.assign(document.createElement("mark"), { textContent: text.slice(at, at + length) }));
+    start = at + length;
+  }
+  place.replaceChildren(...parts);
+}
+
 function finish({ file, card }, row) {
   const verdict = row.is_ood ? "OOD" : "ID";
   const name = row.class ?? `class ${row.predicted}`;
@@ -152,6 +168,7 @@ function finish({ file, card }, row) {
   const why = pairs.replaceAll(" %", "\u00a0%").replaceAll("z = ", "z\u00a0=\u00a0");
   write(card, verdict, { "verdict b": verdict, class: row.is_ood ? `predicted: ${name}` : name, numbers, why });
   showSigns(card, row.signs);
+  showWords(card, row.tokens);
   last = { score: row.score, verdict };
   part("status").textContent = `${file.name}: ${verdict}, ${name}, p = ${figures(row.p_value)}.`;
 }
@@ -184,7 +201,7 @@ async function whyCutOff(file, signal) {
 async function send({ file, text }, signal) {
   if (text !== undefined) {
     const headers = { "Content-Type": "application/json" };
-    return ask("v1/score?explain=true", { method: "POST", body: JSON.stringify({ texts: [text] }), headers, signal });
+    return ask("v1/score?explain=true&tokens=true", { method: "POST", body: JSON.stringify({ texts: [text] }), headers, signal });
   }
   // A file without a type would be parsed as features.
   const type = file.type && file.type !== "application/octet-stream" ? file.type : "image/x-unknown";

@@ -12,12 +12,14 @@ import torch
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from ..data.batch import split_batch
 from ..data.texts import Tokeniser
 from ..network.heads import Pass
 from ..scoring.calibrated import CalibratedDetector, Verdict
 from ..scoring.explanation import explain
 from ..scoring.guard import Guard
 from ..scoring.monitor import Monitor
+from ..scoring.tokens import Token, find_tokens
 
 EXPLAINED_PAIRS = 3  # pairs of classes that an explanation names
 _INPUT_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError)
@@ -39,6 +41,7 @@ class Input(NamedTuple):
     explain: bool = False
     names: tuple[str, ...] = ()
     truncated: bool = False
+    tokens: bool = False
 
     @property
     def size(self) -> int:
@@ -133,7 +136,7 @@ class Scorer:
             features = values.to(self.calibrated.detector.fitted_weight)
             result = Pass(features, self.calibrated.detector.innermost.logits(features))
         verdict = self.calibrated.decide(*result)
-        explanations = self._explanations(inputs, result.features, verdict)
+        explanations = self._explanations(inputs, values, result.features, verdict)
         with self._lock:
             self._live.add(verdict)
         columns = [values.tolist() for values in verdict.columns().values()]
@@ -145,17 +148,27 @@ class Scorer:
             rows.append(row | explanations.get(i, {}))
         return rows
 
-    def _explanations(self, inputs: Sequence[Input], features: Tensor, verdict: Verdict) -> dict[int, Row]:
+    def _explanations(
+        self, inputs: Sequence[Input], values: Tensor, features: Tensor, verdict: Verdict
+    ) -> dict[int, Row]:
         """Return the explanations of inputs that request one, by index."""
-        asked = [i for i, entry in enumerate(inputs) if entry.explain]
+        asked = [i for i, entry in enumerate(inputs) if entry.explain or entry.tokens]
         if not asked:
             return {}
         part, h, detector = Verdict(*(column[asked] for column in verdict)), features[asked], self.calibrated.detector
-        explanations = explain(part, detector.pairs(h, EXPLAINED_PAIRS), self.names, detector.signs(h))
-        return {
-            i: {"explanation": str(it), "signs": {name: _finite(z) for name, z in it.signs.items()}}
-            for i, it in zip(asked, explanations, strict=True)
-        }
+        words: list[tuple[Token, ...]] = [()] * len(asked)
+        for place, i in enumerate(asked):
+            if inputs[i].tokens and self._guard is not None and self.tokeniser is not None:
+                text = split_batch(dict(zip(inputs[i].names, values[i : i + 1].unbind(1), strict=True)))
+                own = part.score[[place]]
+                words[place] = find_tokens(self._guard.network, self.calibrated, self.tokeniser, text, own)[0]
+        explanations = explain(part, detector.pairs(h, EXPLAINED_PAIRS), self.names, detector.signs(h), words)
+        rows: dict[int, Row] = {}
+        for i, it in zip(asked, explanations, strict=True):
+            rows[i] = {"explanation": str(it), "signs": {name: _finite(z) for name, z in it.signs.items()}}
+            if inputs[i].tokens:
+                rows[i]["tokens"] = [{**token._asdict(), "score": _finite(token.score)} for token in it.tokens]
+        return rows
 
 
 def _finite(value: float) -> float | None:

@@ -42,6 +42,7 @@ ROUTES = frozenset(
 )
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MEMORY = 2**30  # bytes of all bodies and prepared inputs; decoders and the model need more on top
+MOST_TOKENS = 8  # texts of a request whose words are tried one by one
 DECODERS = 2  # threads that decode images; each may need memory for the largest image allowed
 Score = Callable[[Sequence[Input]], Sequence[Row | Exception]]
 Waiting = tuple[Input, asyncio.Future[Row]]
@@ -67,14 +68,16 @@ class Service:
         self.closing = False  # whether the service is shutting down
         self._decoders = ThreadPoolExecutor(DECODERS, "flatfold-images")
 
-    async def score(self, request: Request, explain: bool) -> list[Row]:
+    async def score(self, request: Request, explain: bool, tokens: bool = False) -> list[Row]:
         """Return one row for each input of a request."""
         kind = self._media_type(request)
+        if tokens and kind != JSON:
+            raise HTTPException(422, "tokens=true names the words of texts. Leave it out for other inputs.")
         with self.memory.reserve() as take:
             files = await self._read(limit_body(request, self.settings.max_body, take), kind)
             if kind in _UNSTATED:
                 kind = self._check_type("image/unstated" if is_image(files[0].content) else kind)
-            return await _cancel_on_disconnect(request, self._answer(kind, files, explain, take))
+            return await _cancel_on_disconnect(request, self._answer(kind, files, explain, tokens, take))
 
     def close(self, wait: bool = False) -> None:
         """Stop all threads after their current work, and optionally wait for them."""
@@ -126,15 +129,19 @@ class Service:
             message = f"the request did not arrive within {self.settings.timeout:g} seconds. Send less at once."
             raise HTTPException(408, message, {"Connection": "close"}) from None
 
-    async def _answer(self, kind: str, files: list[File], explain: bool, take: Callable[[int], None]) -> list[Row]:
+    async def _answer(
+        self, kind: str, files: list[File], explain: bool, tokens: bool, take: Callable[[int], None]
+    ) -> list[Row]:
         try:
             async with asyncio.timeout(self.settings.timeout):
-                rows = await self.batcher.rows(await self._decode(kind, files, explain, take))
+                rows = await self.batcher.rows(await self._decode(kind, files, explain, tokens, take))
         except TimeoutError:
             raise unavailable(f"no answer within {self.settings.timeout:g} seconds, the service is busy") from None
         return rows if kind != FORM else [{"name": file.name} | row for file, row in zip(files, rows, strict=True)]
 
-    async def _decode(self, kind: str, files: list[File], explain: bool, take: Callable[[int], None]) -> list[Input]:
+    async def _decode(
+        self, kind: str, files: list[File], explain: bool, tokens: bool, take: Callable[[int], None]
+    ) -> list[Input]:
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._decoders)
         if kind == FEATURES:
             width, max_rows = self.scorer.width, self.settings.max_waiting
@@ -144,11 +151,12 @@ class Service:
         if kind == JSON:
             tokeniser = self.scorer.tokeniser
             assert tokeniser is not None  # as _media_type has checked
-            limits = (self.settings.max_texts, self.settings.max_characters)
+            most = min(self.settings.max_texts, MOST_TOKENS) if tokens else self.settings.max_texts
+            limits = (most, self.settings.max_characters)
             for i, text in enumerate(await in_thread(decode_texts, files[0].content, *limits)):
-                names, values, truncated = await in_thread(encode_text, text, f"text {i}", tokeniser)
+                arguments, values, truncated = await in_thread(encode_text, text, f"text {i}", tokeniser)
                 take(values.nbytes)
-                inputs.append(Input("text", values, f"text {i}", explain, names, truncated))
+                inputs.append(Input("text", values, f"text {i}", explain, arguments, truncated, tokens))
             return inputs
         transform = self.scorer.transform
         sizes = None if self.settings.allow_sizes else self.scorer.sizes
