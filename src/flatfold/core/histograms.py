@@ -1,7 +1,7 @@
 r"""Metrics of the pixels of many images, from histograms of their scores.
 
-Scores of hundreds of millions of pixels are not kept. Each is counted in one of 2^16 bins, whose edges are the ranks of a
-sample of scores (:func:`bin_edges`), so every bin holds about as many pixels. All metrics depend on ranks only, and
+Scores of hundreds of millions of pixels are not kept. Each is counted in one of 2^16 bins, whose edges are the ranks of
+a sample of scores (:func:`bin_edges`), so every bin holds about as many pixels. All metrics depend on ranks only, and
 pixels of one bin count as tied: the exact values lie within bounds that the histogram itself gives
 (:func:`rounding`). With :math:`k_b` of N ID pixels and :math:`u_b` of M OOD pixels in bin b, AUROC is within
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -78,7 +78,7 @@ def render_report(
     unreadable = {dataset: reasons for dataset, reasons in results.unreadable.items() if reasons}
     counted = {f"{len(reasons)} images of {dataset} could not be read" for dataset, reasons in unreadable.items()}
     figures = figures or (pixel_figures(results) if results.pixels else all_figures(results))
-    own: dict[str, object] = (
+    own: dict[str, Any] = (
         _pixel_part(results) if results.pixels else {"advice": advise(results), "gallery": gallery(results)}
     )
     return render(
@@ -102,7 +102,7 @@ def render_report(
     )
 
 
-def _pixel_part(results: Results) -> dict[str, object]:
+def _pixel_part(results: Results) -> dict[str, Any]:
     """Return the values of ``pixels.html`` that other reports do not have."""
     first = results.methods[0].method
     return {

@@ -49,7 +49,9 @@ def pixel_ranks(results: Results) -> Drawing:
     names = [ood["name"] for ood in results.suite["ood"]]
     panels = []
     for run in results.ranked:
-        sides = [results.pixels[f"{run.method}/{ID}"][0]] + [results.pixels[f"{run.method}/{name}"][1] for name in names]
+        sides = [results.pixels[f"{run.method}/{ID}"][0]] + [
+            results.pixels[f"{run.method}/{name}"][1] for name in names
+        ]
         heights = [side.reshape(BARS, -1).sum(axis=1) / side.sum() for side in sides]
         note = f"AUROC {100 * results.cells[run.method, 'all'].auroc:.2f}"
         panels.append(Panel(run.method, partial(_draw_ranks, heights), note))

@@ -53,8 +53,9 @@ def load_suites(
 ) -> list[Suite]:
     """Return a suite for each network and seed of ``digits``, ``scenes``, a benchmark of OpenOOD, or a suite file.
 
-    ``out`` keeps the images and networks that ``digits`` and ``scenes`` generate. ``names`` selects networks, by default
-    all, of ``digits`` only the first. ``limit_suite`` describes the limits, ``open_suite_file`` the other arguments.
+    ``out`` keeps the images and networks that ``digits`` and ``scenes`` generate. ``names`` selects networks, by
+    default all, of ``digits`` only the first. ``limit_suite`` describes the limits, ``open_suite_file`` the other
+    arguments.
     """
     if name in (DIGITS, SCENES):
         if data or any_counts:
