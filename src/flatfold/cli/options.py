@@ -125,8 +125,8 @@ SuiteName = Annotated[
     str,
     Argument(
         autocompletion=complete_suite,
-        help="Built-in suite (digits, which downloads nothing; cifar10, cifar100, imagenet200, imagenet1k of OpenOOD) "
-        "or a suite file such as mine.toml, see `flatfold suite init`.",
+        help="Built-in suite (digits and scenes, which download nothing; cifar10, cifar100, imagenet200, imagenet1k of "
+        "OpenOOD) or a suite file such as mine.toml, see `flatfold suite init`.",
     ),
 ]
 Data = Annotated[

@@ -117,11 +117,11 @@ def doctor(
 
     Example: flatfold doctor cifar10 --data ~/OpenOOD
     """
-    if suite == "digits":
+    if suite in ("digits", "scenes"):
         if missing := [name for name in DEMO if find_spec(name) is None]:
-            say(f"digits needs {missing[0]}, which is not installed. Run: pip install 'flatfold[demo]'", listing=True)
+            say(f"{suite} needs {missing[0]}, which is not installed. Run: pip install 'flatfold[demo]'", listing=True)
         else:
-            say("digits generates its images and trains its network: no problems found", listing=True)
+            say(f"{suite} generates its images and trains its network: no problems found", listing=True)
         print_json(suite=suite, ok=not missing, findings=[])
         raise typer.Exit(1 if missing else 0)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, partial
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,10 +113,11 @@ def tabulate(
                 low, high = percentile_interval(figures[metric], means)
                 exact = _bounds_if_perfect(metric, figures[metric], n_id, sizes)
                 intervals[metric] = min(low, exact[0]), max(high, exact[1])
-            certainty = Certainty(intervals, *_compare_with_best(method, influences[column]))
+            certainty = Certainty(intervals, *compare_with_best(method, influences[column]))
             if column in groups:
                 group, n_ood = groups[column], sizes[0]
-                rows.append(Row(method, tuned, column, group, **figures, n_id=n_id, n_ood=n_ood, certainty=certainty))
+                its: dict[str, Any] = {**figures, "n_id": n_id, "n_ood": n_ood, "certainty": certainty}
+                rows.append(Row(method, tuned, column, group, **its))
             else:
                 as_in = PAPER if column == "all" else OPENOOD
                 averages.append(Average(method, tuned, column, as_in, **figures, certainty=certainty))
@@ -244,7 +246,7 @@ def check_labels(results: Results, methods: Iterable[str], run: str = "the run")
             raise ValueError(f"no method of {run} is called {method!r}. {hint}")
 
 
-def _compare_with_best(method: str, influences: Mapping[str, Influence]) -> tuple[float, float, float, float, bool]:
+def compare_with_best(method: str, influences: Mapping[str, Influence]) -> tuple[float, float, float, float, bool]:
     """Return the lead of the best method with its interval and p-value, and whether it is insignificant."""
     best = max(influences, key=lambda name: influences[name].auroc)  # the first of equals
     if method == best:

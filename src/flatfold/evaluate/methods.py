@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -156,34 +156,54 @@ class FinishedMethods:
 
 def evaluate_method(spec: Spec, suite: Suite, banks: Banks, folder: Path, settings: Settings) -> MethodResult:
     """Tune, fit, score and time one method; raise MethodRefusedError if it does not apply."""
-    method = get_method(spec.name)
-    data = FeatureData(banks) if method.sees == "features" else ImageData(suite, folder, settings)
+    data = FeatureData(banks) if get_method(spec.name).sees == "features" else ImageData(suite, folder, settings)
     with peak_memory(settings.device) as peak:
-        start, saved = perf_counter(), banks.seconds_saved
-        with logged_warnings(spec.label) as notes:
-            tuning = data.tune(spec) if spec.tune else None
-            detector: Detector | InputDetector = data.fit(spec.name, tuning.hyper if tuning else spec.hyper)
-        # As if the method were fitted alone: what an earlier one has computed counts too.
-        fit_seconds = perf_counter() - start + banks.seconds_saved - saved
-        scores, seconds_per_sample = data.score(detector, spec.label)
+        fitted = fit_method(spec, data, banks)
+        scores, seconds_per_sample = data.score(fitted.detector, spec.label)
     for dataset, values in scores.items():
         check_finite(values[:, None], f"scores of {dataset}")
+    run, detector = method_run(fitted, seconds_per_sample, peak.megabytes), fitted.detector
+    curve = alpha_curve(spec.label, detector, banks)
+    return MethodResult(run, {name: values.numpy() for name, values in scores.items()}, curve)
+
+
+class Fitted(NamedTuple):
+    """A fitted method: what it was tuned by, how long this took, and its warnings."""
+
+    spec: Spec
+    detector: Detector | InputDetector
+    tuning: Tuning | None
+    seconds: float
+    notes: list[str]
+
+
+def fit_method(spec: Spec, data: "FeatureData | ImageData", banks: Banks) -> Fitted:
+    """Tune and fit a method."""
+    start, saved = perf_counter(), banks.seconds_saved
+    with logged_warnings(spec.label) as notes:
+        tuning = data.tune(spec) if spec.tune else None
+        detector = data.fit(spec.name, tuning.hyper if tuning else spec.hyper)
+    # As if the method were fitted alone: what an earlier one has computed counts too.
+    return Fitted(spec, detector, tuning, perf_counter() - start + banks.seconds_saved - saved, notes)
+
+
+def method_run(fitted: Fitted, seconds_per_sample: float, peak_megabytes: float | None = None) -> MethodRun:
+    """Return the settings and costs of a method for its results."""
+    spec, detector, tuning, seconds, notes = fitted
     assert detector.made_by is not None
-    run = MethodRun(
+    return MethodRun(
         method=spec.label,
         name=spec.name,
         hyper=detector.made_by[1],
-        fits_on=method.fits_on,
+        fits_on=get_method(spec.name).fits_on,
         tuned_on=spec.tuned_on,
-        fit_seconds=fit_seconds,
+        fit_seconds=seconds,
         microseconds_per_sample=1e6 * seconds_per_sample,
         learnt=learnt_numbers(detector),
         warnings=notes,
         trials=[asdict(trial) for trial in tuning.trials] if tuning else [],
-        peak_megabytes=peak.megabytes,
+        peak_megabytes=peak_megabytes,
     )
-    curve = alpha_curve(spec.label, detector, banks)
-    return MethodResult(run, {name: values.numpy() for name, values in scores.items()}, curve)
 
 
 def alpha_curve(name: str, detector: Detector | InputDetector, banks: Banks) -> AlphaCurve | None:

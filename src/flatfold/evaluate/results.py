@@ -24,6 +24,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from ..core.histograms import histogram_metrics, rounding
 from ..core.metrics import auroc, fpr_at_tpr
 from ..detectors.registry import printed_name
 from ..display.numbers import count
@@ -112,6 +113,7 @@ class Row:
     n_id: Positive
     n_ood: Positive
     certainty: Certainty | None = None
+    over_images: dict[str, Share] = field(default_factory=dict)  # of pixels: means of metrics of single images
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,21 @@ class WorstCase:
 
 
 @dataclass(frozen=True)
+class Overlay:
+    """Scores of a method drawn on an image: one of the best or of the worst of a data set by the AUROC of its pixels.
+
+    Keys of the thumbnails: ``dataset/row`` for the image, ``method/dataset/row`` with the scores.
+    """
+
+    method: str
+    dataset: str
+    row: Count
+    name: str
+    auroc: Share
+    best: bool
+
+
+@dataclass(frozen=True)
 class Results:
     """The outcome of a benchmark.
 
@@ -216,6 +233,9 @@ class Results:
         thumbnails: Their thumbnails, ``(h, w, 3)``, keyed by ``dataset/row``.
         unreadable: Errors of skipped unreadable images by row, by data set.
         failed: Methods that failed with an unexpected error, with that error.
+        pixels: If methods were evaluated on pixels, by ``method/dataset``: how many ID and OOD pixels have a score in
+            each of 1,024 bins, ``(2, bins)``. There are no ``scores`` then.
+        overlays: Images with the scores of their pixels.
     """
 
     FORMAT: ClassVar[str] = "flatfold-results"
@@ -223,6 +243,7 @@ class Results:
     ARRAYS: ClassVar[Mapping[str, tuple[str, str]]] = {
         "scores": ("scores.safetensors", ""),
         "norms": ("scores.safetensors", "|h|/"),
+        "pixels": ("scores.safetensors", "pixels/"),
         "thumbnails": ("thumbnails.safetensors", ""),
     }
 
@@ -239,6 +260,8 @@ class Results:
     thumbnails: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
     unreadable: dict[str, dict[str, str]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    pixels: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    overlays: list[Overlay] = field(default_factory=list)
 
     @property
     def columns(self) -> list[str]:
@@ -413,6 +436,8 @@ class Results:
             raise ValueError("the rows are not those of the methods and data sets")
         if self.scores:
             self._check_scores()
+        if self.pixels:
+            self._check_pixels()
         for curve in self.alpha_curves:
             lengths = {len(curve.grid), len(curve.curve), len(curve.stderr), *map(len, curve.auroc.values())}
             if len(lengths) > 1 or not curve.grid or not curve.auroc.keys() >= {*groups, "all"}:
@@ -422,8 +447,38 @@ class Results:
         if not isinstance(self.provenance.get("seconds", 0.0), (int, float)):
             raise ValueError("the provenance has no number of seconds")
 
+    def _check_pixels(self) -> None:
+        """Raise ValueError unless the histograms belong to these methods and data sets and give their metrics."""
+        wanted = {f"{run.method}/{name}" for run in self.methods for name in (ID, *self.members["all"])}
+        if self.pixels.keys() != wanted:
+            raise ValueError("the histograms of pixels are those of other methods or data sets")
+        for key, counts in self.pixels.items():
+            if counts.ndim != 2 or counts.shape[0] != 2 or counts.dtype != np.int64 or counts.min() < 0:
+                raise ValueError(f"the histogram of {key} is no pair of counts")
+        for row in self.rows:
+            known, unknown = self.pixels[f"{row.method}/{row.dataset}"]
+            if (known.sum(), unknown.sum()) != (row.n_id, row.n_ood):
+                raise ValueError(f"the histogram of {row.method} on {row.dataset} has another number of pixels")
+            bounds = rounding(known, unknown)
+            for name, value in histogram_metrics(known, unknown).items():
+                if not abs(getattr(row, name) - float(value)) <= bounds[name] + TOLERANCE:
+                    raise ValueError(
+                        f"{name} of {row.method} on {row.dataset} is {getattr(row, name):.6g}, but its histogram gives "
+                        f"{float(value):.6g}"
+                    )
+        keys = {f"{it.dataset}/{it.row}" for it in self.overlays}
+        keys |= {f"{it.method}/{it.dataset}/{it.row}" for it in self.overlays}
+        if not keys <= self.thumbnails.keys():
+            raise ValueError("the images of some overlays are missing")
+
     def require_scores(self) -> None:
-        """Raise a ValueError if the results hold the metrics alone."""
+        """Raise a ValueError if the results hold the metrics alone, or histograms of pixels."""
+        if self.pixels:
+            raise ValueError(
+                f"the results of {self.suite['name']} are of pixels, whose scores are not kept, so runs or methods "
+                "cannot be compared or extended afterwards. Run all methods together: the table marks those that do "
+                "not differ significantly from the best."
+            )
         if not self.scores:
             raise ValueError(
                 f"the results of {self.suite['name']} must hold the scores of its images, got none. "
@@ -531,10 +586,12 @@ def _flatten(figures: Row | Average) -> dict[str, Any]:
     """Return the values as columns of a table, each metric followed by the ends of its interval."""
     certainty = figures.certainty
     columns: dict[str, Any] = {}
-    for name in (column.name for column in fields(figures) if column.name != "certainty"):
+    for name in (column.name for column in fields(figures) if column.name not in ("certainty", "over_images")):
         columns[name] = getattr(figures, name)
         if certainty is not None and name in certainty.intervals:
             columns[f"{name}_low"], columns[f"{name}_high"] = certainty.intervals[name]
     if certainty is not None:
         columns |= {name: getattr(certainty, name) for name in ("behind", "behind_low", "behind_high", "best")}
+    if isinstance(figures, Row):
+        columns |= {f"{name}_over_images": value for name, value in figures.over_images.items()}
     return columns

@@ -28,6 +28,16 @@ from ..passes.passes import session
 from .banks import Banks, Settings, accuracy, accuracy_fits, extract_all
 from .compare import tabulate
 from .methods import FinishedMethods, MethodResult, Spec, describe_error, evaluate_method, own_traceback, parse_spec
+from .pixels import (
+    draw_overlays,
+    draw_positions,
+    fit_on_positions,
+    histograms_of,
+    pixel_store,
+    score_pixels,
+    tabulate_pixels,
+    values_of,
+)
 from .plan import LONG, make_plan
 from .results import ID, Results, WorstCase
 from .suites.suite import Suite
@@ -64,6 +74,8 @@ def run(
     specs = check_specs(methods, suite)
     if previous is not None:
         check_same(previous, suite, settings)
+    if suite.masked:
+        return _run_on_pixels(suite, specs, Path(out), settings)
     with session(settings.execution):
         return _run(suite, specs, Path(out), settings, previous)
 
@@ -127,6 +139,65 @@ def _run(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings, pre
     return replace(results, rows=rows, averages=averages, provenance={**results.provenance, "seconds": seconds})
 
 
+def _run_on_pixels(suite: Suite, specs: Sequence[Spec], out: Path, settings: Settings) -> Results:
+    """Evaluate methods on the pixels of a suite with masks."""
+    start = perf_counter()
+    refused: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    with closing(_pixel_parts(suite, out, settings)) as store:
+        positions = draw_positions(suite, settings)
+        fitted = {}
+        for spec in track(specs, "fitting"):
+            try:
+                fitted[spec.label] = fit_on_positions(spec, positions)
+            except MethodRefusedError as error:
+                refused[spec.label] = str(error)
+            except Exception as error:
+                failed[spec.label] = describe_error(error)
+                _log_failure(spec.label, error)
+        evaluated, errors = score_pixels(suite, positions, fitted, settings, store) if fitted else ([], {})
+    for label, reason in errors.items():
+        failed[label] = describe_error(reason)
+        _log_failure(label, reason)
+    if not evaluated:
+        raise ValueError("; ".join(f"{label}: {why}" for label, why in {**refused, **failed}.items()))
+    rows, averages, bounds = tabulate_pixels(evaluated, suite, settings.replicates)
+    overlays, pictures = draw_overlays(suite, positions, evaluated, averages, settings)
+    about = describe(suite, positions.banks)
+    about["n_test"] = suite.test.rows - len(positions.unreadable.get("test", ()))
+    for ood in about["ood"]:
+        ood["n"] = suite.sources[ood["name"]].rows - len(positions.unreadable.get(ood["name"], ()))
+    facts = {"runtime": positions.banks.runtime, "positions": {"train": about["n_train"], "val": about["n_val"]}}
+    return Results(
+        suite=about,
+        methods=[result.run for result in evaluated],
+        refused=refused,
+        rows=rows,
+        averages=averages,
+        alpha_curves=[],
+        provenance={
+            **provenance(suite, settings, perf_counter() - start),
+            **facts,
+            "largest error of the histograms": {name: float(f"{bound:.2g}") for name, bound in bounds.items()},
+        },
+        scores={},
+        thumbnails=pictures,
+        unreadable={
+            name: {str(row): reason for row, reason in reasons.items()}
+            for name, reasons in positions.unreadable.items()
+            if reasons
+        },
+        failed=failed,
+        pixels=histograms_of(evaluated),
+        overlays=overlays,
+    )
+
+
+def _pixel_parts(suite: Suite, out: Path, settings: Settings) -> PartStore:
+    """Return the store of the parts that a run on pixels with this network, data and settings has finished."""
+    return pixel_store(out / "scores", _run_key(suite, settings) | {"values": values_of(suite)})
+
+
 def run_and_save(
     suite: Suite,
     methods: Sequence[str | Spec],
@@ -137,15 +208,21 @@ def run_and_save(
     """Run as :func:`run` does and save the results in ``out``, after which the run cannot be resumed any more."""
     results = run(suite, methods, out, settings, previous)
     results.save(out)
-    _finished_methods(suite, Path(out), settings or Settings()).remove()
+    stored = _pixel_parts if suite.masked else _finished_methods
+    stored(suite, Path(out), settings or Settings()).remove()
     return results
 
 
 def _finished_methods(suite: Suite, out: Path, settings: Settings) -> FinishedMethods:
     """Return the store of the methods that a run with this network, data and settings has finished."""
+    return FinishedMethods(out / "scores", _run_key(suite, settings))
+
+
+def _run_key(suite: Suite, settings: Settings) -> dict[str, str]:
+    """Return what stored scores are computed from."""
     key = {"flatfold": __version__, "weights": weights_hash(suite.model), "precision": _precision(settings)}
     sources = {name: source.fingerprint for name, source in suite.sources.items()}
-    return FinishedMethods(out / "scores", key | {"device": settings.device} | sources)
+    return key | {"device": settings.device} | sources
 
 
 def _evaluate(

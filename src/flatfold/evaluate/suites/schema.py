@@ -19,7 +19,7 @@ SPLITS = ("train", "val", "test")
 KINDS = ("npz", "folder", "list", "table", "texts", "bank")  # keys that name the source of images or texts
 MAKERS = ("factory", "model", "linear")  # keys that name the origin of a network
 BUILT_IN = Path(__file__).parent / "openood"  # suite files like any other
-DIGITS = "digits"  # the built-in suite that has no file
+DIGITS, SCENES = "digits", "scenes"  # the built-in suites that have no file
 OPENOOD = "OPENOOD"  # the environment variable with the folder of OpenOOD's data and results
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
@@ -253,8 +253,8 @@ def built_in_names() -> list[str]:
 
 
 def suite_names() -> list[str]:
-    """Return the names of all suites that are part of flatfold, ``digits`` first."""
-    return [DIGITS, *built_in_names()]
+    """Return the names of all suites that are part of flatfold, those without a file first."""
+    return [DIGITS, SCENES, *built_in_names()]
 
 
 @contextmanager

@@ -33,6 +33,7 @@ class OodSet:
     images: Source
     about: str
     printed: str = ""  # its name in tables for papers, if that is another one
+    anomalies: tuple[int, ...] = (1,)  # values of OOD pixels in the masks of its images, if they have some
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,27 @@ class Suite:
     architecture: str = ""  # factory or published name of the network
     protocol: str = ""  # the published benchmark whose data and transform these are
     deviations: tuple[str, ...] = ()  # one sentence per departure from the protocol
+    ignored: tuple[int, ...] = (255, -100)  # values of pixels that do not count in masks
 
     def __repr__(self) -> str:
         network = f", network {self.network}" if self.network else ""
         return f"Suite({self.name}{network}, {count(len(self.ood), 'OOD data set')})"
 
+    @property
+    def masked(self) -> bool:
+        """Whether the images have masks, and methods are evaluated on pixels."""
+        return self.test.masked
+
     def __post_init__(self) -> None:
+        given = [source for source in (self.train, self.val, self.test) if source is not None]
+        given += [each.images for each in self.ood]
+        if len({source.masked for source in given}) > 1:
+            raise ValueError(
+                "either all data sets have masks or none has, but some have and some have not. Give masks = in [test], "
+                "[val], [train] and every [[ood]], or remove them."
+            )
+        if self.masked and self.ood_val is not None:
+            raise ValueError("methods cannot be tuned on OOD images with masks yet. Remove [ood_val].")
         check_names([ood.name for ood in self.ood])
         pairs = [("test", self.test, "val", self.val), ("test", self.test, "train", self.train)]
         pairs += [(ood.name, ood.images, "ood_val", self.ood_val) for ood in self.ood]
