@@ -88,8 +88,12 @@ class Steps:
         return counted
 
 
-def run(*arguments, cwd=".", fault=None, kill_after=None, limits=(), **environment):
-    """Run a command in a process of its own, which a fault or SIGKILL after some seconds may end."""
+def run(*arguments, cwd=".", fault=None, kill_after=None, memory=None, file_size=None, **environment):
+    """Run a command in a process of its own, which a fault or SIGKILL after some seconds may end.
+
+    It may take ``memory`` bytes of addresses more than it has at its start, and write files of ``file_size`` bytes.
+    """
+    limits = {"memory": memory, "file_size": file_size}
     mine, theirs = _context.Pipe(duplex=False)
     words = ("flatfold", *map(str, arguments))
     process = _context.Process(target=_work, args=(words, str(cwd), fault, limits, environment, theirs))
@@ -124,8 +128,11 @@ def _work(words, folder, fault, limits, environment, pipe):
     sys.stdout, sys.stderr = (open(stream, "w", encoding="utf-8", closefd=False) for stream in (1, 2))  # noqa: SIM115
     sys.argv[:] = words
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for which, value in limits:
-        resource.setrlimit(which, (value, resource.getrlimit(which)[1]))
+    if limits["memory"] is not None:
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + limits["memory"], resource.RLIM_INFINITY))
+    if limits["file_size"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_size"], resource.RLIM_INFINITY))
     steps, code = Steps(fault), None
     with pytest.MonkeyPatch.context() as patch:
         steps.install(patch)
