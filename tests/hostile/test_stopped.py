@@ -1,5 +1,6 @@
-"""Commands that are killed, interrupted, or find the disk full at any step: nothing is half written, and the same
-command run again writes the same bytes as one that was left alone.
+"""Commands that are killed, interrupted, or find the disk full at any step.
+
+Nothing is half written, and the same command run again writes the same bytes as one that was left alone.
 """
 
 import errno

@@ -95,7 +95,7 @@ def main() -> None:
 
 def _is_about_memory(error: Exception) -> bool:
     """Return whether memory is short: torch and onnxruntime raise a RuntimeError, the loader of libraries others."""
-    words = ("out of memory", "allocate memory", "bad_alloc", "bad allocation", "failed to map segment")
+    words = ("out of memory", "allocate memory", "bad_alloc", "bad allocation", "map segment", "start new thread")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
