@@ -24,6 +24,8 @@ def test_errors_end_in_a_sentence_and_an_exit_code(monkeypatch, capsys):
         (PermissionError(13, "Permission denied", "out"), 1, "Permission denied: 'out'"),
         (ModuleNotFoundError("No module named 'mlxtend'"), 1, "[demo]"),
         (ValueError("Give data=, or any_counts=True."), 1, "On the command line: --data, --any-counts."),
+        (MemoryError(), 1, "flatfold: out of memory. Close"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), 1, "--batch-size"),
         (ValueError("fold:alpha=2 and resize=3, or alpha=0.5."), 1, "or alpha=0.5.\n"),  # values, not arguments
     ]:
         monkeypatch.setattr(cli, "app", Mock(side_effect=error))

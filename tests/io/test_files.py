@@ -140,7 +140,7 @@ def test_nothing_is_written_through_a_link(tmp_path, monkeypatch):
     names = iter(["taken", "free"])
     monkeypatch.setattr("tempfile._get_candidate_names", lambda: names)
     start = f".flatfold-tmp-{files._HOST}-{os.getpid()}-"
-    files._in_use.add(f"{start}taken")
+    files._in_use[f"{start}taken"] = tmp_path / f"{start}taken"
     (tmp_path / f"{start}taken").symlink_to(tmp_path / "target")
     with replacing(tmp_path / "file") as partial:
         partial.write_text("text")

@@ -83,9 +83,20 @@ def main() -> None:
         code = 130
         print_error("interrupted.", code)
     except Exception as error:  # a mistake of ours, whose traceback Python prints
+        if _is_about_memory(error):
+            code = 1
+            advice = "Close other programs, use a machine with more, or fewer or smaller inputs at once (--batch-size)"
+            print_error(f"out of memory. {advice}.", code, traceback.print_exc if get_output().debug else None)
+            sys.exit(code)
         print_error(f"{type(error).__name__}: {error}", 1, lambda: None)
         raise
     sys.exit(code or 0)
+
+
+def _is_about_memory(error: Exception) -> bool:
+    """Return whether memory is short: torch and onnxruntime raise a RuntimeError, the loader of libraries others."""
+    words = ("out of memory", "allocate memory", "bad_alloc", "bad allocation", "map segment", "start new thread")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def _translate(words: list[str]) -> list[str]:

@@ -221,14 +221,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         for name, (make, names) in groups.items():
             values[name] = make(**{option: values.pop(option) for option in names})
         try:
-            with log_to_stderr():
+            with _held, log_to_stderr():  # an interrupt may also come while folders are unlocked
                 command(**values)
         except KeyboardInterrupt:
             advice = "Run the same command again, without --restart, to resume."
             print_error(f"interrupted; no file is incomplete. {advice}", 130)
             raise typer.Exit(130) from None
-        finally:
-            _held.close()
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return run

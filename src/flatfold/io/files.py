@@ -6,6 +6,7 @@ Unfinished files are in a hidden folder next to their target, whose name holds a
 
 from __future__ import annotations
 
+import atexit
 import errno
 import hashlib
 import os
@@ -27,7 +28,7 @@ _OURS = re.compile(rf"{re.escape(_MARKER)}-{_HOST}-([0-9]{{1,18}})-\w+")
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-_in_use: set[str] = set()  # names of temporary folders of this process
+_in_use: dict[str, Path] = {}  # temporary folders of this process, by name
 _swept: set[Path] = set()  # sweep each folder once: it may hold a million files
 _creation_lock = Lock()  # otherwise one thread could remove a folder that another has just created
 
@@ -175,13 +176,20 @@ def _make_folder(place: Path) -> Path:
             folder = Path(mkdtemp(prefix=f"{_MARKER}-{_HOST}-{os.getpid()}-", dir=place.absolute()))
         except OSError as error:
             raise _write_error(place, error) from error
-        _in_use.add(folder.name)
+        _in_use[folder.name] = folder
     return folder
 
 
 def _remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    _in_use.discard(folder.name)
+    _in_use.pop(folder.name, None)
+
+
+@atexit.register
+def _remove_interrupted() -> None:
+    """Remove what an interrupt in the middle of the removal, or just before it, has left."""
+    for folder in [each for each in _in_use.values() if f"-{os.getpid()}-" in each.name]:  # not those of a parent
+        _remove_folder(folder)
 
 
 def _write_error(path: Path, error: OSError) -> OSError:

@@ -76,6 +76,7 @@ class PartStore:
         lock: bool = False,
     ) -> None:
         _check_directory(folder)
+        sweep(folder)  # if all parts are complete, nothing will be written, which would do it
         self.folder = folder
         self._lock: BinaryIO | None = None
         self._intact: dict[str, bool] = {}

@@ -244,10 +244,13 @@ class AccessMiddleware:
             # Request smuggling: a proxy that uses the other length would parse part of the body as a request.
             message = "the request states the length of its body twice. Send Content-Length or Transfer-Encoding."
             raise HTTPException(400, message, {"Connection": "close"})
+        for name in ("content-type", "content-encoding"):  # a proxy may act on the other one
+            if len(headers.getlist(name)) > 1:
+                raise HTTPException(400, f"the request has several {name.title()} headers. Send one.")
         # Not by TrustedHostMiddleware: it answers 400 in plain text instead of 421 in JSON.
         host = ",".join(headers.getlist("host")).lower()
-        name = re.fullmatch(r"(\[.*\]|[^:]*)(:\d*)?", host)
-        if self.settings.hosts is not None and (name is None or name[1] not in self.settings.hosts):
+        named = re.fullmatch(r"(\[.*\]|[^:]*)(:\d*)?", host)
+        if self.settings.hosts is not None and (named is None or named[1] not in self.settings.hosts):
             raise HTTPException(
                 421, "unknown name in the Host header. Use the service's address, or add the name to its allowed hosts."
             )
